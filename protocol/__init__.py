@@ -1,19 +1,20 @@
-"""The wire protocol of Apache RocketMQ 4.9: bytes to values and back. Pure: no sockets, no clock, no logging.
+"""The wire protocol of Apache RocketMQ 4.9: conversion between bytes and values. Pure: no sockets, no clock, no
+logging.
 
-frame         one frame: length, serialize type, header, body; the reader that cuts a byte stream into frames
-headers       the extension fields of a header, for each request code; signatures
-bodies        JSON bodies of clients, and how their shapes are checked; registration at name servers
+frame         frames: length, serialize type, header, body; the reader that splits a byte stream into frames
+headers       the extension fields of the header of each request; signatures
+bodies        JSON bodies of clients, and the checks of JSON; registration at name servers
 group_bodies  JSON bodies of membership: locks, member lists, assignments, pop requests
-admin_bodies  JSON bodies of administration, and of Apache's message trace
-message       the message record, the same on disk and on the wire; batches, compression
-properties    the text that holds keys, tags and user properties
+admin_bodies  JSON bodies of administration, and Apache's message trace
+message       the message record, which is equal on disk and on the wire; batches, compression
+properties    the text with keys, tags and user properties
 names         names of topics, groups and queues; subscriptions
-allocation    how members divide the queues of a topic
-fast          the compiled module `_fast`, or functions that decline everything in its place
+allocation    allocation strategies: which members get which queues of a topic
+fast          the compiled module `_fast`, or functions in its place that decline everything
 checksum      CRC-32 of a message
-http2         HTTP/2 as a server speaks it
-hpack         HTTP/2's header compression
+http2         HTTP/2 for a server
+hpack         header compression of HTTP/2
 grpc          gRPC over HTTP/2: messages, status, deadlines
-codes         the numbers: requests, responses, languages, flags
+codes         codes of requests, responses and languages; flags
 config        every limit
 """

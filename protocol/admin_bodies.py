@@ -37,17 +37,18 @@ from .config import MAX_STATUS_BYTES
 from .names import TAG, Queue
 
 # ------------------------------------------------------------------------------
-# The bodies of administration: mqadmin's questions to brokers, and the brokers' questions to their clients.
+# Bodies of administration: requests of mqadmin to brokers, and requests of brokers to clients.
 #
-# Maps whose keys are message queues are written as fastjson writes them (`fastjson_text.object_keys`): Java also
-# reads text keys, Go does not.
+# Maps whose keys are message queues are written as fastjson writes them (`bodies.object_keys`). Java also reads text
+# keys, Go does not.
 
 
 _LANGUAGES = {int(language): language.name for language in Language}
 
 
 class ConnectedClient(NamedTuple):
-    """A client as its broker sees it. `address` is `ip:port`, `seen_ms` the time of its last heartbeat."""
+    """A client as its broker sees it. `address` is `ip:port`; `seen_ms` is the time of its last heartbeat, in ms since
+    the epoch."""
 
     client_id: str
     address: str
@@ -76,7 +77,7 @@ def encode_consumer_connections(
     consume_from: str,
     subscriptions: Mapping[str, Any],
 ) -> Work[bytes]:
-    """GET_CONSUMER_CONNECTION_LIST's answer; subscriptions are JSON objects by topic."""
+    """Return the response to GET_CONSUMER_CONNECTION_LIST. `subscriptions` has JSON objects by topic."""
     found = yield from listed(orjson.dumps(_connection(info)) for info in connections)
     rest = {
         "consumeFromWhere": consume_from,
@@ -93,7 +94,7 @@ def encode_producer_connections(connections: Iterable[ConnectedClient]) -> Work[
 
 
 def encode_all_producers(groups: Mapping[str, Iterable[ConnectedClient]]) -> Work[bytes]:
-    """GET_ALL_PRODUCER_INFO's answer."""
+    """Return the response to GET_ALL_PRODUCER_INFO."""
     of_groups: list[bytes] = []
     for group, infos in groups.items():
         found = yield from listed(map(_producer, infos))
@@ -115,9 +116,15 @@ def _producer(info: ConnectedClient) -> bytes:
 
 
 class QueueProgress(msgspec.Struct, frozen=True, rename="camel"):
-    """The progress of a group in a queue. `last_ms`: when the last message that it consumed was stored, 0 if not reported;
-    `lost`: how many messages were deleted before it had committed them, if reported; `in_hand`: how many were popped and are
-    not acknowledged, which lag contains."""
+    """Progress of a group in a queue.
+
+    Attributes:
+        broker_offset: end of the queue
+        consumer_offset: committed offset of the group
+        last_ms: store time of the last consumed message in ms since the epoch; 0 if not reported
+        lost: number of messages that were deleted before the group had committed them; 0 if not reported
+        in_hand: number of popped messages that are not acknowledged; they are a part of the lag
+    """
 
     broker_offset: Long
     consumer_offset: Long
@@ -131,13 +138,20 @@ class QueueProgress(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def waiting(self) -> int:
-        """Messages that are not in flight."""
+        """Number of messages that are not in flight."""
         return self.lag - self.in_hand
 
 
 def encode_consume_stats(items: Iterable[tuple[Queue, QueueProgress]], tps: float) -> Work[bytes]:
-    """GET_CONSUME_STATS's answer; `tps`: messages per second over the last minute. Tools of 5.x show by how much `pullOffset`
-    is ahead as messages in flight; without it they would show a number below zero."""
+    """Return the response to GET_CONSUME_STATS.
+
+    Tools of 5.x show the difference of `pullOffset` and `consumerOffset` as messages in flight; without `pullOffset`
+    they would show a negative number.
+
+    Args:
+        items: the group's progress in each queue
+        tps: messages per second over the last minute
+    """
     table = yield from listed(
         (
             bodies.object_key(
@@ -156,9 +170,16 @@ def encode_consume_stats(items: Iterable[tuple[Queue, QueueProgress]], tps: floa
 
 
 class ProgressColumns(NamedTuple):
-    """A group's progress in the queues of a topic at a broker, by queue id: the fields of `QueueProgress`, each in a list.
-    `last_ms` is empty if nobody has asked for it. `lost`, `in_hand`: queue ids and counts, only of those where there are
-    some. `unreadable`: id, broker offset and consumer offset of queues with lag that may not be read any more."""
+    """A group's progress in the queues of a topic at a broker: the fields of `QueueProgress`, as one list per field.
+
+    Attributes:
+        broker_offsets: end of each queue, by queue id
+        consumer_offsets: committed offset of each queue, by queue id
+        last_ms: store time of the last consumed message, by queue id; empty if it was not requested
+        lost: queue ids and numbers of lost messages, of queues with lost messages
+        in_hand: queue ids and numbers of unacknowledged messages, of queues with such messages
+        unreadable: queue id, broker offset and consumer offset of queues with lag that are not readable any more
+    """
 
     topic: str
     broker_name: str
@@ -171,8 +192,8 @@ class ProgressColumns(NamedTuple):
 
 
 def encode_progress_columns(topics: Iterable[ProgressColumns]) -> Work[bytes]:
-    """GET_CONSUME_STATS's answer to our own clients. Java's, with an object of text for each queue, costs both sides ten
-    times as much."""
+    """Return the response to GET_CONSUME_STATS for Rocketlet clients. Java's form, with an object as text for each
+    queue, costs both sides ten times as much."""
     lost: list[tuple[str, str, int, int]] = []
     in_hand: list[tuple[str, str, int, int]] = []
     unreadable: list[tuple[str, str, int, int, int]] = []
@@ -192,7 +213,7 @@ def encode_progress_columns(topics: Iterable[ProgressColumns]) -> Work[bytes]:
 def encode_all_consume_stats(
     address: str, groups: Iterable[tuple[str, Iterable[tuple[Queue, QueueProgress]]]]
 ) -> Work[bytes]:
-    """GET_BROKER_CONSUME_STATS's answer. Groups without a queue are left out."""
+    """Return the response to GET_BROKER_CONSUME_STATS. Groups without a queue are left out."""
     stats: list[bytes] = []
     behind = size = 0
 
@@ -217,7 +238,8 @@ def encode_all_consume_stats(
 
 
 class Departed(NamedTuple):
-    """A broker that a name server knew and that is gone. `topics`: how many it had."""
+    """A broker that has departed from its name server. `topics` is the number of its topics; `left_ms` is the time in
+    ms since the epoch."""
 
     name: Text
     cluster: Text
@@ -227,7 +249,7 @@ class Departed(NamedTuple):
 
 
 def encode_departed(brokers: Iterable[Departed]) -> bytes:
-    """GET_DEPARTED_BROKERS's answer."""
+    """Return the response to GET_DEPARTED_BROKERS."""
     return encode_json(list(brokers))
 
 
@@ -251,13 +273,13 @@ _queue_key = msgspec.json.Decoder(QueueShape, strict=False)
 
 
 def _queue_of_key(text: str) -> Queue:
-    """The queue whose JSON text is a key. Raises ValueError."""
+    """Return the queue whose JSON text is a key. Raises ValueError."""
     return queue_of(_queue_key.decode(text))
 
 
 @answers("consume statistics", ConsumeStatsShape)
 def decode_consume_stats(data: ConsumeStatsShape) -> dict[Queue, QueueProgress]:
-    """Both forms of it."""
+    """Decode the response to GET_CONSUME_STATS, in either form."""
     found = {_queue_of_key(key): item for key, item in (data.offset_table or {}).items()}
     for topic, broker_name, ends, offsets, times in data.columns or ():
         rows = zip(ends, offsets, times or repeat(0, len(ends)), strict=True)
@@ -274,7 +296,8 @@ def decode_consume_stats(data: ConsumeStatsShape) -> dict[Queue, QueueProgress]:
 
 
 class Range(msgspec.Struct, frozen=True):
-    """The offsets of a queue, the second exclusive, and the store time of its last message (ms; 0 without one)."""
+    """First offset of a queue, offset after its last message, and store time of its last message (ms since the epoch; 0
+    if it is empty)."""
 
     begin: Long = wire(name="minOffset")
     end: Long = wire(name="maxOffset")
@@ -282,7 +305,7 @@ class Range(msgspec.Struct, frozen=True):
 
 
 def encode_topic_stats(ranges: Iterable[tuple[Queue, Range]]) -> Work[bytes]:
-    """GET_TOPIC_STATS_INFO's answer."""
+    """Return the response to GET_TOPIC_STATS_INFO."""
     table = yield from listed(bodies.object_key(queue_json(queue), item) for queue, item in ranges)
     return b'{"offsetTable":{%b}}' % table
 
@@ -297,12 +320,12 @@ def decode_topic_stats(data: TopicStatsShape) -> dict[Queue, Range]:
 
 
 def encode_offsets(offsets: Mapping[Queue, int]) -> bytes:
-    """RESET_CONSUMER_CLIENT_OFFSET's request and INVOKE_BROKER_TO_RESET_OFFSET's answer."""
+    """Return the body of RESET_CONSUMER_CLIENT_OFFSET, and of the response to INVOKE_BROKER_TO_RESET_OFFSET."""
     return b'{"offsetTable":%b}' % _offset_table(offsets)
 
 
 def encode_offsets_for_cpp(offsets: Mapping[Queue, int]) -> bytes:
-    """RESET_CONSUMER_CLIENT_OFFSET's request, when a C++ client asked for the reset."""
+    """Return the body of RESET_CONSUMER_CLIENT_OFFSET for a reset that a C++ client has requested."""
     return orjson.dumps({"offsetTable": [queue_json(queue) | {"offset": item} for queue, item in offsets.items()]})
 
 
@@ -316,7 +339,7 @@ class OffsetTableShape(Shape):
 
 @answers("offset reset", OffsetTableShape)
 def decode_offsets(data: OffsetTableShape) -> dict[Queue, int]:
-    """Both forms of RESET_CONSUMER_CLIENT_OFFSET's request."""
+    """Decode the body of RESET_CONSUMER_CLIENT_OFFSET, in either form."""
     table = data.offset_table or {}
     if isinstance(table, list):
         return {queue_of(item): item.offset for item in table}
@@ -328,7 +351,7 @@ def _offset_table(offsets: Mapping[Queue, int]) -> bytes:
 
 
 def encode_client_status(offsets: Mapping[Queue, int]) -> bytes:
-    """GET_CONSUMER_STATUS_FROM_CLIENT's answer: a client's offsets."""
+    """Return the response to GET_CONSUMER_STATUS_FROM_CLIENT: a client's offsets."""
     return b'{"consumerTable":{},"messageQueueTable":%b}' % _offset_table(offsets)
 
 
@@ -342,15 +365,17 @@ def decode_client_status(data: ClientStatusShape) -> dict[Queue, int]:
 
 
 def encode_consumer_status(clients: Mapping[str, Mapping[Queue, int]]) -> bytes:
-    """INVOKE_BROKER_TO_GET_CONSUMER_STATUS's answer: the offsets by client id."""
+    """Return the response to INVOKE_BROKER_TO_GET_CONSUMER_STATUS: offsets by client id."""
     tables = b",".join(b"%b:%b" % (orjson.dumps(name), _offset_table(offsets)) for name, offsets in clients.items())
     return b'{"consumerTable":{%b},"messageQueueTable":{}}' % tables
 
 
 class RunningQueue(msgspec.Struct, frozen=True, rename="camel"):
-    """A queue of a member. Times are in ms since the epoch, 0 for never. The fields with a default belong to Java's member; a
-    Rocketlet member has no such state, except the last two, which only it has: the attempt that the first message is in, and
-    why the attempt before failed."""
+    """State of a queue of a member. Times are in ms since the epoch, 0 for never.
+
+    Fields with a default are Java's and stay at it in Rocketlet members, except for the last two, which only Rocketlet
+    members have: the present attempt of the first message, and the error of the attempt before.
+    """
 
     commit_offset: int
     cached_messages: int = wire(name="cachedMsgCount")
@@ -373,7 +398,7 @@ class RunningQueue(msgspec.Struct, frozen=True, rename="camel"):
 def encode_running_info(
     properties: Mapping[str, str], subscriptions: Iterable[Mapping[str, Any]], queues: Mapping[Queue, RunningQueue]
 ) -> bytes:
-    """GET_CONSUMER_RUNNING_INFO's answer, of a client."""
+    """Return a client's response to GET_CONSUMER_RUNNING_INFO."""
     return b'{"mqTable":%b,"properties":%b,"statusTable":{},"subscriptionSet":%b}' % (
         bodies.object_keys((queue_json(queue), item) for queue, item in queues.items()),
         orjson.dumps(dict(properties)),
@@ -382,7 +407,8 @@ def encode_running_info(
 
 
 def encode_direct_result(result: str, remark: str, spent_ms: int, *, orderly: bool) -> bytes:
-    """CONSUME_MESSAGE_DIRECTLY's answer, of a client; `result` such as CR_SUCCESS, CR_LATER, CR_THROW_EXCEPTION."""
+    """Return a client's response to CONSUME_MESSAGE_DIRECTLY. `result` is a value such as CR_SUCCESS, CR_LATER or
+    CR_THROW_EXCEPTION."""
     value = {
         "autoCommit": True,
         "consumeResult": result,
@@ -394,35 +420,35 @@ def encode_direct_result(result: str, remark: str, spent_ms: int, *, orderly: bo
 
 
 def encode_offset_moved(group: str, queue: Queue, asked: int, new: int) -> bytes:
-    """An OffsetMovedEvent, the body of a message."""
+    """Return an OffsetMovedEvent, the body of a message."""
     event = {"consumerGroup": group, "messageQueue": queue_json(queue), "offsetNew": new, "offsetRequest": asked}
     return orjson.dumps(event)
 
 
 def encode_table(table: Mapping[str, str]) -> bytes:
-    """A KVTable."""
+    """Return a KVTable."""
     return orjson.dumps({"table": table})
 
 
 def encode_versioned(version: DataVersion, name: str, table: Iterable[tuple[str, Any]]) -> Work[bytes]:
-    """GET_ALL_TOPIC_CONFIG's and GET_ALL_SUBSCRIPTIONGROUP_CONFIG's answers."""
+    """Return the response to GET_ALL_TOPIC_CONFIG or GET_ALL_SUBSCRIPTIONGROUP_CONFIG."""
     entries = yield from listed((b"%b:%b" % (orjson.dumps(key), encode_json(value)) for key, value in table))
     return b'{"dataVersion":%b,"%b":{%b}}' % (encode_json(version), name.encode(), entries)
 
 
 def encode_times(spans: Iterable[dict[str, Any]]) -> Work[bytes]:
-    """QUERY_CONSUME_TIME_SPAN's answer."""
+    """Return the response to QUERY_CONSUME_TIME_SPAN."""
     found = yield from listed(map(orjson.dumps, spans))
     return b'{"consumeTimeSpanSet":[%b]}' % found
 
 
 def encode_properties(settings: Mapping[str, Any]) -> bytes:
-    """A configuration as `name=value` lines."""
+    """Return settings as `name=value` lines."""
     return "".join(f"{name}={value}\n" for name, value in settings.items()).encode()
 
 
 def decode_properties(body: bytes) -> dict[str, str]:
-    """`name=value` lines; blank lines and lines that begin with # are skipped. Raises BodyError."""
+    """Decode `name=value` lines. Blank lines and lines that start with # are skipped. Raises BodyError."""
     try:
         lines = [line.strip() for line in body.decode().splitlines()]
     except UnicodeDecodeError:
@@ -432,13 +458,13 @@ def decode_properties(body: bytes) -> dict[str, str]:
 
 
 # ------------------------------------------------------------------------------
-# Reads the answers of brokers and name servers to administration: the counterpart of `admin_bodies`.
+# Decoders of responses of brokers and name servers to administrative requests.
 #
-# Apache's brokers of 4.9 and 5.3 write the same bodies with more fields; fields that are not named here are ignored.
+# Apache's brokers of 4.9 and 5.3 return more fields; the fields that are not declared here are ignored.
 
 
 class MemberConnection(NamedTuple):
-    """A connected client. `address` is `ip:port`, `version` a number such as 409 (V4_9_8)."""
+    """A connected client. `address` is `ip:port`; `version` is a number such as 409 (V4_9_8)."""
 
     client_id: str
     address: str
@@ -447,7 +473,7 @@ class MemberConnection(NamedTuple):
 
 
 class GroupConnections(NamedTuple):
-    """The members of a consumer group at one broker; `subscriptions` maps topics to filter expressions."""
+    """The members of a consumer group at one broker. `subscriptions` has filter expressions by topic."""
 
     members: tuple[MemberConnection, ...]
     subscriptions: Mapping[str, str]
@@ -462,37 +488,37 @@ class GroupsShape(Shape):
 
 @answers("group settings", GroupsShape)
 def decode_groups(data: GroupsShape) -> dict[str, GroupConfig]:
-    """GET_ALL_SUBSCRIPTIONGROUP_CONFIG."""
+    """Decode the response to GET_ALL_SUBSCRIPTIONGROUP_CONFIG."""
     return data.subscription_group_table or {}
 
 
 @answers("group settings")
 def decode_group_tables(data: Any) -> dict[str, dict[str, Any]]:
-    """GET_ALL_SUBSCRIPTIONGROUP_CONFIG, with the fields of each group as the broker wrote them."""
+    """Decode the response to GET_ALL_SUBSCRIPTIONGROUP_CONFIG into the unchanged JSON objects of the groups."""
     return {str(name): dict(item) for name, item in (data.get("subscriptionGroupTable") or {}).items()}
 
 
 @answers("topic settings", TopicShape)
 def decode_topic_config(data: TopicShape) -> TopicConfig:
-    """GET_TOPIC_CONFIG."""
+    """Decode the response to GET_TOPIC_CONFIG."""
     return topic_of(data)
 
 
 @answers("delay offsets")
 def decode_delay_offsets(data: Any) -> dict[int, int]:
-    """GET_ALL_DELAY_OFFSET: by level."""
+    """Decode the response to GET_ALL_DELAY_OFFSET: offsets by delay level."""
     return {int(level): int(offset) for level, offset in (data.get("offsetTable") or {}).items()}
 
 
 @answers("group list")
 def decode_group_list(data: Any) -> list[str]:
-    """QUERY_TOPIC_CONSUME_BY_WHO."""
+    """Decode the response to QUERY_TOPIC_CONSUME_BY_WHO: names of groups."""
     return [str(item) for item in data.get("groupList") or ()]
 
 
 @answers("table")
 def decode_table(data: Any) -> dict[str, str]:
-    """A KVTable, such as GET_BROKER_RUNTIME_INFO's."""
+    """Decode a KVTable, for example the response to GET_BROKER_RUNTIME_INFO."""
     return {str(name): str(value) for name, value in (data.get("table") or {}).items()}
 
 
@@ -503,7 +529,7 @@ def _read_connection(data: Mapping[str, Any]) -> MemberConnection:
 
 @answers("consumer connections")
 def decode_consumer_connections(data: Any) -> GroupConnections:
-    """GET_CONSUMER_CONNECTION_LIST."""
+    """Decode the response to GET_CONSUMER_CONNECTION_LIST."""
     table = data.get("subscriptionTable") or {}
     return GroupConnections(
         tuple(sorted(map(_read_connection, data.get("connectionSet") or ()))),
@@ -516,7 +542,7 @@ def decode_consumer_connections(data: Any) -> GroupConnections:
 
 @answers("producers")
 def decode_all_producers(data: Any) -> dict[str, tuple[MemberConnection, ...]]:
-    """GET_ALL_PRODUCER_INFO: connected producers by group."""
+    """Decode the response to GET_ALL_PRODUCER_INFO: connected producers by group."""
     return {
         str(group): tuple(
             MemberConnection(
@@ -529,9 +555,17 @@ def decode_all_producers(data: Any) -> dict[str, tuple[MemberConnection, ...]]:
 
 
 class Running(NamedTuple):
-    """A member's report on itself. `commit_offsets` has the queues that it owns, `versions` those of its subscriptions,
-    `kinds` TAG or SQL92. `failures`, of Rocketlet members only, has the attempt that a queue's first message is in, and
-    why the attempt before failed."""
+    """A member's report about itself.
+
+    Attributes:
+        subscriptions: filter expression of each topic
+        commit_offsets: committed offset of each queue that the member owns
+        properties: settings of the member
+        versions: version of each topic's subscription
+        kinds: TAG or SQL92, by topic
+        failures: from Rocketlet members only: the present attempt of a queue's first message, and the error of the
+            attempt before
+    """
 
     subscriptions: Mapping[str, str]
     commit_offsets: Mapping[Queue, int]
@@ -543,7 +577,7 @@ class Running(NamedTuple):
 
 @answers("running consumer")
 def decode_running(data: Any) -> Running:
-    """GET_CONSUMER_RUNNING_INFO."""
+    """Decode a client's response to GET_CONSUMER_RUNNING_INFO."""
     subscriptions = data.get("subscriptionSet") or ()
     return Running(
         {str(item["topic"]): str(item.get("subString") or "*") for item in subscriptions},
@@ -565,7 +599,7 @@ def decode_running(data: Any) -> Running:
 
 @answers("group history")
 def decode_report(data: Any) -> dict[str, Any]:
-    """GET_GROUP_HISTORY, which only Rocketlet's brokers answer."""
+    """Decode the response to GET_GROUP_HISTORY, which only Rocketlet's brokers support."""
     lists = ("members", "lag", "owners", "disagreements", "events")
     found = {name: list(data[name]) for name in lists}
     return {"full": [], **data, **found, "broker": str(data["broker"])}
@@ -573,15 +607,15 @@ def decode_report(data: Any) -> dict[str, Any]:
 
 @answers("accounts")
 def decode_accounts(data: Any) -> dict[str, Any]:
-    """GET_BROKER_CLUSTER_ACL_CONFIG."""
+    """Decode the response to GET_BROKER_CLUSTER_ACL_CONFIG."""
     return {**data}
 
 
 # ------------------------------------------------------------------------------
-# Records of Apache's message trace: who sent a message and who handled it, when, for how long, and with what outcome.
+# Records of Apache's message trace: the clients that sent and handled a message, with times, durations and outcomes.
 #
-# A message of the trace topic has many records in its body, and in its keys the ids and keys of all messages that
-# they are about: by them readers find it. Fields are separated by \x01, records by \x02
+# A message of the trace topic contains many records in its body. Its keys contain the ids and keys of all messages of
+# these records, so that tools find it by them. Fields are separated by \x01, records by \x02
 # (TraceDataEncoder.encoderFromContextBean).
 
 
@@ -591,7 +625,7 @@ _FIELD, _RECORD = "\x01", "\x02"
 
 
 class Kind(IntEnum):
-    """The kind of a message: org.apache.rocketmq.common.message.MessageType."""
+    """Type of a message: org.apache.rocketmq.common.message.MessageType."""
 
     NORMAL = 0
     HALF = 1
@@ -600,7 +634,7 @@ class Kind(IntEnum):
 
 
 class ConsumeReturnType(IntEnum):
-    """How a handler ended: org.apache.rocketmq.client.consumer.listener.ConsumeReturnType."""
+    """Outcome of a handler: org.apache.rocketmq.client.consumer.listener.ConsumeReturnType."""
 
     SUCCESS = 0
     EXCEPTION = 2
@@ -608,7 +642,7 @@ class ConsumeReturnType(IntEnum):
 
 
 class About(NamedTuple):
-    """The message that a record is about; `keys` separated by spaces."""
+    """The message of a record. `keys` are separated by spaces."""
 
     message_id: str
     keys: str = ""
@@ -618,7 +652,14 @@ def sent(
     about: About, *, time_ms: int, group: str, topic: str, tag: str, store_host: str, size: int, took_ms: int,
     kind: Kind, offset_id: str,
 ) -> str:  # fmt: skip
-    """A message that a broker has acknowledged. `time_ms`: when its send began; `store_host`: the broker's `host:port`."""
+    """Return the record of a message that a broker has stored.
+
+    Args:
+        about: the message
+        time_ms: start of the send, in ms since the epoch
+        store_host: the broker's `host:port`
+        took_ms: duration of the send in ms
+    """
     return _record(
         "Pub", time_ms, REGION, group, topic, about.message_id, tag, about.keys, store_host, size, took_ms, int(kind),
         offset_id, "true",
@@ -636,7 +677,8 @@ def transaction_ended(
     commits: bool | None,
     is_check: bool,
 ) -> str:
-    """An outcome was sent to the broker at `store_host`, which had asked for it if `is_check`."""
+    """Return the record of a transaction's outcome that was sent to the broker at `store_host`. `is_check` is True if
+    the broker had requested the outcome."""
     state = {True: "COMMIT_MESSAGE", False: "ROLLBACK_MESSAGE", None: "UNKNOW"}[commits]  # LocalTransactionState
     return _record(
         "EndTransaction", time_ms, REGION, group, topic, about.message_id, tag, about.keys, store_host, int(Kind.COMMIT),
@@ -645,14 +687,16 @@ def transaction_ended(
 
 
 def before_handling(about: About, *, time_ms: int, group: str, handling_id: str, retries: int) -> str:
-    """A handler is called. `handling_id` pairs this with what comes after it; messages of a batch share it."""
-    keys = about.keys or " "  # Java's split() drops an empty last field, and the decoder asks for eight
+    """Return the record of a handler's start. `handling_id` is equal in the record of its end, and in all messages of a
+    batch."""
+    keys = about.keys or " "  # Java's split() drops an empty last field, and the decoder requires eight fields
     return _record("SubBefore", time_ms, REGION, group, handling_id, about.message_id, retries, keys)
 
 
 def after_handling(
     about: About, *, time_ms: int, group: str, handling_id: str, took_ms: int, outcome: ConsumeReturnType
 ) -> str:
+    """Return the record of a handler's end. `took_ms` is its duration in ms."""
     is_success = "true" if outcome is ConsumeReturnType.SUCCESS else "false"
     return _record(
         "SubAfter", handling_id, about.message_id, took_ms, is_success, about.keys, int(outcome), time_ms, group
@@ -660,7 +704,7 @@ def after_handling(
 
 
 def _record(*fields: str | int) -> str:
-    """A separator inside of a field would make two of it."""
+    """Return an encoded record. Separators inside of fields become spaces."""
     return _FIELD.join(str(field).translate(_NO_SEPARATORS) for field in fields) + _RECORD
 
 
@@ -668,11 +712,11 @@ _NO_SEPARATORS: Final = str.maketrans({_FIELD: " ", _RECORD: " "})
 
 
 # ------------------------------------------------------------------------------
-# The users and ACLs of 5.x.
+# Users and ACLs of 5.x.
 
 
 class UserAccount(Shape):
-    """UserInfo, the body of AUTH_CREATE_USER and AUTH_UPDATE_USER. Fields that are missing stay as they are."""
+    """UserInfo, the body of AUTH_CREATE_USER and AUTH_UPDATE_USER. Missing fields are not changed."""
 
     password: str | None = None
     user_type: str | None = None
@@ -680,7 +724,7 @@ class UserAccount(Shape):
 
 
 class AclEntry(Shape):
-    """A permission: `resource` such as `Topic:orders`, `actions` such as Pub, `decision` Allow or Deny."""
+    """A permission. `resource` is a text such as `Topic:orders`, `actions` such as Pub, `decision` Allow or Deny."""
 
     resource: str
     actions: list[str] | None = None
@@ -703,5 +747,5 @@ def decode_user(data: UserAccount) -> UserAccount:
 
 @reads("ACL", AclShape)
 def decode_acl(data: AclShape) -> list[AclEntry]:
-    """The permissions in AclInfo, the body of AUTH_CREATE_ACL and AUTH_UPDATE_ACL."""
+    """Decode the permissions in AclInfo, the body of AUTH_CREATE_ACL and AUTH_UPDATE_ACL."""
     return [entry for policy in data.policies or [] for entry in policy.entries or []]

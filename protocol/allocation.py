@@ -1,12 +1,13 @@
-"""How queues are shared: the allocation strategies. Each gives the same shares as Apache's strategy of the same name.
+"""Allocation strategies: which member of a group gets which queues. Each strategy returns the same shares as Apache's
+strategy of the same name.
 
-A strategy is called with a member's own id, all queues and all member ids of one topic, both sorted, and returns the
-member's queues. All members must use the same strategy, because they do not talk to each other.
+A strategy is called with a member's id, and all queues and all member ids of one topic, both sorted. It returns the
+member's queues. All members must use the same strategy, because each member computes only its own share.
 
-Queues that move when the n-th member joins or leaves a group of q queues (measured with 8 to 100 queues, 2 to 20 members):
-AVG 31 to 46 %, because shares are consecutive; AVG_BY_CIRCLE 62 to 91 %; CONSISTENT_HASH about q / n, but shares differ;
-STICKY the fewest possible, q / n at most, and shares differ by one at most. It needs Rocketlet's broker, which knows who
-owns what.
+Fraction of the queues that move when the n-th member joins or leaves a group of q queues, measured with 8 to 100 queues
+and 2 to 20 members: AVG 31 to 46 %, because shares are consecutive; AVG_BY_CIRCLE 62 to 91 %; CONSISTENT_HASH about 1 /
+n, but the sizes of the shares differ; STICKY the minimum, at most 1 / n, with sizes that differ by at most one. STICKY
+needs a Rocketlet broker, which knows the owners of the queues.
 """
 
 from __future__ import annotations
@@ -26,26 +27,28 @@ T = TypeVar("T")
 
 
 class Strategy(Protocol):
-    """How the queues of a topic are shared among the members of a group. Heartbeats carry its name."""
+    """An allocation strategy. Heartbeats carry its name."""
 
     @property
     def name(self) -> str: ...
 
     def allocate(self, client_id: str, queues: Sequence[Queue], client_ids: Sequence[str]) -> list[Queue]:
-        """The queues of the member `client_id`. Queues and ids are sorted; all members must come to the same shares."""
+        """Return the queues of the member `client_id`. Queues and ids are sorted. The result must depend on the
+        arguments only, so that the shares of all members are consistent."""
         ...
 
 
 @runtime_checkable
 class ByPosition(Protocol):
-    """A strategy that needs only a member's position and how many members there are, not their ids."""
+    """A strategy that needs only a member's index and the number of members, not their ids."""
 
-    def allocate_at(self, index: int, members: int, queues: Sequence[Queue]) -> list[Queue]: ...
+    def allocate_at(self, index: int, members: int, queues: Sequence[Queue]) -> list[Queue]:
+        """Return the queues of the member at an index."""
 
 
 @dataclass(frozen=True, slots=True)
 class Averagely:
-    """The default: consecutive queues, in shares that differ by one at most."""
+    """The default strategy: consecutive queues, in shares whose sizes differ by at most one."""
 
     name: str = "AVG"
 
@@ -56,7 +59,7 @@ class Averagely:
 
     def allocate_at(self, index: int, members: int, queues: Sequence[Queue]) -> list[Queue]:
         total = len(queues)
-        # AllocateMessageQueueAveragely: what does not divide goes to the first members, one queue each.
+        # AllocateMessageQueueAveragely: each of the first members gets one queue of the remainder.
         rest = total % members
         size = 1 if total <= members else total // members + (1 if index < rest else 0)
         start = index * size if index < rest else index * size + rest
@@ -65,7 +68,7 @@ class Averagely:
 
 @dataclass(frozen=True, slots=True)
 class AveragelyByCircle:
-    """Every n-th queue."""
+    """Every n-th queue, where n is the number of members."""
 
     name: str = "AVG_BY_CIRCLE"
 
@@ -80,7 +83,7 @@ class AveragelyByCircle:
 
 @dataclass(frozen=True, slots=True)
 class Configured:
-    """A fixed list of queues, whoever the members are."""
+    """A fixed list of queues, independent of the members."""
 
     queues: tuple[Queue, ...]
     name: str = "CONFIG"
@@ -92,7 +95,7 @@ class Configured:
 
 @dataclass(frozen=True, slots=True)
 class MachineRoomNearby:
-    """Applies `inner` within each room. Queues of rooms without members are shared by all."""
+    """Applies the strategy `inner` within each machine room. Queues in rooms without members are shared by all members."""
 
     inner: Strategy
     broker_room: Callable[[Queue], str]
@@ -103,7 +106,7 @@ class MachineRoomNearby:
         return f"MACHINE_ROOM_NEARBY-{self.inner.name}"
 
     def allocate(self, client_id: str, queues: Sequence[Queue], client_ids: Sequence[str]) -> list[Queue]:
-        """Raises ValueError if a queue or a member has no room."""
+        """Return the member's queues. Raises ValueError if a queue or a member has no room."""
         if client_id not in client_ids:
             return []
         queue_rooms = _grouped(queues, self.broker_room)
@@ -116,8 +119,8 @@ class MachineRoomNearby:
 
 
 class TopicQueues(Sequence[Queue]):
-    """The queues of a topic that may be read, sorted as RocketMQ sorts them. Each is made when somebody asks for it: a list
-    of them takes 100 bytes for each."""
+    """The readable queues of a topic, in RocketMQ's order. Each queue is created on access, because a list takes 100
+    bytes per queue."""
 
     __slots__ = ("_ends", "_names", "topic")
 
@@ -151,14 +154,14 @@ class TopicQueues(Sequence[Queue]):
         return self._ends[broker - 1] if broker else 0
 
     def of_broker(self, name: str) -> int:
-        """How many of them a broker has: those from 0 on."""
+        """Return the number of readable queues of a broker; their ids start at 0."""
         broker = bisect_left(self._names, name)
         is_there = broker < len(self._names) and self._names[broker] == name
         return self._ends[broker] - self._start(broker) if is_there else 0
 
 
 def subscribe_queues(topic: str, route: Route) -> list[Queue]:
-    """The queues that may be read, sorted as RocketMQ sorts them."""
+    """Return the readable queues of a topic in RocketMQ's order."""
     return list(TopicQueues(topic, route))
 
 
@@ -174,7 +177,7 @@ def _grouped(items: Sequence[T], room_of: Callable[[T], str]) -> dict[str, list[
 
 @dataclass(frozen=True, slots=True)
 class ConsistentHash:
-    """Queues and members on a ring of hashes: few queues move when a member comes or goes."""
+    """Queues and members on a ring of hashes, so that few queues move when a member joins or leaves."""
 
     virtual_nodes: int = 10
     name: str = "CONSISTENT_HASH"
@@ -182,7 +185,7 @@ class ConsistentHash:
     def allocate(self, client_id: str, queues: Sequence[Queue], client_ids: Sequence[str]) -> list[Queue]:
         if client_id not in client_ids:
             return []
-        # ConsistentHashRouter: ten points for a member by default, at the first four bytes of an MD5.
+        # ConsistentHashRouter: ten points per member by default, each at the first four bytes of an MD5 hash.
         ring = {_ring_hash(f"{item}-{number}"): item for item in client_ids for number in range(self.virtual_nodes)}
         points = sorted(ring)
         return [queue for queue in queues if ring[_next(points, _ring_hash(_queue_text(queue)))] == client_id]
@@ -193,7 +196,7 @@ def _ring_hash(key: str) -> int:
 
 
 def _queue_text(queue: Queue) -> str:
-    # MessageQueue.toString: Java hashes this text, so ours must not differ by a space.
+    # Java hashes MessageQueue.toString, so this text must be identical.
     return f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name}, queueId={queue.queue_id}]"
 
 
@@ -205,8 +208,8 @@ def _next(points: Sequence[int], point: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Sticky:
-    """Shares that differ by one at most, with as few queues moved as possible. Works like AVG if a member uses another
-    strategy, or if the broker does not say who owns what."""
+    """Shares whose sizes differ by at most one, with the fewest possible moves of queues. Falls back to AVG if a member
+    uses another strategy, or if the broker does not report the owners of queues."""
 
     name: str = "STICKY"
 
@@ -217,13 +220,19 @@ class Sticky:
     def share_out(
         queues: Sequence[Queue], client_ids: Sequence[str], owners: Mapping[Queue, str]
     ) -> dict[str, list[Queue]]:
-        """All shares, given who owns which queue now. A broker does this for all members, once per change."""
+        """Return the shares of all members. A broker computes them once per change.
+
+        Args:
+            queues: all queues, sorted
+            client_ids: ids of all members, sorted
+            owners: the present owner of each queue
+        """
         held: dict[str, list[Queue]] = {member: [] for member in client_ids}
         free: list[Queue] = []
         for queue in queues:
             held.get(owners.get(queue, ""), free).append(queue)
         size, rest = divmod(len(queues), len(client_ids))
-        # the members with most may have one more
+        # the members with the most queues get one queue of the remainder each
         larger = set(sorted(client_ids, key=lambda member: -len(held[member]))[:rest])
         for member in client_ids:
             target = size + (member in larger)
@@ -241,4 +250,4 @@ AVG_BY_CIRCLE = AveragelyByCircle()
 CONSISTENT_HASH = ConsistentHash()
 STICKY = Sticky()
 COMPUTED: Mapping[str, Strategy] = {strategy.name: strategy for strategy in (AVG, AVG_BY_CIRCLE, CONSISTENT_HASH)}
-"""The strategies that a broker computes for members that ask it for their share."""
+"""Strategies that a broker can compute for members that request their share."""

@@ -1,4 +1,5 @@
-"""JSON bodies of the remoting protocol: heartbeats, routes, topics, group settings, registration; and how shapes are read."""
+"""JSON bodies of the remoting protocol: heartbeats, routes, topics, group settings, registration; and the checks of
+JSON."""
 
 from __future__ import annotations
 
@@ -35,12 +36,13 @@ from .config import (
 from .names import Queue, Subscription, SubscriptionError, parse_subscription, topic_fault
 
 # ------------------------------------------------------------------------------
-# JSON bodies are checked once, where they come in: msgspec checks their types, counts and lengths.
+# Checks of JSON bodies. msgspec checks types, counts and lengths once, when a body is decoded.
 #
-# A value that has the wire's fields, such as GroupConfig, is a Struct with the wire's names and defaults: msgspec decodes
-# and encodes it as it is. Where the value differs from its JSON (nulls, enums by ordinal, objects as keys), a `Shape` has
-# the fields of the JSON. Other fields are ignored, as fastjson ignores them. Like fastjson both accept numbers and booleans
-# as text. Behind `reads`, a decoder finds the types that its shape says.
+# A value with the fields of the wire, such as GroupConfig, is a Struct with the wire's names and defaults, which
+# msgspec decodes and encodes directly. Where the value differs from its JSON (nulls, enums by ordinal, objects as
+# keys), a `Shape` declares the fields of the JSON. Unknown fields are ignored, and numbers and booleans may be written
+# as text; fastjson does both as well. A function that `reads` decorates receives a value that has the types of its
+# shape.
 
 
 T = TypeVar("T")
@@ -57,11 +59,11 @@ QueueList = Annotated[list[T], Meta(max_length=MAX_REQUEST_QUEUES)]
 
 
 class BodyError(ValueError):
-    """A body cannot be read. The text says why."""
+    """A body cannot be decoded. The text has the reason."""
 
 
 def _plain(value: Any) -> Any:
-    """Return a text or a number of a subclass, such as Sql, as the text or the number that it is on the wire."""
+    """Return a value of a subclass of str or int, such as Sql, as the str or int that it is on the wire."""
     for kind in (str, int):
         if isinstance(value, kind):
             return kind(value)
@@ -72,7 +74,7 @@ encode_json: Final[Callable[[Any], bytes]] = msgspec.json.Encoder(enc_hook=_plai
 
 
 class Shape(msgspec.Struct, rename="camel"):
-    """The fields of a JSON object that are read."""
+    """Declaration of the fields that are read from a JSON object. Other fields are ignored."""
 
 
 class QueueShape(Shape):
@@ -84,17 +86,25 @@ class QueueShape(Shape):
 def reads(
     name: str, shape: Any = Any, *, max_bytes: int = MAX_JSON_BYTES, max_dialect_bytes: int = MAX_DIALECT_BYTES
 ) -> Callable[[Callable[[S], T]], Callable[[bytes], T]]:
-    """Makes a decoder of JSON bytes out of one of values of a shape; what cannot be read is a BodyError."""
+    """Decorate a function that converts a value of a shape, so that it decodes JSON bytes. It raises BodyError for
+    invalid bytes.
+
+    Args:
+        name: name of the body in errors
+        shape: type of the value that the function receives
+        max_bytes: maximum size of the body
+        max_dialect_bytes: maximum size of a body in fastjson's dialect, which is parsed in Python
+    """
     decoder = msgspec.json.Decoder(shape, strict=False)
 
     def parse(body: bytes) -> Any:
         if len(body) > max_bytes:
-            raise BodyError(f"it has {len(body)} bytes; {max_bytes} are allowed")
+            raise BodyError(f"it has {len(body)} bytes; maximum {max_bytes}")
         try:
             return decoder.decode(body)
         except msgspec.ValidationError:
             raise
-        except msgspec.DecodeError:  # no JSON; perhaps fastjson's dialect of it
+        except msgspec.DecodeError:  # not JSON, but possibly fastjson's dialect
             if len(body) > max_dialect_bytes:
                 raise
             return msgspec.convert(loads(body), shape, strict=False)
@@ -114,16 +124,17 @@ def reads(
     return decorate
 
 
-_UNSHAPED = (KeyError, TypeError, AttributeError, IndexError, OverflowError)  # decoders without a shape raise these
+# raised by functions that receive a value without a shape
+_UNSHAPED = (KeyError, TypeError, AttributeError, IndexError, OverflowError)
 
 
 def answers(name: str, shape: Any = Any) -> Callable[[Callable[[S], T]], Callable[[bytes], T]]:
-    """Like `reads`, for answers of brokers and name servers, which may be as large as a frame."""
+    """Like `reads`, for responses of brokers and name servers, which may be as large as a frame."""
     return reads(name, shape, max_bytes=MAX_ANSWER_BYTES, max_dialect_bytes=MAX_ANSWER_BYTES)
 
 
 def shaped(value: Any, shape: type[S]) -> S:
-    """A JSON value that is decoded already, such as one of a state file. Raises BodyError."""
+    """Convert a decoded JSON value, for example from a state file, to a shape. Raises BodyError."""
     try:
         return msgspec.convert(value, shape, strict=False)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -131,10 +142,11 @@ def shaped(value: Any, shape: type[S]) -> S:
 
 
 # ------------------------------------------------------------------------------
-# The JSON bodies of requests and answers.
+# JSON bodies of requests and responses.
 #
-# Bodies are written without blanks (a Go client takes a blank inside `brokerAddrs` for a part of the address), and
-# read as leniently as fastjson reads. `decode_*` raise BodyError, which names the body and its fault.
+# Bodies are encoded without whitespace, because a Go client treats a space inside of `brokerAddrs` as a part of the
+# address. They are decoded as leniently as fastjson decodes. Functions `decode_*` raise BodyError, which names the body
+# and the error.
 
 
 # Heartbeats
@@ -142,9 +154,15 @@ def shaped(value: Any, shape: type[S]) -> S:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerData:
-    """One consumer group in a heartbeat. Rocketlet's own fields, which Apache's brokers ignore: `strategy`, how the member
-    allocates queues; `leaving`, that it gives up its queues and wants no share; `assigned`, the queues that it
-    owns; `queue_counts`, how many queues it sees, by broker name and topic; `own_version`, which Rocketlet it is."""
+    """One consumer group in a heartbeat.
+
+    Rocketlet's own fields, which Apache's brokers ignore:
+        strategy: the member's allocation strategy
+        leaving: True if the member releases its queues and wants no share
+        assigned: queues that the member owns
+        queue_counts: number of queues that the member sees, by broker name and topic
+        own_version: the member's version of Rocketlet
+    """
 
     group: str
     consume_type: str = "CONSUME_PASSIVELY"
@@ -161,12 +179,15 @@ class ConsumerData:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
+    """The groups of one client."""
+
     client_id: str
     consumers: tuple[ConsumerData, ...] = ()
     producer_groups: tuple[str, ...] = ()
 
 
 def encode_subscription(subscription: Subscription) -> dict[str, Any]:
+    """Return the JSON object of a subscription."""
     return {
         "classFilterMode": False,
         "codeSet": sorted(subscription.codes),
@@ -186,8 +207,11 @@ class SubscriptionShape(Shape):
 
 
 def _subscription(data: SubscriptionShape) -> Subscription:
-    """The code set is recomputed: a Go client hashes non-ASCII tags differently, and its own set would filter its messages
-    away."""
+    """Return the subscription of a JSON object.
+
+    The set of hash codes is computed again: a Go client hashes non-ASCII tags differently, so that its own set would
+    filter out its messages.
+    """
     return parse_subscription(data.topic, data.sub_string, version=data.sub_version or 0, kind=data.expression_type)
 
 
@@ -195,7 +219,7 @@ _VERSION_CHARS = 40
 
 
 def spellings(*names: str) -> Mapping[str | int | None, str]:
-    """Return an enum's names by all that fastjson reads as one of them: its name or its ordinal."""
+    """Return the names of an enum by every key that fastjson accepts: the name and the ordinal."""
     return {**dict(enumerate(names)), **dict(zip(names, names, strict=True))}
 
 
@@ -250,8 +274,8 @@ def encode_heartbeat(heartbeat: Heartbeat) -> bytes:
 
 
 def _shape_of(data: ConsumerData) -> ConsumerShape:
-    """Rocketlet's own fields are None unless they say something, because a field that is None is not written."""
-    subscriptions: Any = list(map(encode_subscription, data.subscriptions))  # with fields that no broker reads
+    """Return the JSON object of a group. Rocketlet's own fields are None if they are empty, so that they are left out."""
+    subscriptions: Any = list(map(encode_subscription, data.subscriptions))  # includes fields that no broker reads
     return ConsumerShape(
         data.group,
         data.consume_type,
@@ -288,7 +312,7 @@ def decode_heartbeat(data: HeartbeatShape) -> Heartbeat:
     subscriptions = (item for consumer in data.consumer_data_set or () for item in consumer.subscription_data_set or ())
     tags = sum(item.sub_string.count("||") + 1 for item in subscriptions if item.sub_string and "||" in item.sub_string)
     if tags > MAX_HEARTBEAT_TAGS:
-        raise SubscriptionError(f"its expressions name {tags} tags; {MAX_HEARTBEAT_TAGS} are allowed")
+        raise SubscriptionError(f"its expressions name {tags} tags; maximum {MAX_HEARTBEAT_TAGS}")
     return Heartbeat(
         client_id=data.client_id,
         consumers=tuple(map(_consumer, data.consumer_data_set or ())),
@@ -313,7 +337,7 @@ def _names_in(data: _NamesShape) -> tuple[str, list[str]]:
 
 
 def names_in_heartbeat(body: bytes) -> tuple[str, list[str]]:
-    """The client and its groups as far as a heartbeat names them that was refused for another field."""
+    """Return the client id and the group names of a heartbeat that was refused because of another field."""
     try:
         return _names_in(body)
     except BodyError:
@@ -332,6 +356,7 @@ def queue_json(queue: Queue) -> dict[str, Any]:
 
 
 def queue_of(data: QueueShape) -> Queue:
+    """Return the queue of a JSON object."""
     return Queue(data.topic, data.broker_name, data.queue_id)
 
 
@@ -346,12 +371,12 @@ MAX_LITE_EXPIRATION_MIN: Final = 43_200
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """A topic's settings at a broker.
+    """The settings of a topic at a broker.
 
     Attributes:
-        message_type: 5.x's attribute `message.type`, which says what messages the topic is for; empty if nobody said.
-        lite_expiration_min: 5.5's attribute `lite.topic.expiration`: after how many minutes without a message a lite topic
-            of this parent topic is deleted; -1 for never.
+        message_type: the attribute `message.type` of 5.x, the type of message that the topic is for; empty if it is not set
+        lite_expiration_min: the attribute `lite.topic.expiration` of 5.5: minutes without a message after which a lite
+            topic of this parent topic is deleted; -1 for never
     """
 
     name: str
@@ -376,6 +401,7 @@ class DataVersion(msgspec.Struct, frozen=True):
 
 
 def topic_json(topic: TopicConfig) -> dict[str, Any]:
+    """Return the JSON object of a topic."""
     attributes = {MESSAGE_TYPE: topic.message_type} if topic.message_type else {}
     if topic.lite_expiration_min != NO_EXPIRATION:
         attributes[LITE_EXPIRATION] = str(topic.lite_expiration_min)
@@ -399,15 +425,16 @@ class TopicShape(Shape):
     topic_filter_type: Enum | None = None
     topic_sys_flag: Int = 0
     order: bool | None = None
-    attributes: Any = None  # also of other brokers, which may have more of them
+    attributes: Any = None  # topics of other brokers may have more attributes
 
 
 def read_topic(data: Any) -> TopicConfig:
-    """Reads a topic's JSON object. Raises BodyError."""
+    """Return the topic of a JSON object that is decoded already. Raises BodyError."""
     return topic_of(shaped(data, TopicShape))
 
 
 def topic_of(data: TopicShape) -> TopicConfig:
+    """Return the topic of a JSON object."""
     return TopicConfig(
         data.topic_name,
         data.read_queue_nums,
@@ -430,12 +457,12 @@ def _lite_expiration_min(attributes: Any) -> int:
     found = attributes.get(LITE_EXPIRATION) if isinstance(attributes, dict) else None
     try:
         return _minutes(str(found))
-    except BodyError:  # of another broker
+    except BodyError:  # an invalid value of another broker
         return NO_EXPIRATION
 
 
 def _minutes(text: str) -> int:
-    """Raises BodyError."""
+    """Return the minutes of an expiration. Raises BodyError."""
     if text != str(NO_EXPIRATION) and not (
         text.isascii() and text.isdecimal() and 0 < int(text[:9]) <= MAX_LITE_EXPIRATION_MIN
     ):
@@ -446,14 +473,21 @@ def _minutes(text: str) -> int:
 
 
 def altered_attributes(topic: TopicConfig, changes: str) -> TopicConfig:
-    """The topic with the attributes that UPDATE_AND_CREATE_TOPIC changes: `+name=value` and `-name`, divided by commas.
-    Raises BodyError."""
+    """Return the topic with changed attributes.
+
+    Args:
+        topic: the topic
+        changes: changes as in UPDATE_AND_CREATE_TOPIC: `+name=value` and `-name`, separated by commas
+    Raises:
+        BodyError: a change is invalid, or is for an unsupported attribute
+    """
     for change in filter(None, changes.split(",")):
         name, _, value = change[1:].partition("=")
         is_set = change[0] == "+"
         if change[0] not in "+-" or name not in (MESSAGE_TYPE, LITE_EXPIRATION):
             raise BodyError(
-                f"the topic attribute {change[:100]!r} is not kept here; +{MESSAGE_TYPE}=NORMAL and +{LITE_EXPIRATION}=60 are"
+                f"the topic attribute {change[:100]!r} is not supported; use +{MESSAGE_TYPE}=NORMAL or "
+                f"+{LITE_EXPIRATION}=60"
             )
         if name == LITE_EXPIRATION:
             topic = replace(topic, lite_expiration_min=_minutes(value) if is_set else NO_EXPIRATION)
@@ -470,8 +504,7 @@ class NewTopicsShape(Shape):
 
 @reads("list of topics", NewTopicsShape)
 def decode_new_topics(data: NewTopicsShape) -> list[tuple[TopicConfig, str]]:
-    """The topics of UPDATE_AND_CREATE_TOPIC_LIST, each with the changes of its attributes, as `altered_attributes` reads
-    them."""
+    """Decode UPDATE_AND_CREATE_TOPIC_LIST: topics, each with changes of attributes for `altered_attributes`."""
     return [(topic_of(item), _attribute_changes(item.attributes)) for item in data.topic_config_list or []]
 
 
@@ -493,7 +526,7 @@ def decode_data_version(data: DataVersion) -> DataVersion:
 
 
 class QueueData(msgspec.Struct, frozen=True, rename="camel"):
-    """The number of queues that a topic has on one broker."""
+    """Number of queues of a topic on one broker."""
 
     broker_name: Text
     read_queues: QueueCount = wire(name="readQueueNums")
@@ -503,7 +536,7 @@ class QueueData(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class BrokerData(msgspec.Struct, frozen=True, rename="camel"):
-    """The addresses of one broker name, by broker id; 0 is the master."""
+    """Addresses of a broker name by broker id; id 0 is the master."""
 
     name: Text = wire(name="brokerName")
     addresses: Mapping[int, Text] = wire(name="brokerAddrs")
@@ -511,6 +544,8 @@ class BrokerData(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Route(msgspec.Struct, frozen=True):
+    """Queues and brokers of a topic."""
+
     queues: tuple[QueueData, ...]
     brokers: tuple[BrokerData, ...]
     order_conf: str | None = None
@@ -531,7 +566,7 @@ def decode_route(data: RouteShape) -> Route:
     queues = data.queue_datas or ()
     count = sum(max(item.read_queues, item.write_queues) for item in queues)
     if count > MAX_ROUTE_QUEUES:
-        raise ValueError(f"it has {count} queues; {MAX_ROUTE_QUEUES} are allowed")
+        raise ValueError(f"it has {count} queues; maximum {MAX_ROUTE_QUEUES}")
     return Route(queues, data.broker_datas or (), data.order_topic_conf)
 
 
@@ -563,7 +598,7 @@ class TopicListShape(Shape):
 
 @reads("list of topic names", TopicListShape)
 def decode_topic_names(data: TopicListShape) -> list[str]:
-    """The topics of DELETE_TOPIC_IN_BROKER_LIST."""
+    """Decode DELETE_TOPIC_IN_BROKER_LIST: names of topics."""
     return data.topic_list or []
 
 
@@ -573,13 +608,17 @@ def decode_topic_list(data: TopicListShape) -> list[str]:
 
 
 # ------------------------------------------------------------------------------
-# The settings of a consumer group at a broker, which the wire calls a subscription group.
+# The settings of a consumer group at a broker. The wire calls such a group a subscription group.
 
 
 class GroupConfig(msgspec.Struct, frozen=True, rename="camel"):
-    """A consumer group's settings at a broker (UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, 200). `strict` is Rocketlet's own field:
-    if true, the broker refuses a member whose subscriptions differ from those of the other members. `consume_orderly`:
-    clients that pop get messages of one message group in order."""
+    """The settings of a consumer group at a broker (UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, 200).
+
+    Attributes:
+        strict: Rocketlet's own field: True if the broker refuses a member whose subscriptions differ from those of the
+            other members
+        consume_orderly: True if pop clients get the messages of each message group in order
+    """
 
     name: Text = wire(name="groupName")
     consume_enable: bool = True
@@ -676,7 +715,7 @@ def _attribute_fault(name: str, value: str) -> str | None:
 
 
 def read_group(data: Any) -> GroupConfig:
-    """Reads a group's JSON object. Raises BodyError."""
+    """Return the settings of a JSON object that is decoded already. Raises BodyError."""
     return shaped(data, GroupConfig)
 
 
@@ -685,8 +724,12 @@ def encode_group(group: GroupConfig) -> bytes:
 
 
 def encode_altered(table: Mapping[str, Any], changes: Mapping[str, Any]) -> bytes:
-    """Return a group's JSON object with changes by the field names of GroupConfig. Fields that only other brokers have stay
-    as they are. Raises BodyError."""
+    """Return a group's JSON object with changes. Fields that only other brokers have are kept. Raises BodyError.
+
+    Args:
+        table: JSON object of the group
+        changes: new values by the field names of GroupConfig
+    """
     group = msgspec.structs.replace(read_group(table), **changes)
     return encode_json({**table, **msgspec.to_builtins(group, enc_hook=_plain)})
 
@@ -702,7 +745,7 @@ class GroupListShape(Shape):
 
 @reads("list of subscription groups", GroupListShape)
 def decode_groups(data: GroupListShape) -> list[GroupConfig]:
-    """The groups of UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST."""
+    """Decode UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: settings of groups."""
     return data.group_config_list or []
 
 
@@ -713,25 +756,25 @@ class GroupNamesShape(Shape):
 
 @reads("list of group names", GroupNamesShape)
 def decode_group_names(data: GroupNamesShape) -> tuple[list[str], bool]:
-    """The groups of DELETE_SUBSCRIPTIONGROUP_LIST, and True if their offsets are deleted, too."""
+    """Decode DELETE_SUBSCRIPTIONGROUP_LIST: names of groups, and True if their offsets are to be deleted as well."""
     return data.group_name_list or [], data.clean_offset
 
 
 # ------------------------------------------------------------------------------
-# REGISTER_BROKER's body: a broker's topics, as JSON or compressed.
+# The body of REGISTER_BROKER: a broker's topics, as JSON or compressed.
 
 
-_WHOLE_BYTES: Final = (
-    MAX_DIALECT_BYTES  # a registration up to this size is parsed in one piece, also in fastjson's dialect
+_ONE_PIECE_BYTES: Final = (
+    MAX_DIALECT_BYTES  # maximum size of a registration that is parsed in one piece, including fastjson's dialect
 )
 _PIECE_BYTES: Final = 16_384
-_TRIES: Final = 16  # to find where a topic ends that has objects inside
-_INFLATED_BYTES: Final = 262_144  # in one piece of work
-_BETWEEN: Final = re.compile(rb'\}\s*,\s*("[^"\\]*"\s*:\s*\{)')  # where one topic may end and the next begin
+_ATTEMPTS: Final = 16  # maximum attempts to find the end of a topic that contains objects
+_INFLATED_BYTES: Final = 262_144  # bytes that are decompressed in one piece of work
+_BETWEEN: Final = re.compile(rb'\}\s*,\s*("[^"\\]*"\s*:\s*\{)')  # where one topic may end and the next one start
 
 
 def encode_registration(version: DataVersion, topics: Iterable[TopicConfig]) -> bytes:
-    """REGISTER_BROKER's body, uncompressed."""
+    """Return the body of REGISTER_BROKER, not compressed."""
     table = {topic.name: topic_json(topic) for topic in topics}
     wrapper = {"dataVersion": version, "topicConfigTable": table}
     return encode_json({"filterServerList": [], "topicConfigSerializeWrapper": wrapper})
@@ -775,11 +818,11 @@ def _decode_topics(data: dict[str, TopicShape]) -> list[TopicConfig]:
 
 
 def decode_registration(body: bytes) -> Work[tuple[DataVersion, list[TopicConfig]]]:
-    """Raises BodyError."""
-    if len(body) <= _WHOLE_BYTES:
+    """Decode the body of REGISTER_BROKER, not compressed. Raises BodyError."""
+    if len(body) <= _ONE_PIECE_BYTES:
         return _decode_whole(body)
     if len(body) > MAX_REGISTRATION_BYTES:
-        raise BodyError(f"the broker registration has {len(body)} bytes; {MAX_REGISTRATION_BYTES} are allowed")
+        raise BodyError(f"the broker registration has {len(body)} bytes; maximum {MAX_REGISTRATION_BYTES}")
     try:
         wrapper = _raw.decode(body).topic_config_serialize_wrapper
     except (msgspec.DecodeError, RecursionError) as error:
@@ -791,21 +834,24 @@ def decode_registration(body: bytes) -> Work[tuple[DataVersion, list[TopicConfig
 
 
 def _topics_in(table: bytes) -> Work[list[TopicConfig]]:
-    """The topics of a JSON object, a few KB at a time. Where one topic ends is guessed, and tried: what can be read from one
-    place to another, as the whole of an object, begins and ends between two entries."""
+    """Decode the topics of a JSON object, a few KB at a time.
+
+    The end of a topic is a guess: `_BETWEEN` also matches within a topic. If the text between two positions parses as
+    the content of an object, both positions are between two entries; otherwise the next match is tried.
+    """
     topics: list[TopicConfig] = []
     at = table.find(b"{") + 1
     end = table.rfind(b"}")
     while at < end:
         stop = at + _PIECE_BYTES
-        for tried in range(_TRIES + 1):
+        for attempt in range(_ATTEMPTS + 1):
             between = _BETWEEN.search(table, min(stop, end), end)
             stop, following = (between.start() + 1, between.start(1)) if between else (end, end)
             try:
                 topics += _decode_topics(b"{%b}" % table[at:stop])
                 break
             except BodyError:
-                if between is None or tried == _TRIES:
+                if between is None or attempt == _ATTEMPTS:
                     raise
         at = following
         yield
@@ -813,7 +859,11 @@ def _topics_in(table: bytes) -> Work[list[TopicConfig]]:
 
 
 def decode_compressed_registration(body: bytes) -> Work[tuple[DataVersion, list[TopicConfig]]]:
-    """A zlib stream: the version's JSON, then each topic as a line `name read write perm filterType`, lengths in front."""
+    """Decode the compressed body of REGISTER_BROKER. Raises BodyError.
+
+    It is a zlib stream of the version's JSON and one line `name read write perm filterType` for each topic, each with
+    its length before it.
+    """
     plain = yield from _inflated(body)
     parts = _Parts(plain)
     topics: list[TopicConfig] = []
@@ -853,14 +903,14 @@ def _inflated(body: bytes) -> Work[bytes]:
 
 
 class _Parts:
-    """Numbers and byte strings with their length in front. Raises ValueError for a length that the rest cannot hold."""
+    """Reader of numbers and length-prefixed byte strings. Raises ValueError for a length beyond the end."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._at = 0
 
     def count(self) -> int:
-        """How many parts follow: each has its length in front."""
+        """Return the number of parts that follow, each of which has at least its own length."""
         number = int.from_bytes(self._take(4), "big")
         if number > (len(self._data) - self._at) // 4:
             raise ValueError(f"{number} parts in {len(self._data) - self._at} bytes")
@@ -877,29 +927,31 @@ class _Parts:
 
 
 # ------------------------------------------------------------------------------
-# Reads and writes JSON as Apache's fastjson does, with unquoted numbers and objects as keys of maps.
+# fastjson's dialect of JSON, with unquoted numbers and objects as keys of maps.
 #
 #     {"brokerAddrs":{0:"10.0.0.1:10911"}}        {"offsetTable":{{"brokerName":"b","queueId":0,"topic":"T"}:5}}
 #
-# An object as a key becomes the text of that object, so that the result is an ordinary `dict[str, ...]`. Valid JSON,
-# the common case, is parsed by orjson in one piece.
+# A key that is an object becomes the text of that object, so that the result is an ordinary `dict[str, ...]`. Valid
+# JSON, which is the usual case, is parsed by orjson.
 
 
-# Possessive, and matched from one token to the next: bad text costs its length once, not its square.
+# Possessive quantifiers, and matches that start where the last one ended: the cost of invalid text grows with its
+# length, not with the square of it.
 _TOKEN = re.compile(r'\s*+("(?:[^"\\]|\\.)*+"|[{}\[\],:]|[^\s{}\[\],:"]++)', re.DOTALL)
 
 
-# A table of a broker has one such key for each queue: read by the token, a thousand of them take 15 ms.
+# A broker's table has an object as key for each queue. Parsing a thousand of them token by token takes 15 ms, so common
+# ones are replaced by one regular expression.
 _MEMBER = r'"[^"\x00-\x1f]*+":(?:"[^"\x00-\x1f]*+"|-?[1-9]\d{0,17}+|0)'
 _OBJECT_KEY = re.compile(rf"(\{{{_MEMBER}(?:,{_MEMBER})*+\}})(?=:)")
 
 
 class JsonError(ValueError):
-    """The text is neither JSON nor fastjson's dialect of it."""
+    """The text is neither JSON nor fastjson's dialect."""
 
 
 def loads(data: bytes) -> Any:
-    """The value of a JSON body. Raises JsonError."""
+    """Parse JSON or fastjson's dialect. Raises JsonError."""
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError:
@@ -915,19 +967,21 @@ def loads(data: bytes) -> Any:
 
 
 def object_keys(pairs: Iterable[tuple[Any, Any]]) -> bytes:
-    """A map whose keys are objects, as fastjson writes it and Go's client expects it: `{{"a":1}:2}`."""
+    """Return a map whose keys are objects, in the form that fastjson writes and Go's client expects: `{{"a":1}:2}`."""
     return b"{%b}" % b",".join(object_key(key, value) for key, value in pairs)
 
 
 def object_key(key: Any, value: Any) -> bytes:
-    """One entry of such a map."""
+    """Return one entry of such a map."""
     return b"%b:%b" % (encode_json(key), encode_json(value))
 
 
 def _with_text_keys(text: str) -> str:
-    """The text with the text of each small object that is a key in its place; as it is where that is not plain to see.
+    """Return the text with each simple object that is a key replaced by its quoted text. Return it unchanged if strings
+    and keys cannot be distinguished.
 
-    Without a backslash, what follows an even number of quotes is outside of a string."""
+    Without a backslash, a position after an even number of quotes is outside of any string.
+    """
     if "\\" in text:
         return text
     parts = _OBJECT_KEY.split(text)
@@ -938,6 +992,8 @@ def _with_text_keys(text: str) -> str:
 
 
 class _Reader:
+    """Recursive parser of fastjson's dialect."""
+
     def __init__(self, text: str) -> None:
         self._tokens: list[str] = []
         self._at = 0
@@ -1002,19 +1058,18 @@ def _scalar(token: str) -> Any:
 
 
 # ------------------------------------------------------------------------------
-# Long work in slices: a generator that yields after each small piece of it, and returns the result.
-#
-# The caller may do something else at each yield. A piece takes well under a millisecond.
+# Long work in slices: a generator that yields after each small piece of work, and returns the result. A piece takes
+# well under a millisecond, and the caller may do other work at each yield.
 
 
 Work = Generator[None, None, T]
 
-SLICE: Final = 64  # items of a list, at about 5 us each, in one piece of work
-LOOKS: Final = 1024  # items that are only examined, at about 0.3 us each
+SLICE: Final = 64  # items of a list in one piece of work, at about 5 us each
+LOOKS: Final = 1024  # items in one piece of work that only examines them, at about 0.3 us each
 
 
 def finish(work: Work[T]) -> T:
-    """The result, without doing anything else meanwhile."""
+    """Run the work without a pause, and return its result."""
     while True:
         try:
             next(work)
@@ -1024,15 +1079,15 @@ def finish(work: Work[T]) -> T:
 
 
 def refuse_beyond(size: int) -> None:
-    """Raises BodyError for an answer that no client could read."""
+    """Raise BodyError if a response of this size is too large for a client."""
     if size > MAX_TABLE_BYTES:
-        raise BodyError(f"the answer is larger than {MAX_TABLE_BYTES} bytes; ask for less, such as one group or topic")
+        raise BodyError(f"the response exceeds {MAX_TABLE_BYTES} bytes; request less, such as one group or topic")
 
 
 def joined(parts: Iterable[bytes]) -> Work[bytes]:
-    """The parts in one, with commas between, each made when its turn comes."""
+    """Join the parts with commas. Each part is made only when it is needed."""
     found: list[bytes] = []
-    pieces: list[bytes] = []  # so the last join has few of them, however many parts there are
+    pieces: list[bytes] = []  # joined slices, so that the last join has few items
     for part in parts:
         found.append(part)
         if len(found) == SLICE:
@@ -1042,13 +1097,13 @@ def joined(parts: Iterable[bytes]) -> Work[bytes]:
     if found:
         pieces.append(b",".join(found))
     content = b",".join(pieces)
-    if len(pieces) > 1:  # some MB take ms to copy, and whoever gets them does so again
+    if len(pieces) > 1:  # copying some MB takes milliseconds, and the caller copies them again
         yield
     return content
 
 
 def listed(parts: Iterable[bytes]) -> Work[bytes]:
-    """Like `joined`, for an answer. Raises BodyError as soon as it is larger than a client could read."""
+    """Like `joined`, for a response. Raises BodyError as soon as the response is too large for a client."""
 
     def counted() -> Iterator[bytes]:
         size = 0

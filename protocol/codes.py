@@ -1,4 +1,4 @@
-"""The numbers of the wire protocol: request codes, response codes, languages, flags."""
+"""The codes of the wire protocol: requests, responses, languages, flags."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class RequestCode(IntEnum):
     QUERY_CONSUMER_OFFSET = 14
     UPDATE_CONSUMER_OFFSET = 15
     UPDATE_AND_CREATE_TOPIC = 17
-    UPDATE_AND_CREATE_TOPIC_LIST = 18  # 5.x's, like all with LIST in their names, and AUTH
+    UPDATE_AND_CREATE_TOPIC_LIST = 18  # since 5.x, like all with LIST or AUTH in their names
     GET_ALL_TOPIC_CONFIG = 21
     UPDATE_BROKER_CONFIG = 25
     GET_BROKER_CONFIG = 26
@@ -39,7 +39,7 @@ class RequestCode(IntEnum):
     DELETE_ACL_CONFIG = 51
     GET_BROKER_CLUSTER_ACL_INFO = 52
     UPDATE_GLOBAL_WHITE_ADDRS_CONFIG = 53
-    GET_BROKER_CLUSTER_ACL_CONFIG = 54  # up to 4.9.7; 4.9.8 has it no more
+    GET_BROKER_CLUSTER_ACL_CONFIG = 54  # removed in 4.9.8
     PUT_KV_CONFIG = 100
     GET_KV_CONFIG = 101
     DELETE_KV_CONFIG = 102
@@ -91,9 +91,9 @@ class RequestCode(IntEnum):
     DELETE_EXPIRED_COMMITLOG = 329
     GET_TOPIC_CONFIG = 351
     GET_SUBSCRIPTIONGROUP_CONFIG = 352
-    LITE_PULL_MESSAGE = 361  # 5.x's lite pull consumers say PULL_MESSAGE so
+    LITE_PULL_MESSAGE = 361  # PULL_MESSAGE of the lite pull consumers of 5.x
     RECALL_MESSAGE = 370
-    QUERY_ASSIGNMENT = 400  # 5.0's: a member asks the broker for its share
+    QUERY_ASSIGNMENT = 400  # since 5.0: a member requests its share from the broker
     SET_MESSAGE_REQUEST_MODE = 401
     GET_ALL_MESSAGE_REQUEST_MODE = 402
     AUTH_CREATE_USER = 3001
@@ -106,7 +106,7 @@ class RequestCode(IntEnum):
     AUTH_DELETE_ACL = 3008
     AUTH_GET_ACL = 3009
     AUTH_LIST_ACL = 3010
-    DELETE_TOPIC_IN_BROKER_LIST = 5002  # 5.5.1's, as the next one
+    DELETE_TOPIC_IN_BROKER_LIST = 5002  # since 5.5.1, like the next one
     DELETE_SUBSCRIPTIONGROUP_LIST = 5003
     POP_MESSAGE = 200_050
     ACK_MESSAGE = 200_051
@@ -115,14 +115,14 @@ class RequestCode(IntEnum):
     NOTIFICATION = 200_054
     POLLING_INFO = 200_055
     BATCH_ACK_MESSAGE = 200_151
-    # Rocketlet's own, far from Apache's, which have 4 digits at most. An Apache broker answers it with 3.
+    # Rocketlet's own requests, in a range that Apache does not use. An Apache broker returns response code 3.
     GET_GROUP_HISTORY = 77_001
     GET_QUEUE_OFFSETS = 77_002
-    IDENTIFY = 77_003  # a client proves once for a TLS connection whose it is
+    IDENTIFY = 77_003  # a client authenticates once for a TLS connection
     AGREE_ON_MEMBERS = 77_004  # brokers synchronize a group with foreign members
-    CONFIRM_WORD = 77_005  # a broker asks another one whether that has said something
+    CONFIRM_WORD = 77_005  # a broker queries another broker whether that broker has sent a message
     GET_DEPARTED_BROKERS = 77_006  # a name server lists brokers that have departed
-    FORGET_BROKER = 77_007  # a broker that is gone was retired for good
+    FORGET_BROKER = 77_007  # a departed broker was retired permanently
 
 
 class ResponseCode(IntEnum):
@@ -157,9 +157,9 @@ class ResponseCode(IntEnum):
     CONSUME_MSG_TIMEOUT = 207
     NO_MESSAGE = 208
     UPDATE_AND_CREATE_ACL_CONFIG_FAILED = 209
-    POLLING_FULL = 209  # 5.x's
+    POLLING_FULL = 209  # of 5.x
     DELETE_ACL_CONFIG_FAILED = 210
-    POLLING_TIMEOUT = 210  # 5.x's
+    POLLING_TIMEOUT = 210  # of 5.x
     UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED = 211
     FLOW_CONTROL = 215
     ILLEGAL_OPERATION = 604
@@ -186,21 +186,21 @@ class Language(IntEnum):
 
 
 class SerializeType(IntEnum):
-    """The top byte of a frame's header length. MSGPACK is Rocketlet's own."""
+    """The serialize type of a frame, in the top byte of its header length. MSGPACK is Rocketlet's own."""
 
     JSON = 0
     ROCKETMQ = 1
     MSGPACK = 77
 
 
-VERSION: Final = 409  # V4_9_8; clients judge features by it
+VERSION: Final = 409  # V4_9_8; clients derive a server's features from it
 
 RESPONSE_FLAG: Final = 1
 ONEWAY_FLAG: Final = 2
 
 PERM_READ: Final = 4
 PERM_WRITE: Final = 2
-PERM_INHERIT: Final = 1  # topics that a send makes are made like this one
+PERM_INHERIT: Final = 1  # topics that a send creates are copies of this topic
 PERM_READ_WRITE: Final = PERM_READ | PERM_WRITE
 MAX_PERM: Final = PERM_READ | PERM_WRITE | PERM_INHERIT
 
@@ -221,20 +221,23 @@ PULL_COMMIT_OFFSET: Final = 0x1
 PULL_SUSPEND: Final = 0x2
 PULL_SUBSCRIPTION: Final = 0x4
 
-# Extension fields that only Rocketlet peers understand and Apache's ignore.
+# Extension fields that only Rocketlet peers use and Apache's ignore.
 EXT_ACCEPT_ENCODING: Final = "acceptEncoding"
-EXT_CHANNEL: Final = "channel"  # IDENTIFY: the TLS channel's binding, in hex
+EXT_CHANNEL: Final = "channel"  # IDENTIFY: the TLS channel binding, in hex
 EXT_DETAIL: Final = "detail"  # GET_CONSUMER_LIST_BY_GROUP: "position", "members" or "share"
-# with it: the topic's queues by broker, as JSON, as who asks sees them; of its answer: the same, as the members see them
+# GET_CONSUMER_LIST_BY_GROUP: the number of the topic's queues by broker, as JSON: in the request as the client sees
+# them, in the response as the members see them
 EXT_SEEN_QUEUES: Final = "seenQueues"
-# NOTIFY_CONSUMER_IDS_CHANGED: JSON by topic: the receiver's position, the number of members, and how many queues they see
+# NOTIFY_CONSUMER_IDS_CHANGED: JSON by topic: the receiver's position, the number of members, and the number of queues
+# that the members see
 EXT_PLACES: Final = "places"
-EXT_SHARES: Final = "shares"  # both: by topic, the receiver's queues, where the broker shares them out (STICKY)
-EXT_UNKNOWN: Final = "unknown"  # QUERY_CONSUMER_OFFSET: "error" or "latest"
+EXT_SHARES: Final = "shares"  # both requests: the receiver's queues by topic, if the broker allocates them (STICKY)
+# QUERY_CONSUMER_OFFSET: what to return for a queue without an offset, "error" or "latest"
+EXT_UNKNOWN: Final = "unknown"
 
 
 def code_name(code: int) -> str:
-    """A response code in words, for errors and logs: `TOPIC_NOT_EXIST (17)`."""
+    """Return a response code as text, for errors and logs: `TOPIC_NOT_EXIST (17)`."""
     try:
         return f"{ResponseCode(code).name} ({code})"
     except ValueError:
@@ -242,7 +245,8 @@ def code_name(code: int) -> str:
 
 
 def request_name(code: int) -> str:
-    """A request code in words, for errors and logs: `PULL_MESSAGE (11)`, also of a frame that is not decoded."""
+    """Return a request code as text, for errors and logs: `PULL_MESSAGE (11)`. This includes frames that are not
+    decoded."""
     code = code & 0x7FFF_FFFF if code > 0x7FFF_FFFF else code
     try:
         return f"{RequestCode(code).name} ({code})"

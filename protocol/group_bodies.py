@@ -1,4 +1,4 @@
-"""Bodies about group members: member lists, locks, assignments, pop requests, and extents of queues."""
+"""Bodies about group members: member lists, locks, assignments, pop requests, and offsets of queues."""
 
 from __future__ import annotations
 
@@ -37,13 +37,18 @@ from .message import Receipt
 from .names import Queue, Subscription
 
 # ------------------------------------------------------------------------------
-# The bodies of membership: locks, member lists, assignments, filters; fields that are ours are ignored by others.
+# Bodies of membership: locks, member lists, assignments, filters. Rocketlet's own fields are ignored by Apache's peers.
 
 
 @dataclass(frozen=True, slots=True)
 class LockRequest:
-    """LOCK_BATCH_MQ and UNLOCK_BATCH_MQ. The rest is ours. `handover`: the lock is ownership, freed when the socket closes.
-    `offsets`: committed before a queue is unlocked, or while it is renewed."""
+    """LOCK_BATCH_MQ and UNLOCK_BATCH_MQ.
+
+    Rocketlet's own fields:
+        handover: True if the lock is a lease, which ends when the connection closes
+        epochs: epoch of the lease of each queue
+        offsets: offset of each queue to commit before the queue is unlocked, or when its lease is renewed
+    """
 
     client_id: str
     group: str
@@ -88,9 +93,12 @@ def decode_lock_request(data: LockShape) -> LockRequest:
 
 
 def encode_locked(epochs: Mapping[Queue, int], offsets: Mapping[Queue, int] | None = None) -> bytes:
-    """LOCK_BATCH_MQ's answer: the queues that were locked. Their epochs are ours, and so is how far the group has committed
-    those that were newly acquired, or what was committed by this request; others ignore them. UNLOCK_BATCH_MQ's from us: the
-    queues that were unlocked."""
+    """Return the response to LOCK_BATCH_MQ, with the locked queues; or a Rocketlet broker's response to
+    UNLOCK_BATCH_MQ, with the unlocked queues.
+
+    Rocketlet's own fields, which other clients ignore, are the epochs of the leases, and offsets: the group's committed
+    offset of a newly locked queue, or the offset that this request has committed.
+    """
     known = offsets or {}
     locked = [LockedShape(*queue, epoch, known.get(queue)) for queue, epoch in epochs.items()]
     return encode_json(LockAnswerShape(locked))
@@ -98,18 +106,18 @@ def encode_locked(epochs: Mapping[Queue, int], offsets: Mapping[Queue, int] | No
 
 @answers("lock answer", LockAnswerShape)
 def decode_locked(data: LockAnswerShape) -> dict[Queue, int]:
-    """The queues that were locked, with their epochs; 0 where the broker has none (Apache's)."""
+    """Return the locked queues with the epochs of their leases; 0 from an Apache broker, which has no epochs."""
     return {queue_of(item): item.epoch or 0 for item in data.locked or ()}
 
 
 @answers("lock answer", LockAnswerShape)
 def decode_committed(data: LockAnswerShape) -> dict[Queue, int]:
-    """The group's offsets in queues that were locked, as far as the broker returns them."""
+    """Return the group's committed offsets of locked queues, as far as the broker returns them."""
     return {queue_of(item): item.offset for item in data.locked or () if item.offset is not None}
 
 
 def encode_members(client_ids: Iterable[str]) -> bytes:
-    """GET_CONSUMER_LIST_BY_GROUP's answer."""
+    """Return the response to GET_CONSUMER_LIST_BY_GROUP."""
     return orjson.dumps({"consumerIdList": list(client_ids)})
 
 
@@ -123,19 +131,25 @@ def decode_members(data: MemberListShape) -> list[str]:
 
 
 class BrokerShare(NamedTuple):
-    """One member's queues of a topic, as a broker has shared them out: their numbers by broker, the number of queues, and the
-    number of members."""
+    """One member's queues of a topic, as a broker has allocated them.
+
+    Attributes:
+        members: number of members of the topic
+        queues: number of queues of the topic
+        numbers: ids of the member's queues by broker name
+    """
 
     members: Int
     queues: Int
     numbers: dict[str, QueueList[QueueCount]]
 
     def of(self, topic: str) -> list[Queue]:
+        """Return the member's queues."""
         return sorted(Queue(topic, name, number) for name, numbers in self.numbers.items() for number in numbers)
 
 
 def encode_shares(shares: Mapping[str, BrokerShare]) -> str:
-    """One member's shares by topic."""
+    """Return one member's shares by topic as JSON."""
     return encode_json(shares).decode()
 
 
@@ -145,7 +159,7 @@ def decode_shares(data: dict[str, BrokerShare]) -> dict[str, BrokerShare]:
 
 
 def encode_seen_queues(counts: Mapping[str, int]) -> str:
-    """How many queues of a topic members see, by broker."""
+    """Return the number of queues that members see on each broker as JSON."""
     return orjson.dumps(counts).decode()
 
 
@@ -155,7 +169,8 @@ def decode_seen_queues(data: dict[str, int]) -> dict[str, int]:
 
 
 class Place(NamedTuple):
-    """A member's position among those of a topic, -1 for none, how many they are, and how many queues they see in all."""
+    """A member's position in a topic: its index among the members, -1 if it is none of them; the number of members; and
+    the number of queues that the members see."""
 
     position: Int
     members: Int
@@ -163,7 +178,7 @@ class Place(NamedTuple):
 
 
 def encode_places(places: Mapping[str, Place]) -> str:
-    """One member's places by topic."""
+    """Return one member's places by topic as JSON."""
     return encode_json(places).decode()
 
 
@@ -173,7 +188,7 @@ def decode_places(data: dict[str, Place]) -> dict[str, Place]:
 
 
 class AssignmentRequest(Shape):
-    """QUERY_ASSIGNMENT: a member queries its share of a topic, by a strategy."""
+    """QUERY_ASSIGNMENT: a member requests its share of a topic, allocated by a strategy."""
 
     topic: Text
     group: Text = wire(name="consumerGroup")
@@ -206,7 +221,7 @@ class FilterShape(Shape):
 
 
 class ClientCheck(Shape):
-    """CHECK_CLIENT_CONFIG: a client asks if the broker can filter by its subscription."""
+    """CHECK_CLIENT_CONFIG: a client queries whether the broker can filter by its subscription."""
 
     client_id: Text
     group: Text
@@ -224,14 +239,16 @@ def encode_client_check(client_id: str, group: str, subscription: Subscription) 
 
 
 # ------------------------------------------------------------------------------
-# AGREE_ON_MEMBERS, Rocketlet's own request: two brokers talk about a group that has foreign members on both.
+# AGREE_ON_MEMBERS, Rocketlet's own request: two brokers synchronize their state of a group that has foreign members on
+# both.
 #
-# Its header has `number`: of the last word that said something new. `heard`: the number of the other's last word that
-#     came.
-# `asks`: this word is to be answered by one of the other's. `digest`: of the members of the topics that both have.
-#     `token`:
-# what only the two know, so that the other can ask with CONFIRM_WORD, at the registered address, whether this broker
-#     said it.
+# Fields of its header:
+# - `number` and the field after it: numbers of the sender's last message with news, and of the receiver's last message
+#   that the sender has received
+# - `asks`: True if the receiver must respond with a message of its own
+# - `digest`: digest of the members of the topics that both brokers have
+# - `token`: a secret between the two brokers. The receiver sends it to the sender's registered address with
+#   CONFIRM_WORD, to verify that the sender has sent the message.
 
 
 Ids = Annotated[list[Text], Meta(max_length=MAX_AGREED_IDS)]
@@ -240,15 +257,19 @@ Digest = Annotated[str, Meta(max_length=MAX_ID_CHARS)]
 
 @dataclass(frozen=True, slots=True)
 class AgreedMembers:
-    """The body. waiting: the client ids that are still drained. given: who was given the list of members with that digest,
-    since the last word."""
+    """Body of AGREE_ON_MEMBERS.
+
+    Attributes:
+        waiting: client ids that are still being drained
+        given: clients that received a member list since the last message, by the digest of the list
+    """
 
     waiting: frozenset[str] = frozenset()
     given: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 class Word(NamedTuple):
-    """One message of a broker to another one about a group."""
+    """One message of a broker to another broker about a group."""
 
     header: AgreeOnMembers
     members: AgreedMembers
@@ -269,18 +290,18 @@ def decode_agreed_members(data: MembersShape) -> AgreedMembers:
 
 
 # ------------------------------------------------------------------------------
-# The JSON bodies of messages that are shared (POP), 5.x's.
+# JSON bodies of POP requests (5.x).
 
 
 PULL: Final = "PULL"
 POP: Final = "POP"
 SHARED_OWNER: Final = "(shared)"
-"""In GET_GROUP_HISTORY, our own: the owner of queues whose messages all clients of the group share."""
-MAX_BITS: Final = 4096  # in one entry, as in one request
+"""In GET_GROUP_HISTORY: the owner of queues whose messages are shared by all clients of the group."""
+MAX_BITS: Final = 4096  # maximum messages in one entry, and in one request
 
 
 class BatchAck(NamedTuple):
-    """Messages of one pop. offsets: in the queue."""
+    """Acknowledged messages of one pop request, with their queue offsets."""
 
     group: str
     topic: str
@@ -300,7 +321,7 @@ class BatchAckShape(Shape):
     invisible_ms: Long = wire(name="it", default=0)
     mark: Text = wire(name="r", default="0")
     bits: str | list[int] = wire(name="b", default="")
-    revive_qid: Any = wire(name="rq", default=0)  # written for Apache's brokers, and not read
+    revive_qid: Any = wire(name="rq", default=0)  # written for Apache's brokers; not read here
 
 
 class BatchAcksShape(Shape):
@@ -310,7 +331,7 @@ class BatchAcksShape(Shape):
 
 @reads("batch acknowledgement", BatchAcksShape)
 def decode_batch_acks(data: BatchAcksShape) -> list[BatchAck]:
-    """BATCH_ACK_MESSAGE. Raises BodyError, also for more than 4096 messages."""
+    """Decode BATCH_ACK_MESSAGE. Raises BodyError, including for more than 4096 messages."""
     found: list[BatchAck] = []
     count = 0
     for item in data.acks or ():
@@ -325,8 +346,14 @@ def decode_batch_acks(data: BatchAcksShape) -> list[BatchAck]:
 
 
 def encode_batch_acks(broker_name: str, group: str, acks: Iterable[tuple[str, Receipt, Sequence[int]]]) -> bytes:
-    """The body of acknowledgements: topics, each with a receipt of a pop and the offsets that are acknowledged, none below
-    its start offset."""
+    """Return the body of BATCH_ACK_MESSAGE.
+
+    Args:
+        broker_name: name of the broker
+        group: name of the group
+        acks: for each pop request, the topic, a receipt, and the acknowledged offsets, none of which may be below the
+            receipt's start offset
+    """
     entries = [
         BatchAckShape(
             group, topic, of.queue_id, of.start_offset, of.pop_ms, of.invisible_ms, of.mark,
@@ -338,7 +365,7 @@ def encode_batch_acks(broker_name: str, group: str, acks: Iterable[tuple[str, Re
 
 
 def _bit_set(numbers: Iterable[int]) -> bytes:
-    """The bytes of java.util.BitSet.toByteArray."""
+    """Return bytes like java.util.BitSet.toByteArray."""
     bits = 0
     for number in numbers:
         bits |= 1 << number
@@ -346,22 +373,28 @@ def _bit_set(numbers: Iterable[int]) -> bytes:
 
 
 def _bits(bits: str | list[int]) -> list[int]:
-    """The numbers of the bits that are set; the lowest of the first byte is 0. fastjson writes bytes as base64."""
+    """Return the numbers of the bits that are set; bit 0 is the lowest bit of the first byte. fastjson writes bytes as
+    base64."""
     if isinstance(bits, str):
         if len(bits) > MAX_BITS:
             raise BodyError("a bit set is too long")
         try:
             data = base64.b64decode(bits, validate=True)
         except binascii.Error as error:
-            raise BodyError(f"a bit set is no base64: {error}") from None
+            raise BodyError(f"a bit set is not base64: {error}") from None
     else:
-        data = bytes(value & 0xFF for value in bits[:MAX_BITS])  # Java's bytes have signs
+        data = bytes(value & 0xFF for value in bits[:MAX_BITS])  # Java's bytes are signed
     return [8 * at + bit for at, value in enumerate(data) if value for bit in range(8) if value >> bit & 1]
 
 
 class RequestMode(NamedTuple):
-    """How the members of a group get a topic's messages: `PULL` or `POP`. share_queues: that several members may pop from;
-    below 1: all from all."""
+    """How the members of a group receive a topic's messages.
+
+    Attributes:
+        mode: `PULL` or `POP`
+        share_queues: Apache's number of further members whose queues a member also pops from. A Rocketlet broker stores
+            it without using it: every member pops from all queues.
+    """
 
     topic: str
     group: str
@@ -378,7 +411,7 @@ class RequestModeShape(Shape):
 
 @reads("request mode", RequestModeShape)
 def decode_request_mode(data: RequestModeShape) -> RequestMode:
-    """SET_MESSAGE_REQUEST_MODE."""
+    """Decode SET_MESSAGE_REQUEST_MODE."""
     return _mode(data.topic, data.consumer_group, data.mode, data.pop_share_queue_num)
 
 
@@ -390,7 +423,7 @@ def _mode(topic: str, group: str, mode: str | int | None, share_queues: int) -> 
 
 
 def encode_request_modes(modes: Iterable[RequestMode]) -> bytes:
-    """The answer of GET_ALL_MESSAGE_REQUEST_MODE."""
+    """Return the response to GET_ALL_MESSAGE_REQUEST_MODE."""
     found: dict[str, dict[str, RequestModeShape]] = {}
     for mode in modes:
         found.setdefault(mode.topic, {})[mode.group] = RequestModeShape(*mode)
@@ -407,25 +440,29 @@ def decode_request_modes(data: dict[str, dict[str, dict[str, dict[str, str | int
 
 
 def encode_pop_assignment(topic: str, broker_names: Iterable[str]) -> bytes:
-    """The answer of QUERY_ASSIGNMENT where members pop: any queue of each broker."""
+    """Return the response to QUERY_ASSIGNMENT in POP mode: queue id -1, which stands for any queue, of each broker."""
     return encode_assignment((Queue(topic, name, -1) for name in broker_names), POP)
 
 
 # ------------------------------------------------------------------------------
-# GET_QUEUE_OFFSETS, Rocketlet's own request: where all queues of some topics begin and end, in one answer per broker.
+# GET_QUEUE_OFFSETS, Rocketlet's own request: the first and last offsets of all queues of some topics, in one response
+# per broker.
 #
-# Apache's answer to the same question, GET_TOPIC_STATS_INFO, is for one topic, many times longer, and does not show a
-# topic from another one that was made later under its name.
+# Apache's request for these offsets, GET_TOPIC_STATS_INFO, is for one topic. Its response is many times longer, and
+# does not distinguish a topic from a later one with the same name.
 
 
-MADE_ANEW: Final = "TOPIC_MADE_ANEW"  # the remark to a pull of another topic than the one whose identity it names
+MADE_ANEW: Final = "TOPIC_MADE_ANEW"  # remark of the response to a pull that names another identity than the topic's
 
 
 class TopicExtent(NamedTuple):
-    """One topic on one broker. `begins` and `ends` have an offset per queue, by its number; an end is exclusive.
+    """Offsets of a topic on one broker.
 
-    identity: changes whenever the topic is created, on a new disk, too. rewinds: how often the offset of the asking group
-    went back in one of the queues.
+    Attributes:
+        identity: an id that changes whenever the topic is created, including on a new disk
+        rewinds: number of times that the requesting group's offset was decreased in one of the queues
+        begins: first offset of each queue, by queue id
+        ends: offset after the last message of each queue, by queue id
     """
 
     identity: Text
@@ -435,7 +472,7 @@ class TopicExtent(NamedTuple):
 
 
 def encode_topics(topics: Iterable[str]) -> bytes:
-    """The request's body."""
+    """Return the body of the request."""
     return orjson.dumps(list(topics))
 
 
@@ -445,7 +482,7 @@ def decode_topics(data: list[str]) -> list[str]:
 
 
 def encode_extents(extents: Mapping[str, TopicExtent]) -> bytes:
-    """The answer's body."""
+    """Return the body of the response."""
     return encode_json(extents)
 
 
@@ -453,5 +490,7 @@ def encode_extents(extents: Mapping[str, TopicExtent]) -> bytes:
 def decode_extents(data: dict[str, TopicExtent]) -> dict[str, TopicExtent]:
     for extent in data.values():
         if len(extent.begins) != len(extent.ends):
-            raise ValueError(f"{len(extent.begins)} queues begin and {len(extent.ends)} end")
+            raise ValueError(
+                f"got {len(extent.begins)} first offsets and {len(extent.ends)} last offsets; expected equal numbers"
+            )
     return data

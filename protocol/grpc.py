@@ -1,6 +1,6 @@
-"""gRPC over HTTP/2: messages with a prefix of five bytes, the status of a call in its trailers, deadlines.
+"""gRPC over HTTP/2: messages with a prefix of five bytes, the status of a call in its trailers, and deadlines.
 
-    0 whether it is compressed  1 length (32 bits)  5 message
+    byte 0: 1 if the message is compressed   1: length (32 bits)   5: message
 
 https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md
 """
@@ -16,14 +16,14 @@ from .hpack import encode
 PREFIX_BYTES: Final = 5
 CONTENT_TYPE: Final = b"application/grpc"
 HEAD: Final = encode((b":status", b"200"), (b"content-type", CONTENT_TYPE))
-"""The header block of an answer."""
+"""The header block of a response."""
 
 _TIMEOUT_DIGITS: Final = 8
 _UNITS_S: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 
 
 class Status(IntEnum):
-    """How a call ended."""
+    """Status of a finished call."""
 
     OK = 0
     CANCELLED = 1
@@ -45,7 +45,7 @@ class Status(IntEnum):
 
 
 class CallFault(Exception):
-    """Ends a call with a status other than OK."""
+    """An error that ends a call with a status other than OK."""
 
     def __init__(self, status: Status, reason: str) -> None:
         super().__init__(reason)
@@ -53,27 +53,30 @@ class CallFault(Exception):
 
 
 class MessageReader:
-    """Cuts the data of a call into messages. What waits for the rest of its message is one buffer: a client may send two
-    bytes at a time, and an object for each piece would take thirty times as much memory as the piece."""
+    """Splits the data of a call into messages.
+
+    Incomplete messages are kept in one buffer. A client may send two bytes at a time, and an object for each piece
+    would take thirty times as much memory as the piece.
+    """
 
     __slots__ = ("_size", "_waiting")
 
     def __init__(self) -> None:
         self._waiting = bytearray()
-        self._size = 0  # the first message's, once it is known
+        self._size = 0  # size of the first message including its prefix, once it is known
 
     @property
     def waiting_bytes(self) -> int:
         return len(self._waiting)
 
     def clear(self) -> None:
-        """Drops the beginning of a message of which the rest is not wanted."""
+        """Drop an incomplete message, whose rest is not needed."""
         self._waiting = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The messages that are complete. Raises CallFault."""
+        """Return the messages that `data` completes. Raises CallFault."""
         waiting = self._waiting
-        if not waiting and len(data) >= PREFIX_BYTES:  # most messages come in one piece
+        if not waiting and len(data) >= PREFIX_BYTES:  # most messages arrive in one piece
             size = _size_of(data)
             if len(data) == size:
                 return [data[PREFIX_BYTES:]]
@@ -99,18 +102,19 @@ class MessageReader:
 
 
 def _size_of(data: bytes | memoryview, begin: int = 0) -> int:
-    """The size of a message with its prefix. Raises CallFault."""
+    """Return the size of a message including its prefix. Raises CallFault."""
     if data[begin]:
         raise CallFault(
-            Status.UNIMPLEMENTED, "compressed gRPC messages are not taken; send them with identity encoding"
+            Status.UNIMPLEMENTED, "compressed gRPC messages are not supported; send them with identity encoding"
         )
     size = int.from_bytes(data[begin + 1 : begin + PREFIX_BYTES], "big")
     if size > MAX_CALL_BYTES:
-        raise CallFault(Status.RESOURCE_EXHAUSTED, f"a message has {size} bytes; {MAX_CALL_BYTES} are allowed")
+        raise CallFault(Status.RESOURCE_EXHAUSTED, f"a message has {size} bytes; maximum {MAX_CALL_BYTES}")
     return PREFIX_BYTES + size
 
 
 def encode_message(message: bytes) -> bytes:
+    """Return a message with its prefix."""
     return message_head(len(message)) + message
 
 
@@ -120,12 +124,12 @@ def message_head(size: int) -> bytes:
 
 
 def trailers(status: int = Status.OK, reason: str = "") -> bytes:
-    """The header block that ends an answer."""
+    """Return the header block that ends a response."""
     return encode(*_status_fields(status, reason)) if status or reason else _OK
 
 
 def only_trailers(status: int, reason: str) -> bytes:
-    """The header block of a call that fails before it has an answer."""
+    """Return the header block of a call that fails without a response."""
     return encode((b":status", b"200"), (b"content-type", CONTENT_TYPE), *_status_fields(status, reason))
 
 
@@ -138,7 +142,7 @@ _OK: Final = encode((b"grpc-status", b"0"))
 
 
 def percent_encoded(text: str) -> bytes:
-    """Writes text for `grpc-message`: printable ASCII stays, except for the percent sign."""
+    """Encode a text for `grpc-message`: printable ASCII characters except for the percent sign are not changed."""
     return b"".join(
         bytes((byte,)) if 0x20 <= byte <= 0x7E and byte != 0x25 else b"%%%02X" % byte
         for byte in text.encode("utf-8", "replace")
@@ -146,12 +150,14 @@ def percent_encoded(text: str) -> bytes:
 
 
 def timeout_s(text: bytes | None) -> float | None:
-    """The seconds of `grpc-timeout`; None without one. Raises CallFault."""
+    """Return the timeout of the header field `grpc-timeout` in seconds, or None without the field. Raises CallFault."""
     if text is None:
         return None
     digits, unit = text[:-1], _UNITS_S.get(text[-1:])
     if unit is None or not digits.isdigit() or len(digits) > _TIMEOUT_DIGITS:
-        raise CallFault(Status.INVALID_ARGUMENT, "grpc-timeout is not 1 to 8 digits and one of H, M, S, m, u, n")
+        raise CallFault(
+            Status.INVALID_ARGUMENT, "grpc-timeout is invalid; expected 1 to 8 digits and one of H, M, S, m, u, n"
+        )
     return int(digits) * unit
 
 

@@ -1,10 +1,12 @@
-"""Header blocks (RFC 7541).
+"""Header compression of HTTP/2 (HPACK, RFC 7541). Numbers such as (4.1) are sections of the RFC.
 
-Official clients acknowledge each message by a call of its own, with some twenty fields, most of which are in the table: to
-decode them is a large part of what a call costs. The `hpack` library takes 34 to 57 us for such a block, this module 5 to
-10. Tests compare the two.
+Official clients acknowledge each message with a call of its own, with about twenty header fields, most of which are in
+the table. Decoding them is a large part of the cost of a call. The `hpack` library takes 34 to 57 us for such a block,
+this module 5 to 10 us. Tests compare the results of both.
 
-Blocks are encoded without Huffman codes and without a table: answers have few fields, and most of them are constant."""
+Blocks are encoded without Huffman codes and without a dynamic table, because responses have few fields, most of which
+are constant.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,9 @@ from .config import HPACK_TABLE_BYTES, MAX_HEADER_LIST_BYTES
 
 Field = tuple[bytes, bytes]
 
-ENTRY_BYTES: Final = 32  # counted for each entry beside its name and value (4.1)
+ENTRY_BYTES: Final = 32  # added to the size of each entry's name and value (4.1)
 _STATIC_LAST: Final = 61
-_MAX_INT_BYTES: Final = 4  # behind the prefix: 268,435,455 is more than anything here may be
+_MAX_INT_BYTES: Final = 4  # after the prefix; they hold up to 268,435,455, which is more than any valid number here
 
 # Appendix A
 _STATIC_TEXT: Final = """\
@@ -90,8 +92,8 @@ def _field(line: str) -> Field:
 
 _STATIC: Final[tuple[Field, ...]] = ((b"", b""), *map(_field, _STATIC_TEXT.splitlines()))
 
-# Appendix B. The code is canonical: the lengths of the codes, 5 to 30 bits as A to Z, of the symbols 0 to 256 (the end)
-# say all.
+# Appendix B. The Huffman code is canonical, so the length of each symbol's code defines it: the letters A to Z stand
+# for 5 to 30 bits, for the symbols 0 to 256 (256 is the end symbol).
 _LENGTHS: Final = (
     "ISXXXXXXXTZXXZXXXXXXXXZXXXXXXXXXBFFHIBDGFFDGDBBBAAABBBBBBBCDKBHF"
     "IBCCCCCCCCCCCCCCCCCCCCCCDCDIOIJBKABABABBBACCBBBABCBAABCCCCCKGJIX"
@@ -103,20 +105,21 @@ _END: Final = 256
 
 
 class HpackError(ValueError):
-    """The block cannot be decoded, and so none behind it can."""
+    """The block cannot be decoded. Later blocks of the connection cannot be decoded either, because the table is
+    unknown."""
 
 
 class HeadersTooLarge(ValueError):
-    """The fields of a block are longer than a request's may be."""
+    """The header fields of a block exceed the limit for requests."""
 
 
 # Huffman codes
 
-_Step = tuple[int, bytes]  # the state behind a byte, and the symbols that it completes
+_Step = tuple[int, bytes]  # the state after a byte, and the symbols that the byte completes
 
 
 def _codes() -> dict[tuple[int, int], int]:
-    """The symbol by length and code."""
+    """Return the symbols by length and value of their codes."""
     lengths = [ord(letter) - ord("A") + 5 for letter in _LENGTHS]
     found: dict[tuple[int, int], int] = {}
     code, before = 0, 5
@@ -129,8 +132,11 @@ def _codes() -> dict[tuple[int, int], int]:
 
 
 class _Huffman:
-    """A state is the bits since the last symbol: an inner node of the tree of codes. Each step is made when it is first
-    needed: all 65,536 would take 0.1 s."""
+    """Decoder of Huffman codes, a state machine that processes one byte per step.
+
+    A state consists of the bits since the last symbol, which are an inner node of the tree of codes. Each step is
+    computed when it is first needed, because computing all 65,536 takes 0.1 s.
+    """
 
     def __init__(self) -> None:
         self._codes = _codes()
@@ -140,7 +146,7 @@ class _Huffman:
         self._is_padding: list[bool] = [True]
 
     def decode(self, data: bytes) -> bytes:
-        """Raises HpackError."""
+        """Decode Huffman codes. Raises HpackError."""
         steps = self._steps
         state = 0
         parts: list[bytes] = []
@@ -151,7 +157,7 @@ class _Huffman:
             state, symbols = step
             if symbols:
                 parts.append(symbols)
-        if not self._is_padding[state]:  # 5.2: fewer than 8 bits of ones
+        if not self._is_padding[state]:  # the padding must be fewer than 8 bits, all ones (5.2)
             raise HpackError("a Huffman code is cut off")
         return b"".join(parts)
 
@@ -162,7 +168,7 @@ class _Huffman:
             length, code = length + 1, code << 1 | (byte >> shift & 1)
             symbol = self._codes.get((length, code))
             if symbol == _END:
-                raise HpackError("a Huffman code holds its end symbol")
+                raise HpackError("a Huffman code contains the end symbol")
             if symbol is not None:
                 symbols.append(symbol)
                 length = code = 0
@@ -181,7 +187,7 @@ _huffman: Final = _Huffman()
 
 
 def huffman_decoded(data: bytes) -> bytes:
-    """Raises HpackError."""
+    """Decode Huffman codes. Raises HpackError."""
     return _huffman.decode(data)
 
 
@@ -189,19 +195,22 @@ def huffman_decoded(data: bytes) -> bytes:
 
 
 class Decoder:
-    """Decodes the header blocks of one connection. Its table has the fields that earlier blocks added. `list_bytes`: the
-    size of the last block's fields, as RFC 9113 counts."""
+    """Decoder of the header blocks of one connection.
+
+    The dynamic table contains fields of earlier blocks. `list_bytes` is the size of the last block's fields, as RFC
+    9113 counts.
+    """
 
     __slots__ = ("_limit_bytes", "_table", "_table_bytes", "list_bytes")
 
     def __init__(self) -> None:
-        self._table: list[Field] = []  # the newest last
+        self._table: list[Field] = []  # oldest first
         self._table_bytes = 0
         self._limit_bytes = HPACK_TABLE_BYTES
         self.list_bytes = 0
 
     def decode(self, block: bytes) -> list[Field]:
-        """The fields in order. Raises HpackError and HeadersTooLarge; the connection is of no use then."""
+        """Return the fields in order. Raises HpackError and HeadersTooLarge; the connection must then be closed."""
         try:
             return self._decode(block)
         except IndexError:
@@ -215,7 +224,7 @@ class Decoder:
         while position < end:
             byte = block[position]
             position += 1
-            if byte & 0x80:  # an entry of the table (6.1)
+            if byte & 0x80:  # an indexed field (6.1)
                 index = byte & 0x7F
                 if index == 0x7F:
                     index, position = _integer(block, position, 0x7F)
@@ -225,9 +234,9 @@ class Decoder:
                     field = table[_STATIC_LAST - index]
                 else:
                     raise HpackError(f"a header block names the entry {index} of its table, which is not there")
-            elif byte & 0xE0 == 0x20:  # another size of the table (6.3)
+            elif byte & 0xE0 == 0x20:  # an update of the table's size (6.3)
                 if fields:
-                    raise HpackError("the size of the table changes amid a header block")
+                    raise HpackError("the size of the table changes within a header block")
                 position = self._resize(block, position, byte)
                 continue
             else:
@@ -243,7 +252,7 @@ class Decoder:
         return fields
 
     def _literal(self, block: bytes, position: int, index: int, mask: int) -> tuple[Field, int]:
-        """6.2"""
+        """Decode a literal field (6.2)."""
         if index == mask:
             index, position = _integer(block, position, mask)
         if not index:
@@ -262,7 +271,7 @@ class Decoder:
         if size == 0x1F:
             size, position = _integer(block, position, 0x1F)
         if size > HPACK_TABLE_BYTES:
-            raise HpackError(f"the table is to have {size} bytes; {HPACK_TABLE_BYTES} are allowed")
+            raise HpackError(f"the table size is {size} bytes; maximum {HPACK_TABLE_BYTES}")
         self._limit_bytes = size
         self._evict()
         return position
@@ -274,7 +283,8 @@ class Decoder:
             self._evict()
 
     def _evict(self) -> None:
-        """4.4: an entry larger than the table empties it."""
+        """Remove the oldest entries until the table fits its limit. An entry larger than the limit empties the table
+        (4.4)."""
         table, gone = self._table, 0
         while self._table_bytes > self._limit_bytes:
             name, value = table[gone]
@@ -284,7 +294,7 @@ class Decoder:
 
 
 def _integer(block: bytes, position: int, value: int) -> tuple[int, int]:
-    """The rest of an integer whose prefix is full (5.1)."""
+    """Decode the rest of an integer that exceeds its prefix (5.1)."""
     for shift in range(0, 7 * _MAX_INT_BYTES, 7):
         byte = block[position]
         position += 1
@@ -295,7 +305,7 @@ def _integer(block: bytes, position: int, value: int) -> tuple[int, int]:
 
 
 def _string(block: bytes, position: int) -> tuple[bytes, int]:
-    """5.2"""
+    """Decode a string (5.2)."""
     first = block[position]
     length, position = first & 0x7F, position + 1
     if length == 0x7F:
@@ -308,7 +318,7 @@ def _string(block: bytes, position: int) -> tuple[bytes, int]:
 
 
 def encode(*fields: Field) -> bytes:
-    """A block of literal fields, which no table keeps."""
+    """Return a block of literal fields that are not added to the table."""
     parts: list[bytes] = []
     for name, value in fields:
         if name == b":status" and value == b"200":

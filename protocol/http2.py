@@ -29,17 +29,18 @@ from .config import (
 from .hpack import Decoder, Field, HeadersTooLarge, HpackError
 
 # ------------------------------------------------------------------------------
-# Frames (RFC 9113, 4 and 6): 9 bytes of head, then the payload.
+# Frames (RFC 9113, sections 4 and 6): a head of 9 bytes, then the payload. Numbers such as (6.1) below are sections of
+# RFC 9113.
 #
-# 0 length (24 bits)  3 kind  4 flags  5 stream (31 bits)
+# byte 0: length (24 bits)   3: type   4: flags   5: stream id (31 bits)
 
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-"""A client's first bytes (3.4)."""
+"""The connection preface: the first bytes from a client (3.4)."""
 HEAD_BYTES: Final = 9
 DEFAULT_WINDOW_BYTES: Final = 65_535
 MAX_WINDOW_BYTES: Final = 0x7FFF_FFFF
-MIN_FRAME_BYTES: Final = 16_384  # every peer takes payloads of this size
+MIN_FRAME_BYTES: Final = 16_384  # every peer accepts payloads of this size
 MAX_FRAME_BYTES: Final = 0xFF_FFFF
 LAST_STREAM_ID: Final = 0x7FFF_FFFF
 
@@ -50,7 +51,7 @@ _SETTING: Final = Struct(">HI")
 class FrameType(IntEnum):
     DATA = 0
     HEADERS = 1
-    PRIORITY = 2  # deprecated, and without effect here
+    PRIORITY = 2  # deprecated; ignored here
     RST_STREAM = 3
     SETTINGS = 4
     PUSH_PROMISE = 5
@@ -71,10 +72,10 @@ CONTINUATION: Final = int(FrameType.CONTINUATION)
 
 # Flags
 END_STREAM: Final = 0x01
-ACK: Final = 0x01  # for SETTINGS and PING
+ACK: Final = 0x01  # of SETTINGS and PING
 END_HEADERS: Final = 0x04
 PADDED: Final = 0x08
-PRIORITY: Final = 0x20  # HEADERS begin with a priority
+PRIORITY: Final = 0x20  # the payload of HEADERS starts with a priority
 
 
 class Setting(IntEnum):
@@ -87,7 +88,7 @@ class Setting(IntEnum):
 
 
 class ErrorCode(IntEnum):
-    """Why a stream or a connection ended (7)."""
+    """Reason for the end of a stream or connection (7)."""
 
     NO_ERROR = 0
     PROTOCOL_ERROR = 1
@@ -106,6 +107,7 @@ class ErrorCode(IntEnum):
 
 
 def encode(kind: int, flags: int, stream_id: int, payload: bytes | memoryview = b"") -> bytes:
+    """Return a frame."""
     size = len(payload)
     return _HEAD.pack(size >> 16, size & 0xFFFF, kind, flags, stream_id) + payload
 
@@ -115,7 +117,7 @@ def encode_settings(settings: dict[Setting, int]) -> bytes:
 
 
 def decode_settings(payload: bytes) -> list[tuple[int, int]]:
-    """`payload`: a multiple of 6 bytes."""
+    """Return the settings in a payload, whose length must be a multiple of 6 bytes."""
     return list(_SETTING.iter_unpack(payload))
 
 
@@ -132,7 +134,8 @@ def encode_goaway(last_stream_id: int, code: int, reason: str = "") -> bytes:
 
 
 def headers_frames(stream_id: int, block: bytes, end_stream: bool, limit: int) -> bytes:
-    """HEADERS, and CONTINUATION if the peer takes frames of `limit` bytes only."""
+    """Return a HEADERS frame, followed by CONTINUATION frames if the block exceeds `limit`, the peer's maximum frame
+    size in bytes."""
     flags = END_STREAM if end_stream else 0
     if len(block) <= limit:
         return encode(HEADERS, flags | END_HEADERS, stream_id, block)
@@ -146,32 +149,34 @@ def headers_frames(stream_id: int, block: bytes, end_stream: bool, limit: int) -
 # ------------------------------------------------------------------------------
 # One client's connection (RFC 9113), without its socket.
 #
-# `receive` takes bytes and returns events; `answers` says how to answer; `take` gives the bytes to write. A fault of
-# a request ends its stream. A fault of the connection ends that: it writes GOAWAY, and `is_over` is set.
+# `receive` accepts bytes and returns events; `answers` sends responses; `take` returns the bytes to write. An error of
+# a request ends its stream. An error of the connection writes GOAWAY and sets `is_over`.
 #
-#     a stream:  HEADERS -> open -> END_STREAM -> the answer's end -> gone
-#                             RST_STREAM of either side: gone immediately
+#     a stream:  HEADERS -> open -> END_STREAM -> end of the response -> closed
+#                             RST_STREAM of either side: closed immediately
 #
-# A client decides how much work it makes, so everything that costs it little is counted: frames that carry nothing,
-# calls that are cancelled immediately (CVE-2023-44487), and CONTINUATION without an end (CVE-2024-27316). Its windows hold
-# back our answers; they wait in `answers`, and count there.
+# A client decides how much work it causes, so everything that is cheap for the client is counted: frames without data,
+# calls that are cancelled immediately (CVE-2023-44487), and CONTINUATION without an end (CVE-2024-27316). Responses
+# wait in `answers` until the client's windows permit to send them, and their bytes are counted there.
 
 
 _REASON_CHARS: Final = 200
-_COUNTED_SETTINGS_BYTES: Final = 60  # as many bytes of one SETTINGS count as another frame: ten settings
-_FIELDS_OF_WORK: Final = 5  # as many fields take as much work as a frame
-_BYTES_OF_WORK: Final = 32  # so do as many bytes of a header block, which may be Huffman codes
-_COUNTED_STREAMS: Final = 10  # as many whose windows one setting changes count as another frame
+# this many bytes of a SETTINGS frame, which are ten settings, count as a further frame
+_COUNTED_SETTINGS_BYTES: Final = 60
+_FIELDS_OF_WORK: Final = 5  # this many header fields count as much work as a frame
+# this many bytes of a header block, which may be Huffman codes, count as much work as a frame
+_BYTES_OF_WORK: Final = 32
+_COUNTED_STREAMS: Final = 10  # this many streams whose windows a setting changes count as a further frame
 
 
 class Opened(NamedTuple):
-    """A call began."""
+    """A call was opened."""
 
     stream: Stream
 
 
 class Received(NamedTuple):
-    """Data of a call. `is_end`: it was the last."""
+    """Data of a call arrived. `is_end` is True if the request is complete."""
 
     stream: Stream
     data: bytes
@@ -179,7 +184,7 @@ class Received(NamedTuple):
 
 
 class Aborted(NamedTuple):
-    """A call is over before its answer was: by the client, or by a fault."""
+    """A call ended before its response was complete: the client has cancelled it, or it was invalid."""
 
     stream: Stream
     code: int
@@ -189,7 +194,7 @@ Event = Opened | Received | Aborted
 
 
 class ConnectionFault(Exception):
-    """The client sent something that ends the connection."""
+    """The client sent data that ends the connection."""
 
     def __init__(self, code: ErrorCode, reason: str) -> None:
         super().__init__(reason)
@@ -197,7 +202,7 @@ class ConnectionFault(Exception):
 
 
 class _StreamFault(Exception):
-    """The client sent something that ends one stream."""
+    """The client sent data that ends one stream."""
 
     def __init__(self, stream_id: int, code: ErrorCode) -> None:
         super().__init__(code.name)
@@ -206,7 +211,13 @@ class _StreamFault(Exception):
 
 
 class Http2:
-    """`fault`: why the connection is over, if the client is to blame."""
+    """State of one client's HTTP/2 connection.
+
+    Attributes:
+        fault: the client's error that has ended the connection, or None
+        is_over: True once the connection has ended
+        is_behind: True if complete frames may be waiting to be processed
+    """
 
     def __init__(self) -> None:
         self.answers = Answers()
@@ -226,10 +237,10 @@ class Http2:
         self.fault: ConnectionFault | None = None
         self.is_over = False
         self._buffer = b""
-        self._at = 0  # what of the data is read
-        self.is_behind = False  # whether whole frames may wait to be read
+        self._at = 0  # position up to which the buffer is processed
+        self.is_behind = False
         self._work = 0
-        self._has_begun = False  # whether the preface is there
+        self._has_preface = False
         self._has_settings = False
         self._events: list[Event] = []
         self._decoder = Decoder()
@@ -238,15 +249,15 @@ class Http2:
         self._window = DEFAULT_WINDOW_BYTES
         self._stream_window = DEFAULT_WINDOW_BYTES
         self._max_frame_bytes = MIN_FRAME_BYTES
-        self.answers.table_note = b""  # before the next block, once the client's table has become smaller
-        self._block: bytearray | None = None  # a block of HEADERS, until CONTINUATION ends it
+        self.answers.table_note = b""
+        self._block: bytearray | None = None  # an incomplete header block, until its last CONTINUATION
         self._block_id = self._block_flags = self._block_frames = 0
         self._given_up: list[int] = []
         self._controls = self._resets = self._cancelled = self._updates = 0
         self._since_s = 0.0
 
     def take(self) -> bytes:
-        """Takes the bytes to be written."""
+        """Return and remove the bytes to be written."""
         out = self._out
         data = out[0] if len(out) == 1 else b"".join(out)
         out.clear()
@@ -254,14 +265,20 @@ class Http2:
 
     @property
     def waiting_bytes(self) -> int:
-        """How many bytes wait for the rest of their frames."""
+        """Return the number of received bytes of incomplete frames and header blocks."""
         return len(self._buffer) - self._at + (len(self._block) if self._block else 0)
 
     # Reading
 
     def receive(self, data: bytes, now_s: float, most: int = maxsize) -> list[Event]:
-        """The events that the bytes bring, in order. Raises nothing: see `is_over`. most: so much work is done, about a frame
-        each; `is_behind` says if that was not all, and the next call continues there."""
+        """Process received bytes, and return their events in order. Raises nothing: errors set `is_over`.
+
+        Args:
+            data: received bytes
+            now_s: monotonic time
+            most: maximum work, where a frame counts as about 1. If work is left, `is_behind` is True, and the next call
+                continues there.
+        """
         if self.is_over:
             return []
         if now_s - self._since_s > CONTROL_SPAN_S:
@@ -272,7 +289,7 @@ class Http2:
             self._at = 0
         self._work = most
         try:
-            position = self._begin(self._buffer) if not self._has_begun else self._at
+            position = self._check_preface(self._buffer) if not self._has_preface else self._at
             self._at = self._read(self._buffer, position)
         except ConnectionFault as fault:
             self.fault = fault
@@ -283,21 +300,23 @@ class Http2:
         events, self._events = self._events, []
         return events
 
-    def _begin(self, data: bytes) -> int:
+    def _check_preface(self, data: bytes) -> int:
         if not PREFACE.startswith(data[: len(PREFACE)]):
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the connection does not begin with HTTP/2's preface")
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the connection does not start with the HTTP/2 preface")
         if len(data) < len(PREFACE):
             return 0
-        self._has_begun = True
+        self._has_preface = True
         return len(PREFACE)
 
     def _read(self, data: bytes, position: int) -> int:
-        """Frames that are complete; where the rest begins."""
-        size = len(data) if self._has_begun else 0
+        """Process complete frames, and return the position of the rest."""
+        size = len(data) if self._has_preface else 0
         while self._work > 0 and size - position >= HEAD_BYTES:
             length = data[position] << 16 | data[position + 1] << 8 | data[position + 2]
             if length > MAX_HTTP2_FRAME_BYTES:
-                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"a frame has {length} bytes")
+                raise ConnectionFault(
+                    ErrorCode.FRAME_SIZE_ERROR, f"a frame has {length} bytes; maximum {MAX_HTTP2_FRAME_BYTES}"
+                )
             begin = position + HEAD_BYTES
             end = begin + length
             if end > size:
@@ -307,23 +326,23 @@ class Http2:
             position = end
             self._work -= 1
             try:
-                self._take(kind, flags, stream_id, data[begin:end])
+                self._handle(kind, flags, stream_id, data[begin:end])
             except _StreamFault as fault:
                 self._count_control()
                 self.reset(fault.stream_id, fault.code)
         self.is_behind = self._work <= 0 and size - position >= HEAD_BYTES
         return position
 
-    def _take(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+    def _handle(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         if self._block is not None and (kind != CONTINUATION or stream_id != self._block_id):
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "another frame comes amid a header block")
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a header block is interrupted by another frame")
         if not self._has_settings:
             if kind != SETTINGS or flags & ACK:
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the first frame is no SETTINGS")
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
             self._has_settings = True
-        if kind < len(_TAKERS):
-            _TAKERS[kind](self, flags, stream_id, payload)
-        else:  # 5.5: unknown kinds are ignored
+        if kind < len(_HANDLERS):
+            _HANDLERS[kind](self, flags, stream_id, payload)
+        else:  # unknown types of frames are ignored (5.5)
             self._count_control()
 
     def _count_control(self, count: int = 1) -> None:
@@ -336,7 +355,9 @@ class Http2:
 
     def _headers(self, flags: int, stream_id: int, payload: bytes) -> None:
         if not stream_id & 1:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"HEADERS on the stream {stream_id}, which is no client's")
+            raise ConnectionFault(
+                ErrorCode.PROTOCOL_ERROR, f"HEADERS on the stream {stream_id}; clients must use odd stream ids"
+            )
         if flags & PADDED:
             payload = _unpadded(payload)
         depends_on = -1
@@ -358,7 +379,7 @@ class Http2:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS before it")
         self._block += payload
         self._block_frames += 1
-        # fields that fit have no longer block: what is encoded is never much longer than what is meant
+        # The encoding of a permitted list of fields is never longer than this.
         if self._block_frames > MAX_HEADER_FRAMES or len(self._block) > MAX_HEADER_LIST_BYTES + HPACK_TABLE_BYTES:
             reason = f"a header block has more than {MAX_HEADER_FRAMES} frames or {MAX_HEADER_LIST_BYTES} bytes"
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, reason)
@@ -367,7 +388,7 @@ class Http2:
             self._complete(self._block_flags, stream_id, block)
 
     def _complete(self, flags: int, stream_id: int, block: bytes) -> None:
-        """A header block begins a call, or ends its request."""
+        """Process a complete header block, which opens a call or ends its request."""
         try:
             fields = self._decoder.decode(block)
         except HpackError as error:
@@ -376,7 +397,7 @@ class Http2:
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, str(error)) from None
         self._work -= len(fields) // _FIELDS_OF_WORK + len(block) // _BYTES_OF_WORK
         if stream_id <= self._last_id:
-            self._trail(flags, stream_id, fields)
+            self._handle_trailers(flags, stream_id, fields)
             return
         self._last_id = stream_id
         try:
@@ -394,14 +415,16 @@ class Http2:
         if flags & END_STREAM:
             self._end_request(stream, b"")
 
-    def _trail(self, flags: int, stream_id: int, fields: list[tuple[bytes, bytes]]) -> None:
+    def _handle_trailers(self, flags: int, stream_id: int, fields: list[tuple[bytes, bytes]]) -> None:
         stream = self.streams.get(stream_id)
         if stream is None:
             if stream_id not in self.answers.gone:
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"the stream {stream_id} comes behind {self._last_id}")
-            if self.answers.gone[stream_id]:  # the client has sent it before it knew that the call is over
+                raise ConnectionFault(
+                    ErrorCode.PROTOCOL_ERROR, f"the stream {stream_id} was opened after the stream {self._last_id}"
+                )
+            if self.answers.gone[stream_id]:  # the client sent it before it received the end of the call
                 return
-            raise ConnectionFault(ErrorCode.STREAM_CLOSED, f"HEADERS on the stream {stream_id}, which is over")
+            raise ConnectionFault(ErrorCode.STREAM_CLOSED, f"HEADERS on the closed stream {stream_id}")
         if stream.is_request_ended:
             raise _StreamFault(stream_id, ErrorCode.STREAM_CLOSED)
         if not flags & END_STREAM:
@@ -452,7 +475,7 @@ class Http2:
         self._events.append(Received(stream, data, True))
 
     def _stray(self, stream_id: int, kind: str) -> None:
-        """A frame of a stream that is not open."""
+        """Process a frame of a stream that is not open."""
         if stream_id == 0 or stream_id > self._last_id or not stream_id & 1:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"{kind} on the stream {stream_id}, which was not opened")
         self._count_control()
@@ -477,21 +500,24 @@ class Http2:
         self._events.append(Aborted(stream, int.from_bytes(payload, "big")))
 
     def take_given_up(self) -> list[int]:
-        """Return streams that the client has reset since the last call, after their answers were complete: it may not have
-        received these."""
+        """Return the streams that the client has reset since the last call, after their responses were complete. The
+        client may not have received these responses."""
         given_up, self._given_up = self._given_up, []
         return given_up
 
     def _count_reset(self) -> None:
         self._resets += 1
         if self._resets > MAX_RESETS:
-            reason = f"more than {MAX_RESETS} calls were given up in {CONTROL_SPAN_S:g} s"
+            reason = f"more than {MAX_RESETS} calls were cancelled early or refused in {CONTROL_SPAN_S:g} s"
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, reason)
 
     def _count_cancelled(self) -> None:
-        """Count a call whose request was complete. It costs its client a request like any other, and nothing of it outlives
-        the call. Apache's proxy counts none: a client that has more receives waiting than streams opens and cancels those
-        whose deadline passed meanwhile."""
+        """Count a cancelled call whose request was complete.
+
+        Such a call costs its client a request like any other, and no state outlives it. Apache's proxy has no limit,
+        because a client with more pending receives than streams opens and cancels those whose deadline has passed
+        meanwhile.
+        """
         self._cancelled += 1
         if self._cancelled > MAX_CANCELLED_CALLS:
             reason = f"more than {MAX_CANCELLED_CALLS} requests were cancelled in {CONTROL_SPAN_S:g} s"
@@ -516,7 +542,7 @@ class Http2:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"SETTINGS have {len(payload)} bytes")
         if flags & ACK:
             return
-        self._out.append(encode(SETTINGS, ACK, 0))  # before the data that they may release
+        self._out.append(encode(SETTINGS, ACK, 0))  # the acknowledgement precedes data that the settings may release
         for name, value in decode_settings(payload):
             self._set(name, value)
 
@@ -533,10 +559,11 @@ class Http2:
             if value > 1:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"SETTINGS_ENABLE_PUSH is {value}")
         elif name == Setting.HEADER_TABLE_SIZE and value < HPACK_TABLE_BYTES:
-            self.answers.table_note = b"\x20"  # RFC 7541, 4.2: a smaller table is confirmed, by one of no size
+            # RFC 7541, 4.2: a smaller table is confirmed by a size update, here to size 0
+            self.answers.table_note = b"\x20"
 
     def _push_promise(self, flags: int, stream_id: int, payload: bytes) -> None:
-        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a client pushes nothing")
+        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE from a client")
 
     def _ping(self, flags: int, stream_id: int, payload: bytes) -> None:
         self._count_control()
@@ -548,7 +575,7 @@ class Http2:
             self._out.append(encode(PING, ACK, 0, payload))
 
     def _goaway(self, flags: int, stream_id: int, payload: bytes) -> None:
-        """The client opens no more streams; it closes when it has its answers."""
+        """Process GOAWAY: the client opens no more streams, and closes the connection when it has its responses."""
         self._count_control()
         if stream_id:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"GOAWAY on the stream {stream_id}")
@@ -572,15 +599,17 @@ class Http2:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"WINDOW_UPDATE on the stream {stream_id}")
 
     def _count_update(self) -> None:
-        """A client that reads answers each frame of data with two of these at most: its stream's and the connection's."""
+        """Count a WINDOW_UPDATE. A client needs at most two for each DATA frame: for the stream and for the connection."""
         self._updates += 1
         if self._updates > MAX_CONTROL_FRAMES + 2 * self.answers.data_frames:
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "many more WINDOW_UPDATE came than data was sent")
+            raise ConnectionFault(
+                ErrorCode.ENHANCE_YOUR_CALM, "too many WINDOW_UPDATE frames for the data that was sent"
+            )
 
     # Ending
 
     def reset(self, stream_id: int, code: ErrorCode) -> None:
-        """End a stream immediately. An open stream gets `Aborted`."""
+        """End a stream immediately. An open stream gets the event `Aborted`."""
         stream = self.streams.get(stream_id)
         if stream is None:
             self.answers.remember(stream_id, knows=False)
@@ -590,7 +619,7 @@ class Http2:
         self._out.append(encode_reset(stream_id, code))
 
     def end(self, code: ErrorCode = ErrorCode.NO_ERROR, reason: str = "") -> None:
-        """GOAWAY. Nothing is read any more."""
+        """End the connection with GOAWAY. Later bytes are ignored."""
         if not self.is_over:
             self.is_over = True
             self.is_behind = False
@@ -598,7 +627,7 @@ class Http2:
             self._out.append(encode_goaway(self._last_id, code, reason[:_REASON_CHARS]))
 
     def lost(self) -> list[Stream]:
-        """The connection is gone; the streams that were open."""
+        """Record that the connection is closed, and return the streams that were open."""
         self.is_over = True
         open_streams = list(self.streams.values())
         for stream in open_streams:
@@ -607,14 +636,14 @@ class Http2:
 
 
 def _unpadded(payload: bytes) -> bytes:
-    """6.1"""
+    """Return the payload of a padded frame (6.1)."""
     if not payload or payload[0] >= len(payload):
         raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a frame has more padding than bytes")
     return payload[1 : len(payload) - payload[0]]
 
 
-_Taker = Callable[[Http2, int, int, bytes], None]
-_TAKERS: Final[tuple[_Taker, ...]] = tuple(
+_Handler = Callable[[Http2, int, int, bytes], None]
+_HANDLERS: Final[tuple[_Handler, ...]] = tuple(
     {
         FrameType.DATA: Http2._data,
         FrameType.HEADERS: Http2._headers,
@@ -631,13 +660,14 @@ _TAKERS: Final[tuple[_Taker, ...]] = tuple(
 
 
 # ------------------------------------------------------------------------------
-# Streams and their windows (RFC 9113, 5.2): a sender sends as many bytes as the receiver has allowed, and no more.
+# Streams and flow control (RFC 9113, section 5.2): a sender may send only as many bytes as the receiver's windows
+# permit.
 #
-# Each call is a stream. Its answer waits in it until both windows, its own and the connection's, are open.
+# Each call is a stream. Its response waits in the stream until its own window and the connection's window are open.
 
 
 class Trailers:
-    """The end of an answer: a header block, or an empty one if the data ends it."""
+    """The end of a response: a header block, or an empty block if the response ends with its data."""
 
     __slots__ = ("block",)
 
@@ -646,8 +676,16 @@ class Trailers:
 
 
 class Stream:
-    """`call` is the owner's. `allowed`: bytes that the client may still send; `window`: that it takes; `content_left`: of
-    what content-length has promised, or -1. `field_bytes`: the size of its header fields."""
+    """State of one stream.
+
+    Attributes:
+        call: any object of the server
+        allowed: bytes that the client may still send
+        window: bytes that the client accepts
+        content_left: bytes that are missing from the announced content-length; -1 without content-length
+        field_bytes: size of the header fields, as RFC 9113 counts
+        pending: data and trailers that wait for a window
+    """
 
     __slots__ = (
         "allowed",
@@ -677,9 +715,17 @@ class Stream:
 
 
 class Answers:
-    """The streams of a connection, and what goes out on them. `gone`: streams that are over, and whether the client may not
-    know yet. `pending_bytes` wait for the client's windows, in `pending` pieces. `field_bytes`: the header fields of all
-    streams."""
+    """Streams of a connection, and the responses that are sent on them.
+
+    Attributes:
+        out: frames to be written
+        streams: open streams by id
+        gone: ended streams; the value is True if the client may still send frames on the stream because it does not
+            know of the end yet
+        pending: number of pieces that wait for the client's windows
+        pending_bytes: bytes of these pieces
+        field_bytes: header fields of all open streams
+    """
 
     def __init__(self) -> None:
         self.out: list[bytes] = []
@@ -689,17 +735,17 @@ class Answers:
         self.data_frames = 0
         self.max_frame_bytes = MIN_FRAME_BYTES
         self.stream_window = DEFAULT_WINDOW_BYTES
-        self.table_note = b""  # before the next block, once the client's table has become smaller
+        self.table_note = b""  # HPACK size update that precedes the next header block
         self._window = DEFAULT_WINDOW_BYTES
-        self._waiting: dict[Stream, None] = {}  # for the connection's window
+        self._waiting: dict[Stream, None] = {}  # streams that wait for the connection's window
 
     def send_headers(self, stream: Stream, block: bytes) -> None:
-        """The beginning of an answer."""
+        """Send the header block that starts a response."""
         if not stream.is_answer_ended:
             self.out.append(self._header_frames(stream.id, block, False))
 
     def send_data(self, stream: Stream, data: bytes) -> None:
-        """Now, or as soon as the client's windows allow. Nothing once the stream is over."""
+        """Send data now, or as soon as the client's windows permit. Does nothing after the end of the stream."""
         size = len(data)
         if stream.is_answer_ended or not size:
             return
@@ -716,14 +762,15 @@ class Answers:
         self._flush_stream(stream)
 
     def send_end(self, stream: Stream, block: bytes) -> None:
-        """The end of an answer: a block of trailers, or of headers if nothing was sent before; an empty one ends the data."""
+        """Send the end of a response: a block of trailers, or of headers if nothing was sent before, or an empty block
+        to end the data."""
         if not stream.is_answer_ended:
             stream.pending.append(Trailers(block))
             self.pending += 1
             self._flush_stream(stream)
 
     def open(self, increment: int) -> bool:
-        """The connection's window grows. Whether it may."""
+        """Increase the connection's window. Return False if the increment is invalid."""
         self._window += increment
         is_legal = self._window <= MAX_WINDOW_BYTES
         if is_legal:
@@ -731,6 +778,7 @@ class Answers:
         return is_legal
 
     def open_stream(self, stream: Stream, increment: int) -> bool:
+        """Increase a stream's window. Return False if the increment is invalid."""
         stream.window += increment
         is_legal = stream.window <= MAX_WINDOW_BYTES
         if is_legal and stream.pending:
@@ -738,7 +786,10 @@ class Answers:
         return is_legal
 
     def resize(self, window: int) -> bool:
-        """Another first window of streams (6.9.2): what was sent already is counted on, and a window may become negative."""
+        """Change the initial window of streams (6.9.2). Return False if a window becomes too large.
+
+        Bytes that were sent before count, so a window may become negative.
+        """
         difference, self.stream_window = window - self.stream_window, window
         for stream in self.streams.values():
             stream.window += difference
@@ -749,13 +800,19 @@ class Answers:
         return True
 
     def flush(self) -> None:
+        """Send data that waits for the connection's window."""
         for stream in list(self._waiting):
             if self._window <= 0:
                 return
             self._flush_stream(stream)
 
     def forget(self, stream: Stream, *, knows: bool) -> None:
-        """A stream is over. knows: the client cannot send anything on it that it has not sent already."""
+        """Remove an ended stream.
+
+        Args:
+            stream: the stream
+            knows: True if the client cannot send any further frames on it
+        """
         del self.streams[stream.id]
         self.field_bytes -= stream.field_bytes
         self.pending -= len(stream.pending)
@@ -765,6 +822,7 @@ class Answers:
         self.remember(stream.id, knows=knows)
 
     def remember(self, stream_id: int, *, knows: bool) -> None:
+        """Remember the end of a stream, so that late frames of the client are recognized. `knows` is as in `forget`."""
         self.gone[stream_id] = not knows
         if len(self.gone) > KEPT_STREAM_IDS:
             del self.gone[next(iter(self.gone))]
@@ -775,7 +833,7 @@ class Answers:
         return headers_frames(stream_id, block, end_stream, self.max_frame_bytes)
 
     def _flush_stream(self, stream: Stream) -> None:
-        """Writes as much as the windows allow."""
+        """Send as much of the stream's pending data as the windows permit."""
         pending = stream.pending
         while pending:
             data = pending[0]
@@ -786,7 +844,7 @@ class Answers:
                 return
             size = min(len(data), stream.window, self._window, self.max_frame_bytes)
             if size <= 0:
-                if stream.window > 0:  # else the connection's window changes nothing for it
+                if stream.window > 0:  # if its own window is closed, an update of the connection's window cannot help
                     self._waiting[stream] = None
                 else:
                     self._waiting.pop(stream, None)
@@ -809,34 +867,34 @@ class Answers:
             self.out.append(self._header_frames(stream.id, block, True))
         else:
             self.out.append(encode(DATA, END_STREAM, stream.id))
-        if not stream.is_request_ended:  # 8.1: nobody reads the rest of the request
+        if not stream.is_request_ended:  # the rest of the request will not be read (8.1)
             self.out.append(encode_reset(stream.id, ErrorCode.NO_ERROR))
         self.forget(stream, knows=stream.is_request_ended)
 
 
 # ------------------------------------------------------------------------------
-# Checks the header fields of a request (RFC 9113, 8.2 and 8.3).
+# Checks of a request's header fields (RFC 9113, sections 8.2 and 8.3).
 
 
 Fields = Mapping[bytes, bytes]
-"""A request's, by name; values of a name that is there more than once are joined by `, `."""
+"""Header fields of a request by name; repeated values are joined by `, `."""
 
 _PSEUDO: Final = frozenset((b":method", b":scheme", b":path", b":authority"))
 _OF_CONNECTIONS: Final = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade", b":status")
 )
 _SINGLE: Final = frozenset((b"authorization", b"grpc-timeout", b"x-mq-client-id", b"x-mq-date-time"))
-"""Fields that identify one client: two of them are not a list."""
+"""Fields that must occur at most once, because they identify a client or a deadline."""
 _MAX_DIGITS: Final = 15
 _TRAILERS: Final = b"trailers"
 
 
 class MalformedRequest(ValueError):
-    """The request is refused; the connection continues."""
+    """The request is invalid; the connection continues."""
 
 
 _known_names: Final[set[tuple[bytes, ...]]] = set()
-"""Sets of names that were checked, in their order: a client sends the same ones in each call."""
+"""Sequences of names that were checked already, because a client sends the same names in each call."""
 
 
 def request_fields(fields: list[Field]) -> Fields:
@@ -858,17 +916,17 @@ def request_fields(fields: list[Field]) -> Fields:
 
 def _checked(fields: list[Field]) -> dict[bytes, bytes]:
     found: dict[bytes, bytes] = {}
-    is_behind_pseudo = False
+    is_after_pseudo = False
     for name, value in fields:
         if name[:1] == b":":
-            if is_behind_pseudo or name not in _PSEUDO or name in found:
-                raise MalformedRequest(f"the pseudo-header field {_shown(name)} may not be there, or twice")
+            if is_after_pseudo or name not in _PSEUDO or name in found:
+                raise MalformedRequest(f"the pseudo-header field {_shown(name)} is not allowed here, or repeated")
         else:
-            is_behind_pseudo = True
+            is_after_pseudo = True
             _check(name, value)
             if name in found:
                 if name in _SINGLE:
-                    raise MalformedRequest(f"the header field {_shown(name)} is there twice")
+                    raise MalformedRequest(f"the header field {_shown(name)} is repeated")
                 value = found[name] + b", " + value
         found[name] = value
     return found
@@ -886,18 +944,18 @@ def _check(name: bytes, value: bytes) -> None:
     if not name.islower() and (not name or name != name.lower()):
         raise MalformedRequest(f"the header field {_shown(name)} is not in lower case")
     if name in _OF_CONNECTIONS:
-        raise MalformedRequest(f"the header field {_shown(name)} has no place in HTTP/2")
+        raise MalformedRequest(f"the header field {_shown(name)} is not allowed in HTTP/2")
     if name == b"te":
         _check_te(value)
 
 
 def _check_te(value: bytes) -> None:
     if value != _TRAILERS:
-        raise MalformedRequest("the header field te may say nothing but trailers")
+        raise MalformedRequest("the header field te must be trailers")
 
 
 def content_length(fields: Fields) -> int:
-    """-1 without one. Raises MalformedRequest."""
+    """Return the content-length, or -1 without one. Raises MalformedRequest."""
     text = fields.get(b"content-length")
     if text is None:
         return -1

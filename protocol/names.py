@@ -23,7 +23,7 @@ from .config import (
 )
 
 # ------------------------------------------------------------------------------
-# Names of topics and groups: which are legal, which the system uses, and which are derived from others.
+# Names of topics and groups: legal names, names of the system, and names that are derived from others.
 
 
 RETRY_PREFIX: Final = "%RETRY%"
@@ -32,7 +32,8 @@ LMQ_PREFIX: Final = "%LMQ%$"
 DEFAULT_TOPIC: Final = "TBW102"
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
-NOTES_TOPIC: Final = "rmq_sys_delivery_notes"  # ours: what was delivered of the messages in the two before
+# Rocketlet's own: records which messages of SCHEDULE_TOPIC and TIMER_TOPIC were delivered
+NOTES_TOPIC: Final = "rmq_sys_delivery_notes"
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP_HALF_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 CHECK_MAX_TIME_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
@@ -40,11 +41,12 @@ TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
 OFFSET_MOVED_TOPIC: Final = "OFFSET_MOVED_EVENT"
 BENCHMARK_TOPIC: Final = "BenchmarkTest"
-MARKS_TOPIC: Final = "ROCKETLET_DEAD_LETTER_MARKS"  # ours: which dead letters were sent again or discarded
+# Rocketlet's own: records which dead letters were resent or discarded
+MARKS_TOPIC: Final = "ROCKETLET_DEAD_LETTER_MARKS"
 INNER_PRODUCER_GROUP: Final = "CLIENT_INNER_PRODUCER"
-TOOLS_GROUP: Final = "TOOLS_CONSUMER"  # every Apache broker has it: for reading without a group
+TOOLS_GROUP: Final = "TOOLS_CONSUMER"  # a group of every Apache broker, for reads without a consumer group
 SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
-# Groups that Apache's brokers make for themselves (SubscriptionGroupManager.init, MixAll).
+# Groups that Apache's brokers create for themselves (SubscriptionGroupManager.init, MixAll).
 SYSTEM_GROUPS: Final = frozenset(
     (
         TOOLS_GROUP,
@@ -59,7 +61,7 @@ SYSTEM_GROUPS: Final = frozenset(
 )
 
 
-# Messages may not be sent to these by clients (code 16).
+# Clients may not send to these topics (response code 16).
 UNSENDABLE_TOPICS: Final = frozenset(
     (
         SCHEDULE_TOPIC,
@@ -74,7 +76,7 @@ UNSENDABLE_TOPICS: Final = frozenset(
 )
 INNER_TOPICS: Final = UNSENDABLE_TOPICS | {TRACE_TOPIC}
 SYSTEM_TOPICS: Final = UNSENDABLE_TOPICS | {DEFAULT_TOPIC, BENCHMARK_TOPIC, TRACE_TOPIC}
-# Apache's clients send these if nobody has set a group; two such programs would share one.
+# Apache's clients use these if no group is set, so that unrelated programs would share a group.
 RESERVED_GROUPS: Final = frozenset(("DEFAULT_PRODUCER", "DEFAULT_CONSUMER"))
 
 _REPLY_END: Final = "_REPLY_TOPIC"
@@ -115,8 +117,8 @@ def lite_name_fault(name: str) -> str | None:
 
 
 def with_namespace(name: str, namespace: str) -> str:
-    """Return `teamA%name`: a topic or group of a namespace as clients of 4.9 and Apache's proxy name it
-    (NamespaceUtil.wrapNamespace). A prefix of retry topics and dead letters stays in front."""
+    """Return `teamA%name`: the name of a namespace's topic or group as clients of 4.9 and Apache's proxy send it
+    (NamespaceUtil.wrapNamespace). A prefix of retry topics or dead-letter topics stays in front."""
     if not namespace or not name:
         return name
     prefix = next((prefix for prefix in (RETRY_PREFIX, DLQ_PREFIX) if name.startswith(prefix)), "")
@@ -125,7 +127,7 @@ def with_namespace(name: str, namespace: str) -> str:
 
 
 def without_namespace(name: str, namespace: str) -> str:
-    """Return a topic's or group's name as the clients of its namespace know it."""
+    """Return the name of a topic or group as clients of the namespace use it."""
     if not namespace:
         return name
     prefix = next((prefix for prefix in (RETRY_PREFIX, DLQ_PREFIX) if name.startswith(prefix)), "")
@@ -133,12 +135,12 @@ def without_namespace(name: str, namespace: str) -> str:
 
 
 def sorted_ids(client_ids: Iterable[str]) -> list[str]:
-    """Member ids in Java's order, by UTF-16 units."""
+    """Sort member ids in Java's order, by UTF-16 units."""
     return sorted(client_ids, key=lambda client_id: client_id.encode("utf-16-be", "surrogatepass"))
 
 
 def reply_topic(cluster: str) -> str:
-    """Where replies to requests are kept."""
+    """Return the topic in which a broker stores replies to requests."""
     return cluster + _REPLY_END
 
 
@@ -147,39 +149,40 @@ def is_system_topic(topic: str) -> bool:
 
 
 def is_reply_topic(topic: str) -> bool:
-    """Whether a broker may keep replies there; a cluster is called as its operator wants."""
+    """Return True if the topic may be a reply topic. Only its end is fixed, because the cluster may have any name."""
     return topic.endswith(_REPLY_END)
 
 
 def is_inner_topic(topic: str) -> bool:
-    """Whether brokers keep in it what belongs to other topics: their delayed and half messages, replies, traces."""
+    """Return True if brokers store messages of other topics in this topic: delayed and half messages, replies, traces."""
     return topic in INNER_TOPICS or topic.startswith("rmq_sys_") or is_reply_topic(topic)
 
 
 def is_made_by_brokers(topic: str) -> bool:
-    """Whether no user made the topic: a system topic, or one that holds a group's retries or dead letters, or their marks."""
+    """Return True if users do not create the topic: a system topic, a retry topic, a dead-letter topic, or the topic
+    with marks of dead letters."""
     return is_system_topic(topic) or topic.startswith((RETRY_PREFIX, DLQ_PREFIX)) or topic == MARKS_TOPIC
 
 
 def is_system_group(group: str) -> bool:
-    """Whether RocketMQ made the group for itself."""
+    """Return True if the group is one of RocketMQ's own groups."""
     return group in SYSTEM_GROUPS or group.startswith(SYSTEM_GROUP_PREFIX)
 
 
 def topic_fault(topic: str) -> str | None:
-    """Why a topic's name is not legal; None if it is."""
+    """Return the reason why a topic name is illegal; None if it is legal."""
     return _fault("topic", topic, MAX_TOPIC_CHARS)
 
 
 def group_fault(group: str) -> str | None:
-    """Why a group's name is not legal; None if it is."""
+    """Return the reason why a group name is illegal; None if it is legal."""
     if group in RESERVED_GROUPS:
         return f"the group name {group} is reserved; choose another one"
     return _fault("group", group, MAX_GROUP_CHARS)
 
 
 class IllegalName(ValueError):
-    """A name that a topic or group may not have. The text says why."""
+    """An illegal name of a topic or group. The text has the reason."""
 
 
 def _fault(kind: str, name: str, limit_chars: int) -> str | None:
@@ -188,7 +191,7 @@ def _fault(kind: str, name: str, limit_chars: int) -> str | None:
     if not _LEGAL(name):
         return f"the {kind} name {name[:limit_chars]!r} has characters other than letters, digits, and % | _ -"
     if len(name) > limit_chars:
-        return f"the {kind} name has {len(name)} characters; {limit_chars} are allowed"
+        return f"the {kind} name has {len(name)} characters; maximum {limit_chars}"
     return None
 
 
@@ -197,7 +200,7 @@ def _fault(kind: str, name: str, limit_chars: int) -> str | None:
 
 
 class Queue(NamedTuple):
-    """A message queue. Sorts as RocketMQ sorts: by topic, broker name, queue id."""
+    """A message queue. The order is RocketMQ's: by topic, broker name, queue id."""
 
     topic: str
     broker_name: str
@@ -208,24 +211,24 @@ class Queue(NamedTuple):
 
 
 # ------------------------------------------------------------------------------
-# Tag expressions: `*` or `TagA || TagB`. The broker filters by Java's hash of a tag, the client by its text.
+# Tag expressions: `*` or `TagA || TagB`. The broker filters by Java's hash of a tag, the client by the tag itself.
 
 
 ALL: Final = "*"
 TAG: Final = "TAG"
 SQL92: Final = "SQL92"
-_HASHED: Final = 256  # UTF-16 units whose products are added up together
+_HASHED: Final = 256  # UTF-16 units that are summed in one step
 _POWERS: Final = tuple(pow(31, exponent, 1 << 32) for exponent in range(_HASHED + 1))
 
 
 class Sql(str):
-    """Filters by message properties, evaluated by the broker: `Sql("price > 5 AND kind IN ('a', 'b')")`."""
+    """A filter by message properties, evaluated by the broker: `Sql("price > 5 AND kind IN ('a', 'b')")`."""
 
     __slots__ = ()
 
 
 def java_hash(text: str) -> int:
-    """Java's `String.hashCode`: over UTF-16 units, wrapped to a signed 32-bit number."""
+    """Return Java's `String.hashCode`: computed over UTF-16 units, wrapped to a signed 32-bit number."""
     data = text.encode("utf-16-be", "surrogatepass")
     units = unpack(f">{len(data) // 2}H", data)
     value = 0
@@ -239,7 +242,7 @@ _known_hash = lru_cache(maxsize=4096)(java_hash)
 
 
 def tag_code(properties: str) -> int:
-    """The hash of a message's tag, which a broker filters by; 0 without a tag."""
+    """Return the hash of a message's tag, by which brokers filter; 0 without a tag."""
     tag = props.find(properties, props.TAGS)
     if not tag:
         return 0
@@ -248,7 +251,8 @@ def tag_code(properties: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """One member's subscription to one topic. `version` is the time of the subscription (ms; ns from Go)."""
+    """One member's subscription to one topic. `version` is the time of the subscription, in ms, or in ns from Go
+    clients."""
 
     topic: str
     expression: str = ALL
@@ -263,7 +267,8 @@ class Subscription:
 
     @property
     def summary(self) -> str:
-        """The expression; of a long one its beginning, and a hash that distinguishes it from others with this beginning."""
+        """The expression. A long expression is cut, and ends with a hash that distinguishes it from other long
+        expressions."""
         text = self.expression
         if len(text) <= MAX_SUMMARY_CHARS:
             return text
@@ -271,19 +276,20 @@ class Subscription:
         return text[: MAX_SUMMARY_CHARS - len(tail)] + tail
 
     def matches_code(self, code: int) -> bool:
-        """Whether a message whose tag has this hash may match: the broker's filter."""
+        """Return True if a message whose tag has this hash may match; this is the broker's filter."""
         return self.expression == ALL or self.kind != TAG or code in self.codes
 
 
 class SubscriptionError(ValueError):
-    """The expression cannot be read."""
+    """The expression of a subscription is invalid."""
 
 
 def parse_subscription(topic: str, expression: str | None, *, version: int = 0, kind: str | None = TAG) -> Subscription:
-    """A subscription from its text. Raises SubscriptionError if the text names no tag at all, or too many, or is too long."""
+    """Parse a subscription. Raises SubscriptionError if the expression contains no tag or too many tags, or is too
+    long."""
     text = expression or ALL
     if len(text) > MAX_EXPRESSION_CHARS:
-        raise SubscriptionError(f"the expression has {len(text)} characters; {MAX_EXPRESSION_CHARS} are allowed")
+        raise SubscriptionError(f"the expression has {len(text)} characters; maximum {MAX_EXPRESSION_CHARS}")
     kind = kind or TAG
     if kind != TAG:
         return Subscription(topic, text, version=version, kind=kind)
@@ -293,14 +299,15 @@ def parse_subscription(topic: str, expression: str | None, *, version: int = 0, 
     if not tags:
         raise SubscriptionError(f"the tag expression {text!r} names no tag; use `*` or `TagA || TagB`")
     if len(tags) > MAX_EXPRESSION_TAGS:
-        raise SubscriptionError(f"the tag expression names {len(tags)} tags; {MAX_EXPRESSION_TAGS} are allowed")
+        raise SubscriptionError(f"the tag expression names {len(tags)} tags; maximum {MAX_EXPRESSION_TAGS}")
     return Subscription(topic, text, tags, frozenset(map(java_hash, tags)), version)
 
 
 # ------------------------------------------------------------------------------
-# A number with its noun, as every text of ours says it.
+# A number with its noun, for texts.
 
 
 def counted(count: int, one: str, many: str = "") -> str:
-    """`1 message waits` or `2,500 messages wait`. `many` is needed where more than an s follows the last word of `one`."""
+    """Return a text such as `1 message waits` or `2,500 messages wait`. `many` is needed if the plural is not `one`
+    with an s."""
     return f"{count:,} {one if count == 1 else many or f'{one}s'}"

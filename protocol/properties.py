@@ -1,6 +1,6 @@
-"""A message's properties: `name \\x01 value \\x02 name \\x01 value`, UTF-8, at most 32,767 bytes.
+"""A message's properties: `name \\x01 value \\x02 name \\x01 value`, encoded in UTF-8, at most 32,767 bytes.
 
-The names below belong to RocketMQ. `reserved_fault` refuses them in messages of users.
+The names below belong to RocketMQ. `reserved_fault` rejects them in messages of users.
 """
 
 from __future__ import annotations
@@ -24,10 +24,14 @@ TIMER_DELAY_SEC: Final = "TIMER_DELAY_SEC"
 TIMER_DELAY_MS: Final = "TIMER_DELAY_MS"
 TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
 TIMER_OUT_MS: Final = "TIMER_OUT_MS"
+<<<<<<< HEAD
 PRIORITY: Final = "_SYS_MSG_PRIORITY_"  # 5.4's: the larger, the more urgent
 LITE_TOPIC: Final = "__LITE_TOPIC"  # 5.5's: the lite topic of a message in its parent topic
 LITE_QUEUE: Final = "INNER_MULTI_DISPATCH"  # set by the broker: `%LMQ%$parent$name`
 LITE_OFFSET: Final = "INNER_MULTI_QUEUE_OFFSET"  # set by the broker: the message's offset in its lite topic
+=======
+PRIORITY: Final = "_SYS_MSG_PRIORITY_"  # a property of 5.4: a higher number is a higher priority
+>>>>>>> dcfc07b1 (protocol: document bodies, HTTP/2 and names in the field's terms)
 TIMER_RECALL: Final = "TIMER_DEL_UNIQKEY"
 PRODUCER_GROUP: Final = "PGROUP"
 UNIQUE_KEY: Final = "UNIQ_KEY"
@@ -35,10 +39,12 @@ ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
 MAX_RECONSUME_TIMES: Final = "MAX_RECONSUME_TIMES"
 CLUSTER: Final = "CLUSTER"
 TRACE_ON: Final = "TRACE_ON"
-DROPPED: Final = "DROPPED_PROPERTIES"  # ours: of a dead letter that had no room for all
+# Rocketlet's own: names of properties that were dropped from a dead letter because of the size limit
+DROPPED: Final = "DROPPED_PROPERTIES"
 DLQ_ORIGIN_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
 DLQ_ORIGIN_MESSAGE_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
-DLQ_REASON: Final = "DLQ_REASON"  # ours: why a dead letter, or a message that is retried, was not handled
+# Rocketlet's own: the reason why a dead letter, or a message that is retried, was not handled
+DLQ_REASON: Final = "DLQ_REASON"
 _DROPPED_NAMES_BYTES: Final = 200
 
 RESERVED: Final = frozenset(
@@ -91,13 +97,13 @@ RESERVED: Final = frozenset(
 
 
 def encode(properties: Mapping[str, str]) -> str:
-    """The text of the properties, without a trailing separator. Empty values vanish, as in Java."""
+    """Encode properties, without a separator at the end. Properties with empty values are left out, as in Java."""
     return PAIR_END.join(f"{name}{NAME_END}{value}" for name, value in properties.items() if value)
 
 
 def decode(text: str) -> dict[str, str]:
-    """The properties of a text, by Java's rules: an item under 3 characters, or without a name or a value, is skipped. Of a
-    name that occurs twice, the last value counts."""
+    """Decode properties by Java's rules: an item without a name or a value is skipped. If a name occurs twice, the last
+    value counts."""
     properties: dict[str, str] = {}
     for item in text.split(PAIR_END):
         name, _, value = item.partition(NAME_END)
@@ -107,7 +113,7 @@ def decode(text: str) -> dict[str, str]:
 
 
 def find(text: str, name: str) -> str | None:
-    """The value of one property as `decode` has it, without parsing the others."""
+    """Return the value of one property, like `decode`, but without decoding the others."""
     wanted = name + NAME_END
     at = len(text)
     while (at := text.rfind(PAIR_END + wanted, 0, at)) >= 0:
@@ -118,28 +124,29 @@ def find(text: str, name: str) -> str | None:
 
 
 def without(text: str, name: str) -> str:
-    """The text with one property taken out."""
+    """Return the encoded properties without one property."""
     wanted = name + NAME_END
     if wanted not in text:
         return text
     before, mark, rest = text.partition(PAIR_END + wanted)
-    if mark and wanted not in rest and not text.startswith(wanted):  # as nearly always: it is there once
+    if mark and wanted not in rest and not text.startswith(wanted):  # the usual case: the property occurs once
         _, end, after = rest.partition(PAIR_END)
         return before + end + after
     return PAIR_END.join([item for item in text.split(PAIR_END) if item and not item.startswith(wanted)])
 
 
 def appended(text: str, name: str, value: str) -> str:
-    """The text with one property added at its end."""
+    """Return the encoded properties with one more property at the end."""
     if not text or text.endswith(PAIR_END):
         return f"{text}{name}{NAME_END}{value}"
     return f"{text}{PAIR_END}{name}{NAME_END}{value}"
 
 
 def shortened(text: str, size_bytes: int) -> tuple[str, list[str]]:
-    """Return the text within this many bytes, and the names of the properties that were dropped for it.
+    """Shorten encoded properties to this many bytes, and return them with the names of the dropped properties.
 
-    The longest properties of users are dropped first. Their names are kept as one more property."""
+    The longest properties of users are dropped first. Their names are stored in one more property.
+    """
     items = [item for item in text.split(PAIR_END) if item]
     sizes = [len(item.encode()) + 1 for item in items]
     order = sorted(range(len(items)), key=lambda index: (_name_of(items[index]) in RESERVED, -sizes[index]))
@@ -162,7 +169,7 @@ def _name_of(item: str) -> str:
 
 
 def reserved_fault(properties: Mapping[str, str]) -> str | None:
-    """Why a user's properties cannot be sent; None if they can."""
+    """Return the reason why a user's properties cannot be sent; None if they can."""
     for name, value in properties.items():
         if name in RESERVED:
             return f"the property {name} is RocketMQ's own; choose another name"
@@ -171,5 +178,5 @@ def reserved_fault(properties: Mapping[str, str]) -> str | None:
         if not name.strip() or not value.strip():
             return f"the property {name!r} has the value {value!r}; neither may be blank"
         if NAME_END in name or PAIR_END in name or PAIR_END in value or NAME_END in value:
-            return f"the property {name!r} holds a separator character (U+0001 or U+0002)"
+            return f"the property {name!r} contains a separator character (U+0001 or U+0002)"
     return None

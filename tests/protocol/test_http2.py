@@ -475,7 +475,7 @@ def test_the_largest_message_is_taken_and_a_larger_one_is_refused_by_its_prefix(
     reader = MessageReader()
     assert reader.feed(b"\0" + MAX_CALL_BYTES.to_bytes(4, "big")) == []
     assert len(reader.feed(b"x" * MAX_CALL_BYTES)[0]) == MAX_CALL_BYTES
-    with pytest.raises(CallFault, match=f"{MAX_CALL_BYTES} are allowed") as fault:
+    with pytest.raises(CallFault, match=f"maximum {MAX_CALL_BYTES}") as fault:
         reader.feed(b"\0" + (MAX_CALL_BYTES + 1).to_bytes(4, "big"))
     assert fault.value.status is Status.RESOURCE_EXHAUSTED
 

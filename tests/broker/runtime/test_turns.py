@@ -211,7 +211,7 @@ async def test_an_answer_that_no_client_could_read_is_refused(
 ) -> None:
     monkeypatch.setattr("rocketlet.protocol.bodies.MAX_TABLE_BYTES", 50_000)
     answer = await wire.call(Code.GET_TOPIC_STATS_INFO, {"topic": "large"})
-    assert (answer.code, "ask for less" in (answer.remark or "")) == (1, True)
+    assert (answer.code, "request less" in (answer.remark or "")) == (1, True)
 
 
 def test_a_registration_of_very_many_topics_is_taken_in_pieces() -> None:
