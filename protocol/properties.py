@@ -24,14 +24,10 @@ TIMER_DELAY_SEC: Final = "TIMER_DELAY_SEC"
 TIMER_DELAY_MS: Final = "TIMER_DELAY_MS"
 TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
 TIMER_OUT_MS: Final = "TIMER_OUT_MS"
-<<<<<<< HEAD
-PRIORITY: Final = "_SYS_MSG_PRIORITY_"  # 5.4's: the larger, the more urgent
-LITE_TOPIC: Final = "__LITE_TOPIC"  # 5.5's: the lite topic of a message in its parent topic
+PRIORITY: Final = "_SYS_MSG_PRIORITY_"  # a property of 5.4: a higher number is a higher priority
+LITE_TOPIC: Final = "__LITE_TOPIC"  # a property of 5.5: the lite topic of a message in its parent topic
 LITE_QUEUE: Final = "INNER_MULTI_DISPATCH"  # set by the broker: `%LMQ%$parent$name`
 LITE_OFFSET: Final = "INNER_MULTI_QUEUE_OFFSET"  # set by the broker: the message's offset in its lite topic
-=======
-PRIORITY: Final = "_SYS_MSG_PRIORITY_"  # a property of 5.4: a higher number is a higher priority
->>>>>>> dcfc07b1 (protocol: document bodies, HTTP/2 and names in the field's terms)
 TIMER_RECALL: Final = "TIMER_DEL_UNIQKEY"
 PRODUCER_GROUP: Final = "PGROUP"
 UNIQUE_KEY: Final = "UNIQ_KEY"

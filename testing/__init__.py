@@ -1,28 +1,29 @@
-"""RocketMQ in your test suite: a real broker in this process, a clock you can turn, and faults you can order.
+"""RocketMQ for test suites: a real broker in this process, with a clock that tests advance, and faults that tests
+inject.
 
-under_test  what a test does with a broker, wherever that runs
-broker      one in this process
-errors      what it raises of its own
-cluster     several of them, with one name server
-loop_thread  a thread with an event loop for them
-remote      one in another process or a container, by its control port
-rig         starts it, cleans it, kills it
-state       what it holds
-report      what one needs to see when a test failed
-clock       the broker's time, which `advance` moves
-faults      what may go wrong, in one line each
-grpc_tap    the same for calls of gRPC
-tap         sees each request and each answer, and lets faults act
-loop        names what a test left open
-ports       free ports, also beside other processes that look for some
-config      every limit
-control     the rig behind HTTP, for `rocketlet start --control-port`
-operations  what can be asked of it there
-shapes, fault_orders   the JSON of questions and answers, and of faults
-openapi     their description
+under_test     interface of a broker under test, in this or another process
+broker         a broker in this process
+errors         exceptions of this package
+cluster        several brokers with one name server
+loop_thread    a thread with an event loop
+remote         a broker in another process or a container, by its control port
+rig            starts, clears and kills a broker
+state          the state of a running broker
+report         a report for a failed test
+clock          the broker's clock, which `advance` moves
+faults         the faults that a test can inject
+grpc_tap       recording and faults for gRPC calls
+tap            recording and faults for remoting requests
+loop           an event loop that names handles which a test left open
+ports          free ports, safe with concurrent processes
+config         every limit
+control        the control interface: a rig behind HTTP, for `rocketlet start --control-port`
+operations     the operations of the control interface
+shapes, fault_orders   JSON of requests, responses and faults
+openapi        OpenAPI description of the control interface
 pytest_plugin  the fixture `rocketlet`, which installing `rocketlet[pytest]` registers
 
-Names load when they are first used: pytest loads the plugin in every run, also where no broker is installed.
+Names are loaded on first use, because pytest loads the plugin in every run, even if no broker is installed.
 """
 
 from importlib import import_module

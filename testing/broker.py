@@ -1,8 +1,8 @@
-"""A broker for tests: the real one, on real sockets, in this process.
+"""A broker for tests: the real broker, on real sockets, in this process.
 
-It runs in the running event loop (`async with Broker() as broker`), or in a thread with its own (`with Broker() as
-broker`): that suits tests without asyncio, and one broker for many tests. A test that passes here passes against `rocketlet
-start`.
+It runs in the running event loop (`async with Broker() as broker`), or in a thread with an event loop of its own (`with
+Broker() as broker`), for tests without asyncio and for one broker in many tests. A test that passes with it passes with
+`rocketlet start`.
 """
 
 from __future__ import annotations
@@ -32,11 +32,18 @@ _SETTINGS: Final = frozenset(item.name for item in fields(BrokerConfig)) - {"dat
 
 
 class Broker(BrokerUnderTest):
-    """folder: where its data lies; by default in memory where the system can, else in a temporary folder, gone at the end.
-    port: 0 takes a free one. settings: of `rocketlet.broker.config.BrokerConfig`, such as `default_queues=4`.
+    """A broker in this process.
 
-    `address` is that of name server and broker, for clients. `clock` moves the broker's time, `faults` makes things go
-    wrong. Raises ValueError for a setting that a broker does not have, and for an address that cannot be.
+    `address` is the address of name server and broker for clients. `clock` advances the broker's time, and `faults`
+    injects faults.
+
+    Args:
+        folder: folder for the data; by default a temporary folder, in memory if the system supports it
+        port: port to listen on; 0 for a free port
+        name_server: address of another name server to register with; by default the broker has its own
+        settings: settings of `rocketlet.broker.config.BrokerConfig`, such as `default_queues=4`
+    Raises:
+        ValueError: a setting does not exist, or an address is invalid
     """
 
     def __init__(
@@ -44,16 +51,16 @@ class Broker(BrokerUnderTest):
     ) -> None:
         wrong = sorted(settings.keys() - _SETTINGS)
         if wrong:
-            raise ValueError(f"a broker has no setting {', '.join(wrong)}; it has {', '.join(sorted(_SETTINGS))}")
+            raise ValueError(f"a broker has no setting {', '.join(wrong)}; settings: {', '.join(sorted(_SETTINGS))}")
         if not 0 <= port <= 65_535:
-            raise ValueError(f"port is {port}; 0 to 65535 is allowed")
+            raise ValueError(f"port is {port}; expected 0 to 65535")
         if name_server is not None:
             settings["name_servers"] = tuple(parse_addresses(name_server))
         config = BrokerConfig(data_dir=Path(), address="", vip_channel=False)
         self._thread: LoopThread | None = None
         self._rig = Rig(replace(config, **settings), Listening(port=port), folder=folder, run=self._do)
 
-    # Life
+    # Lifecycle
 
     async def __aenter__(self) -> Self:
         await self._rig.open()
@@ -83,7 +90,7 @@ class Broker(BrokerUnderTest):
 
     @property
     def endpoint(self) -> str:
-        """The `endpoints` for clients of 5.x in any language. Raises RuntimeError if protobuf is missing."""
+        """The `endpoints` for 5.x clients in any language. Raises RuntimeError if protobuf is not installed."""
         return self._rig.endpoint
 
     @property
@@ -96,49 +103,55 @@ class Broker(BrokerUnderTest):
 
     @property
     def folder(self) -> Path:
-        """The folder of its data."""
+        """The folder of the broker's data."""
         return self._rig.folder
 
     def clear(self) -> None:
-        """Makes the broker as new: without topics, groups, messages, faults and requests. Cuts connected clients off. The
-        address stays. In a running loop use `await aclear()`."""
+        """Delete all topics, groups, messages, faults and requests, and disconnect all clients. The address does not
+        change.
+
+        In a running event loop use `await aclear()`.
+        """
         self._in_thread(self._rig.clear, "aclear")
 
     async def aclear(self) -> None:
-        """Like `clear`, in a running loop."""
+        """Like `clear`, in a running event loop."""
         await self._rig.clear()
 
     def restart(self) -> None:
-        """Stops as by SIGTERM and starts again on the same data. In a running loop use `await arestart()`."""
+        """Stop as by SIGTERM, and start on the same data. In a running event loop use `await arestart()`."""
         self._in_thread(self._rig.restart, "arestart")
 
     async def arestart(self) -> None:
-        """Like `restart`, in a running loop."""
+        """Like `restart`, in a running event loop."""
         await self._rig.restart()
 
     def kill(self, *, lose: int = 0) -> None:
-        """Stops as by SIGKILL and starts again; the last `lose` messages that were acknowledged are gone, as after a power
-        cut without `--flush sync`. In a running loop use `await akill()`."""
+        """Stop as by SIGKILL, and start on the same data. In a running event loop use `await akill()`.
+
+        Args:
+            lose: number of last acknowledged messages that are lost, as after a power failure without `--flush sync`
+        """
         self._in_thread(lambda: self._rig.kill(lose=lose), "akill")
 
     async def akill(self, *, lose: int = 0) -> None:
-        """Like `kill`, in a running loop."""
+        """Like `kill`, in a running event loop."""
         await self._rig.kill(lose=lose)
 
     def stop(self) -> None:
-        """Stops as by SIGTERM. Clients find nobody at the address, until `start`. In a running loop use `await astop()`."""
+        """Stop as by SIGTERM. Clients cannot connect until `start`. In a running event loop use `await astop()`."""
         self._in_thread(self._rig.stop, "astop")
 
     async def astop(self) -> None:
-        """Like `stop`, in a running loop."""
+        """Like `stop`, in a running event loop."""
         await self._rig.stop()
 
     def start(self) -> None:
-        """Starts again after `stop`, on the same data and address. In a running loop use `await astart()`."""
+        """Start after `stop`, with the same data and address. In a running event loop use `await astart()`."""
         self._in_thread(self._rig.start, "astart")
 
     async def astart(self) -> None:
-        """Like `start`, in a running loop."""
+        """Like `start`, in a running event loop."""
         await self._rig.start()
 
     def _in_thread(self, work: Callable[[], Coroutine[Any, Any, None]], other: str) -> None:
@@ -146,7 +159,7 @@ class Broker(BrokerUnderTest):
             raise RuntimeError(f"this broker runs in the event loop of the test; use `await broker.{other}()`")
         self._thread.wait(work())
 
-    # Looking
+    # State
 
     @property
     def requests(self) -> list[Request]:
@@ -178,7 +191,7 @@ class Broker(BrokerUnderTest):
     def report(self) -> str:
         return self._do(lambda: report(self._rig))
 
-    # Ordering
+    # Changes
 
     def create_topic(self, topic: str, queues: int = TOPIC_QUEUES, message_type: str = "") -> None:
         self._do(lambda: state.create_topic(self._rig.running, topic, queues, message_type))
@@ -192,10 +205,10 @@ class Broker(BrokerUnderTest):
     def rebalance(self, group: str) -> None:
         self._do(lambda: state.rebalance(self._rig.running, group))
 
-    # Inside
+    # Internals
 
     def _do(self, action: Callable[[], T]) -> T:
-        """Runs in the broker's thread, if it has one of its own."""
+        """Run a function in the broker's thread, if it has one, and return its result."""
         return action() if self._thread is None else self._thread.do(action)
 
     def _skip(self) -> None:

@@ -1,8 +1,9 @@
-"""The time of a broker under test: it runs as the machine's does, and `advance` moves it on.
+"""The clock of a broker under test: it runs like the machine's clock, and `advance` moves it forward.
 
-Everything in the broker that waits or expires goes by it: delay levels, retries, transaction checks, leases, members,
-retention, held pulls and the times of messages. Clients keep the machine's time. So that a jump does not look to the broker
-like the death of all of them, connected members count as heard from, unless a fault has frozen them.
+Everything in the broker that waits or expires uses this clock: delay levels, retries, transaction checks, leases,
+members, retention, held pulls and the times of messages. Clients use the machine's clock. So that an advance does not
+make the broker drop all clients, it counts as contact with every connected client, except for clients that a fault has
+frozen.
 """
 
 from __future__ import annotations
@@ -16,13 +17,19 @@ Run = Callable[[Callable[[], None]], None]
 
 
 def run_here(action: Callable[[], None]) -> None:
-    """Runs in the thread that calls, which is the broker's."""
+    """Run a function in the calling thread, which is the broker's."""
     action()
 
 
 class BrokerClock(MovableClock):
-    """`now_ms` is the broker's time, `advance` moves it. keep_alive: connected clients count as heard from. next_due_s: how
-    long the first delayed message has to wait. run: calls in the broker's thread."""
+    """Clock of a broker under test.
+
+    Args:
+        keep_alive: records contact with all connected clients
+        next_due_s: returns the time until the first delayed message is due, in seconds, or None
+        is_anyone_frozen: returns True if a fault has frozen a client
+        run: calls a function in the broker's thread
+    """
 
     def __init__(
         self,
@@ -40,23 +47,24 @@ class BrokerClock(MovableClock):
 
     @property
     def now_ms(self) -> int:
-        """ms since the epoch, as the broker stamps messages."""
+        """The broker's time, in ms since the epoch."""
         return self.time_ms()
 
     def advance(self, seconds: float = 0.0, *, minutes: float = 0.0, hours: float = 0.0, days: float = 0.0) -> None:
-        """Moves the broker's time on. Everything that falls due on the way is done when this returns: delayed messages are
-        written to the consumers that wait for them. Raises ValueError for a negative time, and for more than 366 days."""
+        """Advance the broker's time. Everything that becomes due is done when this returns; for example, delayed
+        messages are written to the consumers that wait for them.
+
+        Raises ValueError for a negative time, and for more than 366 days.
+        """
         total_s = seconds + 60 * minutes + 3600 * hours + 86_400 * days
         if total_s < 0:
-            raise ValueError(f"the clock cannot go back by {-total_s} s; give a time of 0 or more")
+            raise ValueError(f"the clock cannot be set back by {-total_s} s; expected 0 or more")
         if not total_s <= MAX_ADVANCE_S:
-            raise ValueError(
-                f"the clock cannot move on by {total_s} s; {MAX_ADVANCE_S} (366 days) at a time are allowed"
-            )
+            raise ValueError(f"the clock cannot advance by {total_s} s; maximum {MAX_ADVANCE_S} (366 days)")
         self._run(lambda: self._advance(total_s))
 
     def reset(self) -> None:
-        """Back to the machine's time, without timers."""
+        """Return to the machine's time, and cancel all timers."""
         self.stop()
         self._ahead_s = 0.0
 
@@ -72,7 +80,7 @@ class BrokerClock(MovableClock):
         super().advance(0.0)
 
     def _leap(self, most_s: float) -> None:
-        """Moves to the next delayed message, without a turn for each second of idle sweeps."""
+        """Advance to the next delayed message, but at most by `most_s`, in one step instead of one step per sweep."""
         due_s = self._next_due_s()
         step_s = most_s if due_s is None else min(most_s, max(due_s, 0.001))
         self._ahead_s += step_s

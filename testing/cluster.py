@@ -11,14 +11,15 @@ from .config import WAIT_S
 
 
 class Cluster:
-    """`async with Cluster(brokers=2) as cluster`: a name server with the first broker, and the others beside it.
+    """A cluster for `async with Cluster(brokers=2) as cluster`: the first broker, which is also the name server, and
+    further brokers.
 
-    `brokers` are named broker-a, broker-b, ...; each has its own clock and faults. Clients are given `address`.
+    The brokers are named broker-a, broker-b and so on. Each has its own clock and faults. Clients connect to `address`.
     """
 
     def __init__(self, brokers: int = 2, **settings: Any) -> None:
         if not 1 <= brokers <= 26:
-            raise ValueError(f"brokers is {brokers}; 1 to 26 are allowed")
+            raise ValueError(f"brokers is {brokers}; expected 1 to 26")
         self._count = brokers
         self._settings = settings
         self.brokers: list[Broker] = []
@@ -47,6 +48,6 @@ class Cluster:
         return await rebalanced(self.address, group, members=members, timeout_s=timeout_s)
 
     async def create_topic(self, topic: str, queues: int = TOPIC_QUEUES, message_type: str = "") -> None:
-        """Creates a topic on each broker."""
+        """Create a topic on each broker."""
         async with AdminClient(self.address) as admin:
             await admin.create_topic(topic, queues=queues, message_type=message_type)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 WAIT_S: Final = 60.0  # default timeout of a wait in a test, far above what any wait takes
-LOOK_S: Final = 0.002  # interval at which a condition is polled
+POLL_INTERVAL_S: Final = 0.002  # interval at which a condition is polled
 KEPT_REQUESTS: Final = 10_000  # newest requests of clients that are kept
 
 # The clock

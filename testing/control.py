@@ -1,7 +1,7 @@
-"""The rig behind HTTP: `rocketlet start --control-port`.
+"""The control interface: a rig behind HTTP, for `rocketlet start --control-port`.
 
-Anybody who reaches it can delete everything, so it listens on this machine only unless told otherwise, and takes nothing
-that a web page in a browser here could send: a request with an `Origin`, or one for another host's name.
+Everybody who can reach it can delete everything. It therefore listens only on this machine by default, and rejects
+requests that a web page in a browser on this machine could send: requests with an `Origin`, or for another host name.
 """
 
 from __future__ import annotations
@@ -49,9 +49,10 @@ _STATUS: Final = {
 
 
 class Control:
-    """`async with Control(rig, host, port) as control`: listens until the block ends. `port` 0 takes a free one.
+    """Control interface for `async with Control(rig, host, port) as control`. Port 0 is a free port.
 
-    Raises OSError if it cannot listen there."""
+    Raises OSError if it cannot listen on the address.
+    """
 
     def __init__(self, rig: Rig, host: str, port: int) -> None:
         self._socket = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -68,8 +69,14 @@ class Control:
 
 
 def application(rig: Rig, *, is_local: bool) -> Starlette:
-    """is_local: takes only requests for names of this machine, so that no other name leads a browser here."""
-    changes = asyncio.Lock()  # starts and stops of the broker wait for their turn
+    """Return the ASGI application of the control interface.
+
+    Args:
+        rig: the broker under test
+        is_local: True to accept only requests for names of this machine, so that no other host name leads a browser
+            here
+    """
+    changes = asyncio.Lock()  # serializes starts and stops of the broker
     routes = [
         Route(operation.path, partial(_answer, rig, operation, changes), methods=[operation.method])
         for operation in OPERATIONS
@@ -86,10 +93,10 @@ def application(rig: Rig, *, is_local: bool) -> Starlette:
 async def _answer(rig: Rig, operation: Operation, changes: asyncio.Lock, request: Request) -> Response:
     try:
         if request.headers.get("origin") is not None:
-            raise ValueError("origin: requests of web pages are not taken")
+            raise ValueError("origin: requests of web pages are rejected")
         found = operation.act(rig, await _call(operation, request))
         if inspect.isawaitable(found):
-            found = await _in_turn(operation, changes, found)
+            found = await _serialized(operation, changes, found)
     except (ValueError, LimitExceeded, OverflowError) as error:
         return _problem("ValueError", str(error))
     except KeyError as error:
@@ -98,14 +105,14 @@ async def _answer(rig: Rig, operation: Operation, changes: asyncio.Lock, request
         return _problem("TimeoutError", str(error))
     except (RuntimeError, RocketletError) as error:
         return _problem("RuntimeError", str(error))
-    except Exception as error:  # a defect of ours: the caller is told, and the others are served
+    except Exception as error:  # a defect of this program: report it to the caller, and continue to serve others
         log.exception("control_failed", operation=operation.name)
         return _problem("RuntimeError", f"{operation.name} failed: {error!r}")
     return Response(msgspec.json.encode(found), media_type="application/json")
 
 
-async def _in_turn(operation: Operation, changes: asyncio.Lock, work: Awaitable[Any]) -> Any:
-    """Waiting disturbs nobody; two restarts at a time would."""
+async def _serialized(operation: Operation, changes: asyncio.Lock, work: Awaitable[Any]) -> Any:
+    """Run an operation; only waits run concurrently with others, because two concurrent restarts would conflict."""
     if operation.name == "waitFor":
         return await work
     async with changes:
@@ -118,7 +125,7 @@ def _problem(error: str, message: str) -> Response:
 
 
 async def _call(operation: Operation, request: Request) -> Call:
-    """Raises ValueError."""
+    """Return the contents of a request. Raises ValueError."""
     return Call(request.path_params, _query(operation, request), await _body(operation, request))
 
 
@@ -126,7 +133,7 @@ def _query(operation: Operation, request: Request) -> Any:
     given = dict(request.query_params)
     if operation.query is None:
         if given:
-            raise ValueError(f"{next(iter(given))} is not a parameter; {operation.path} takes none")
+            raise ValueError(f"{next(iter(given))} is not a parameter; {operation.path} has no parameters")
         return None
     return _checked(lambda: msgspec.convert(given, operation.query, strict=False), operation.query)
 
@@ -143,7 +150,7 @@ async def _body(operation: Operation, request: Request) -> Any:
 
 
 def _checked(read: Callable[[], Any], wanted: Any) -> Any:
-    """Raises ValueError, which names the field and what is allowed."""
+    """Decode a value. Raises ValueError, which names the field and its allowed values."""
     try:
         return read()
     except msgspec.ValidationError as error:

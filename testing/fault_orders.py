@@ -1,4 +1,4 @@
-"""Faults as JSON, and back. An order that Python refuses is refused here with the same words."""
+"""Conversion of faults to and from JSON, with the same checks and errors as `Fault`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..protocol.codes import RequestCode
 from .faults import WHICH, Action, Fault
 from .shapes import FaultOrder
 
-_OWN: Final[Mapping[Action, tuple[str, ...]]] = {  # an action's own fields, beside those that narrow a fault down
+_OWN: Final[Mapping[Action, tuple[str, ...]]] = {  # fields of each action, in addition to those that select requests
     "answer": ("code", "response", "remark"),
     "late": ("code", "delay_s"),
     "silence": ("code",),
@@ -46,7 +46,7 @@ _MAKERS: Final[Mapping[str, Callable[..., Fault]]] = {
 
 
 def fault_of(order: FaultOrder) -> Fault:
-    """Raises ValueError, which names the field and what is allowed."""
+    """Return the fault of a JSON object. Raises ValueError, which names the field and its allowed values."""
     given = {name: value for name in FaultOrder.__struct_fields__ if (value := getattr(order, name)) is not UNSET}
     action = given.pop("action")
     allowed = ("client",) if action == "freeze" else (*_OWN[action], *WHICH)
@@ -60,11 +60,9 @@ def fault_of(order: FaultOrder) -> Fault:
 
 
 def order_of(fault: Fault) -> FaultOrder:
-    """Raises ValueError for a route that a function changes."""
+    """Return the JSON object of a fault. Raises ValueError for a route that is changed by a function."""
     if fault.change_route is not None:
-        raise ValueError(
-            "change is a function, which stays in its process; give the route's `queues` to a remote broker"
-        )
+        raise ValueError("change: a function cannot be sent to another process; use `queues` with a remote broker")
     given: dict[str, Any] = {"action": fault.action}
     allowed = ("client",) if fault.action == "freeze" else (*_OWN[fault.action], *WHICH)
     for item in fields(fault):

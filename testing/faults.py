@@ -1,12 +1,12 @@
-"""Faults between a client and a broker, ordered by a test.
+"""Faults between a client and a broker, injected by a test.
 
     broker.faults.add(Fault.answer("SEND_MESSAGE_V2", code=ResponseCode.SYSTEM_BUSY, times=3))
     broker.faults.add(Fault.close("SEND_MESSAGE_V2", after=True, nth=2))       # stored, yet not acknowledged
     broker.faults.add(Fault.freeze(client="10.0.0.7@4711"))
 
-A fault acts on requests of its code, and of its client, group, topic and queue where these are given; on the `nth` of them
-(from 1) and those behind it, `times` in all; or on each with a probability, by a seed. `faults.injected` has the faults
-that acted.
+A fault acts on requests with its code, and with its client, group, topic and queue if these are given. It acts on the
+`nth` matching request (counted from 1) and later ones, on `times` requests altogether, or on each with a probability,
+by a seed. `faults.injected` lists the faults that acted.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CALLS: Final = (
     "SendMessage",
     "Telemetry",
 )
-"""The calls of gRPC that a fault may name."""
+"""The gRPC calls that a fault may name."""
 _OF_BROKERS: Final = frozenset(
     {
         RequestCode.CHECK_TRANSACTION_STATE,
@@ -55,7 +55,7 @@ _OF_BROKERS: Final = frozenset(
         RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT,
     }
 )
-"""Requests that only a broker sends."""
+"""Requests that only brokers send."""
 _OF_BOTH: Final = frozenset(
     {
         RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT,
@@ -63,12 +63,13 @@ _OF_BOTH: Final = frozenset(
         RequestCode.CONSUME_MESSAGE_DIRECTLY,
     }
 )
-"""Requests that an administrator sends to a broker, which asks the client in turn."""
+"""Requests that an administrator sends to a broker, which forwards them to the client."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Made by the functions below. `code` is a request code, by name or number; `times` None is without end."""
+    """A fault; the functions below create faults. `code` is a request code as name or number; `times` None means
+    without a limit."""
 
     action: Action
     code: int | str = _ANY
@@ -97,9 +98,9 @@ class Fault:
             if text is not None and not isinstance(text, str):
                 raise ValueError(f"{name} is {text!r}; it must be text")
         if not _is_number(self.probability) or not 0.0 < self.probability <= 1.0:
-            raise ValueError(f"probability is {self.probability!r}; more than 0 and at most 1 is allowed")
+            raise ValueError(f"probability is {self.probability!r}; expected more than 0 and at most 1")
         if self.action == "late" and not (_is_number(self.delay_s) and 0 < self.delay_s <= MAX_DELAY_S):
-            raise ValueError(f"delay_s is {self.delay_s!r}; more than 0 and at most {MAX_DELAY_S} is allowed")
+            raise ValueError(f"delay_s is {self.delay_s!r}; expected more than 0 and at most {MAX_DELAY_S:.0f}")
         if self.action == "slow":
             _check_whole("bytes_per_s", self.bytes_per_s, 1)
         self._check_sender()
@@ -110,66 +111,67 @@ class Fault:
         if self.change_route is not None and not callable(self.change_route):
             raise ValueError(f"change is {self.change_route!r}; it must be a function of a Route that returns another")
         if self.queues is not None and self.queues > MAX_QUEUES_PER_TOPIC:
-            raise ValueError(f"queues is {self.queues}; at most {MAX_QUEUES_PER_TOPIC} is allowed")
+            raise ValueError(f"queues is {self.queues}; maximum {MAX_QUEUES_PER_TOPIC}")
 
     def _check_sender(self) -> None:
-        """A fault on requests of the other side would never act."""
+        """Check that the side on which the fault acts sends the request. Raises ValueError."""
         if self.action == "lose":
             if self.code not in _OF_BROKERS | _OF_BOTH:
                 allowed = ", ".join(sorted(code.name for code in _OF_BROKERS | _OF_BOTH))
                 raise ValueError(
-                    f"lose: {name_of(self.code)} is what a client sends; use Fault.drop, or lose one of {allowed}"
+                    f"lose: {name_of(self.code)} is a request of clients; use Fault.drop, or lose one of {allowed}"
                 )
         elif self.code in _OF_BROKERS:
-            raise ValueError(f"{self.action}: {name_of(self.code)} is what a broker sends on its own; use Fault.lose")
+            raise ValueError(f"{self.action}: {name_of(self.code)} is a request of brokers; use Fault.lose")
 
     @staticmethod
-    def answer(code: str | int, *, response: int | str, remark: str = "ordered by a test", **which: object) -> Fault:
-        """The request is not carried out; it is answered with a response code such as `ResponseCode.SYSTEM_BUSY`, a call of
-        gRPC with one such as "TOO_MANY_REQUESTS"."""
+    def answer(code: str | int, *, response: int | str, remark: str = "injected by a test", **which: object) -> Fault:
+        """The request is not processed. The response has a code such as `ResponseCode.SYSTEM_BUSY`, for a gRPC call one
+        such as "TOO_MANY_REQUESTS"."""
         return _fault("answer", code, which, response=response_code(response, code), remark=remark)
 
     @staticmethod
     def late(code: str | int, *, delay_s: float, **which: object) -> Fault:
-        """The request is carried out; its answer comes `delay_s` of the broker's time later."""
+        """The request is processed. Its response is sent `delay_s` later, by the broker's clock."""
         return _fault("late", code, which, delay_s=delay_s)
 
     @staticmethod
     def silence(code: str | int, **which: object) -> Fault:
-        """The request is carried out and never answered."""
+        """The request is processed, but gets no response."""
         return _fault("silence", code, which)
 
     @staticmethod
     def drop(code: str | int, **which: object) -> Fault:
-        """The request is lost on its way: neither carried out nor answered."""
+        """The request is lost before it is processed, and gets no response."""
         return _fault("drop", code, which)
 
     @staticmethod
     def close(code: str | int, *, after: bool = False, **which: object) -> Fault:
-        """The connection breaks: before the request is carried out, or `after` that, without an answer."""
+        """The connection is closed before the request is processed; with `after`, it is closed after that, without a
+        response."""
         return _fault("close_after" if after else "close", code, which)
 
     @staticmethod
     def lose(code: str | int, **which: object) -> Fault:
-        """A request that the broker sends on its own, such as NOTIFY_CONSUMER_IDS_CHANGED, is lost on its way."""
+        """A request that the broker sends on its own, such as NOTIFY_CONSUMER_IDS_CHANGED, is lost."""
         return _fault("lose", code, which)
 
     @staticmethod
     def slow(code: str | int, *, bytes_per_s: int, **which: object) -> Fault:
-        """The answer trickles, in the broker's time."""
+        """The response is sent slowly, by the broker's clock."""
         return _fault("slow", code, which, bytes_per_s=bytes_per_s)
 
     @staticmethod
     def freeze(*, client: str) -> Fault:
-        """The member stands still: nothing that it sends arrives, nothing reaches it, and its leases end, until the fault is
-        removed. Its connection stays open."""
+        """The client is frozen until the fault is removed: its requests do not arrive, nothing is sent to it, and its
+        leases expire. Its connection stays open."""
         return Fault(action="freeze", client=client, times=None)
 
     @staticmethod
     def route(
         topic: str, change: Callable[[Route], Route] | None = None, *, queues: int | None = None, **which: object
     ) -> Fault:
-        """Clients that ask for the topic's route get the one that `change` makes of it, or one with `queues` queues on each
+        """Clients that request the topic's route get the result of `change`, or a route with `queues` queues on each
         broker."""
         if (change is None) == (queues is None):
             raise ValueError("queues is missing; give a route's `queues` or a function that changes it, one of both")
@@ -178,12 +180,12 @@ class Fault:
         return _fault("route", RequestCode.GET_ROUTEINFO_BY_TOPIC, fields, change_route=change, queues=queues)
 
     def changed(self, route: Route) -> Route:
-        """The route that a client is told, for a fault that changes routes."""
+        """Return the route that clients receive, for a fault that changes routes."""
         if self.change_route is not None:
             return self.change_route(route)
         count = self.queues or 0
-        told = [replace(data, read_queues=count, write_queues=count) for data in route.queues]
-        return replace(route, queues=tuple(told))
+        changed = [replace(data, read_queues=count, write_queues=count) for data in route.queues]
+        return replace(route, queues=tuple(changed))
 
     def __str__(self) -> str:
         where = ", ".join(
@@ -208,39 +210,40 @@ def name_of(code: int | str) -> str:
 
 
 def answer_name(code: int | str, response: int) -> str:
-    """A response code's name, as the door of the request says it: that of a call of gRPC has the code 0 in its note."""
+    """Return the name of a response code, in the protocol of the request. Recorded gRPC calls have the request code 0."""
     if code == 0 or isinstance(code, str):
         return Code(response).name if response in Code._value2member_map_ else str(response)
     return code_name(response)
 
 
 def request_code(code: str | int) -> int | str:
-    """The request code of a name or number; a call of gRPC is its own. Raises ValueError, which names the nearest."""
+    """Return the request code of a name or number; the name of a gRPC call stands for itself. Raises ValueError, which
+    names similar names."""
     if code in CALLS:
         return code
     if isinstance(code, int) and not isinstance(code, bool):
         if code < 0:
-            raise ValueError(f"code is {code}; 0 or more is allowed")
+            raise ValueError(f"code is {code}; expected 0 or more")
         return int(code)
     try:
-        return int(RequestCode[code])  # type: ignore[misc] # no text: then it is no name
+        return int(RequestCode[code])  # type: ignore[misc] # another type raises TypeError
     except (KeyError, TypeError):
         near = difflib.get_close_matches(str(code).upper(), RequestCode.__members__, 3)
         near += difflib.get_close_matches(str(code), CALLS, 1)
         hint = f"did you mean {' or '.join(near)}?" if near else "see rocketlet.protocol.codes.RequestCode"
-        raise ValueError(f"code: no request is called {code!r}; {hint}") from None
+        raise ValueError(f"code: unknown request {code!r}; {hint}") from None
 
 
 def response_code(code: str | int, request: str | int = _ANY) -> int:
-    """The response code of a name or number, by the request's door. Raises ValueError."""
+    """Return the response code of a name or number, in the protocol of the request. Raises ValueError."""
     names: type[IntEnum] = Code if request in CALLS else ResponseCode
     if isinstance(code, int) and not isinstance(code, bool):
         return int(code)
     try:
-        return int(names[code])  # type: ignore[index] # no text: then it is no name
+        return int(names[code])  # type: ignore[index] # another type raises TypeError
     except (KeyError, TypeError):
         allowed = ", ".join(names.__members__)
-        raise ValueError(f"response: no response is called {code!r}; allowed: {allowed}") from None
+        raise ValueError(f"response: unknown response {code!r}; allowed: {allowed}") from None
 
 
 def _is_number(value: Any) -> bool:
@@ -252,13 +255,13 @@ def _check_whole(name: str, value: Any, least: int | None) -> None:
         return
     if not isinstance(value, int) or isinstance(value, bool) or (least is not None and value < least):
         raise ValueError(
-            f"{name} is {value!r}; " + ("a whole number" if least is None else f"{least} or more") + " is allowed"
+            f"{name} is {value!r}; expected " + ("a whole number" if least is None else f"{least} or more")
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Injected:
-    """A fault that acted: on which request, of whom; `number` is the fault's."""
+    """A fault that acted. `number` is the number of the fault."""
 
     fault: Fault
     request: str
@@ -271,7 +274,7 @@ class Injected:
 
 @dataclass(slots=True)
 class Ordered:
-    """A fault in force: its number, how many requests it fits, and on how many of them it acted."""
+    """A fault in force: its number, the number of matching requests, and the number of those on which it acted."""
 
     number: int
     fault: Fault
@@ -282,8 +285,12 @@ class Ordered:
 
 @dataclass(slots=True)
 class Faults:
-    """The faults in force, and their acts. on_end: called when faults are taken away, so that frozen clients go on. run:
-    calls in the broker's thread."""
+    """The faults in force, and the faults that acted.
+
+    Args:
+        on_end: called after faults are removed, so that frozen clients resume
+        run: calls a function in the broker's thread
+    """
 
     on_end: Callable[[], None]
     run: Run = run_here
@@ -292,7 +299,7 @@ class Faults:
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def add(self, *faults: Fault) -> list[int]:
-        """Their numbers. Raises ValueError."""
+        """Add faults, and return their numbers. Raises ValueError."""
         for fault in faults:
             if not isinstance(fault, Fault):
                 raise ValueError(f"{fault!r} is not a Fault; use Fault.answer(...) and the like")
@@ -301,11 +308,11 @@ class Faults:
         return [item.number for item in added]
 
     def remove(self, *faults: Fault) -> None:
-        """Ends faults before they have acted as often as they may; all without arguments."""
+        """Remove these faults, or all faults without arguments."""
         self._keep(lambda item: bool(faults) and item.fault not in faults)
 
     def end(self, number: int) -> None:
-        """Raises KeyError if no fault in force has the number."""
+        """Remove a fault by its number. Raises KeyError if no fault in force has the number."""
         if all(item.number != number for item in self._ordered):
             raise KeyError(f"no fault in force has the number {number}")
         self._keep(lambda item: item.number != number)
@@ -318,7 +325,7 @@ class Faults:
         self.run(keep)
 
     def clear(self) -> None:
-        """Ends all faults and forgets their acts."""
+        """Remove all faults, and clear the list of faults that acted."""
         self.remove()
         self.injected.clear()
 
@@ -328,7 +335,7 @@ class Faults:
         return list(self._ordered)
 
     def frozen(self) -> frozenset[str]:
-        """The client ids that stand still."""
+        """The ids of frozen clients."""
         return frozenset(
             item.fault.client for item in self._ordered if item.fault.action == "freeze" and item.fault.client
         )
@@ -338,7 +345,7 @@ class Faults:
         return not self._ordered
 
     def acting(self, actions: Iterable[Action], request: Seen) -> Fault | None:
-        """The first fault that acts on a request now; it is counted and noted."""
+        """Return the first fault that acts on a request, and record the act; None if no fault acts."""
         for item in self._ordered:
             fault = item.fault
             if fault.action not in actions or not request.matches(fault):
@@ -356,7 +363,7 @@ class Faults:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The parts of a request that faults go by."""
+    """The fields of a request by which faults select requests."""
 
     code: int | str
     client: str

@@ -1,4 +1,4 @@
-"""The tap of the other door: notes each call of gRPC and its answer, and lets faults act on them.
+"""The tap of the gRPC server: it records each call and its response, and lets faults act on them.
 
 A fault names a call as clients do: `Fault.answer("SendMessage", response="TOO_MANY_REQUESTS")`.
 """
@@ -20,20 +20,20 @@ from ..protocol.http2 import Stream
 from .faults import Fault, Faults, Seen
 from .tap import AFTER, BEFORE, PIECES_PER_S, Request
 
-_PREFIX_BYTES: Final = 5  # before a message: whether it is compressed, and its size
+_PREFIX_BYTES: Final = 5  # the prefix of a message: a compression flag, and the size
 
 
 class GrpcTap:
-    """Stands where the door's `serve` is. `note` takes each call to the list of requests."""
+    """Wraps the gRPC server's `serve`. `record` adds each call to the list of requests."""
 
-    def __init__(self, serve: ServeCalls, faults: Faults, clock: Clock, note: Callable[[Request], None]) -> None:
+    def __init__(self, serve: ServeCalls, faults: Faults, clock: Clock, record: Callable[[Request], None]) -> None:
         self._serve = serve
         self._faults = faults
         self._clock = clock
-        self._note = note
+        self._record = record
         self._frozen: dict[str, Ready] = {}
         self.unsent: dict[str, list[Callable[[], None]]] = {}
-        self._calls: dict[str, GrpcCall] = {}  # the last one of each client
+        self._calls: dict[str, GrpcCall] = {}  # the last call of each client
 
     def serve(self, ready: Ready) -> None:
         passed: Ready = deque()
@@ -42,18 +42,18 @@ class GrpcTap:
             self._calls[call.client_id] = call
             if self.is_frozen(call):
                 self._frozen.setdefault(call.client_id, deque()).append((call, message))
-            elif not isinstance(message, bytes) or self._passes(call, message):
+            elif not isinstance(message, bytes) or self._is_served(call, message):
                 passed.append((call, message))
-        while passed:  # the door serves as much as a turn allows
+        while passed:  # the server serves only a part of the calls per event-loop iteration
             self._serve(passed)
 
-    def _passes(self, call: GrpcCall, message: bytes) -> bool:
-        """Whether the call is to be served."""
-        seen = _seen(call, message)
+    def _is_served(self, call: GrpcCall, message: bytes) -> bool:
+        """Record a call, and let faults act on it. Return True if the call must be served."""
+        seen = _fields_of(call, message)
         request = Request(
             seen.name, 0, seen.client, call.session.peer, seen.group, seen.topic, seen.queue_id, {}, message
         )
-        self._note(request)
+        self._record(request)
         fault = self._faults.acting(BEFORE, seen)
         if fault is None:
             call.answers = TappedAnswers(self, call, request, self._faults.acting(AFTER, seen))
@@ -72,7 +72,7 @@ class GrpcTap:
         self._clock.call_later(delay_s, action)
 
     def thaw(self) -> None:
-        """Clients that are not frozen any more go on: what was sent to them arrives, and what they sent."""
+        """Resume clients that are not frozen any more: deliver what they sent, and what was sent to them."""
         frozen = self._faults.frozen()
         for client_id in [client_id for client_id in self.unsent if client_id not in frozen]:
             for action in self.unsent.pop(client_id):
@@ -80,14 +80,14 @@ class GrpcTap:
         for client_id in [client_id for client_id in self._frozen if client_id not in frozen]:
             self.serve(self._frozen.pop(client_id))
 
-    def living(self) -> list[PopClient]:
-        """The clients that are connected, but for those that a fault has frozen."""
+    def active_clients(self) -> list[PopClient]:
+        """Return the connected clients that are not frozen."""
         self._calls = {name: call for name, call in self._calls.items() if not call.session.is_closed}
         return [call.client for name, call in self._calls.items() if name not in self._faults.frozen()]
 
 
 class TappedAnswers:
-    """The way of a call's answer to its client, on which a fault may act."""
+    """Writer of a call's response, on which a fault may act."""
 
     def __init__(self, tap: GrpcTap, call: GrpcCall, request: Request, fault: Fault | None) -> None:
         self._tap = tap
@@ -103,7 +103,7 @@ class TappedAnswers:
         self._send(partial(self._answers.send_headers, stream, block))
 
     def send_data(self, stream: Stream, data: bytes) -> None:
-        self._note(data)
+        self._record(data)
         fault = self._fault
         if fault is None or fault.action != "slow":
             self._send(partial(self._answers.send_data, stream, data))
@@ -120,7 +120,7 @@ class TappedAnswers:
             return
         self._send(partial(self._answers.send_end, stream, block))
 
-    def _note(self, data: bytes) -> None:
+    def _record(self, data: bytes) -> None:
         if self._request.response is None:
             status = getattr(self._call.method.response.FromString(data[_PREFIX_BYTES:]), "status", None)
             if status is not None and status.code:
@@ -130,7 +130,7 @@ class TappedAnswers:
         if self._fault is not None and self._fault.action in ("silence", "close_after"):
             return
         if self._tap.is_frozen(self._call):
-            self._tap.unsent.setdefault(self._call.client_id, []).append(partial(self._now, action))
+            self._tap.unsent.setdefault(self._call.client_id, []).append(partial(self._run_and_flush, action))
         elif self._delay_s:
             self._tap.later(self._delay_s, partial(self._send_late, action))
         else:
@@ -138,14 +138,14 @@ class TappedAnswers:
 
     def _send_late(self, action: Callable[[], None]) -> None:
         self._delay_s = 0.0
-        self._send(partial(self._now, action))
+        self._send(partial(self._run_and_flush, action))
 
-    def _now(self, action: Callable[[], None]) -> None:
+    def _run_and_flush(self, action: Callable[[], None]) -> None:
         action()
         self._call.flush_soon()
 
 
-def _seen(call: GrpcCall, message: bytes) -> Seen:
+def _fields_of(call: GrpcCall, message: bytes) -> Seen:
     try:
         request = call.method.request.FromString(message)
     except DecodeError:

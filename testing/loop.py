@@ -1,8 +1,8 @@
-"""uvloop's loop for tests: it names handles that were left open instead of waiting for them for ever.
+"""A uvloop event loop for tests: it reports handles that were left open, instead of waiting for them forever.
 
-uvloop warns of each handle that nobody has closed, and then closes it. Where warnings are errors, as in many tests, it raises
-instead and leaves the handle open (`__uv_walk_close_all_handles_cb`), and `close` waits until it is closed. No time limit of
-pytest ends that, because no Python code runs any more.
+uvloop warns of each open handle, and then closes it. If warnings are errors, as in many test suites, it raises instead
+and leaves the handle open (`__uv_walk_close_all_handles_cb`), and `close` waits for the handle forever. A timeout of
+pytest cannot end this wait, because no Python code runs any more.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import uvloop
 
 class CheckedLoop(uvloop.Loop):
     def close(self) -> None:
-        """Raises ResourceWarning, where warnings are errors, once everything is closed."""
+        """Close the loop. Raises ResourceWarning for open handles, if warnings are errors, after everything is closed."""
         with warnings.catch_warnings(record=True) as unclosed:
             warnings.simplefilter("always", ResourceWarning)
             super().close()

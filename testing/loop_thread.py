@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own: for tests without asyncio, and for one broker in many tests."""
+"""An event loop in a thread of its own, for tests without asyncio and for one broker in many tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """`wait` gives the result of a coroutine that runs there, `do` that of a function."""
+    """A thread with an event loop. `wait` runs a coroutine in it, `do` a function."""
 
     def __init__(self) -> None:
         self._loop = _new_loop()
@@ -22,23 +22,24 @@ class LoopThread:
         self._thread.start()
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Raises TimeoutError if it takes longer than ANSWER_S."""
+        """Run a coroutine in the loop, and return its result. Raises TimeoutError if that takes longer than `ANSWER_S`."""
         answer = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return answer.result(ANSWER_S)
         except TimeoutError:
-            if answer.done():  # the work itself has raised it
+            if answer.done():  # the coroutine itself raised it
                 raise
             answer.cancel()
-            raise TimeoutError(f"the broker has not answered for {ANSWER_S} s") from None
+            raise TimeoutError(f"the broker has not responded for {ANSWER_S} s") from None
 
     def do(self, action: Callable[[], T]) -> T:
+        """Run a function in the loop, and return its result."""
         if threading.current_thread() is self._thread:
             return action()
 
         async def run() -> T:
             found = action()
-            await asyncio.sleep(0)  # its tasks begin before we go on
+            await asyncio.sleep(0)  # lets tasks that the function has created start
             return found
 
         return self.wait(run())

@@ -1,4 +1,4 @@
-"""The OpenAPI description of the control interface, made from the table of its operations."""
+"""OpenAPI description of the control interface, generated from the table of its operations."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .operations import Operation
 from .shapes import Problem
 
 PROBLEMS: Final = {
-    "400": "what was given is wrong; the message names the field and what is allowed",
-    "404": "there is no such thing",
+    "400": "the request is invalid; the message names the field and its allowed values",
+    "404": "the object does not exist",
     "409": "the condition did not hold in time, or the broker's state does not allow it",
 }
 _REF: Final = "#/components/schemas/{name}"
@@ -25,7 +25,7 @@ def path_names(path: str) -> list[str]:
 
 
 def description(operations: Sequence[Operation]) -> dict[str, Any]:
-    """An OpenAPI 3.1 document."""
+    """Return an OpenAPI 3.1 document."""
     types = list(_types(operations))
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
     by_type = dict(zip(map(repr, types), schemas, strict=True))
@@ -37,7 +37,7 @@ def description(operations: Sequence[Operation]) -> dict[str, Any]:
         "info": {
             "title": "Control of a Rocketlet broker under test",
             "version": __version__,
-            "description": "Turns the broker's clock, orders faults, and shows what it holds. For tests.",
+            "description": "Advances the broker's clock, injects faults, and shows the broker's state. For tests.",
         },
         "paths": paths,
         "components": {"schemas": components},
@@ -87,8 +87,8 @@ def _query(query: type[msgspec.Struct]) -> list[dict[str, Any]]:
 
 
 def allowed(wanted: Any, path: str) -> str:
-    """The allowed values of a field in a body, as JSON schema; `path` is as in errors of msgspec, such as `$[0].nth`. Empty
-    if it is not known."""
+    """Return the allowed values of a field in a body as a JSON schema, or an empty text if they are unknown. `path` has
+    the form of msgspec's errors, such as `$[0].nth`."""
     (schema,), components = msgspec.json.schema_components([wanted], ref_template=_REF)
     for part in re.findall(r"\.(\w+)|\[", path):
         schema = _resolved(schema, components)
@@ -108,7 +108,7 @@ def allowed(wanted: Any, path: str) -> str:
 
 
 def _with(name: str, schemas: list[dict[str, Any]], components: dict[str, Any]) -> dict[str, Any]:
-    """The first of several that has a field of the name."""
+    """Return the first schema that has a field of this name."""
     found = (_resolved(schema, components) for schema in schemas)
     return next((schema for schema in found if name in schema.get("properties", {})), {})
 

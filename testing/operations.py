@@ -1,4 +1,4 @@
-"""The operations of a rig over HTTP: one table, from which the routes and their description are made."""
+"""Operations of the control interface: one table, from which the HTTP routes and their OpenAPI description are made."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..client.admin.admin_client import rebalanced_by
 from ..client.message import Message
 from ..protocol.names import Queue
 from . import shapes, state
-from .config import LOOK_S
+from .config import POLL_INTERVAL_S
 from .errors import UnknownName
 from .fault_orders import fault_of, order_of
 from .report import report
@@ -21,7 +21,7 @@ from .tap import Request
 
 
 class Call(NamedTuple):
-    """A request's contents: the names in its path, its query, its body."""
+    """Contents of a request: the names in its path, its query, and its body."""
 
     path: Mapping[str, str]
     query: Any
@@ -29,7 +29,15 @@ class Call(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """`act(rig, call)` returns the answer, or something to await. `name` is the operation's id in the description."""
+    """One operation of the control interface.
+
+    Attributes:
+        name: id of the operation in the description
+        act: function `act(rig, call)`; it returns the response or an awaitable of it
+        answer: type of the response
+        body: type of the request's body; None for no body
+        query: type of the query parameters; None for no parameters
+    """
 
     method: str
     path: str
@@ -127,15 +135,15 @@ def _message(message: Message, record: bytes | None) -> shapes.MessageSeen:
 
 def _messages(rig: Rig, call: Call) -> list[shapes.MessageSeen]:
     topic, query = call.path["topic"], call.query
-    return _shown(state.messages(rig.running, topic, key=query.key, waiting_for=query.waiting_for), query)
+    return _messages_seen(state.messages(rig.running, topic, key=query.key, waiting_for=query.waiting_for), query)
 
 
 def _dead_letters(rig: Rig, call: Call) -> list[shapes.MessageSeen]:
     group, query = call.path["group"], call.query
-    return _shown(state.dead_letters(rig.running, group, key=query.key, waiting_for=query.waiting_for), query)
+    return _messages_seen(state.dead_letters(rig.running, group, key=query.key, waiting_for=query.waiting_for), query)
 
 
-def _shown(found: list[state.StoredMessage], query: shapes.MessageFilter) -> list[shapes.MessageSeen]:
+def _messages_seen(found: list[state.StoredMessage], query: shapes.MessageFilter) -> list[shapes.MessageSeen]:
     return [_message(stored.message, stored.record if query.record else None) for stored in found]
 
 
@@ -187,10 +195,10 @@ def _rebalance(rig: Rig, call: Call) -> shapes.Done:
 
 
 def _requests(rig: Rig, call: Call) -> list[shapes.RequestSeen]:
-    return [_request(item) for item in _asked(rig, call.query.name, call.query.client)]
+    return [_request(item) for item in _requests_of(rig, call.query.name, call.query.client)]
 
 
-def _asked(rig: Rig, name: str | None, client: str | None) -> list[Request]:
+def _requests_of(rig: Rig, name: str | None, client: str | None) -> list[Request]:
     return [item for item in rig.requests if name in (None, item.name) and client in (None, item.client)]
 
 
@@ -216,7 +224,7 @@ def _report(rig: Rig, call: Call) -> shapes.Text:
     return shapes.Text(report(rig))
 
 
-# Life
+# Lifecycle
 
 
 def _ready(rig: Rig, call: Call) -> shapes.Ready:
@@ -270,15 +278,15 @@ async def _start(rig: Rig, call: Call) -> shapes.Done:
 
 
 def _missing(rig: Rig, condition: shapes.AnyCondition) -> str:
-    """Why the condition does not hold; empty if it does."""
+    """Return the reason why the condition does not hold; empty if it holds."""
     try:
-        return _missing_of_known(rig, condition)
-    except UnknownName as error:  # it may come into being
+        return _missing_checked(rig, condition)
+    except UnknownName as error:  # the group or topic may be created later
         return str(error.args[0])
 
 
-def _missing_of_known(rig: Rig, condition: shapes.AnyCondition) -> str:
-    """Raises UnknownName."""
+def _missing_checked(rig: Rig, condition: shapes.AnyCondition) -> str:
+    """Return the reason why the condition does not hold; empty if it holds. Raises UnknownName."""
     if isinstance(condition, shapes.Consumed):
         return state.consumed_fault(rig.running, condition.group, condition.topic)
     if isinstance(condition, shapes.Stored):
@@ -288,7 +296,7 @@ def _missing_of_known(rig: Rig, condition: shapes.AnyCondition) -> str:
     elif isinstance(condition, shapes.Members):
         found, what = len(state.members(rig.running, condition.group)), "members"
     elif isinstance(condition, shapes.Asked):
-        found, what = len(_asked(rig, condition.name, condition.client)), f"requests {condition.name}"
+        found, what = len(_requests_of(rig, condition.name, condition.client)), f"requests {condition.name}"
     else:
         assert isinstance(condition, shapes.Acted)
         found, what = len(rig.faults.injected), "faults that acted"
@@ -305,7 +313,7 @@ async def _wait_for(rig: Rig, call: Call) -> shapes.Waited:
             raise TimeoutError(f"{missing}, after {body.timeout_s} s")
         if body.skip_waits:
             rig.skip()
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_INTERVAL_S)
     return shapes.Waited({})
 
 
@@ -313,7 +321,7 @@ async def _rebalanced(rig: Rig, condition: shapes.Rebalanced, timeout_s: float) 
     assert rig.running
     group = condition.group
     return await rebalanced_by(
-        lambda: rig.reports(group), group, members=condition.members, timeout_s=max(timeout_s, LOOK_S)
+        lambda: rig.reports(group), group, members=condition.members, timeout_s=max(timeout_s, POLL_INTERVAL_S)
     )
 
 
@@ -321,61 +329,65 @@ _Faults = list[shapes.FaultOrder]
 _Messages = list[shapes.MessageSeen]
 
 OPERATIONS: Final = (
-    Operation("GET", "/health", "health", "Whether the broker runs, and where", _ready, shapes.Ready),
+    Operation("GET", "/health", "health", "The address of the broker, and whether it is running", _ready, shapes.Ready),
     Operation("GET", "/clock", "now", "The broker's time", _now, shapes.Now),
     Operation(
-        "POST", "/clock/advance", "advance", "Move the broker's time on; what is due on the way is done when it answers",
+        "POST", "/clock/advance", "advance", "Advance the broker's time, and do everything that becomes due",
         _advance, shapes.Now, shapes.Advance,
     ),
     Operation("POST", "/clock/skip", "skip", "Move the clock to the next delayed message", _skip, shapes.Skipped),
     Operation(
-        "POST", "/wait-for", "waitFor", "Answers when the condition holds", _wait_for, shapes.Waited, shapes.WaitFor
+        "POST", "/wait-for", "waitFor", "Wait until the condition holds", _wait_for, shapes.Waited, shapes.WaitFor
     ),
     Operation("GET", "/faults", "faults", "The faults in force", _faults, list[shapes.FaultInForce]),
-    Operation("POST", "/faults", "addFaults", "Order faults", _add_faults, shapes.Numbers, _Faults),
-    Operation("DELETE", "/faults", "endFaults", "End all faults; who was frozen goes on", _end_faults, shapes.Done),
+    Operation("POST", "/faults", "addFaults", "Add faults", _add_faults, shapes.Numbers, _Faults),
+    Operation("DELETE", "/faults", "endFaults", "End all faults; frozen clients resume", _end_faults, shapes.Done),
     Operation("GET", "/faults/injected", "injected", "The faults that acted", _injected, list[shapes.FaultActed]),
-    Operation("DELETE", "/faults/injected", "forgetInjected", "Forget them", _forget_injected, shapes.Done),
+    Operation(
+        "DELETE", "/faults/injected", "forgetInjected", "Clear the list of faults that acted",
+        _forget_injected, shapes.Done,
+    ),
     Operation("DELETE", "/faults/{number}", "endFault", "End one fault", _end_fault, shapes.Done),
     Operation("GET", "/topics", "topics", "Queues by topic", _topics, dict[str, int]),
     Operation(
         "PUT", "/topics/{topic}", "createTopic", "Create or alter a topic", _create_topic, shapes.Done, shapes.TopicOrder
     ),
     Operation(
-        "GET", "/topics/{topic}/messages", "messages", "What is stored, in the order of its storing",
+        "GET", "/topics/{topic}/messages", "messages", "Stored messages, in the order of storing",
         _messages, _Messages, None, shapes.MessageFilter,
     ),
-    Operation("GET", "/groups", "groups", "Groups that have members", _groups, list[str]),
+    Operation("GET", "/groups", "groups", "Groups with members", _groups, list[str]),
     Operation("PUT", "/groups/{group}", "createGroup", "Create a group and its retry topic", _create_group, shapes.Done),
     Operation("GET", "/groups/{group}", "group", "Members and owners", _group, shapes.GroupSeen),
-    Operation("GET", "/groups/{group}/timeline", "timeline", "What happened in the group", _timeline, shapes.Timeline),
+    Operation("GET", "/groups/{group}/timeline", "timeline", "Events of the group, oldest first", _timeline, shapes.Timeline),
     Operation(
-        "GET", "/groups/{group}/dead-letters", "deadLetters", "What the group has given up on",
+        "GET", "/groups/{group}/dead-letters", "deadLetters", "Dead letters of the group",
         _dead_letters, _Messages, None, shapes.MessageFilter,
     ),
     Operation(
-        "GET", "/groups/{group}/topics/{topic}", "progress", "How far the group is", _progress, shapes.Progress
+        "GET", "/groups/{group}/topics/{topic}", "progress", "Committed offsets and lag of the group",
+        _progress, shapes.Progress,
     ),
     Operation(
-        "POST", "/groups/{group}/take-lease", "takeLease", "End a member's lease as if it had run out",
+        "POST", "/groups/{group}/take-lease", "takeLease", "End a member's lease as if it had expired",
         _take_lease, shapes.Done, shapes.QueueOwner,
     ),
     Operation(
-        "POST", "/groups/{group}/rebalance", "rebalance", "Tell the members that the group has changed",
+        "POST", "/groups/{group}/rebalance", "rebalance", "Notify the members that the group has changed",
         _rebalance, shapes.Done,
     ),
     Operation(
-        "GET", "/requests", "requests", "What clients asked, decoded, oldest first",
+        "GET", "/requests", "requests", "Requests of clients, decoded, oldest first",
         _requests, list[shapes.RequestSeen], None, shapes.RequestFilter,
     ),
-    Operation("GET", "/report", "report", "What one needs to see when a test failed", _report, shapes.Text),
+    Operation("GET", "/report", "report", "A report for a failed test", _report, shapes.Text),
     Operation(
-        "PUT", "/advertised", "advertise", "The address that clients are told from now on",
+        "PUT", "/advertised", "advertise", "Change the addresses that clients receive",
         _advertise, shapes.Done, shapes.Advertise,
     ),
     Operation("POST", "/clean", "clean", "Delete all topics, groups, messages and faults", _clean, shapes.Done),
     Operation("POST", "/restart", "restart", "Stop as by SIGTERM, and start", _restart, shapes.Done),
     Operation("POST", "/kill", "kill", "Stop as by SIGKILL, and start", _kill, shapes.Done, shapes.Kill),
     Operation("POST", "/stop", "stop", "Stop as by SIGTERM", _stop, shapes.Done),
-    Operation("POST", "/start", "start", "Start what was stopped", _start, shapes.Done),
+    Operation("POST", "/start", "start", "Start a stopped broker", _start, shapes.Done),
 )  # fmt: skip

@@ -1,8 +1,9 @@
-"""Free ports that stay free until they are listened on, also beside others that look for one, such as pytest-xdist's workers.
+"""Free ports that stay free until a server listens on them, even if other processes, such as pytest-xdist's workers,
+look for free ports concurrently.
 
-A port that was found by binding and closing may be somebody else's a moment later. These stay bound, but do not listen:
-Linux gives a bound port to nobody who asks for any, and lets who asks for this one listen on it, if both sockets have
-SO_REUSEADDR, as the servers of asyncio, Java and Go do.
+A port that was found by binding and closing may be used by another process a moment later. The ports here stay bound,
+but do not listen. Linux never assigns a bound port to a process that requests any free port, but lets a process listen
+on this particular port if both sockets have SO_REUSEADDR. Servers of asyncio, Java and Go set it.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from typing import Final
 
 from ..broker.config import VIP_DISTANCE
 
-HELD: Final = 64  # ports; older ones are listened on by now
+HELD: Final = 64  # maximum number of held ports; servers are listening on older ones by then
 
-_held: deque[tuple[int, ...]] = deque()  # file descriptors
+_held: deque[tuple[int, ...]] = deque()  # the sockets' file descriptors
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 for a broker. The one of its VIP channel, two below, is free as well."""
+    """Return a free port of 127.0.0.1 for a broker. The port of its VIP channel, two below, is free as well."""
     while True:
         found = _bound(0)
         port = int(found.getsockname()[1])
         try:
             below = _bound(port - VIP_DISTANCE)
-        except OSError:  # somebody has it
+        except OSError:  # another process uses the port
             found.close()
             continue
         _hold(found, below)
@@ -35,7 +36,10 @@ def free_port() -> int:
 
 
 def _bound(port: int) -> socket.socket:
-    """Raises OSError. SO_REUSEADDR comes after binding, which would take a port that somebody else has bound."""
+    """Return a socket bound to a port. Raises OSError.
+
+    SO_REUSEADDR is set after binding, because binding with it would succeed for a port that another process has bound.
+    """
     probe = socket.socket()
     try:
         probe.bind(("127.0.0.1", port))
@@ -47,7 +51,7 @@ def _bound(port: int) -> socket.socket:
 
 
 def _hold(*sockets: socket.socket) -> None:
-    if sys.platform != "linux":  # elsewhere nobody could listen on a port that is bound
+    if sys.platform != "linux":  # other systems let no process listen on a bound port
         for each in sockets:
             each.close()
         return

@@ -1,6 +1,7 @@
-"""The fixture `rocketlet`: one broker for the run, as new for each test; works with any way of running async tests.
+"""The fixture `rocketlet`: one broker for all tests of a run, cleared after each test. It works with every pytest
+plugin for async tests.
 
-A test that fails shows which faults acted, who held which queue, and the last requests.
+A failed test shows the faults that acted, the owners of the queues, and the last requests.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-if TYPE_CHECKING:  # loaded when a test asks for it, not in every run of pytest
+if TYPE_CHECKING:  # loaded when a test uses the fixture, not in every run of pytest
     from .broker import Broker
 
 _BROKER = pytest.StashKey["Broker"]()
@@ -18,7 +19,7 @@ _BROKER = pytest.StashKey["Broker"]()
 
 @pytest.fixture(scope="session")
 def rocketlet_broker() -> Iterator[Broker]:
-    """The broker that all tests of this process share. Override it to change its settings."""
+    """The broker that all tests of this process share. Override the fixture to change its settings."""
     from . import Broker
 
     with Broker() as broker:
@@ -35,7 +36,7 @@ def rocketlet(rocketlet_broker: Broker, request: pytest.FixtureRequest) -> Itera
 
 @pytest.fixture
 def rocketlet_endpoint(rocketlet: Broker) -> str:
-    """`host:port` for clients of 5.x, in any language, that a test starts. Its clock and faults are `rocketlet`'s."""
+    """`host:port` for 5.x clients in any language. Clock and faults are those of `rocketlet`."""
     return rocketlet.endpoint
 
 
@@ -44,13 +45,13 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
     report = yield
     broker = item.stash.get(_BROKER, None)
     if report.failed and call.when == "call" and broker is not None:
-        report.sections.append(("rocketlet", _said(broker)))
+        report.sections.append(("rocketlet", _report_of(broker)))
     return report
 
 
-def _said(broker: Broker) -> str:
-    """A broker that cannot say what happened ends no run of pytest."""
+def _report_of(broker: Broker) -> str:
+    """Return the report of a broker. A failure of the report does not fail the run."""
     try:
         return broker.report()
     except Exception as error:
-        return f"the broker does not say what happened: {error!r}"
+        return f"the broker could not report its state: {error!r}"

@@ -1,4 +1,4 @@
-"""A broker in another process or a container, by its control port: the same words as `Broker`, the same errors."""
+"""A broker in another process or a container, by its control port, with the interface and errors of `Broker`."""
 
 from __future__ import annotations
 
@@ -35,11 +35,17 @@ _ERRORS: Final[Mapping[str, type[Exception]]] = {
 
 
 class RemoteBroker(BrokerUnderTest):
-    """control: where `rocketlet start --control-port` listens, as `host:port` or a URL. address: where clients of this
-    process reach the broker, if it is not where the broker itself would say, as behind a container's published port.
+    """A broker in another process.
 
-    Calls block until the broker has answered; `rebalanced`, `consumed`, `until` and `skip_waits` let the event loop run
-    meanwhile. Raises ConnectionError if nobody answers there.
+    Calls block until the broker has responded. `rebalanced`, `consumed`, `until` and `skip_waits` let the event loop
+    run meanwhile.
+
+    Args:
+        control: address of `rocketlet start --control-port`, as `host:port` or a URL
+        address: address of the broker for clients of this process, if it differs from the broker's own address, as with
+            a published port of a container
+    Raises:
+        ConnectionError: the control port does not respond
     """
 
     def __init__(self, control: str, *, address: str | None = None) -> None:
@@ -55,7 +61,7 @@ class RemoteBroker(BrokerUnderTest):
         self.close()
 
     def close(self) -> None:
-        """Closes the connection. The broker goes on."""
+        """Close the connection. The broker keeps running."""
         self._calls.close()
 
     @property
@@ -73,8 +79,10 @@ class RemoteBroker(BrokerUnderTest):
         return self._faults
 
     def advertise(self, address: str | None = None, *, external: str | None = None) -> None:
-        """Changes the addresses, as `host:port`, that clients are told: inside of the broker's network, and outside of it.
-        Raises ValueError."""
+        """Change the addresses (`host:port`) that clients receive: inside of the broker's network, and outside.
+
+        Raises ValueError.
+        """
         self._calls.do("PUT", "/advertised", shapes.Advertise(address, external))
 
     # Waiting
@@ -96,7 +104,7 @@ class RemoteBroker(BrokerUnderTest):
         await self.until(is_rebalanced, timeout_s=timeout_s, what=lambda: missing)
         return shares
 
-    # Looking
+    # State
 
     @property
     def requests(self) -> list[Request]:
@@ -147,7 +155,7 @@ class RemoteBroker(BrokerUnderTest):
     def report(self) -> str:
         return self._calls.get("/report", shapes.Text).text
 
-    # Ordering
+    # Changes
 
     def create_topic(self, topic: str, queues: int = TOPIC_QUEUES, message_type: str = "") -> None:
         self._calls.do("PUT", f"/topics/{_part(topic)}", shapes.TopicOrder(queues, message_type))
@@ -199,7 +207,7 @@ class _RemoteClock:
 
 
 class _RemoteFaults:
-    """Knows by number the faults that it ordered: they compare equal to the test's own."""
+    """Faults of a remote broker. They are mapped by number to the test's own `Fault` objects."""
 
     def __init__(self, calls: _Calls) -> None:
         self._calls = calls
@@ -231,7 +239,7 @@ class _RemoteFaults:
                 self.end(item.number)
 
     def end(self, number: int) -> None:
-        """Raises KeyError if no fault in force has the number."""
+        """Remove a fault by its number. Raises KeyError if no fault in force has the number."""
         self._calls.do("DELETE", f"/faults/{number}")
 
     def clear(self) -> None:
@@ -240,7 +248,7 @@ class _RemoteFaults:
 
 
 class _Calls:
-    """One connection at a time, kept open."""
+    """Calls to the control port, on one persistent connection."""
 
     def __init__(self, control: str) -> None:
         url = urlsplit(control if "//" in control else f"http://{control}")
@@ -265,13 +273,15 @@ class _Calls:
         data = None if body is None else msgspec.json.encode(body)
         headers = {} if data is None else {"Content-Type": "application/json"}
         with self._lock:
-            status, said = self._exchange(method, path, data, headers)
+            status, body_bytes = self._exchange(method, path, data, headers)
         if status == 200:
-            return msgspec.json.decode(said, type=answer)
+            return msgspec.json.decode(body_bytes, type=answer)
         try:
-            problem = msgspec.json.decode(said, type=shapes.Problem)
+            problem = msgspec.json.decode(body_bytes, type=shapes.Problem)
         except msgspec.DecodeError:
-            raise ConnectionError(f"{self._place} is not a control port: it answers {status} {said[:80]!r}") from None
+            raise ConnectionError(
+                f"{self._place} is not a control port: it returned {status} {body_bytes[:80]!r}"
+            ) from None
         raise _ERRORS.get(problem.error, RuntimeError)(problem.message)
 
     def _exchange(self, method: str, path: str, data: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
@@ -282,9 +292,9 @@ class _Calls:
             return response.status, response.read()
         except (HTTPException, OSError) as error:
             self._connection.close()
-            if is_kept and isinstance(error, ConnectionError):  # it was closed while nobody used it
+            if is_kept and isinstance(error, ConnectionError):  # the server closed the idle connection
                 return self._exchange(method, path, data, headers)
-            raise ConnectionError(f"no control port answers at {self._place}: {error}") from None
+            raise ConnectionError(f"no control port responds at {self._place}: {error}") from None
 
 
 def _part(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Reports what a developer needs to see when a test failed."""
+"""Report for a failed test."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SHOWN_REQUESTS = 20
 
 
 def report(rig: Rig) -> str:
-    """The faults that acted, who holds which queue, and the last requests."""
+    """Return the faults that acted, the owners of the queues, and the last requests."""
     lines = [f"fault: {item}" for item in rig.faults.injected]
     if rig.is_running:
         broker = rig.running

@@ -1,7 +1,7 @@
-"""A broker on the rig: the real one, with its sockets, and around it a clock to turn, faults to order, and a tap.
+"""A rig: a real broker with its sockets, a clock that tests advance, faults, and a tap.
 
-The rig belongs to the event loop that opens it. `Broker` of this package puts it into a test's process, `rocketlet start
---control-port` puts it behind HTTP.
+A rig belongs to the event loop that opens it. `Broker` of this package runs a rig in a test's process, and `rocketlet
+start --control-port` runs one behind HTTP.
 """
 
 from __future__ import annotations
@@ -32,13 +32,20 @@ if TYPE_CHECKING:
     from ..broker.grpc.server import ServeCalls
     from .grpc_tap import GrpcTap
 
-_MEMORY = Path("/dev/shm")  # where there is one, files cost no disk
+_MEMORY = Path("/dev/shm")  # a file system in memory on Linux
 
 
 class Rig:
-    """folder: where the data lies; None: in memory where the system can, else in a temporary folder, gone at the end. It
-    takes the place of the settings' `data_dir`. empties: whether `clear` may empty a folder that was given. run: calls in
-    the broker's thread."""
+    """A broker under test.
+
+    Args:
+        settings: settings of the broker; `data_dir` is replaced by `folder`
+        listening: addresses and certificates of the server
+        networks: networks of the name server's clients
+        folder: folder for the data; None for a temporary folder, in memory if the system supports it
+        empties: True if `clear` may delete the contents of `folder`
+        run: calls a function in the broker's thread
+    """
 
     def __init__(
         self,
@@ -72,14 +79,14 @@ class Rig:
         self._grpc_tap: GrpcTap | None = None
         self._routes: Routes | None = None
 
-    # Life
+    # Lifecycle
 
     async def open(self) -> None:
         if self._given is None:
-            parent = _MEMORY if _MEMORY.is_dir() else None  # noqa: ASYNC240 -- once, before there is a client
+            parent = _MEMORY if _MEMORY.is_dir() else None  # noqa: ASYNC240 (before the first client connects)
             self._temporary = tempfile.TemporaryDirectory(prefix="rocketlet-", dir=parent, ignore_cleanup_errors=True)
         try:
-            await self._begin(self._new_folder())
+            await self._start_in(self._new_folder())
         except BaseException:
             self._clean_up()
             raise
@@ -93,44 +100,44 @@ class Rig:
             self._temporary.cleanup()
 
     async def clear(self) -> None:
-        """Makes the broker as new: without topics, groups, messages, faults and requests. Cuts connected clients off."""
+        """Delete all topics, groups, messages, faults and requests, and disconnect all clients."""
         if self._temporary is None and not self._empties:
             raise RuntimeError("a broker with a folder of its own keeps it; delete topics and groups instead")
         self.faults.clear()
         if self._broker is not None:
-            self._broker.is_killed = True  # nothing of it is wanted any more
+            self._broker.is_killed = True  # no state is saved
         await self._end()
         self.clock.reset()
         if self._folder is not None:
             _empty(self._folder)
-        await self._begin(self._new_folder())
+        await self._start_in(self._new_folder())
 
     async def restart(self) -> None:
-        """Stops as by SIGTERM and starts again on the same data."""
+        """Stop as by SIGTERM, and start on the same data."""
         await self.stop()
         await self.start()
 
     async def kill(self, *, lose: int = 0) -> None:
-        """Stops as by SIGKILL and starts again; the last `lose` messages that were acknowledged are gone."""
+        """Stop as by SIGKILL, and start on the same data. The last `lose` acknowledged messages are lost."""
         broker = self.running
         end = _end_without(broker, lose)
         broker.is_killed = True
         await self._end()
-        _cut(broker.config.data_dir / "commitlog", end)
+        _truncate(broker.config.data_dir / "commitlog", end)
         await self.start()
 
     async def stop(self) -> None:
-        """Stops as by SIGTERM. The clock, the faults and the requests so far stay."""
+        """Stop as by SIGTERM. The clock, the faults and the list of requests are kept."""
         assert self.running
         await self._end()
 
     async def start(self) -> None:
-        """Starts again after `stop`, on the same data and address. Raises RuntimeError if the broker runs."""
+        """Start after `stop`, with the same data and address. Raises RuntimeError if the broker is running."""
         if self._server is not None:
-            raise RuntimeError("the broker runs; stop it first")
+            raise RuntimeError("the broker is running; stop it first")
         if self._folder is None:
             raise RuntimeError("the broker was never started; use it inside of its `with` block")
-        await self._begin(self._folder)
+        await self._start_in(self._folder)
 
     def _new_folder(self) -> Path:
         if self._temporary is None:
@@ -139,7 +146,7 @@ class Rig:
         self._folders += 1
         return Path(self._temporary.name) / str(self._folders)
 
-    async def _begin(self, folder: Path) -> None:
+    async def _start_in(self, folder: Path) -> None:
         listening = self._listening
         if not listening.port:
             listening = self._listening = replace(listening, port=free_port())
@@ -163,10 +170,10 @@ class Rig:
             raise
 
     def _tapped_calls(self, tap: Tap, serve: ServeCalls) -> ServeCalls:
-        """Not called without the extra."""
+        """Wrap the gRPC server's `serve`. Called only if protobuf is installed."""
         from .grpc_tap import GrpcTap
 
-        self._grpc_tap = GrpcTap(serve, self.faults, self.clock, tap.note)
+        self._grpc_tap = GrpcTap(serve, self.faults, self.clock, tap.record)
         return self._grpc_tap.serve
 
     async def _end(self) -> None:
@@ -177,34 +184,34 @@ class Rig:
             await server.__aexit__()
         self._broker = None
 
-    # Inside
+    # Internals
 
     @property
     def address(self) -> str:
-        """`host:port`, as a client on this machine reaches it."""
+        """`host:port` for clients on this machine."""
         host = self._listening.host
         return f"{'127.0.0.1' if host in ('0.0.0.0', '::', '') else host}:{self._listening.port}"
 
     @property
     def endpoint(self) -> str:
-        """The address for clients of 5.x. Raises RuntimeError if this broker cannot serve them."""
+        """The address for 5.x clients. Raises RuntimeError if this broker cannot serve them."""
         if self._server is not None and self._server.grpc_server is None:
             raise RuntimeError("clients of 5.x need protobuf here: pip install '.[pytest]'")
         return self.address
 
     @property
     def name(self) -> str:
-        """The broker's, in its cluster."""
+        """The name of the broker in its cluster."""
         return self._settings.name
 
     @property
     def name_server(self) -> str:
-        """The name server of the cluster's clients: here, or the one that the broker registers with."""
+        """The name server for the cluster's clients: the broker's own, or the one that it registers with."""
         return self._settings.name_servers[0] if self._settings.name_servers else self.address
 
     @property
     def folder(self) -> Path:
-        """The folder of the data."""
+        """The folder of the broker's data."""
         if self._folder is None:
             raise RuntimeError("the broker was never started; use it inside of its `with` block")
         return self._folder
@@ -215,9 +222,11 @@ class Rig:
 
     @property
     def running(self) -> _MortalBroker:
-        """Raises RuntimeError while there is none."""
+        """The running broker. Raises RuntimeError if it is stopped."""
         if self._broker is None:
-            raise RuntimeError("the broker does not run; use it inside of its `with` block, and start what was stopped")
+            raise RuntimeError(
+                "the broker is not running; use it inside of its `with` block, and start it after a stop"
+            )
         return self._broker
 
     @property
@@ -225,8 +234,11 @@ class Rig:
         return [] if self._tap is None else list(self._tap.requests)
 
     async def reports(self, group: str) -> list[dict[str, Any]]:
-        """The reports of each broker of the cluster on a group. A broker that is alone is not asked over the wire, which
-        would need an account; others are asked with the broker's account at its name server."""
+        """Return the reports of all brokers of the cluster about a group.
+
+        A single broker is queried directly, because a request over the network would need an account. Other brokers are
+        queried with the broker's account at its name server.
+        """
         broker = self.running
         if self._routes is not None and len(self._routes.brokers()) <= 1:
             return [finish(history_of(broker, group))]
@@ -234,7 +246,7 @@ class Rig:
             return await admin.history(group)
 
     def _access(self) -> Access:
-        """The kit's account at a cluster."""
+        """Return the credentials for the brokers of the cluster."""
         acl, account = self._listening.acl, self._settings.name_server_account
         entries = acl.file.entries if acl is not None and account else ()
         secret = next((str(entry["secretKey"]) for entry in entries if entry.get("accessKey") == account), "")
@@ -242,12 +254,12 @@ class Rig:
             access_key=str(account) if secret else "",
             secret_key=secret,
             tls=self._listening.tls is not None,
-            verify_tls=False,  # it asks for no more than its own cluster's state, on this machine or in a test's network
+            verify_tls=False,  # it only reads the state of its own cluster, on this machine or in a test's network
         )
 
     def next_due_s(self) -> float | None:
-        """How long the first delayed message has to wait, or the first popped one that is to be redelivered at a time; None
-        without one."""
+        """Return the time in seconds until the first delayed message or delayed redelivery of a popped message is due;
+        None if there is none."""
         if self._broker is None:
             return None
         delays = self._broker.delays
@@ -257,15 +269,15 @@ class Rig:
         return None if first_s is None else max(first_s, 0.0)
 
     def skip(self) -> bool:
-        """Moves the clock to when the next delayed message is due; whether there is one."""
+        """Advance the clock to the next delayed message. Return False if there is none."""
         wait_s = self.next_due_s()
         if wait_s is not None:
             self.clock.advance(wait_s)
         return wait_s is not None
 
     def advertise(self, address: str | None, external: str | None) -> None:
-        """Changes the addresses that clients are told, also after a restart: inside of the broker's network, and outside of
-        it."""
+        """Change the addresses that clients receive, inside of the broker's network and outside. The change survives a
+        restart."""
         self._settings = replace(
             self._settings,
             address=address or self._settings.address,
@@ -278,7 +290,7 @@ class Rig:
         return connection.client if isinstance(connection, TappedConnection) else ""
 
     def _thaw(self) -> None:
-        """Goes on with the work that waited for clients that are not frozen any more."""
+        """Resume clients that are not frozen any more."""
         if self._server is None or self._tap is None:
             return
         frozen = self.faults.frozen()
@@ -289,23 +301,23 @@ class Rig:
             self._grpc_tap.thaw()
 
     def _keep_alive(self) -> None:
-        """Connected clients count as heard from, but for those that a fault has frozen."""
+        """Record contact with all connected clients, except for frozen ones."""
         broker, server = self._broker, self._server
         if broker is None or server is None:
             return
         frozen = self.faults.frozen()
-        living = [item for item in server.connections if not frozen or self._client_of(item) not in frozen]
+        active_clients = [item for item in server.connections if not frozen or self._client_of(item) not in frozen]
         now_s = self.clock.monotonic_s()
-        for connection in living:
+        for connection in active_clients:
             connection.active_s = now_s
-        broker.groups.heard_from(living)
-        broker.locks.renew(living)
-        for client in self._grpc_tap.living() if self._grpc_tap is not None else ():
+        broker.groups.heard_from(active_clients)
+        broker.locks.renew(active_clients)
+        for client in self._grpc_tap.active_clients() if self._grpc_tap is not None else ():
             broker.pops.record_contact(client)
 
 
 class _MortalBroker(RunningBroker):
-    """One that can end without keeping anything, as by SIGKILL."""
+    """A broker that can stop without saving its state, as by SIGKILL."""
 
     is_killed = False
 
@@ -323,21 +335,21 @@ def _empty(folder: Path) -> None:
 
 
 def _end_without(broker: RunningBroker, lose: int) -> int:
-    """The end of the commit log without its last messages. Raises ValueError if it has fewer."""
+    """Return the end of the commit log without its last messages. Raises ValueError if it has fewer messages."""
     if lose < 0:
-        raise ValueError(f"lose is {lose}; 0 or more is allowed")
+        raise ValueError(f"lose is {lose}; expected 0 or more")
     entries = (
         queue.entry(offset) for queue in broker.store.queues.values() for offset in range(queue.begin, queue.next)
     )
-    # a message that an earlier power cut took has an entry, but no bytes
+    # a message that an earlier kill has cut off has an entry, but no bytes
     positions = [position for position, size, _ in entries if size and position + size <= broker.store.end]
     if lose > len(positions):
         raise ValueError(f"lose is {lose}; the broker has only {len(positions)} messages")
     return sorted(positions)[-lose] if lose else broker.store.end
 
 
-def _cut(log: Path, end: int) -> None:
-    for segment in sorted(log.glob("*"), reverse=True):  # a broker without messages has no log
+def _truncate(log: Path, end: int) -> None:
+    for segment in sorted(log.glob("*"), reverse=True):  # a broker without messages has no log files
         if segment.name.isdigit():
             begin = int(segment.name)
             size = segment.stat().st_size

@@ -1,7 +1,7 @@
-"""The JSON of the control interface: requests and answers. `bytes` are Base64.
+"""JSON of the control interface: requests and responses. `bytes` are Base64.
 
-Numbers and texts that a caller gives are checked here, where their limits are in the schema; combinations, such as the
-fields of a fault, are checked where they are used.
+Numbers and texts with limits are checked here, and the limits are in the schema. Combinations, such as the fields of a
+fault, are checked where they are used.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ Code = Annotated[str | int, Meta(description="a request code by name or number, 
 
 
 class Problem(Struct):
-    """Why a call failed. `error` is the name of the exception that the Python kit raises: ValueError (400), KeyError (404),
-    TimeoutError or RuntimeError (409)."""
+    """Error of a call. `error` is the name of the exception that the Python kit raises: ValueError (400), KeyError
+    (404), TimeoutError or RuntimeError (409)."""
 
     error: str
     message: str
 
 
 class Done(Struct):
-    """The call has been carried out."""
+    """The call was successful."""
 
 
 class Ready(Struct):
-    """`address`: the name server and the broker, as a client on the broker's machine reaches them."""
+    """State of the broker. `address` is the address of name server and broker for clients on the broker's machine."""
 
     address: str
     broker: str
@@ -42,13 +42,13 @@ class Ready(Struct):
 
 
 class Now(Struct):
-    """ms since the epoch, as the broker stamps messages."""
+    """The broker's time in ms since the epoch."""
 
     now_ms: int
 
 
 class Advance(Struct, forbid_unknown_fields=True):
-    """How far the broker's time moves on; the parts add up, to 366 days at most."""
+    """How far to advance the broker's time. The parts are added, to at most 366 days."""
 
     seconds: float = 0.0
     minutes: float = 0.0
@@ -57,7 +57,7 @@ class Advance(Struct, forbid_unknown_fields=True):
 
 
 class Skipped(Struct):
-    """Whether a delayed message waited, to whose time the clock has moved."""
+    """`skipped` is True if a delayed message was waiting, to whose time the clock has advanced."""
 
     skipped: bool
     now_ms: int
@@ -67,7 +67,7 @@ class Skipped(Struct):
 
 
 class FaultOrder(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A fault to inject. docs/testing.md says which fields an action takes; `times` null is without end."""
+    """A fault to inject. docs/testing.md lists the fields of each action. `times` null means without a limit."""
 
     action: Action
     code: Code | UnsetType = UNSET
@@ -87,7 +87,8 @@ class FaultOrder(Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class FaultInForce(Struct):
-    """`matched`: requests that it fits; `acted`: those on which it acted."""
+    """A fault in force. `matched` is the number of matching requests, `acted` the number of those on which the fault
+    acted."""
 
     number: int
     fault: FaultOrder
@@ -96,7 +97,7 @@ class FaultInForce(Struct):
 
 
 class FaultActed(Struct):
-    """`text` is a line for people."""
+    """A fault that acted. `text` describes it."""
 
     number: int
     fault: FaultOrder
@@ -106,7 +107,7 @@ class FaultActed(Struct):
 
 
 class Numbers(Struct):
-    """The numbers of the faults, in the order in which they were given."""
+    """The numbers of the faults, in the order in which they were sent."""
 
     numbers: list[int]
 
@@ -115,13 +116,15 @@ class Numbers(Struct):
 
 
 class QueueName(Struct):
+    """A queue."""
+
     topic: str
     broker: str
     queue_id: int
 
 
 class MessageSeen(Struct):
-    """`text` is the body if it is UTF-8. `record`: the bytes of the commit log, if they were asked for."""
+    """A stored message. `text` is the body if it is UTF-8. `record` contains the bytes of the commit log, if requested."""
 
     queue: QueueName
     offset: int
@@ -138,18 +141,23 @@ class MessageSeen(Struct):
 
 
 class MessageFilter(Struct, forbid_unknown_fields=True):
+    """Query of a list of messages."""
+
     key: Annotated[str, Meta(description="only messages with this key")] | None = None
     waiting_for: Annotated[str, Meta(description="only messages that this group has not committed")] | None = None
-    record: Annotated[bool, Meta(description="also the bytes of the commit log")] = False
+    record: Annotated[bool, Meta(description="include the bytes of the commit log")] = False
 
 
 class RequestFilter(Struct, forbid_unknown_fields=True):
+    """Query of the list of requests."""
+
     name: Annotated[str, Meta(description="only requests of this name, such as SEND_MESSAGE_V2")] | None = None
     client: Annotated[str, Meta(description="only requests of this client id")] | None = None
 
 
 class RequestSeen(Struct):
-    """`response` is the answer's code, null without one (yet); `text` is a line for people."""
+    """A request of a client. `response` is the code of the response, null if there is none yet; `text` describes the
+    request."""
 
     name: str
     code: int
@@ -167,20 +175,27 @@ class RequestSeen(Struct):
 
 
 class Owned(Struct):
+    """A queue and its owner."""
+
     queue: QueueName
     client: str
 
 
 class GroupSeen(Struct):
-    """`members`: client ids; `owners`: the owner of each queue."""
+    """Members of a group as client ids, and the owner of each queue."""
 
     members: list[str]
     owners: list[Owned]
 
 
 class Progress(Struct):
-    """`committed`: the offset by queue id; `lag`: messages that are not committed; `missing` says so in words, empty if
-    nothing is."""
+    """Progress of a group in a topic.
+
+    Attributes:
+        committed: committed offset by queue id
+        lag: number of messages that are not committed
+        missing: description of what the group has not consumed; empty if it has consumed everything
+    """
 
     committed: dict[int, int]
     lag: int
@@ -188,6 +203,8 @@ class Progress(Struct):
 
 
 class TopicOrder(Struct, forbid_unknown_fields=True):
+    """Settings of a topic."""
+
     queues: Annotated[int, Meta(ge=1)] = TOPIC_QUEUES
     message_type: str = ""
 
@@ -198,13 +215,14 @@ class QueueOwner(Struct, forbid_unknown_fields=True):
 
 
 class Kill(Struct, forbid_unknown_fields=True):
-    """lose: so many of the last acknowledged messages are gone."""
+    """How to kill the broker. `lose` is the number of last acknowledged messages that are lost."""
 
     lose: Annotated[int, Meta(ge=0)] = 0
 
 
 class Advertise(Struct, forbid_unknown_fields=True):
-    """HOST:PORT that clients are told from now on: `address` inside of the broker's network, `external` outside of it."""
+    """Addresses (HOST:PORT) that clients receive from now on: `address` inside of the broker's network, `external`
+    outside."""
 
     address: str | None = None
     external: str | None = None
@@ -225,7 +243,7 @@ class Condition(Struct, forbid_unknown_fields=True, tag_field="until"):
 
 
 class Rebalanced(Condition, tag="rebalanced"):
-    """The group's rebalance is over; with `members`, it has so many."""
+    """The group's rebalance is complete; with `members`, with this number of members."""
 
     group: str
     members: Count | None = None
@@ -247,7 +265,7 @@ class Stored(Condition, tag="stored"):
 
 
 class DeadLetters(Condition, tag="dead_letters"):
-    """The group has given up on at least `count` messages."""
+    """The group has at least `count` dead letters."""
 
     group: str
     count: Count = 1
@@ -278,7 +296,7 @@ AnyCondition = Rebalanced | Consumed | Stored | DeadLetters | Members | Asked | 
 
 
 class WaitFor(Struct, forbid_unknown_fields=True):
-    """skip_waits: no delayed message waits meanwhile; the clock moves to whatever is due next."""
+    """What to wait for. With `skip_waits`, the clock advances to the next delayed message until the condition holds."""
 
     condition: AnyCondition
     skip_waits: bool = False
@@ -286,6 +304,6 @@ class WaitFor(Struct, forbid_unknown_fields=True):
 
 
 class Waited(Struct):
-    """`shares`: how many queues each member owns, of a group that is rebalanced."""
+    """Result of a wait. After a rebalance, `shares` has the number of queues of each member."""
 
     shares: dict[str, int]

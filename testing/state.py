@@ -1,4 +1,4 @@
-"""A running broker's state, as tests look at it."""
+"""The state of a running broker, for tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .errors import UnknownGroup, UnknownTopic
 
 
 class StoredMessage(NamedTuple):
-    """A message, and the bytes that the commit log has of it."""
+    """A message, and its bytes in the commit log."""
 
     message: Message
     record: bytes
@@ -24,8 +24,13 @@ class StoredMessage(NamedTuple):
 def messages(
     broker: BrokerController, topic: str, *, key: str | None = None, waiting_for: str | None = None
 ) -> list[StoredMessage]:
-    """The messages in the order of their storing; those with a key; those that a group has not committed. Raises
-    UnknownGroup. A topic that nobody has sent to has none: it comes into being with its first message."""
+    """Return stored messages of a topic, in the order of storing; none if the topic does not exist yet. Raises
+    UnknownGroup.
+
+    Args:
+        key: only messages with this key
+        waiting_for: only messages that this group has not committed
+    """
     if waiting_for is not None:
         _check_group(broker, waiting_for)
     committed = broker.offsets.of(waiting_for, topic) if waiting_for is not None else {}
@@ -43,15 +48,18 @@ def messages(
 
 
 def committed(broker: BrokerController, group: str, topic: str) -> dict[int, int]:
-    """Raises UnknownGroup, and ValueError if each member has every message."""
+    """Return the committed offset of each queue. Raises UnknownGroup, and ValueError for a broadcasting group."""
     _check_group(broker, group)
     _check_offsets(broker, group)
     return dict(broker.offsets.of(group, topic))
 
 
 def lag(broker: BrokerController, group: str, topic: str) -> int:
-    """Raises UnknownGroup and UnknownTopic, for a mistyped name has no lag, either; and ValueError if each member has every
-    message."""
+    """Return the number of messages that the group has not committed.
+
+    Raises UnknownGroup and UnknownTopic, because a misspelled name would have no lag, and ValueError for a broadcasting
+    group.
+    """
     _check_group(broker, group)
     _check_offsets(broker, group)
     if broker.topics.get(topic) is None:
@@ -60,7 +68,8 @@ def lag(broker: BrokerController, group: str, topic: str) -> int:
 
 
 def _lag(broker: BrokerController, group: str, topic: str) -> int:
-    """Messages of the topic that the group has not committed; of queues whose messages are shared, those not acknowledged."""
+    """Return the number of messages of the topic that the group has not committed; in popped queues, of those that are
+    not acknowledged."""
     offsets, shared = broker.offsets.of(group, topic), broker.pops.numbers(group, topic)
     ends = {number: queue.next for (name, number), queue in broker.store.queues.items() if name == topic}
     return sum(
@@ -72,13 +81,14 @@ def _check_offsets(broker: BrokerController, group: str) -> None:
     found = broker.groups.get(group)
     if found is not None and found.members and found.message_model == "BROADCASTING":
         raise ValueError(
-            f"each member of {group} gets every message and keeps its own offsets, of which the broker knows nothing; "
-            "wait for what your handlers do"
+            f"each member of the broadcasting group {group} gets every message and stores its offsets itself; "
+            "wait for the effects of your handlers instead"
         )
 
 
 def consumed_fault(broker: BrokerController, group: str, topic: str) -> str:
-    """Why the group has not consumed the topic; empty if it has. Raises ValueError if each member has every message."""
+    """Return the reason why the group has not consumed the whole topic; empty if it has. Raises ValueError for a
+    broadcasting group."""
     _check_offsets(broker, group)
     missing = _lag(broker, group, topic)
     if missing:
@@ -87,14 +97,14 @@ def consumed_fault(broker: BrokerController, group: str, topic: str) -> str:
 
 
 def owners(broker: BrokerController, group: str) -> dict[Queue, str]:
-    """The owner of each queue. Raises UnknownGroup."""
+    """Return the owner of each queue. Raises UnknownGroup."""
     _check_group(broker, group)
     held = broker.groups.owners(group)
     return {Queue(topic, broker.config.name, number): client for (topic, number), client in sorted(held.items())}
 
 
 def members(broker: BrokerController, group: str) -> list[str]:
-    """Client ids, also of those that share messages. Raises UnknownGroup."""
+    """Return the client ids of the members, including pop clients. Raises UnknownGroup."""
     _check_group(broker, group)
     found = broker.groups.get(group)
     named = [] if found is None else [member.client_id for member in found.members.values()]
@@ -102,25 +112,25 @@ def members(broker: BrokerController, group: str) -> list[str]:
 
 
 def groups(broker: BrokerController) -> list[str]:
-    """The groups that have members."""
+    """Return the groups with members."""
     return [group.name for group in broker.groups if group.members]
 
 
 def topics(broker: BrokerController) -> dict[str, int]:
-    """Queues by name, without the topics that every broker has."""
+    """Return the number of queues of each topic, without topics that every broker has."""
     return {topic.name: topic.read_queues for topic in broker.topics if not broker.topics.is_built_in(topic.name)}
 
 
 def dead_letters(
     broker: BrokerController, group: str, *, key: str | None = None, waiting_for: str | None = None
 ) -> list[StoredMessage]:
-    """Raises UnknownGroup."""
+    """Return the dead letters of a group. Raises UnknownGroup."""
     _check_group(broker, group)
     return messages(broker, names.dlq_topic(group), key=key, waiting_for=waiting_for)
 
 
 def _check_group(broker: BrokerController, group: str) -> None:
-    """Raises UnknownGroup for a group that nobody has joined or created, and that has neither offsets nor dead letters."""
+    """Raise UnknownGroup for a group that was neither joined nor created and has neither offsets nor dead letters."""
     is_known = group in broker.group_configs or broker.groups.online(group) is not None
     is_kept = broker.topics.get(names.dlq_topic(group)) is not None or broker.offsets.topics_of(group)
     if not is_known and not is_kept:
@@ -129,12 +139,12 @@ def _check_group(broker: BrokerController, group: str) -> None:
 
 
 def timeline(broker: BrokerController, group: str) -> list[dict[str, Any]]:
-    """The events of a group: joins, leaves and queues that changed hands, oldest first. Raises UnknownGroup."""
+    """Return the events of a group, such as joins, leaves and handed-over queues, oldest first. Raises UnknownGroup."""
     _check_group(broker, group)
     return list(broker.history.of(group))
 
 
-# Ordering
+# Changes
 
 
 def create_topic(broker: BrokerController, topic: str, queues: int, message_type: str = "") -> None:
@@ -160,23 +170,25 @@ def create_topic(broker: BrokerController, topic: str, queues: int, message_type
 
 
 def create_group(broker: BrokerController, group: str) -> None:
-    """Create a group and its retry topic, unless they exist. A Java consumer otherwise finds its retry topic when it next
-    asks for routes, after 30 s. Raises IllegalName, LimitExceeded."""
+    """Create a group and its retry topic, unless they exist. Raises IllegalName, LimitExceeded.
+
+    Otherwise a Java consumer finds its retry topic only when it requests routes again, after 30 s.
+    """
     if group not in broker.group_configs:
         broker.group_configs.put(GroupConfig(group))
     broker.topics.ensure(TopicConfig(names.retry_topic(group), 1, 1), broker.store.end)
 
 
 def take_lease(broker: BrokerController, group: str, topic: str, queue_id: int) -> None:
-    """Ends a member's lease as if it had run out. Raises KeyError if nobody holds the queue."""
+    """End a member's lease as if it had expired. Raises KeyError if no member owns the queue."""
     try:
         broker.locks.end(group, topic, queue_id)
     except KeyError:
-        raise KeyError(f"nobody in {group} holds queue {queue_id} of {topic}") from None
+        raise KeyError(f"no member of {group} owns queue {queue_id} of {topic}") from None
 
 
 def rebalance(broker: BrokerController, group: str) -> None:
-    """Tells the members that the group has changed. Raises KeyError if it has none."""
+    """Notify the members that the group has changed. Raises KeyError if it has no members."""
     found = broker.groups.online(group)
     if found is None:
         raise KeyError(f"the group {group} has no members")

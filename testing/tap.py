@@ -1,4 +1,4 @@
-"""Stands between the sockets and the broker: notes each request and its answer, and lets faults act on them."""
+"""The tap between the sockets and the broker: it records each request and its response, and lets faults act on them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ PIECES_PER_S: Final = 20
 
 @dataclass(slots=True)
 class Request:
-    """A request that a client made, decoded. For a call of gRPC, `code` is 0 and `body` the message. `response` is the code
-    of its answer, None without one (yet)."""
+    """A decoded request of a client. For a gRPC call, `code` is 0, and `body` is the message. `response` is the code of
+    the response, None if there is none yet."""
 
     name: str
     code: int
@@ -45,11 +45,11 @@ class Request:
 
     def __str__(self) -> str:
         answered = "no answer" if self.response is None else answer_name(self.code, self.response)
-        fields = " ".join(f"{name}={value}" for name, value in self._named().items())
+        fields = " ".join(f"{name}={value}" for name, value in self._named_fields().items())
         return f"{self.client or self.peer} {self.name} -> {answered}: {fields[:300]} ({len(self.body)} bytes)"
 
-    def _named(self) -> Mapping[str, object]:
-        """The fields with their names; those of the newer sends are single letters."""
+    def _named_fields(self) -> Mapping[str, object]:
+        """Return the fields by their full names; SEND_MESSAGE_V2 abbreviates them to single letters."""
         if self.code not in _SENDS_V2:
             return self.ext
         try:
@@ -60,8 +60,14 @@ class Request:
 
 
 class Tap:
-    """Stands in front of a server's `serve`. `client_of(connection)` names the client behind a connection; requests go on to
-    the list `requests`."""
+    """Wraps a server's `serve`.
+
+    Args:
+        client_of: returns the client id of a connection
+        faults: the faults in force
+        clock: the broker's clock
+        requests: the list to which requests are added
+    """
 
     def __init__(
         self,
@@ -76,14 +82,14 @@ class Tap:
         self.requests = requests
 
     def on(self, serve: Serve) -> Serve:
-        """Stands in front of a server's `serve` from now on."""
+        """Wrap a server's `serve` function, and return the wrapper."""
         self._serve = serve
         return self.serve
 
     def serve(self, connection: RemotingConnection, frames: list[Frame]) -> None:
         assert isinstance(connection, TappedConnection)
         connection.tap = self
-        connection.client = _named(frames) or connection.client
+        connection.client = _client_in(frames) or connection.client
         client = self._client_of(connection)
         if client in self._faults.frozen():
             connection.frozen += frames
@@ -93,8 +99,8 @@ class Tap:
             if frame.flag & RESPONSE_FLAG:
                 passed.append(frame)
                 continue
-            seen = _seen(frame, client)
-            request = self._note(connection, frame, seen)
+            seen = _fields_of(frame, client)
+            request = self._record(connection, frame, seen)
             fault = self._faults.acting(BEFORE, seen)
             if fault is None:
                 after = self._faults.acting(AFTER, seen)
@@ -115,7 +121,7 @@ class Tap:
         if frames:
             self._serve(connection, frames)
 
-    def _note(self, connection: RemotingConnection, frame: Frame, seen: Seen) -> Request:
+    def _record(self, connection: RemotingConnection, frame: Frame, seen: Seen) -> Request:
         request = Request(
             request_name(frame.code).partition(" ")[0],
             frame.code,
@@ -127,16 +133,16 @@ class Tap:
             dict(frame.ext),
             bytes(frame.body),
         )
-        self.note(request)
+        self.record(request)
         return request
 
-    def note(self, request: Request) -> None:
+    def record(self, request: Request) -> None:
         self.requests.append(request)
         if len(self.requests) > KEPT_REQUESTS:
             del self.requests[: KEPT_REQUESTS // 10]
 
     def sent(self, connection: TappedConnection, buffers: Buffers) -> None:
-        """Takes the broker's writes: answers, and requests of its own."""
+        """Process bytes that the broker writes: responses, and requests of its own."""
         client = self._client_of(connection)
         data = b"".join(buffers)
         if client in self._faults.frozen():
@@ -148,7 +154,7 @@ class Tap:
         out: list[bytes] = []
         for frame, raw in _frames(data):
             if not frame.flag & RESPONSE_FLAG:
-                if self._faults.acting(("lose",), _seen(frame, client)) is None:
+                if self._faults.acting(("lose",), _fields_of(frame, client)) is None:
                     out.append(raw)
                 continue
             request, fault = connection.expected.pop(frame.opaque, (None, None))
@@ -164,7 +170,7 @@ class Tap:
         connection.pass_on(out)
 
     def _act(self, connection: TappedConnection, fault: Fault, frame: Frame, raw: bytes) -> bool:
-        """Whether the connection lives on."""
+        """Let a fault act on a response. Return False if the connection was closed."""
         if fault.action == "close_after":
             connection.abort()
             return False
@@ -183,7 +189,7 @@ class Tap:
             self._clock.call_later(number * size / bytes_per_s, partial(connection.pass_on, piece))
 
     def thaw(self, connection: TappedConnection) -> None:
-        """A frozen client goes on: its bytes arrive now, and so do those for it."""
+        """Resume a frozen client: deliver its requests, and the bytes that were written to it."""
         frames, connection.frozen = connection.frozen, []
         unsent, connection.unsent = connection.unsent, []
         if unsent:
@@ -193,8 +199,14 @@ class Tap:
 
 
 class TappedConnection(RemotingConnection):
-    """A connection whose writes the tap sees. `client` is the id in its last heartbeat, which the broker may not know yet;
-    `frozen` and `unsent` wait until its client goes on."""
+    """A connection whose writes pass through the tap.
+
+    Attributes:
+        client: client id of the last heartbeat, which the broker may not have processed yet
+        expected: requests whose responses are pending, by opaque id, with the fault that will act on the response
+        frozen: requests of a frozen client
+        unsent: bytes for a frozen client
+    """
 
     __slots__ = ("client", "expected", "frozen", "tap", "unsent")
 
@@ -217,8 +229,8 @@ class TappedConnection(RemotingConnection):
             super().write([*buffers])
 
 
-def _named(frames: list[Frame]) -> str:
-    """The client id of the last heartbeat among them, empty without one: only there a client says who it is."""
+def _client_in(frames: list[Frame]) -> str:
+    """Return the client id of the last heartbeat, or an empty text; only heartbeats contain the client id."""
     for frame in reversed(frames):
         if frame.code == RequestCode.HEART_BEAT and not frame.flag & RESPONSE_FLAG:
             try:
@@ -229,7 +241,7 @@ def _named(frames: list[Frame]) -> str:
 
 
 def _frames(data: bytes) -> list[tuple[Frame, bytes]]:
-    """Each frame with its own bytes."""
+    """Return each frame with its bytes."""
     found: list[tuple[Frame, bytes]] = []
     begin = 0
     while begin < len(data):
@@ -240,7 +252,7 @@ def _frames(data: bytes) -> list[tuple[Frame, bytes]]:
     return found
 
 
-def _seen(frame: Frame, client: str) -> Seen:
+def _fields_of(frame: Frame, client: str) -> Seen:
     ext = frame.ext
     if frame.code in _SENDS_V2:
         try:

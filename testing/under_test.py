@@ -1,4 +1,5 @@
-"""A test's view of a broker, the same wherever the broker runs: in this process, in another, in a container."""
+"""The interface of a broker for tests, independent of where the broker runs: in this process, in another process, or in
+a container."""
 
 from __future__ import annotations
 
@@ -11,14 +12,14 @@ from ..client.admin.admin_client import rebalanced
 from ..client.config import TOPIC_QUEUES
 from ..client.message import Message
 from ..protocol.names import Queue
-from .config import LOOK_S, WAIT_S
+from .config import POLL_INTERVAL_S, WAIT_S
 from .errors import UnknownName
 from .faults import Fault, Injected, request_code
 from .tap import Request
 
 
 class BrokerTime(Protocol):
-    """The broker's time."""
+    """The clock of a broker under test."""
 
     @property
     def now_ms(self) -> int: ...
@@ -27,7 +28,7 @@ class BrokerTime(Protocol):
 
 
 class BrokerFaults(Protocol):
-    """The faults in force."""
+    """The faults of a broker under test."""
 
     @property
     def injected(self) -> list[Injected]: ...
@@ -40,15 +41,15 @@ class BrokerFaults(Protocol):
 
 
 def _holds(condition: Callable[[], bool]) -> bool:
-    """A group may come into being while one waits for it."""
+    """Return the value of a condition; False if its group or topic does not exist yet."""
     try:
         return condition()
     except UnknownName:
         return False
 
 
-def _told(condition: Callable[[], bool]) -> str:
-    """Why a condition cannot be looked at; empty if it can."""
+def _missing_name(condition: Callable[[], bool]) -> str:
+    """Return the reason why a condition cannot be evaluated; empty if it can."""
     try:
         condition()
     except UnknownName as error:
@@ -57,7 +58,8 @@ def _told(condition: Callable[[], bool]) -> str:
 
 
 class BrokerUnderTest(ABC):
-    """`Broker` and `RemoteBroker` are two of it. Annotate fixtures and helpers with this type to take both."""
+    """A broker for tests: `Broker` or `RemoteBroker`. Annotate fixtures and helper functions with this type to accept
+    both."""
 
     @property
     @abstractmethod
@@ -66,7 +68,7 @@ class BrokerUnderTest(ABC):
 
     @property
     def endpoint(self) -> str:
-        """The `endpoints` of clients of 5.x, in any language."""
+        """The `endpoints` for 5.x clients in any language."""
         return self.address
 
     @property
@@ -80,13 +82,19 @@ class BrokerUnderTest(ABC):
     # Waiting
 
     async def rebalanced(self, group: str, *, members: int | None = None, timeout_s: float = WAIT_S) -> dict[str, int]:
-        """Returns when the rebalance is over; the number of queues by client id. Raises TimeoutError, which says what is
-        missing."""
+        """Wait until the group's rebalance is complete, and return the number of queues by client id.
+
+        Raises TimeoutError, which names the reason.
+        """
         return await rebalanced(self.address, group, members=members, timeout_s=timeout_s)
 
     async def consumed(self, group: str, topic: str, *, timeout_s: float = WAIT_S) -> None:
-        """Returns when the group has committed every message of the topic. Raises TimeoutError, which says how many lack, and
-        ValueError for a group whose members each get every message: they commit nothing to the broker."""
+        """Wait until the group has committed every message of the topic.
+
+        Raises:
+            TimeoutError: with the number of messages that are not consumed
+            ValueError: the group is broadcasting, so that its members commit nothing to the broker
+        """
         await self.until(
             lambda: not self._consumed_fault(group, topic),
             timeout_s=timeout_s,
@@ -100,17 +108,20 @@ class BrokerUnderTest(ABC):
         timeout_s: float = WAIT_S,
         what: Callable[[], str] = lambda: "the condition does not hold",
     ) -> None:
-        """Returns when the condition holds. Raises TimeoutError with `what` is missing."""
+        """Wait until the condition holds. Raises TimeoutError with the result of `what`."""
         try:
             async with asyncio.timeout(timeout_s):
-                while not _holds(condition):  # noqa: ASYNC110 -- what changes may be in another thread
-                    await asyncio.sleep(LOOK_S)
+                while not _holds(condition):  # noqa: ASYNC110 (the state may change in another thread)
+                    await asyncio.sleep(POLL_INTERVAL_S)
         except TimeoutError:
-            raise TimeoutError(f"{_told(condition) or what()}, after {timeout_s} s") from None
+            raise TimeoutError(f"{_missing_name(condition) or what()}, after {timeout_s} s") from None
 
     async def skip_waits(self, condition: Callable[[], bool], *, timeout_s: float = WAIT_S) -> None:
-        """Returns when the condition holds, and lets no delayed message wait meanwhile: the clock jumps to when the next one
-        is due, again and again. A retry chain of hours takes as long as its handlers do."""
+        """Wait until the condition holds, without waiting for delayed messages: the clock advances to each next delayed
+        message.
+
+        A retry sequence of hours takes only as long as its handlers do.
+        """
 
         def holds() -> bool:
             if _holds(condition):
@@ -118,9 +129,11 @@ class BrokerUnderTest(ABC):
             self._skip()
             return False
 
-        await self.until(holds, timeout_s=timeout_s, what=lambda: _told(condition) or "the condition does not hold")
+        await self.until(
+            holds, timeout_s=timeout_s, what=lambda: _missing_name(condition) or "the condition does not hold"
+        )
 
-    # Looking
+    # State
 
     @property
     @abstractmethod
@@ -128,39 +141,47 @@ class BrokerUnderTest(ABC):
         """The requests of clients since the last `clear`, oldest first."""
 
     def requests_of(self, name: str, *, client: str | None = None) -> list[Request]:
-        """The requests with a name such as `SEND_MESSAGE_V2`. Raises ValueError for a name that none has."""
+        """Return the requests with a name such as `SEND_MESSAGE_V2`. Raises ValueError for an unknown name."""
         request_code(name)
         return [item for item in self.requests if item.name == name and client in (None, item.client)]
 
     @abstractmethod
     def messages(self, topic: str, *, key: str | None = None, waiting_for: str | None = None) -> list[Message]:
-        """All stored messages of a topic, in the order of their storing; those with a `key`; those that the group
-        `waiting_for` has not committed. Raises UnknownGroup, a KeyError."""
+        """Return all stored messages of a topic, in the order of storing. Raises UnknownGroup, a KeyError.
+
+        Args:
+            key: only messages with this key
+            waiting_for: only messages that this group has not committed
+        """
 
     @abstractmethod
     def dead_letters(self, group: str) -> list[Message]:
-        """The messages that the group has given up. Raises UnknownGroup."""
+        """Return the dead letters of the group. Raises UnknownGroup."""
 
     @abstractmethod
     def committed(self, group: str, topic: str) -> dict[int, int]:
-        """The group's offset by queue id. Raises UnknownGroup, and ValueError as `consumed` does."""
+        """Return the group's committed offset by queue id. Raises UnknownGroup, and ValueError for a broadcasting
+        group."""
 
     @abstractmethod
     def lag(self, group: str, topic: str) -> int:
-        """Messages of the topic that the group has not committed. Raises UnknownGroup, UnknownTopic, and ValueError as
-        `consumed` does."""
+        """Return the number of messages that the group has not committed.
+
+        Raises UnknownGroup, UnknownTopic, and ValueError for a broadcasting group.
+        """
 
     @abstractmethod
     def owners(self, group: str) -> dict[Queue, str]:
-        """The owner of each queue. Raises UnknownGroup."""
+        """Return the owner of each queue. Raises UnknownGroup."""
 
     @abstractmethod
     def members(self, group: str) -> list[str]:
-        """Client ids of the group's members. Raises UnknownGroup."""
+        """Return the client ids of the group's members. Raises UnknownGroup."""
 
     @abstractmethod
     def timeline(self, group: str) -> list[dict[str, Any]]:
-        """The events of a group: joins, leaves and queues that changed hands, oldest first. Raises UnknownGroup."""
+        """Return the events of a group, such as joins, leaves and handed-over queues, oldest first. Raises
+        UnknownGroup."""
 
     @property
     def injected(self) -> list[Injected]:
@@ -169,50 +190,56 @@ class BrokerUnderTest(ABC):
 
     @abstractmethod
     def report(self) -> str:
-        """Everything a developer needs to see when a test failed: faults, groups, and the last requests."""
+        """Return a report for a failed test: the faults that acted, the groups, and the last requests."""
 
-    # Ordering
+    # Changes
 
     @abstractmethod
     def create_topic(self, topic: str, queues: int = TOPIC_QUEUES, message_type: str = "") -> None:
-        """Create a topic, or change it. `message_type`: what it is for, such as PRIORITY; empty: any messages.
+        """Create a topic, or change it. Raises ValueError for an illegal name or type.
 
-        Raises ValueError for an illegal name or type."""
+        Args:
+            queues: number of queues
+            message_type: type of the topic's messages, such as PRIORITY; empty for any type
+        """
 
     @abstractmethod
     def create_group(self, group: str) -> None:
-        """Creates a group with its retry topic, which a Java consumer otherwise learns of with its next look at the routes,
-        after 30 s."""
+        """Create a group and its retry topic. Otherwise a Java consumer finds its retry topic only when it requests
+        routes again, after 30 s."""
 
     @abstractmethod
     def take_lease(self, group: str, topic: str, queue_id: int) -> None:
-        """Ends a member's lease as if it had run out. Raises KeyError if nobody holds the queue."""
+        """End a member's lease as if it had expired. Raises KeyError if no member owns the queue."""
 
     @abstractmethod
     def rebalance(self, group: str) -> None:
-        """Tells the members that the group has changed. Raises KeyError if it has none."""
+        """Notify the members that the group has changed. Raises KeyError if it has no members."""
 
     @abstractmethod
     def clear(self) -> None:
-        """Makes the broker as new: without topics, groups, messages, faults and requests. Cuts connected clients off. The
-        address stays."""
+        """Delete all topics, groups, messages, faults and requests, and disconnect all clients. The address does not
+        change."""
 
     @abstractmethod
     def restart(self) -> None:
-        """Stops as by SIGTERM and starts again on the same data."""
+        """Stop as by SIGTERM, and start on the same data."""
 
     @abstractmethod
     def kill(self, *, lose: int = 0) -> None:
-        """Stops as by SIGKILL and starts again; the last `lose` messages that were acknowledged are gone, as after a power
-        cut without `--flush sync`."""
+        """Stop as by SIGKILL, and start on the same data.
+
+        Args:
+            lose: number of last acknowledged messages that are lost, as after a power failure without `--flush sync`
+        """
 
     @abstractmethod
     def stop(self) -> None:
-        """Stops as by SIGTERM. Clients find nobody at the address, until `start`."""
+        """Stop as by SIGTERM. Clients cannot connect until `start`."""
 
     @abstractmethod
     def start(self) -> None:
-        """Starts again after `stop`, on the same data and address."""
+        """Start after `stop`, with the same data and address."""
 
     @abstractmethod
     def _skip(self) -> None: ...

@@ -44,10 +44,7 @@ EXCEPTIONS = {
     "console": 20,
     "examples": 2,
     "migration": 1,
-    "protocol": 2,
     "simulation": 34,
-    "spark": 1,
-    "testing": 34,
     "tests": 109,
     "web": 3,
 }

@@ -115,7 +115,7 @@ def test_a_broker_that_does_not_answer_ends_no_run(pytester: pytest.Pytester) ->
 
         def test_it_fails(rocketlet, monkeypatch):
             def silent():
-                raise TimeoutError("the broker has not answered for 120 s")
+                raise TimeoutError("the broker has not responded for 120 s")
             monkeypatch.setattr(rocketlet, "report", silent)
             assert False
 
@@ -124,4 +124,4 @@ def test_a_broker_that_does_not_answer_ends_no_run(pytester: pytest.Pytester) ->
     """)
     ran = pytester.runpytest("-p", "no:asyncio", "-p", "no:anyio")
     ran.assert_outcomes(failed=1, passed=1)
-    ran.stdout.fnmatch_lines(["the broker does not say what happened: *has not answered for 120 s*"])
+    ran.stdout.fnmatch_lines(["the broker could not report its state: *has not responded for 120 s*"])
