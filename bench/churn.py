@@ -12,19 +12,15 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rocketlet.client import Consumer, Message, Producer
-from rocketlet.client.wire.cluster import ClusterView
+from rocketlet.client import AdminClient, Consumer, Message, Producer
 from rocketlet.command.plumbing.numbers import whole
 from rocketlet.demo.processes import Child
-from rocketlet.protocol.bodies import decode_cluster
-from rocketlet.protocol.codes import RequestCode
-from rocketlet.protocol.headers import CreateTopic, write
 
 from . import runner
 from .peers import Peer, compiled, java_options
@@ -134,14 +130,13 @@ async def members_of(peer: Peer, run: Run, options: argparse.Namespace) -> Async
 
 
 async def make_topic(address: str, topic: str, queues: int) -> None:
-    cluster = ClusterView(address)
-    while not (found := decode_cluster((await cluster.ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)).body)):
-        await asyncio.sleep(0.05)
-    connection = await cluster.connection(found[0].addresses[0])
-    await connection.request(RequestCode.UPDATE_AND_CREATE_TOPIC, write(CreateTopic(topic, queues, queues, 6)))
-    while await cluster.find_route(topic) is None:
-        await asyncio.sleep(0.05)
-    await cluster.close()
+    """Return when the name server has the topic."""
+    async with AdminClient(address) as admin:
+        while not await admin.brokers():
+            await asyncio.sleep(0.05)
+        await admin.create_topic(topic, queues=queues)
+        while topic not in await admin.topics():
+            await asyncio.sleep(0.05)
 
 
 async def send_forever(producer: Producer, run: Run, rate: float) -> None:
@@ -278,9 +273,10 @@ async def run(options: argparse.Namespace) -> Mapping[str, Any]:
     async def measure(peer: Peer) -> runner.Values:
         return figures(await churn(peer, options))
 
-    async with runner.started(runner.chosen(options.only, NAMES)) as peers:
-        cases = {name: {"": partial(measure, peer)} for name, peer in peers.items()}
-        found = (await runner.alternate(options.rounds, cases)).only_case()
+    async def prepare(peer: Peer, _: AsyncExitStack) -> Mapping[str, runner.Measure]:
+        return {"": partial(measure, peer)}
+
+    found = (await runner.compare(options, NAMES, prepare)).only_case()
     load = f"{options.rate:.0f} messages/s, {options.queues} queues, {options.handler_ms} ms handlers"
     runner.show_by_value(f"{load}, {options.members} members and a guest", found)
     return found

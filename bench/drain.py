@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import subprocess
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
@@ -154,15 +155,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 async def run(options: argparse.Namespace) -> Mapping[str, Any]:
-    names, runs = runner.chosen(options.only, NAMES), itertools.count()
-    async with runner.started(names) as peers:
-        for peer in peers.values():
-            await fill(peer, options.messages)
-        cases = {
-            name: {way: partial(measure, drain, peer, options.messages, runs) for way, drain in WAYS[name].items()}
-            for name, peer in peers.items()
-        }
-        figures = await runner.alternate(options.rounds, cases)
+    runs = itertools.count()
+
+    async def prepare(peer: Peer, _: AsyncExitStack) -> Mapping[str, runner.Measure]:
+        await fill(peer, options.messages)
+        return {way: partial(measure, drain, peer, options.messages, runs) for way, drain in WAYS[peer.name].items()}
+
+    figures = await runner.compare(options, NAMES, prepare)
     figures.show("A backlog consumed", "messages_per_s", as_case=AS_OURS)
     return {
         name: {way: values["messages_per_s"] for way, values in ways.items()} for name, ways in figures.medians.items()

@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, cast
 
@@ -133,16 +134,15 @@ async def run(options: argparse.Namespace) -> Mapping[str, Any]:
         for what, frames in (("sends", sends(kind)), ("pulls of 32", pulls(kind)))
         for count in IN_FLIGHT
     }
-    async with runner.started(runner.chosen(options.only, NAMES)) as peers:
-        addresses = {name: await prepared(peer) for name, peer in peers.items()}
-        cases = {
-            name: {
-                case: partial(measure, peer, addresses[name], frames, count, options.seconds)
-                for case, (frames, count) in loads.items()
-            }
-            for name, peer in peers.items()
+
+    async def prepare(peer: Peer, _: AsyncExitStack) -> Mapping[str, runner.Measure]:
+        address = await prepared(peer)
+        return {
+            case: partial(measure, peer, address, frames, count, options.seconds)
+            for case, (frames, count) in loads.items()
         }
-        figures = await runner.alternate(options.rounds, cases, warm_ups=1)  # the JVM's
+
+    figures = await runner.compare(options, NAMES, prepare, warm_ups=1)  # the JVM's
     figures.show("Requests of foreign clients: kind, headers, in flight", "requests_per_s")
     return figures.medians
 

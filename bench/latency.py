@@ -215,14 +215,12 @@ def parser() -> argparse.ArgumentParser:
 
 
 async def run(options: argparse.Namespace) -> Mapping[str, Any]:
-    names = runner.chosen(options.only, NAMES)
-    async with runner.started(names) as peers, AsyncExitStack() as stack:
-        systems = {name: await System.start(peer, stack, options.backlog) for name, peer in peers.items()}
-        for system in systems.values():
-            await system.at(*WARM_UP)
-        figures = await runner.alternate(
-            options.rounds, {name: cases_of(system, options) for name, system in systems.items()}
-        )
+    async def prepare(peer: Peer, stack: AsyncExitStack) -> Mapping[str, runner.Measure]:
+        system = await System.start(peer, stack, options.backlog)
+        await system.at(*WARM_UP)
+        return cases_of(system, options)
+
+    figures = await runner.compare(options, NAMES, prepare)
     title = "From the time a message was due to the handler of another process, by messages/s"
     figures.show(title, "p99_ms", less_is_better=True)
     return figures.medians

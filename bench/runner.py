@@ -224,6 +224,19 @@ async def alternate(rounds: int, cases: Mapping[str, Mapping[str, Measure]], *, 
     return Figures(runs)
 
 
+async def compare(
+    options: argparse.Namespace,
+    names: Sequence[str],
+    prepare: Callable[[Peer, AsyncExitStack], Awaitable[Mapping[str, Measure]]],
+    *,
+    warm_ups: int = 0,
+) -> Figures:
+    """Start the systems, prepare the cases of each, and measure them in alternating rounds."""
+    async with started(chosen(options.only, names)) as peers, AsyncExitStack() as stack:
+        cases = {name: await prepare(peer, stack) for name, peer in peers.items()}
+        return await alternate(options.rounds, cases, warm_ups=warm_ups)
+
+
 def median(values: Sequence[float]) -> float:
     return statistics.median(values) if values else float("nan")
 

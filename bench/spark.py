@@ -16,13 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyspark
-from rocketlet.client.wire.cluster import ClusterView
 from rocketlet.command.plumbing.numbers import whole
 from rocketlet.demo.processes import Child
-from rocketlet.protocol.codes import RequestCode
-from rocketlet.protocol.headers import CreateTopic, write
 
 from . import readme, runner
+from .churn import make_topic
 from .peers import CACHE, Peer, Used, fetch_python, kafka_jars, used
 
 NAMES = ("rocketlet", "kafka")
@@ -107,11 +105,8 @@ async def create_topic(peer: Peer, spark: Session | None, topic: str, queues: in
     if peer.name == "kafka":
         assert spark is not None
         await spark.ask("kafka_topic", topic=topic, queues=queues)
-        return
-    cluster = ClusterView(peer.address)
-    connection = await cluster.connection(peer.address)
-    await connection.request(RequestCode.UPDATE_AND_CREATE_TOPIC, write(CreateTopic(topic, queues, queues, 6)))
-    await cluster.close()
+    else:
+        await make_topic(peer.address, topic, queues)
 
 
 def parser() -> argparse.ArgumentParser:
