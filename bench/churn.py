@@ -265,7 +265,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--rate", type=runner.positive, default=1000.0, help="messages a second")
     made.add_argument("--handler-ms", type=whole(0), default=50)
     made.add_argument("--members", type=whole(1), default=2, help="members that stay; one more comes and goes")
-    made.add_argument("--threads", type=whole(1), default=40, help="handlers at once in each member")
+    made.add_argument("--threads", type=whole(1), default=40, help="concurrent handlers in each member")
     return made
 
 

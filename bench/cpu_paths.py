@@ -42,7 +42,7 @@ Result = TypeVar("Result")
 
 
 class CodePath(NamedTuple):
-    """`run` does the work for so many messages; a pull, a commit and a heartbeat count as one."""
+    """`run` does the work for this many messages; a pull, a commit and a heartbeat count as one."""
 
     name: str
     messages: int
@@ -50,7 +50,7 @@ class CodePath(NamedTuple):
 
 
 class Sink(asyncio.Transport):
-    """A broker's answers, kept until they are looked at."""
+    """A broker's responses, kept until they are checked."""
 
     def __init__(self) -> None:
         super().__init__({"peername": ("127.0.0.1", 40_000), "sockname": ("127.0.0.1", PORT)})

@@ -33,7 +33,7 @@ BATCH = 100
 FETCH = 256
 LIMITS = PullLimits(batch_size=FETCH, messages=4000, span=8000)
 Drain = Callable[[Peer, int, int], Awaitable[float | None]]
-"""Drains a peer's backlog of so many messages in a numbered round; the seconds if they are not those of the call."""
+"""Drains a peer's backlog of N messages in a numbered round, and returns the seconds if they are not those of the call."""
 
 
 async def fill(peer: Peer, count: int) -> None:

@@ -1,5 +1,5 @@
 """Official clients of 5.x, Java's and Python's, on our broker and on Apache's proxy 5.3: sends of 1 KB, receives and
-acknowledgements, and how late a message comes again; processor time of the server, readiness and idle memory."""
+acknowledgements, and how late a message is redelivered; processor time of the server, readiness and idle memory."""
 
 from __future__ import annotations
 

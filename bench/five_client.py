@@ -116,4 +116,4 @@ phase("send", lambda: joined(started(send)))
 phase("consume", consume)
 joined(waiting)
 phase("redeliver", redeliver)
-os._exit(0)  # its threads would go on
+os._exit(0)  # its threads would keep running

@@ -208,7 +208,7 @@ def parser() -> argparse.ArgumentParser:
     made = runner.parser(__doc__, NAMES)
     made.add_argument("--rates", type=runner.positives, default=list(RATES), help="messages/s, separated by commas")
     made.add_argument(
-        "--seconds", type=runner.positive, default=SECONDS, help="of each run; the other cases end by themselves"
+        "--seconds", type=runner.positive, default=SECONDS, help="of each run; the other cases end on their own"
     )
     made.add_argument("--backlog", type=whole(0), default=BACKLOG, help="0 leaves out the cases beside the rates")
     return made

@@ -3,7 +3,7 @@
 `python -m bench.latency_reader SYSTEM ADDRESS` takes orders from stdin, a line each, and answers each with a line:
 
     members N       lets members join or leave, one after the other with a pause, until there are N: DONE
-    drain COUNT     reads a backlog of so many messages with a group of its own: DONE
+    drain COUNT     reads a backlog of COUNT messages with a group of its own: DONE
     samples RUN     SAMPLES, and in hex two int64 for each handled message of that run: its number, and the ns from the time
                     for which it was scheduled. The run is forgotten then.
 """

@@ -55,7 +55,7 @@ async def aiokafka(peer: Peer, stack: AsyncExitStack) -> Send:
 
 
 async def confluent(peer: Peer, stack: AsyncExitStack) -> Send:
-    """librdkafka, with a thread that hears of deliveries and tells the loop of all that came together."""
+    """librdkafka, with a thread that polls for deliveries and notifies the loop of them together."""
     from confluent_kafka import Producer as Confluent
 
     loop = asyncio.get_running_loop()

@@ -81,7 +81,7 @@ class Job:
             return {"seconds": seconds, "rows": sum(progress["numInputRows"] for progress in query.recentProgress)}
 
     def trickle(self, topic: str, rate: int, seconds: float) -> dict[str, Any]:
-        """From the moment a row is sent, which its body says, until a batch that has it is in the hands of foreachBatch;
+        """From the moment a row is sent, which its body says, until a batch with it reaches foreachBatch;
         but for the first three seconds, which warm what is to be measured."""
         body = f.col("value").cast("string")
         latencies_ms: list[float] = []

@@ -1,6 +1,6 @@
 """Counts the interpreter's steps in our own code, which are the same on each machine, however busy it is.
 
-A step is a line that runs, a function of ours that is called or goes on, or a call from our code into a function written in
+A step is a line that runs, a function of ours that is called or resumed, or a call from our code into a function written in
 C. Python's library and other packages do not count, and neither does how long a C function takes: `bench.cpu` measures that
 as time."""
 

@@ -36,7 +36,7 @@ from bench.peers import compiled, java_options
 
 from .common import PROGRESS_S, Limit, Outcome
 
-SHORT_COUNT = 10  # up to so many events nothing freezes for longer than a lease lasts
+SHORT_COUNT = 10  # up to this many events nothing freezes for longer than a lease lasts
 TOPIC, GROUP = "t", "g"
 PEER = Path(__file__).parents[1] / "tests/interop/five/python/peer.py"
 QUEUES = 6

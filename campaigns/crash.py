@@ -10,7 +10,7 @@ power  A model takes every system call of the store. The content of a file at it
        and `Popped` name, and a start that fails.
 files  A file is cut, zeroed, overwritten, flipped, padded, emptied or deleted. A fault: a start that fails without the file's
        name, a message that is not as it was stored or is gone without a report, one whose bytes are in place and that is not
-       found, other messages after a second start, an offset that is given again, a whole index that is rebuilt, a delay
+       found, other messages after a second start, an offset that is used twice, a whole index that is rebuilt, a delay
        level that a damaged message stops, a second broker that gets in.
 """
 
@@ -231,7 +231,7 @@ def _check_disk(folder: Path, settings: dict[str, Any], sends: _Sends, kind: str
     if any(found[place] != body for place, body in sends.acknowledged.items() if place in found):
         outcome.fault(f"{kind}: a message is not as it was sent")
     if put(broker, broker.store.queue("t", 0), b"after") in sends.acknowledged:
-        outcome.fault(f"{kind}: an offset is given again")
+        outcome.fault(f"{kind}: an offset is used twice")
     broker.persist(closes=True)
     broker.store.close()
     outcome.add(acknowledged=len(sends.acknowledged), refused=sends.refused)
@@ -494,7 +494,7 @@ MESSAGES = 400
 AT_ONCE: dict[str, Any] = {"delay_levels_ms": (0,)}  # delayed messages are due immediately
 TOPICS = {"t": 4, "u": 1}  # queues
 DELIVERED = (("t", 3), (names.NOTES_TOPIC, 0))  # where a delivery of delayed messages writes
-NOTHING_LEFT = "the log's end, the checkpoint and the indexes"  # nothing tells what was there
+NOTHING_LEFT = "the log's end, the checkpoint and the indexes"  # nothing shows which messages were there
 
 Change = Callable[[bytearray, random.Random], object]
 
@@ -724,7 +724,7 @@ class _Damaged:
             place = put(broker, queue, b"new")
             position, _ = template.records.get(place, (template.flushed_to, b""))
             if "checkpoint" not in self._what and position < template.flushed_to:
-                self._fault("an offset is given again")
+                self._fault("an offset is used twice")
             found[place] = broker.store.read_log(*queue.entry(place[2])[:2])
 
     def _flip_written(self, broker: BrokerController, found: dict[Place, bytes]) -> None:

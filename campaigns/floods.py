@@ -1,10 +1,10 @@
-"""Floods over HTTP/2: clients that make much work with few bytes, or take nothing of what they asked for.
+"""Floods over HTTP/2: clients that cause much work with few bytes, or do not read what they have requested.
 
-Each try is one flood, of a size by chance, on a connection of its own: calls that are given up at once, header blocks without
-an end, frames that carry nothing, windows that never open or change without end, calls that wait by the thousand, messages
-of which the end never comes. A fault is: a flood beyond its limit whose connection stays, one below it whose connection does
-not, memory beyond the budget, a read that takes long, an honest client that is not answered meanwhile, a message that stays
-in the hands of the attacker when it has gone, and anything that is counted for nobody then.
+Each try is one flood, of a random size, on a connection of its own: calls that are cancelled immediately, header blocks
+without an end, frames that carry nothing, windows that never open or change without end, thousands of calls that wait,
+messages whose end never comes. A fault is: a flood above its limit whose connection stays, one below it whose connection
+ends, memory above the budget, a read that takes long, an honest client that gets no response meanwhile, and a message or
+memory that is counted for the attacker after it has gone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .common import Limit, Outcome, Serving, config_in, serving
 from .fuzz import Feed, Honest, check_nothing_left, quick
 from .peers import GrpcPeer, head_block
 
-READ_BYTES = 262_144  # a socket gives as many at once
+READ_BYTES = 262_144  # the most that one read of a socket returns
 END_CHECKS = 5000
 """How often it is checked whether the server has closed a flood's connection, 1 ms apart."""
 MAX_READ_MS = 250  # the processor time of one read: 30 to 120 on two busy cores
@@ -44,7 +44,7 @@ HEAD = head_block("Heartbeat", (b"x-mq-client-id", b"flood"))
 
 
 class Flood(NamedTuple):
-    """data: all of it. ends: whether the connection must end, or must stay; None: either."""
+    """The bytes of a flood. ends: True if the connection must end, False if it must stay, None for either."""
 
     data: bytes
     ends: bool | None
@@ -61,7 +61,7 @@ def _resets(chance: random.Random) -> Flood:
 
 
 def _cancelled(chance: random.Random) -> Flood:
-    """Whole requests that are cancelled at once."""
+    """Whole requests that are cancelled immediately."""
     count = chance.choice((2 * MAX_RESETS, MAX_CANCELLED_CALLS, MAX_CANCELLED_CALLS + 1))
     request = schema.HeartbeatRequest(client_type=1).SerializeToString()
     data = http2.encode(http2.DATA, http2.END_STREAM, 1, encode_message(request))
@@ -98,7 +98,7 @@ def _empty(chance: random.Random) -> Flood:
 
 
 def _updates(chance: random.Random) -> Flood:
-    """Windows that open by a byte again and again, of which none is used, perhaps while many answers wait for another one."""
+    """Windows that open byte by byte and are not used, perhaps while many responses wait for another window."""
     count = chance.choice((MAX_CONTROL_FRAMES // 2, 2 * MAX_CONTROL_FRAMES, 10 * MAX_CONTROL_FRAMES))
     waiting = _receives(chance, "t") if chance.random() < 0.5 else b""
     return Flood(waiting + count * http2.encode_window_update(0, 1), count > MAX_CONTROL_FRAMES)
@@ -116,7 +116,7 @@ def _resized(chance: random.Random) -> Flood:
 
 
 def _receives(chance: random.Random, topic: str) -> bytes:
-    """Receives of many calls, by a client whose windows are closed: no answer is ever taken."""
+    """Return many receives of a client whose windows are closed, so that no response is ever read."""
     request = schema.ReceiveMessageRequest(
         group={"name": "g"}, message_queue={"topic": {"name": topic}, "id": -1}, batch_size=32, auto_renew=True
     )
@@ -139,7 +139,7 @@ def _waiting(chance: random.Random) -> Flood:
 
 
 def _halves(chance: random.Random) -> Flood:
-    """Messages of which the last byte never comes."""
+    """Messages whose last byte never comes."""
     size, found = 1_000_000, b""
     for item in range(1, chance.choice((3, 40, 200)), 2):
         found += _opening(item) + http2.encode(http2.DATA, 0, item, b"\0" + size.to_bytes(4, "big"))
@@ -148,8 +148,8 @@ def _halves(chance: random.Random) -> Flood:
 
 
 FLOODS: dict[str, Callable[[random.Random], Flood]] = {
-    "calls given up": _resets,
-    "requests cancelled": _cancelled,
+    "cancelled calls": _resets,
+    "cancelled requests": _cancelled,
     "header blocks": _blocks,
     "empty frames": _empty,
     "window updates": _updates,

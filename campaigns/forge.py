@@ -1,10 +1,10 @@
 """Bodies full of records: what a client writes must never become a message of somebody else.
 
 An attacker sends bodies with records, heads and marks in them, in every way in which a body gets into the log. A first send
-of the same size tells where the bytes of the next one will be, so that each record inside claims its true place, with
+of the same size shows where the bytes of the next one will be, so that each record inside claims its true place, with
 checksums that fit. While the broker runs, these places are asked for by id, by key, as the end of a transaction and as a
 message to send back. Then the folder is copied, as a kill leaves it; the log is damaged where the body is, indexes and the
-checkpoint are lost; `fsck` looks at it or repairs it, and a broker starts over it.
+checkpoint are lost; `fsck` checks or repairs it, and a broker starts over it.
 
 A fault is: a message that nobody sent, an honest one whose bytes are there and that is not found, a record in a body that is
 shown or done something with, damage in a log that nobody damaged, a start that takes long, an index with entries for
@@ -104,7 +104,7 @@ def contents_of(chance: random.Random, next_offset: int, known_mark: bytes) -> t
     count = chance.randrange(1, 30)
     half = f"PGROUP\x01p\x02REAL_TOPIC\x01{VICTIM}\x02REAL_QID\x010"
     kinds: dict[str, Contents] = {
-        "records that go on": lambda at: _row(at, count, VICTIM, next_offset),
+        "records that continue the queue": lambda at: _row(at, count, VICTIM, next_offset),
         "records that were": lambda at: _row(at, count, VICTIM, 0),
         FAR: lambda at: _row(at, 1, VICTIM, FAR_OFFSET),
         "records with a known mark": lambda at: _row(at, count, VICTIM, next_offset, mark=known_mark),
@@ -385,7 +385,7 @@ class Round:
 
     def _damaged(self, work: Path, aimed: Aimed, *, before_marks: bool) -> str:
         """Damages the record that the body is of; what of it, in words. `size` leads to a record in the body: before marks
-        nothing tells the two apart, and that record may come, but no more."""
+        nothing distinguishes the two, and that record may come, but no more."""
         size = aimed.inside[0] - aimed.outer if aimed.inside else 91
         kinds: dict[str, tuple[int, bytes]] = {
             "nothing": (0, b""),

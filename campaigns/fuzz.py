@@ -390,8 +390,8 @@ OPEN = frozenset(
         RequestCode.GET_KVLIST_BY_NAMESPACE,
     )
 )  # fmt: skip
-"""Requests that an account without permissions may send, like at Apache's: name servers tell every client where topics are,
-and a heartbeat or a call of a client without topics and groups changes nothing."""
+"""Requests that an account without permissions may send, like at Apache's: name servers return routes to every client, and a
+heartbeat or a call of a client without topics and groups changes nothing."""
 REPLIES = (RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)  # which every account may send
 
 Sign = Callable[[Frame, random.Random], Frame]

@@ -1,6 +1,6 @@
 """An event loop on a virtual clock, with a network inside: real code of brokers and clients, no socket and no waiting.
 
-A `Process` is everything that was started in its context: its callbacks can be put off (it stands still) or dropped (it
+A `Process` is everything that was started in its context: its callbacks can be put off (it is frozen) or dropped (it
 is killed), and its bytes held up while its sockets stay open (a silent partition). Bytes written together arrive
 together, in order within a connection, after a random delay.
 """
@@ -23,7 +23,7 @@ EPOCH_S = 1_700_000_000.0
 MAX_DELAY_S = 0.05
 MAX_TURNS = 20_000
 
-# One call's handle, empty until it is scheduled: a call cancelled while its process stands still is not made afterwards.
+# One call's handle, empty until it is scheduled: a call cancelled while its process is frozen is not made afterwards.
 _Handle = list[asyncio.Handle]
 
 _process: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
@@ -48,7 +48,7 @@ class Process:
         self.name = name
         self.is_paused = False
         self.is_dead = False
-        self.freezes_at = -1  # the code of a request: it stands still as soon as that is written
+        self.freezes_at = -1  # the code of a request: the process freezes as soon as that is written
         self.is_freezing = False
         self.silent_until_s = 0.0  # its traffic arrives after this: TCP sends it again and again
         self.peers_delay_s = 0.0  # how much later bytes may arrive that go to another process with such a delay
@@ -156,7 +156,7 @@ class SimLoop(asyncio.SelectorEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Any, *args: Any
     ) -> Any:
-        """At once: no thread knows this clock."""
+        """Call the function immediately, because no thread knows this clock."""
         future: asyncio.Future[Any] = self.create_future()
         try:
             future.set_result(func(*args))

@@ -13,8 +13,8 @@ LONGEST_HANDLER_S = 60.0
 class Plan:
     """A seed's decisions. long_handlers: the share of messages whose handlers run for 5 to 60 s. apache: brokers keep locks
     as Apache's do. unread_limit_s: how soon a queue has a reader. turns: brokers do long work in pieces, between which time
-    passes, and tell two members of a group in each. peers_delay_s: how much later what brokers tell each other may arrive.
-    backlog_limit_s: how long a queue with a backlog is in nobody's hands at most. kinds: of members, where some share
+    passes, and notify two members of a group in each. peers_delay_s: how much later requests between brokers may arrive.
+    backlog_limit_s: how long no member handles a queue with a backlog at most. kinds: of members, where some share
     messages. expression: the tags that members want."""
 
     brokers: int

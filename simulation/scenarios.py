@@ -53,7 +53,7 @@ async def someone_leaves(world: World) -> None:
 
 
 async def several(world: World) -> None:
-    """Some come and some go at once."""
+    """Let some members join and some leave at the same time."""
     await asyncio.gather(join(world), someone_leaves(world), join(world), someone_leaves(world))
 
 
@@ -149,12 +149,12 @@ async def freeze(world: World) -> None:
 
 
 async def freeze_member(world: World, member: AnyMember, stood_s: float) -> None:
-    world.note(f"{member.name} stands still")
+    world.note(f"{member.name} freezes")
     world.crashed()
     was_unanswered = member.is_unanswered
     member.process.is_paused = True
     await asyncio.sleep(stood_s)
-    world.note(f"{member.name} goes on")
+    world.note(f"{member.name} resumes")
     world.crashed()
     member.process.resume()
     if was_unanswered:  # it learns whose its queues are when it has connected again
@@ -164,7 +164,7 @@ async def freeze_member(world: World, member: AnyMember, stood_s: float) -> None
 
 
 async def freeze_at(world: World, member: AnyMember, code: int, stood_s: float) -> None:
-    """It stands still between a request and its answer."""
+    """Freeze a member between a request and its response."""
     process = member.process
     process.freezes_at = code
     for _ in range(120):  # it renews every 5 s, if it owns a queue
@@ -188,11 +188,11 @@ async def silence(world: World) -> None:
 
 async def silence_member(world: World, member: AnyMember, silent_s: float) -> None:
     """Traffic to and from a member stays on the way; its sockets stay open."""
-    world.note(f"{member.name} is not heard")
+    world.note(f"{member.name} is cut off")
     world.crashed()
     member.process.silent_until_s = world.loop.time() + silent_s
     await asyncio.sleep(silent_s)
-    world.note(f"{member.name} is heard again")
+    world.note(f"{member.name} is reachable again")
     world.crashed()
     await asyncio.sleep(10)
     world.crashed()
@@ -216,15 +216,15 @@ async def broker_stands_long(world: World) -> None:
 async def stand(world: World, node: Node, stood_s: float) -> None:
     if not node.is_up:
         return
-    world.note(f"{node.name} stands still")
+    world.note(f"{node.name} freezes")
     node.process.is_paused = True
     await asyncio.sleep(stood_s)
-    world.note(f"{node.name} goes on")
+    world.note(f"{node.name} resumes")
     node.process.resume()
 
 
 async def company(world: World, seconds: float) -> None:
-    """Mostly somebody comes or goes just then: queues of a member that stands still move only if the shares do."""
+    """Mostly let a member join or leave meanwhile: queues of a frozen member move only if the shares change."""
     if world.rng.random() < 0.8:
         await asyncio.sleep(world.rng.uniform(0, seconds))
         await (join if world.rng.random() < 0.7 else someone_leaves)(world)
@@ -263,7 +263,7 @@ async def by_chance(world: World, moments_s: list[float]) -> None:
 
 
 async def send_many(world: World, count: int) -> None:
-    """So many messages, to all queues alike."""
+    """Send messages to all queues alike."""
     async with Producer(world.name_server) as producer:
         topics = [world.topics[number % len(world.topics)] for number in range(count)]
         bodies = [b"backlog-%d" % number for number in range(count)]
@@ -272,7 +272,7 @@ async def send_many(world: World, count: int) -> None:
 
 
 async def watch_backlogs(world: World) -> None:
-    """The longest time in which no foreign member had messages in its hands, for each queue with a backlog."""
+    """Record the longest time in which no foreign member had messages of each queue with a backlog."""
     since_s: dict[Queue, float] = {}
     end_s = world.loop.time() + WATCHED_S
     while (now_s := world.loop.time()) < end_s:
@@ -328,7 +328,7 @@ async def _changes(world: World, seconds: float) -> None:
 
 
 async def _member_away(world: World) -> None:
-    """A member stands still or is not heard past its lease, while what it had goes to a member that has just come; before
+    """A member is frozen or cut off past its lease, while what it had goes to a member that has just come; before
     or after it began to give it up. The new one may have left again when it is back."""
     await asyncio.sleep(world.rng.uniform(1, 4))
     member = spare(world)
@@ -349,7 +349,7 @@ async def _member_away(world: World) -> None:
 
 
 async def _unheard_restart(world: World) -> None:
-    """A broker restarts while a member is not heard: it still believes in its lease."""
+    """A broker restarts while a member is cut off, which still takes its lease for valid."""
     await asyncio.sleep(world.rng.uniform(2, 6))
     member = spare(world)
     if member is not None:
@@ -367,7 +367,7 @@ async def _long_hand_over(world: World) -> None:
 
 
 async def _lost_while_handled(world: World) -> None:
-    """A member loses its queues while its handlers run on, and would get them again at once."""
+    """A member loses its queues while its handlers run on, and would get them back immediately."""
     for _ in range(3):
         await asyncio.sleep(world.rng.uniform(2, 5))
         member = spare(world)
@@ -386,7 +386,7 @@ async def _broker_killed(world: World) -> None:
 
 
 async def _killed_at_hand_over(world: World) -> None:
-    """A broker is killed just when queues have changed hands, and who got them is perhaps not heard any more."""
+    """A broker is killed just when queues have changed hands, and their new owner may be cut off."""
     for _ in range(3):
         await asyncio.sleep(world.rng.uniform(2, 5))
         world.granting.clear()
@@ -486,7 +486,7 @@ async def _foreign_backlog(world: World) -> None:
 
 
 async def _foreign_storm(world: World) -> None:
-    """Apache's members start all at once, while messages of many queues wait."""
+    """Apache's members all start together, while messages of many queues wait."""
     for _ in range(world.rng.randint(3, 8)):
         await asyncio.sleep(world.rng.choice((0, 0, 0.005)))
         world.spawn(world.join(foreign=True))
@@ -494,7 +494,7 @@ async def _foreign_storm(world: World) -> None:
 
 
 async def _frozen_at_a_request(world: World) -> None:
-    """A member stands still when it has asked for its leases, and hears the answer when they are another's."""
+    """A member freezes after a request for its leases, and gets the response when another member owns them."""
     for _ in range(2):
         await asyncio.sleep(world.rng.uniform(1, 4))
         member = spare(world)
@@ -503,7 +503,7 @@ async def _frozen_at_a_request(world: World) -> None:
 
 
 async def _away_in_hand_overs(world: World) -> None:
-    """A broker is away for 15 to 30 s, and queues that it has are being given up. Nobody dies, so nothing comes again."""
+    """A broker is away for 15 to 30 s while its queues are being released. No process dies, so nothing is redelivered."""
     await asyncio.sleep(world.rng.uniform(1, 3))
     node = world.rng.choice(world.nodes)
     for _ in range(world.rng.randint(1, 2)):
@@ -531,7 +531,7 @@ async def _hasty_members(world: World) -> None:
 
 
 async def _end_lost(world: World) -> None:
-    """A broker is killed and loses the end of its log, while members are ahead; its offsets are given again."""
+    """A broker is killed and loses the end of its log, while members are ahead; its offsets are used twice."""
     for _ in range(2):
         await asyncio.sleep(world.rng.uniform(8, 14))
         await lose_end(world)

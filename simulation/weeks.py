@@ -1,7 +1,7 @@
 """Days of virtual time, in which nothing may grow: `python -m simulation.weeks [--hours 336] [--stormy] [--seed N]`.
 
 A broker with a few queues, members of a group, and a producer. Calm: nothing else happens. Stormy: every ten minutes a member
-joins, leaves, is killed or stands still, or the broker restarts; there are three members again after each. Once in a period,
+joins, leaves, is killed or freezes, or the broker restarts; there are three members again after each. Once in a period,
 when all is at rest, live objects, connections, the broker's tables and its files are counted. It prints them, and ends with 1
 if those of the last quarter are larger than those of the first by more than a tenth, and for files by what is made but once.
 """

@@ -198,17 +198,15 @@ class World:
 
     def _may_repeat(self, handled_s: float, member: AnyMember) -> bool:
         """Whether what a member handled then may be handled again now: its commit may be lost."""
-        was_unheard = handled_s <= member.process.silent_until_s  # it goes on while its lease lasts
+        was_unheard = handled_s <= member.process.silent_until_s  # it continues while its lease lasts
         return was_unheard or any(handled_s - 10 <= crash <= self.loop.time() for crash in self._crashes)
 
     def done(self, member: AnyMember, message: Message) -> None:
-        """A handler has ended: what only began in a member that was killed must come again."""
+        """A handler has ended: a message that only started in a member that was killed must be redelivered."""
         self._bodies[message.body] += 1
         is_anothers = isinstance(member, Member) and message.epoch < self._granted.get(message.queue, 0)
         if is_anothers and not message.lease_lost and not member.is_unanswered:
-            fault = (
-                f"{member.name} is not told that {message.queue} is another's while it handles {message.queue_offset}"
-            )
+            fault = f"{member.name} does not learn that {message.queue} has another owner while it handles {message.queue_offset}"
             raise_later(fault)
 
     def _watch_offsets(self, broker: BrokerController) -> None:
