@@ -200,8 +200,8 @@ async def topics(address: str, size: int) -> Found:
 
 async def groups(address: str, size: int) -> Found:
     """New groups by heartbeats, a hundred in each."""
-    names = [f"flood-{number}" for number in range(size)]
-    return await ask(address, (heartbeat("attacker", names[at : at + 100], [TOPIC]) for at in range(0, size, 100)))
+    names = ([f"flood-{number}" for number in range(at, at + 100)] for at in range(0, size, 100))
+    return await ask(address, (heartbeat("attacker", groups, [TOPIC]) for groups in names))
 
 
 async def changed_groups(address: str, size: int) -> Found:

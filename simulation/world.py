@@ -206,8 +206,7 @@ class World:
         self._bodies[message.body] += 1
         is_anothers = isinstance(member, Member) and message.epoch < self._granted.get(message.queue, 0)
         if is_anothers and not message.lease_lost and not member.is_unanswered:
-            fault = f"{member.name} does not learn that {message.queue} has another owner while it handles {message.queue_offset}"
-            raise_later(fault)
+            raise_later(f"{member.name} does not learn of the new owner of {message.queue} at {message.queue_offset}")
 
     def _watch_offsets(self, broker: BrokerController) -> None:
         commit = broker.offsets.commit
