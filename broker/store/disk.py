@@ -1,4 +1,4 @@
-"""Every call that the store makes to the operating system. Campaigns replace them here to put faults in."""
+"""All calls of the store to the operating system. Fault injection replaces them here."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ rename_folder = os.rename
 
 
 def used_ratio(path: Path) -> float:
-    """How full the file system is that a folder lies on, 0 to 1: of what may be written, as `df` counts it. Blocks that are
-    reserved for root are neither used nor free."""
+    """Return the used fraction (0 to 1) of a folder's file system, as `df` counts it: blocks that are reserved for root
+    are neither used nor free."""
     usage = shutil.disk_usage(path)
     return usage.used / ((usage.used + usage.free) or 1)
 
@@ -44,10 +44,10 @@ def size_and_free_bytes(path: Path) -> tuple[int, int]:
 
 
 def read_file(path: Path) -> bytes:
-    """The content of a file; raises OSError for anything else, such as a pipe, which would not end."""
+    """Return the content of a regular file. Raises OSError for anything else, such as a pipe, which might never end."""
     with open(os.open(path, READ | os.O_NONBLOCK), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
         return file.read()
 
 
@@ -68,12 +68,12 @@ def make_folder(path: Path) -> None:
 
 
 def remove_folder(path: Path | str) -> None:
-    """Removes a folder with its contents. Files that cannot be removed stay."""
+    """Remove a folder and its contents. Files that cannot be removed are kept."""
     shutil.rmtree(path, ignore_errors=True)
 
 
 def sync_folder(path: Path | str) -> None:
-    """Returns when the names in a folder are on the device."""
+    """Sync the names of the files in a folder to the device."""
     descriptor = open_file(str(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

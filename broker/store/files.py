@@ -1,4 +1,4 @@
-"""Errors, descriptors, state files and the folder's lock: the common part of the store's files."""
+"""Errors, file descriptors, state files, and the lock of the data folder, which all parts of the store use."""
 
 from __future__ import annotations
 
@@ -29,37 +29,38 @@ _OLD: Final = ".old"
 _REMOVED: Final = "removed"
 _FORMAT_FILE: Final = "format.json"
 FORMAT: Final = 1
-"""The format of all files of a data folder together. If you change how one is written, raise it, unless earlier releases
-read it as before."""
+"""Version of the format of all files in a data folder. Increase it if you change how a file is written, unless earlier
+releases can still read the file."""
 _SUM_MARK: Final = b"\n#crc32 "
 _NO_LOCKS: Final = (errno.EBADF, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
 
 
 class StoreError(Exception):
-    """The data folder cannot be used as it is. The text says what to do."""
+    """The data folder cannot be used in its present state. The text has the remedy."""
 
 
 class StoreFull(StoreError):
-    """The operating system took no more bytes; nothing of the write was kept."""
+    """The operating system refused a write. Nothing of the write was kept."""
 
 
 class StoreFailed(StoreFull):
-    """The device failed. Earlier writes may be lost, too, so nothing is written until the next start."""
+    """The device failed. Earlier writes may be lost as well, so nothing is written until the next start."""
 
 
 class Damaged(StoreError):
-    """The bytes that were read differ from those written, or are gone."""
+    """Bytes differ from those that were written, or are missing."""
 
 
 class Unreadable(StoreError):
-    """The operating system refuses to read now; it may do so later."""
+    """The operating system refuses a read now, and may permit it later."""
 
 
 class OpenFiles:
-    """File descriptors by path, least recently used closed first, so that thousands of queues need few.
+    """Cache of file descriptors by path, so that thousands of queues need few descriptors.
 
-    `limit` is never exceeded. When the process runs out of descriptors, some of these are closed.
+    At most `limit` descriptors are open; the least recently used one is closed first. Some are also closed when the
+    process has no descriptors left.
     """
 
     def __init__(self, limit: int = MAX_OPEN_SEGMENTS) -> None:
@@ -67,7 +68,8 @@ class OpenFiles:
         self._open: OrderedDict[str, int] = OrderedDict()
 
     def get(self, path: str, *, creates: bool = False) -> int:
-        """A descriptor for reading and appending. Raises OSError. `creates`: the file is new and empty, whatever is there."""
+        """Return a descriptor for reads and appends. With `creates`, the file is created, or truncated if it exists.
+        Raises OSError."""
         descriptor = self._open.get(path)
         if descriptor is None:
             while len(self._open) >= self._limit:
@@ -78,7 +80,7 @@ class OpenFiles:
         return descriptor
 
     def open_apart(self, path: str, *, creates: bool = False) -> int:
-        """A descriptor that is the caller's to close, and that never makes room for another."""
+        """Return a descriptor that the caller must close, and that is not part of the cache. Raises OSError."""
         flags = disk.CREATE | os.O_TRUNC if creates else disk.APPEND
         while True:
             try:
@@ -95,6 +97,7 @@ class OpenFiles:
         disk.close(self._open.popitem(last=False)[1])
 
     def forget(self, path: str) -> None:
+        """Close the descriptor of a path, if it is open."""
         descriptor = self._open.pop(path, None)
         if descriptor is not None:
             disk.close(descriptor)
@@ -105,22 +108,25 @@ class OpenFiles:
 
 
 class State(NamedTuple):
-    """The value of a state file, None if there is none; whether it is the newest that was written, as far as is known."""
+    """The value of a state file, or None if there is none; and True if it is the newest value that was written, as far
+    as is known."""
 
     value: Any
     is_current: bool
 
 
 def read_state(path: Path, *, is_derivable: bool = False) -> Any:
-    """The JSON value of a state file, or of the copy before it if it is damaged or gone; None if there is none.
+    """Return the JSON value of a state file, or of its previous copy if the file is damaged or missing; None if there
+    is neither.
 
-    Raises StoreError if both are damaged, unless the value `is_derivable` from the log: the file is then put aside.
+    Raises StoreError if both are damaged. If `is_derivable` is True, the value can be derived from the log, and a
+    damaged file is renamed instead.
     """
     return find_state(path, is_derivable=is_derivable).value
 
 
 def find_state(path: Path, *, is_derivable: bool = False) -> State:
-    """Like `read_state`, and says whether the value is current."""
+    """Like `read_state`, but also return whether the value is the newest one."""
     faults: list[str] = []
     for source in (path, path.with_suffix(_OLD)):
         try:
@@ -148,23 +154,23 @@ def find_state(path: Path, *, is_derivable: bool = False) -> State:
 
 
 def state_fault(path: Path) -> str | None:
-    """Why a state file cannot be used; None if it is whole."""
+    """Return the reason why a state file cannot be used; None if it is intact."""
     try:
         _state_of(disk.read_file(path))
     except FileNotFoundError:
-        return "it is gone"
+        return "it is missing"
     except (OSError, ValueError) as error:
         return str(error)
     return None
 
 
 def _state_of(data: bytes) -> Any:
-    """The value behind a state file's bytes. Raises ValueError; files of earlier releases have no checksum."""
+    """Return the value in a state file's bytes. Raises ValueError. Files of earlier releases have no checksum."""
     value, mark, found = data.rpartition(_SUM_MARK)
     if not mark:
         state = orjson.loads(data)
-        if not isinstance(state, (dict, list)):  # the remaining digits of a checksum may be a number
-            raise ValueError("its beginning is gone")
+        if not isinstance(state, (dict, list)):  # the digits that remain of a checksum may look like a number
+            raise ValueError("its start is missing")
         return state
     if found.strip() != b"%08x" % zlib.crc32(value):
         raise ValueError("its checksum is wrong")
@@ -172,15 +178,21 @@ def _state_of(data: bytes) -> Any:
 
 
 def write_state(path: Path, value: Any, *, sync: bool = True, mode: int = 0o644) -> None:
-    """Like `replace_state`, for a small value."""
+    """Replace a state file by the JSON of a small value, like `replace_state`."""
     replace_state(path, encode_json(value), sync=sync, mode=mode)
 
 
 def replace_state(path: Path, content: bytes, *, sync: bool = True, mode: int = 0o644) -> None:
-    """Replaces a state file whole: a reader sees the old value or the new one. Raises StoreFull.
+    """Replace a state file atomically: a reader sees the old value or the new one. Raises StoreFull.
 
-    The file is JSON, a line of its own with the JSON's CRC-32 behind it; the one before is kept as `.old`. sync: it is on
-    the device, too. A file that is written every few seconds while clients wait is not synced.
+    The file consists of JSON and a line with the CRC-32 of the JSON. The previous file is kept with the suffix `.old`.
+
+    Args:
+        path: the file
+        content: the JSON
+        sync: True to sync the file to the device. Files that are written every few seconds while clients wait are not
+            synced.
+        mode: permissions of the file
     """
     temporary = path.with_suffix(".new")
     try:
@@ -205,23 +217,23 @@ def _keep_old(path: Path) -> None:
     old = path.with_suffix(_OLD)
     with contextlib.suppress(OSError):
         disk.remove(old)
-    with contextlib.suppress(OSError):  # there is none yet, or the file system has no links
+    with contextlib.suppress(OSError):  # there is no file yet, or the file system does not support links
         disk.link(path, old)
 
 
 class Save(NamedTuple):
-    """A state file's new content. `failed` is called if it could not be written."""
+    """The new content of a state file. `failed` is called if it could not be written."""
 
     path: Path
     content: bytes
     failed: Callable[[], None]
 
     def write(self, sync: bool) -> None:
-        """Raises StoreFull."""
+        """Write the file. Raises StoreFull."""
         replace_state(self.path, self.content, sync=sync)
 
     def saving(self, sync: bool) -> Job[None]:
-        """Raises StoreFull; it is saved the next time then."""
+        """Write the file as a job. Raises StoreFull; the file is then saved again at the next interval."""
         try:
             yield partial(self.write, sync)
         except StoreFull:
@@ -230,7 +242,7 @@ class Save(NamedTuple):
 
 
 class Folder:
-    """The data folder, locked for this process. Raises StoreError if another broker has it."""
+    """The data folder, locked by this process. Raises StoreError if another broker uses it."""
 
     def __init__(self, path: Path, *, creates: bool = True) -> None:
         if not creates and not (path / "lock").exists():
@@ -244,7 +256,8 @@ class Folder:
             self.unlock()
             raise StoreError(f"cannot use the data folder {path}: {error.strerror}") from None
         try:
-            for descriptor in self._locks:  # the file for earlier releases; it can be removed, the folder cannot
+            # earlier releases lock only the file, which can be removed, unlike the folder
+            for descriptor in self._locks:
                 _lock(descriptor)
         except OSError:
             self.unlock()
@@ -260,13 +273,14 @@ class Folder:
             _mark_format(path)
 
     def subfolders(self, name: str) -> list[str]:
-        """The names of the folders in one of this folder's, sorted."""
+        """Return the names of the folders in a subfolder, sorted."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.path / name) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
         return []
 
     def queues(self) -> list[tuple[str, int]]:
-        """Topic and number of the queues that have an index here. A folder whose name no topic can have is not ours."""
+        """Return topic and queue id of the queues with an index in this folder. Folders whose name is not a legal topic
+        name are ignored."""
         return [
             (topic, int(number))
             for topic in self.subfolders("consumequeue")
@@ -276,11 +290,11 @@ class Folder:
         ]
 
     def state_files(self) -> list[Path]:
-        """The state files, also one of which only the copy before it is left."""
+        """Return the paths of the state files, including files of which only the previous copy exists."""
         return sorted({path.with_suffix(".json") for end in ("*.json", f"*{_OLD}") for path in self.path.glob(end)})
 
     def put_aside(self, name: str, data: bytes) -> None:
-        """Keep bytes that are not understood for inspection, once, and up to a limit."""
+        """Save bytes that cannot be interpreted in the folder `damaged`, if they are not saved there yet."""
         path = self.path / "damaged" / name
         try:
             if path.parent.is_symlink():
@@ -292,7 +306,8 @@ class Folder:
             log.warning("damaged_bytes_not_kept", file=str(path), reason=error.strerror)
 
     def set_aside(self, topic: str) -> Path | None:
-        """Takes the index files of a topic out of the way; the folder to remove. None if there are none. Raises OSError."""
+        """Move the index files of a topic away, and return the folder to remove; None if there are none. Raises
+        OSError."""
         source = self.indexes_of(topic)
         target = self.path / _REMOVED / str(next(self._numbers))
         try:
@@ -306,7 +321,8 @@ class Folder:
         return self.path / "consumequeue" / topic
 
     def index_of(self, topic: str, queue_id: int) -> Path:
-        """The folder of a queue's index. Raises StoreError for a link: files behind it are not ours to remove."""
+        """Return the folder of a queue's index. Raises StoreError for a link, because the broker must not remove files
+        outside of its folder."""
         path = self.indexes_of(topic) / str(queue_id)
         for linked in (path.parent, path):
             if linked.is_symlink():
@@ -316,11 +332,11 @@ class Folder:
         return path
 
     def empty_removed(self) -> None:
-        """Removes files that an earlier run has set aside."""
+        """Remove files that an earlier run has moved away."""
         disk.remove_folder(self.path / _REMOVED)
 
     def fault(self) -> str | None:
-        """Why writes no longer reach the folder; None if they do."""
+        """Return the reason why writes no longer reach the folder; None if they do."""
         try:
             if os.path.samestat(os.stat(self.path), os.fstat(self._locks[0])):
                 return None
@@ -334,7 +350,7 @@ class Folder:
 
 
 def check_format(folder: Path) -> None:
-    """Raises StoreError for a folder that a later release has written, which would pass for damaged."""
+    """Check that this release can read the folder. Raises StoreError if a later release has written it."""
     known = read_state(folder / _FORMAT_FILE, is_derivable=True)
     if isinstance(known, dict) and isinstance(known.get("format"), int) and known["format"] > FORMAT:
         raise StoreError(
@@ -344,17 +360,18 @@ def check_format(folder: Path) -> None:
 
 
 def _mark_format(folder: Path) -> None:
-    """A disk that takes nothing does not keep a broker from starting."""
+    """Record the format of the folder. A full disk does not prevent the broker's start."""
     known = read_state(folder / _FORMAT_FILE, is_derivable=True)
     if not isinstance(known, dict) or known.get("format") != FORMAT:
-        from importlib.metadata import version  # slow to import, and most folders are marked already
+        from importlib.metadata import version  # slow to import, and most folders have the mark already
 
         with contextlib.suppress(StoreFull):
             write_state(folder / _FORMAT_FILE, {"format": FORMAT, "by": version("rocketlet")})
 
 
 def _lock(descriptor: int) -> None:
-    """Raises OSError if somebody else has it. Some network file systems lock no folders."""
+    """Lock a file or folder. Raises OSError if another process has locked it. Some network file systems cannot lock
+    folders."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -372,7 +389,7 @@ def _lock_file(path: Path) -> int:
 
 
 class Unsynced:
-    """Notes of a file that grows what the device has not been asked to keep."""
+    """Records whether a growing file has bytes that were not synced to the device."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -380,10 +397,11 @@ class Unsynced:
         self.has_new_name = False
 
     def wrote(self) -> None:
+        """Record a write."""
         self._is_synced = False
 
     def syncs(self) -> list[Call]:
-        """The calls after which everything written is on the device, for the thread that waits for it."""
+        """Return the calls that sync everything written to the device, for the thread that waits for the device."""
         if self._is_synced:
             return []
         calls: list[Call] = [partial(_sync, self._path)]

@@ -1,4 +1,4 @@
-"""Consume queues (20 bytes per message) and reads of messages by queue offset, position, time and key."""
+"""Consume queues (20 bytes per message), and reads of messages by queue offset, position, time and key."""
 
 from __future__ import annotations
 
@@ -57,11 +57,12 @@ log = structlog.get_logger("rocketlet.store")
 
 
 # ------------------------------------------------------------------------------
-# One queue's index: 20 bytes a message (commit log position, record size, tag code), as in Apache's consume queue.
+# The index of one queue: 20 bytes per message (commit log position, record size, tag code), as in Apache's consume
+# queue.
 #
-# The newest entries are in memory (`_tail`) until a checkpoint or 64 KiB; older ones are in files. After a crash the
-# missing ones are made again from the commit log. A message that was lost has an entry of size 0, so that the offsets
-# of those behind it stay.
+# The newest entries are in memory (`_tail`) until a checkpoint, or until they fill 64 KiB. Older ones are in files.
+# After a crash, missing entries are recreated from the commit log. A lost message has an entry of size 0, so that the
+# offsets of later messages do not change.
 
 
 ENTRY: Final = Struct(">QIq")
@@ -78,9 +79,9 @@ def _packer(count: int) -> Callable[..., bytes]:
 
 
 class QueueCheckpoint(NamedTuple):
-    """A queue in a checkpoint: its first and its next offset, and its segments' sums by start.
+    """A queue in a checkpoint: its first offset, its next offset, and the sums of its segments by their starts.
 
-    `sums` is None in checkpoints of earlier releases, which have the next offset alone.
+    `sums` is None in checkpoints of earlier releases, which contain only the next offset.
     """
 
     begin: int
@@ -89,7 +90,7 @@ class QueueCheckpoint(NamedTuple):
 
 
 class ConsumeQueue:
-    """Entries `begin` to `next`, the queue offsets of the messages."""
+    """The index of one queue, with an entry for each queue offset from `begin` to `next` (exclusive)."""
 
     __slots__ = (
         "_entry",
@@ -115,13 +116,13 @@ class ConsumeQueue:
         self.begin = -(-self._file.begin // ENTRY_BYTES)
         self.next = self._tail_at = max(self._file.end // ENTRY_BYTES, self.begin)
         self._tail = bytearray()
-        self.former_begin = self.begin  # before messages expired the last time
-        self.put_bytes = 0  # bytes of records appended since the start
+        self.former_begin = self.begin  # `begin` before the last expiry
+        self.put_bytes = 0  # record bytes that were appended since the start
         self._entry_of = (-1, -1)
         self._entry = b""
 
     def append(self, position: int, size: int, tag_code: int) -> int:
-        """The new message's queue offset."""
+        """Append an entry, and return its queue offset."""
         self._tail += _pack(position, size, tag_code)
         self.put_bytes += size
         offset = self.next
@@ -129,7 +130,7 @@ class ConsumeQueue:
         return offset
 
     def extend(self, positions: Sequence[int], sizes: Sequence[int], tag_codes: Sequence[int]) -> int:
-        """The first new message's queue offset. If a number does not fit, nothing is appended."""
+        """Append entries, and return the queue offset of the first one. If a number does not fit, nothing is appended."""
         entries = [0] * (3 * len(positions))
         entries[0::3], entries[1::3], entries[2::3] = positions, sizes, tag_codes
         self._tail += _packer(len(positions))(*entries)
@@ -139,18 +140,18 @@ class ConsumeQueue:
         return offset
 
     def extend_packed(self, entries: bytes, count: int, put_bytes: int) -> None:
-        """Append entries of new messages that are packed already."""
+        """Append entries that are packed already."""
         self._tail += entries
         self.put_bytes += put_bytes
         self.next += count
 
-    def take_back(self, count: int) -> None:
-        """Undoes the last appends."""
+    def remove_last(self, count: int) -> None:
+        """Remove the last entries."""
         del self._tail[len(self._tail) - count * ENTRY_BYTES :]
         self.next -= count
 
     def entries(self, offset: int, count: int) -> bytes:
-        """The raw entries of up to `count` messages from `offset`, which must lie in `begin` to `next`."""
+        """Return the packed entries of up to `count` messages from `offset`, which must be within `begin` to `next`."""
         count = min(count, self.next - offset)
         tail_at = self._tail_at
         if offset >= tail_at:
@@ -163,12 +164,12 @@ class ConsumeQueue:
         return data
 
     def entry(self, offset: int) -> tuple[int, int, int]:
-        """Commit log position, size and tag code of one message."""
+        """Return commit log position, size and tag code of a message."""
         position, size, tag_code = ENTRY.unpack(self.entries(offset, 1))
         return position, size, tag_code
 
     def names(self, offset: int, position: int, size: int) -> bool:
-        """Whether the entry at an offset is that of a record of that position and size."""
+        """Return True if the entry at an offset has this position and size."""
         return self.begin <= offset < self.next and self.entry(offset)[:2] == (position, size)
 
     @property
@@ -176,7 +177,7 @@ class ConsumeQueue:
         return len(self._tail) >= INDEX_TAIL_BYTES
 
     def flush(self) -> bool:
-        """Moves the tail into the file; False if there is none. Raises StoreFull; the tail is then still in memory."""
+        """Write the tail to the file; return False if it is empty. Raises StoreFull; the tail is then still in memory."""
         if not self._tail:
             return False
         self._file.append(self._tail)
@@ -185,12 +186,13 @@ class ConsumeQueue:
         return True
 
     def sync(self) -> None:
-        """Returns when everything flushed is on the device. Raises StoreFailed."""
+        """Sync everything flushed to the device. Raises StoreFailed."""
         self._file.sync()
 
     @property
     def checkpoint_entry(self) -> bytes:
-        """The queue's entry in a checkpoint, after `flush`: `"topic@queue":[begin,next,start of a segment,its sum,...]`."""
+        """The queue's entry in a checkpoint, after `flush`: `"topic@queue":[begin,next,start of a segment,its
+        sum,...]`."""
         if self._entry_of != (self.begin, self._tail_at):
             values = [self.begin, self._tail_at]
             for start, found in (self._file.sums or {}).items():
@@ -200,13 +202,13 @@ class ConsumeQueue:
         return self._entry
 
     def close(self) -> None:
-        """Gives back the descriptors."""
+        """Close the file descriptors."""
         self._file.forget()
 
     # Recovery
 
     def restore(self, state: QueueCheckpoint) -> bool:
-        """Goes back to a checkpoint's state; False if the file does not hold that. The tail must be empty."""
+        """Return to the state of a checkpoint; return False if the file does not contain it. The tail must be empty."""
         if state.begin >= state.next:
             self.restart(state.next)
             return True
@@ -216,24 +218,25 @@ class ConsumeQueue:
         file.truncate(state.next * ENTRY_BYTES)
         self.next = self._tail_at = state.next
         if state.sums is None:
-            return self._is_plausible() and self._take_sums()
+            return self._is_plausible() and self._compute_sums()
         self.begin = state.begin
         return file.has_sums(state.sums)
 
     def known_end(self) -> int:
-        """The least end of the log, by the last entry in the file; 0 without one."""
+        """Return the minimum end of the log according to the last entry in the file; 0 without an entry."""
         try:
             position, size, _ = self.entry(self.next - 1)
         except StoreError:
             return 0
         return position + size if FIXED_BYTES <= size <= MAX_RECORD_BYTES else 0
 
-    def _take_sums(self) -> bool:
-        self._file.take_sums()
+    def _compute_sums(self) -> bool:
+        self._file.compute_sums()
         return True
 
     def _is_plausible(self) -> bool:
-        """Whether the entries can be those of messages, one behind the other in the log."""
+        """Return True if the entries are consistent: messages in the order of their positions, without gaps in the
+        file."""
         if self._file.gaps():
             return False
         for offset in range(self.begin, self.next, INDEX_SEGMENT_ENTRIES):
@@ -243,7 +246,7 @@ class ConsumeQueue:
         return True
 
     def lose_until(self, offset: int, position: int) -> None:
-        """The messages from `next` to `offset` are lost; `position` is where the one behind them begins in the log."""
+        """Append entries for lost messages up to `offset`. `position` is the position of the next message in the log."""
         if self.begin == self.next:
             self.restart(offset)
         while self.next < offset:
@@ -252,15 +255,16 @@ class ConsumeQueue:
                 self.flush()
 
     def truncate_from(self, position: int) -> None:
-        """Forgets the entries of messages at or beyond a commit log position. For recovery, when the tail is empty."""
+        """Remove the entries of messages at or after a commit log position. For recovery, when the tail is empty."""
         first = self._first_from(position)
         if first < self.next:
             self._file.truncate(first * ENTRY_BYTES)
-            self._file.take_sums()
+            self._file.compute_sums()
             self.next = self._tail_at = first
 
     def cut_from(self, position: int) -> int:
-        """Forgets the entries of messages that do not end before a commit log position; the position of the first."""
+        """Remove the entries of messages that end after a commit log position, and return the position of the first
+        one, or `position` if there is none."""
         self.truncate_from(position)
         if self.begin < self.next:
             at, size, _ = self.entry(self.next - 1)
@@ -270,19 +274,19 @@ class ConsumeQueue:
         return position
 
     def expire_before(self, position: int) -> None:
-        """Forgets the messages below a commit log position; `drop_expired` then removes the files."""
+        """Remove the entries of messages before a commit log position. `drop_expired` then removes the files."""
         self.former_begin = self.begin
         self.begin = self._first_from(position)
 
     def drop_expired(self) -> None:
-        """Removes the files that hold expired messages only."""
+        """Remove the segments that contain only expired messages."""
         while self._file.segments > 1 and self._file.starts[1] <= self.begin * ENTRY_BYTES:
             self._file.drop_first()
             self._entry_of = (-1, -1)
 
     def _first_from(self, position: int) -> int:
         low, high = self.begin, self.next
-        if low < high and self.entry(low)[0] >= position:  # as ever after a restart, without a search
+        if low < high and self.entry(low)[0] >= position:  # the usual case, which needs no search
             return low
         while low < high:
             middle = (low + high) // 2
@@ -293,7 +297,7 @@ class ConsumeQueue:
         return low
 
     def restart(self, offset: int) -> None:
-        """Makes the queue empty, its next message at `offset`."""
+        """Remove all entries. The next message gets `offset`."""
         self._tail.clear()
         self._entry_of = (-1, -1)
         self._file.restart(offset * ENTRY_BYTES)
@@ -304,25 +308,27 @@ class ConsumeQueue:
 
 
 # ------------------------------------------------------------------------------
-# Messages out of the log: by queue and offset, by position, by time.
+# Reads of messages from the log: by queue and offset, by position, by time.
 #
-# Records that this process has written are read many at a time, and checked by sums that it kept (`written`). Older
-# ones, and those where such a sum is wrong, are checked one by one. A damaged one is skipped, counted and logged;
-# those behind it are delivered.
+# Records that this process has written are read in large pieces, and checked by sums (`Written` in `log.py`). Older
+# records, and records with a wrong sum, are checked one by one. A damaged record is skipped, counted and logged, and
+# later records are delivered.
 
 
 @lru_cache(32)
 def _unpacker(count: int) -> Callable[[bytes], tuple[int, ...]]:
-    """Return the struct that unpacks this many index entries. struct caches formats itself, but by their text."""
+    """Return a function that unpacks this many index entries. Cached by number, because struct's own cache is keyed by
+    the format's text."""
     return struct.Struct(">" + "QIq" * count).unpack
 
 
 MOST_READ_BYTES: Final = 2 * BULK_PULL_BYTES + MAX_RECORD_BYTES
-Entry = tuple[int, int, int]  # queue offset, commit log position, size
+Entry = tuple[int, int, int]  # queue offset, commit log position, record size
 
 
 class Fetched(NamedTuple):
-    """The result of a read: the records' bytes in pieces, their number, and the offset after the last entry examined."""
+    """Result of a read: the bytes of the records in pieces, the number of records, and the offset after the last
+    examined entry."""
 
     pieces: list[Buffer]
     messages: int
@@ -330,17 +336,17 @@ class Fetched(NamedTuple):
 
 
 class Reader:
-    """Reads the log. `queues` are those that there are, by topic and number."""
+    """Reader of the log. `queues` are the existing queues by topic and queue id."""
 
     def __init__(self, segments: CommitLog, queues: Mapping[tuple[str, int], ConsumeQueue]) -> None:
         self._log = segments
         self._queues = queues
         self._damaged: set[tuple[str, int, int]] = set()
-        self._latest: tuple[int, int, Buffer] = (0, 0, b"")  # position, size and the bytes read there
+        self._latest: tuple[int, int, Buffer] = (0, 0, b"")  # position, size and bytes of the last shared read
 
     @property
     def damaged(self) -> frozenset[tuple[str, int, int]]:
-        """The damaged messages that were met so far: topic, queue, offset."""
+        """Damaged messages found so far: topic, queue id, offset."""
         return frozenset(self._damaged)
 
     def fetch(
@@ -353,10 +359,16 @@ class Reader:
         max_bytes: int | None = None,
         max_looks: int = SCAN_ENTRIES,
     ) -> Fetched:
-        """Messages from `offset`, which must lie in the queue, as far as the limits of a pull go; those of a bulk pull if
-        `max_bytes` is given.
+        """Return messages from `offset`, which must be within the queue, up to the limits of a pull.
 
-        `subscription` filters by tag code, `matches` by the properties' text, `max_looks` times at most; None takes all.
+        Args:
+            queue: the queue
+            offset: first offset
+            max_messages: maximum number of messages
+            subscription: filter by tag codes; None for all messages
+            matches: filter by the encoded properties; None for all messages
+            max_bytes: maximum record bytes of a bulk pull, which has higher limits; None for an ordinary pull
+            max_looks: maximum number of records that `matches` examines
         """
         limit = min(max(max_messages, 1), PULL_MESSAGES if max_bytes is None else BULK_PULL_MESSAGES)
         room = PULL_BYTES if max_bytes is None else min(max(max_bytes, 1), BULK_PULL_BYTES)
@@ -374,14 +386,14 @@ class Reader:
                 try:
                     return Fetched([self._read_once(position, size, last_size)], count, offset + count)
                 except (Damaged, MessageError):
-                    pass  # each record is then checked by itself
+                    pass  # then check each record separately
         count = len(data) // ENTRY_BYTES
         fields = _unpacker(count)(data)
         positions, sizes = fields[0::3], fields[1::3]
         if sum(sizes) > room:
             kept = max(bisect_right(list(accumulate(sizes)), room), 1)
             positions, sizes, count = positions[:kept], sizes[:kept], kept
-        # An index entry without a size stands for a message that was lost.
+        # An entry of size 0 stands for a lost message.
         if positions[0] >= self._log.written.begin and all(sizes):
             try:
                 return Fetched(self._read_records(positions, sizes), count, offset + count)
@@ -419,7 +431,7 @@ class Reader:
     def _fetch_matching(
         self, queue: ConsumeQueue, offset: int, limit: int, room: int, matches: Callable[[str], bool], max_looks: int
     ) -> Fetched:
-        """Reads each record and filters by its properties, up to a limit. The client pulls again immediately."""
+        """Read records, and filter them by their properties, up to a limit. The client then pulls again immediately."""
         entries = struct.iter_unpack(">QIq", queue.entries(offset, min(max(max_looks, 1), SCAN_ENTRIES)))
         pieces: list[Buffer] = []
         scanned = scanned_bytes = 0
@@ -437,10 +449,11 @@ class Reader:
             scanned += 1
         return Fetched(pieces, len(pieces), offset + scanned)
 
-    # Runs of records as they lie there
+    # Runs of adjacent records
 
     def _read_records(self, positions: Sequence[int], sizes: Sequence[int]) -> list[Buffer]:
-        """Raises Damaged, also for what cannot be where the index says: its files may be damaged as the log may be."""
+        """Return the bytes of records at these positions. Raises Damaged, including for impossible positions, because
+        the index may be damaged as well."""
         begin, end = positions[0], positions[-1] + sizes[-1]
         total = sum(sizes)
         if total > MOST_READ_BYTES:
@@ -450,8 +463,11 @@ class Reader:
         return self._read_runs(positions, sizes)
 
     def _read_once(self, position: int, size: int, last_size: int) -> Buffer:
-        """Groups that keep up pull the same messages one after the other, so they share a read: the log is never rewritten.
-        A large read of a backlog is not kept; it would only push the next one out of the processor's cache."""
+        """Return a run of records in one read.
+
+        Groups without lag pull the same messages in succession, so they share one read; the log is never rewritten. A
+        large read of a backlog is not kept, because it would evict the next one from the processor's cache.
+        """
         latest = self._latest
         if latest[0] == position and latest[1] == size and position >= self._log.begin:
             return latest[2]
@@ -464,8 +480,11 @@ class Reader:
         return data
 
     def _read_runs(self, positions: Sequence[int], sizes: Sequence[int]) -> list[Buffer]:
-        """A piece for each run of records that lie side by side, as those of a batch do. Reads over small gaps: one read is
-        cheaper than two, and checks the bytes between, too."""
+        """Return a piece for each run of adjacent records, such as those of a batch.
+
+        Small gaps between runs are read as well, because one read is cheaper than two, and also verifies the bytes in
+        the gaps.
+        """
         ends = list(map(add, positions, sizes))
         firsts = [0, *compress(count(1), map(ne, positions[1:], ends))]
         runs = list(zip(firsts, [*(first - 1 for first in firsts[1:]), len(ends) - 1], strict=True))
@@ -484,10 +503,10 @@ class Reader:
             near = number
         return pieces
 
-    # One by one
+    # Records one by one
 
     def _checked(self, queue: ConsumeQueue, entries: list[Entry]) -> tuple[list[Buffer], int]:
-        """The bytes of the records that are whole, and how many those are."""
+        """Return the bytes of the intact records, and their number."""
         begin, total = entries[0][1], sum(size for _, _, size in entries)
         span = entries[-1][1] + entries[-1][2] - begin
         is_near = self._log.begin <= begin and 0 < span <= min(2 * total + READ_GAP_BYTES, MOST_READ_BYTES)
@@ -504,12 +523,12 @@ class Reader:
         return ([block] if count == len(entries) and span == total else pieces), count
 
     def _bytes(self, position: int, size: int) -> bytes:
-        """The log's bytes where the index has a record."""
+        """Return the log's bytes at an index entry; empty for an impossible entry."""
         is_possible = 0 < size <= MAX_RECORD_BYTES and position >= self._log.begin
         return self._log.read_up_to_damage(position, size) if is_possible else b""
 
     def _record(self, queue: ConsumeQueue, offset: int, position: int, data: bytes) -> Record | None:
-        """The queue's record at an offset; None if it is damaged, which is logged once."""
+        """Return the queue's record at an offset; None if it is damaged, which is logged once."""
         record = self._log.record_in(data, 0, position)
         if record is not None and (record.size, record.queue_offset, record.queue_id, record.topic) == (
             len(data),
@@ -518,17 +537,17 @@ class Reader:
             queue.topic,
         ):
             return without_checksum(record)
-        self._note(queue, offset, position)
+        self._record_damage(queue, offset, position)
         return None
 
-    def _note(self, queue: ConsumeQueue, offset: int, position: int) -> None:
+    def _record_damage(self, queue: ConsumeQueue, offset: int, position: int) -> None:
         key = (queue.topic, queue.queue_id, offset)
         if key not in self._damaged and len(self._damaged) < MAX_NOTED_DAMAGE:
             self._damaged.add(key)
             log.error("damaged_message_skipped", topic=key[0], queue=key[1], offset=offset, position=position)
 
     def message(self, queue: ConsumeQueue, offset: int) -> Record:
-        """Raises Damaged if it cannot be read."""
+        """Return the message at an offset. Raises Damaged if it cannot be read."""
         position, size, _ = queue.entry(offset)
         record = self._record(queue, offset, position, self._bytes(position, size))
         if record is None:
@@ -538,18 +557,22 @@ class Reader:
     # By position
 
     def is_indexed(self, record: Record) -> bool:
-        """Whether the record is a message of the queue that it names. Bytes in a body may look like a record, its place and
-        checksums included; only an index says where a message begins."""
+        """Return True if the index of the record's queue has an entry for it.
+
+        Bytes of a body may look like a record, including position and checksums. Only an index proves where a message
+        starts.
+        """
         queue = self._queues.get((record.topic, record.queue_id))
         return queue is not None and queue.names(record.queue_offset, record.physical_offset, record.size)
 
     def record_at(self, position: int) -> Record | None:
-        """The message at a commit log position, which may be a client's; None if no queue has one there."""
+        """Return the message at a commit log position, which may come from a client; None if no queue has a message
+        there."""
         record = self._at(position)
         return record if record is not None and self.is_indexed(record) else None
 
     def record_bytes_at(self, position: int) -> bytes | None:
-        """The bytes of the message at a commit log position; None if no queue has one there."""
+        """Return the bytes of the message at a commit log position; None if no queue has a message there."""
         record = self.record_at(position)
         return self._log.read(position, record.size) if record else None
 
@@ -562,12 +585,15 @@ class Reader:
     # By time
 
     def earliest_ms(self) -> int:
-        """The store time of the oldest message, ms; -1 if there is none."""
+        """Return the store time of the oldest message in ms since the epoch; -1 if there is none."""
         record = self._at(self._log.begin)
         return record.store_ms if record else -1
 
     def store_time_ms(self, queue: ConsumeQueue, offset: int) -> int:
-        """When a message was stored; one that is lost counts as its neighbour. 0 if none near it can be read."""
+        """Return the store time of a message in ms since the epoch.
+
+        For a lost message, return that of a readable message near it, preferably a later one; 0 if there is none.
+        """
         time_ms = self._time_ms(queue, offset)
         if time_ms is not None:
             return time_ms
@@ -589,7 +615,7 @@ class Reader:
                     return int.from_bytes(head[at : at + 8], "big")
             except Damaged:
                 pass
-        if size > READ_GAP_BYTES and position >= self._log.begin:  # a body of 4 MiB takes 5 ms to read and check
+        if size > READ_GAP_BYTES and position >= self._log.begin:  # reading and checking a body of 4 MiB takes 5 ms
             parts = self._log.without_body(position, size)
             time_ms = stored_ms(parts, size, queue.topic_record, queue.queue_id, offset, position)
             if time_ms is not None:
@@ -598,7 +624,8 @@ class Reader:
         return record.store_ms if record else None
 
     def offset_by_time(self, queue: ConsumeQueue, timestamp_ms: int) -> Work[int]:
-        """The offset that SEARCH_OFFSET_BY_TIMESTAMP answers: exact, or the nearer neighbour, the last one at most."""
+        """Return the offset for SEARCH_OFFSET_BY_TIMESTAMP: the message at that time, or else the nearest one before or
+        after it."""
         if queue.begin == queue.next:
             return queue.begin
         low = yield from self.first_not_before(queue, timestamp_ms)
@@ -611,9 +638,9 @@ class Reader:
         return low if after == 0 or after < before else low - 1
 
     def first_not_before(self, queue: ConsumeQueue, timestamp_ms: int) -> Work[int]:
-        """The offset of the first message stored at that time or later; the queue's end if there is none."""
+        """Return the offset of the first message stored at that time or later; the queue's end if there is none."""
         low, high = queue.begin, queue.next
-        while (low := max(low, queue.begin)) < high:  # some may have expired since the last look
+        while (low := max(low, queue.begin)) < high:  # messages may have expired since the last iteration
             middle = (low + high) // 2
             if self.store_time_ms(queue, middle) < timestamp_ms:
                 low = middle + 1
@@ -624,14 +651,15 @@ class Reader:
 
 
 # ------------------------------------------------------------------------------
-# Messages of a topic that hold a text, newest first. There is no index of keys: a search reads the topic's records.
+# Search for messages of a topic that contain a text, newest first. There is no index of keys, so a search reads the
+# records of the topic.
 #
-# The indexes of the topic's queues alone say where a record begins. Its body, which a client wrote, may look like any
-# number of records, and costs one look all the same.
+# Only the indexes of the topic's queues decide where a record starts. A body from a client may look like any number of
+# records, but still counts as one message.
 
 
 class Candidate(NamedTuple):
-    """A message's place, by an index."""
+    """Position of a message, by an index entry."""
 
     position: int
     size: int
@@ -647,7 +675,12 @@ class Found(NamedTuple):
 
 
 class Search:
-    """`looked` counts index entries; `is_cut`: there were more than one search may examine."""
+    """A search in the records of a topic.
+
+    Attributes:
+        looked: number of index entries that were examined
+        is_cut: True if the search ended at its limit
+    """
 
     def __init__(
         self, log: CommitLog, reader: Reader, queues: Sequence[ConsumeQueue], is_there: Callable[[ConsumeQueue], bool]
@@ -662,8 +695,15 @@ class Search:
     def run(
         self, text: bytes, begin_ms: int, end_ms: int, is_wanted: Callable[[str], bool]
     ) -> Iterator[Sequence[Found]]:
-        """The messages of these store times whose records hold the bytes, and whose properties `is_wanted` takes: those of
-        each piece of the work, which may be none, newest first. Raises StoreError for what cannot be read."""
+        """Yield the matching messages of each piece of work, newest first; a piece may have none. Raises StoreError for
+        unreadable messages.
+
+        Args:
+            text: bytes that the record must contain
+            begin_ms: first store time
+            end_ms: last store time
+            is_wanted: returns True for the encoded properties of matching messages
+        """
         piece: list[Candidate] = []
         piece_bytes = 0
         for place in self._newest_first(begin_ms, end_ms):
@@ -672,12 +712,12 @@ class Search:
                 piece_bytes += place.size
                 if len(piece) < SEARCH_ENTRIES and piece_bytes < SEARCH_CHUNK_BYTES:
                     continue
-            yield self._look(piece, text, is_wanted)
+            yield self._examine(piece, text, is_wanted)
             piece, piece_bytes = [], 0
-        yield self._look(piece, text, is_wanted)
+        yield self._examine(piece, text, is_wanted)
 
     def _newest_first(self, begin_ms: int, end_ms: int) -> Generator[Candidate | None, None, None]:
-        """The places of all queues by their order in the log; None after some work that found none."""
+        """Yield the messages of all queues, newest first by their positions; None after work that found no message."""
         block = max(16, SEARCH_ENTRIES // max(len(self._queues), 1))
         heap: list[tuple[int, int, Candidate, Iterator[Candidate]]] = []
         for number, queue in enumerate(self._queues):
@@ -708,11 +748,11 @@ class Search:
             entries = list(ENTRY.iter_unpack(queue.entries(begin, after - begin)))
             for index in range(after - begin - 1, -1, -1):
                 position, size, _ = entries[index]
-                if size:  # otherwise it stands for a message that was lost
+                if size:  # an entry of size 0 stands for a lost message
                     yield Candidate(position, size, begin + index, queue)
             after = begin
 
-    def _look(self, piece: list[Candidate], text: bytes, is_wanted: Callable[[str], bool]) -> list[Found]:
+    def _examine(self, piece: list[Candidate], text: bytes, is_wanted: Callable[[str], bool]) -> list[Found]:
         found: list[Found] = []
         for run in _runs(piece):
             found += self._found_in(run, text, is_wanted)
@@ -729,7 +769,7 @@ class Search:
             index = max(bisect_right(starts, at) - 1, 0)
             place = run[index]
             record = data[starts[index] : starts[index] + place.size]
-            if _may_be(record, is_wanted) and (message := self._intact(place)):
+            if _is_candidate(record, is_wanted) and (message := self._intact(place)):
                 yield Found(message, record)
             if index + 1 == len(run):
                 return
@@ -738,12 +778,12 @@ class Search:
     def _intact(self, place: Candidate) -> Record | None:
         try:
             return self._reader.message(place.queue, place.offset)
-        except Damaged:  # which the reader has named
+        except Damaged:  # the reader has logged it
             return None
 
 
 def _runs(piece: list[Candidate]) -> Iterator[list[Candidate]]:
-    """The places of a piece, oldest first, in runs that one read gets."""
+    """Yield the messages of a piece, oldest first, in groups that one read returns."""
     run: list[Candidate] = []
     end = 0
     for place in reversed(piece):
@@ -756,7 +796,7 @@ def _runs(piece: list[Candidate]) -> Iterator[list[Candidate]]:
         yield run
 
 
-def _may_be(data: bytes, is_wanted: Callable[[str], bool]) -> bool:
+def _is_candidate(data: bytes, is_wanted: Callable[[str], bool]) -> bool:
     try:
         return is_wanted(properties_in(data))
     except MessageError:

@@ -25,30 +25,40 @@ log = structlog.get_logger("rocketlet.store")
 
 
 # ------------------------------------------------------------------------------
-# The changes since a state file was written, one line each. So a change costs its own size, not that of the file.
+# Journal of the changes since a state file was written, one line each. A change therefore costs its own size, not that
+# of the whole file.
 #
-# A line is the CRC-32 of its JSON, a blank, the JSON. The last line may be cut off, by a crash; it was never
+# A line consists of the CRC-32 of its JSON, a space, and the JSON. A crash may cut off the last line, which was never
 # acknowledged.
 
 
-_TRIES: Final = 3  # to shorten a journal while changes come
+_ATTEMPTS: Final = 3  # maximum attempts to shorten a journal while changes arrive
 
 
 class Journal:
-    """The journal beside the state file at `path`. `lines` is how many changes it holds, `written` how many bytes were
-    appended since it was opened. With `--flush sync` a change may be acknowledged when the calls of `syncs` were made."""
+    """The journal of the state file at `path`.
+
+    With `--flush sync`, a change may be acknowledged only after the calls of `syncs` were made.
+
+    Attributes:
+        lines: number of changes in the journal
+        written: bytes appended since the journal was opened
+        is_whole: False if damaged lines were found
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path.with_suffix(".journal")
         self._end = 0
-        self._since: list[bytes] | None = None  # the lines since a state file that is being written
+        # lines since the start of a write of the state file; None if it is not being written
+        self._since: list[bytes] | None = None
         self._unsynced = Unsynced(self._path)
         self.written = 0
         self.lines = 0
-        self.is_whole = True  # whether all that was written could be read
+        self.is_whole = True
 
     def read(self) -> list[Any]:
-        """The changes, oldest first, up to the first that is damaged or cut off, which is taken off. Raises StoreError."""
+        """Return the changes, oldest first, up to the first damaged or incomplete one. The file is truncated there,
+        even if intact lines follow. Raises StoreError."""
         try:
             data = disk.read_file(self._path)
         except FileNotFoundError:
@@ -69,7 +79,7 @@ class Journal:
         return values
 
     def append(self, value: Any) -> None:
-        """Keeps a change. Raises StoreFull; nothing of it is kept then."""
+        """Append a change. Raises StoreFull; nothing of it is kept then."""
         content = encode_json(value)
         line = b"%08x %b\n" % (zlib.crc32(content), content)
         try:
@@ -92,16 +102,16 @@ class Journal:
             self._since.append(line)
 
     def syncs(self) -> list[Call]:
-        """The calls after which everything appended is on the device, for the thread that waits for it."""
+        """Return the calls that sync everything appended to the device, for the thread that waits for it."""
         return self._unsynced.syncs()
 
     def shortening(self, save: Job[None]) -> Job[None]:
-        """Saves the state, which then holds all earlier changes, and keeps only the changes since."""
+        """Save the state file with all earlier changes, and keep only later changes in the journal. Raises StoreFull."""
         self._since = []
         aside = self._path.with_suffix(".journal-new")
         try:
             yield from save
-            for _ in range(_TRIES):
+            for _ in range(_ATTEMPTS):
                 lines = list(self._since)
                 yield partial(_write, aside, b"".join(lines))
                 if len(lines) == len(self._since):
@@ -115,12 +125,12 @@ class Journal:
             self._since = None
 
     def clear(self) -> None:
-        """The state file holds everything."""
+        """Remove all changes, which the state file contains."""
         self._end = self.lines = 0
         self._truncate()
 
     def _truncate(self) -> None:
-        """Cuts off bytes behind the last whole line; if that fails, it fails when the line is read again."""
+        """Truncate the file after the last intact line. If that fails, the next read finds the bytes damaged."""
         try:
             disk.cut(self._path, self._end)
         except OSError as error:
@@ -138,7 +148,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _value(line: bytes) -> Any:
-    """Raises ValueError."""
+    """Return the value of a line. Raises ValueError."""
     mark, content = line[:8], line[9:-1]
     if line[-1:] != b"\n" or mark != b"%08x" % zlib.crc32(content):
         raise ValueError("the line is cut off or damaged")
@@ -146,38 +156,51 @@ def _value(line: bytes) -> Any:
 
 
 # ------------------------------------------------------------------------------
-# A journal of binary frames, appended to many times a second: each frame is one write to a descriptor that stays
-# open.
+# Journal of binary frames, which is appended to many times per second. Each frame is one write to a descriptor that
+# stays open.
 #
 #     int32 size of the content, int32 CRC-32 of the content, content
 #
-# A crash may cut off the last frame; its content was never acknowledged. This module does not interpret content.
+# A crash may cut off the last frame, which was never acknowledged. The content is opaque here.
 
 
 _HEAD: Final = Struct(">II")
-_LAST_BYTES: Final = 64 * 1024  # frames that came while the file was rewritten; they are written together
+# maximum bytes of frames appended during a rewrite that are written in the last, blocking step
+_LAST_BYTES: Final = 64 * 1024
 
 
 def framed(content: bytes) -> bytes:
+    """Return the frame of a content."""
     return _HEAD.pack(len(content), zlib.crc32(content)) + content
 
 
 class Frames:
-    """`size` is that of the file, `base` its size after the last rewrite, in bytes. `written` grows with each append.
-    is_synced: `--flush sync`, so a frame is acknowledged when the calls of `syncs` were made."""
+    """A journal of frames.
+
+    Attributes:
+        size: size of the file in bytes
+        base: size of the file after its last rewrite
+        written: number that increases with each append
+
+    Args:
+        path: the file
+        is_synced: True with `--flush sync`: a frame may be acknowledged only after the calls of `syncs` were made
+    """
 
     def __init__(self, path: Path, *, is_synced: bool = False) -> None:
         self.path = path
         self._is_synced_always = is_synced
         self._descriptor: int | None = None
-        self._since: list[bytes] | None = None  # the frames since the rewrite of the file started
+        # frames since the start of a rewrite; None if the file is not being rewritten
+        self._since: list[bytes] | None = None
         self._unsynced = Unsynced(self.path)
         self.size = 0
         self.base = 0
         self.written = 0
 
     def read(self) -> Iterator[bytes]:
-        """The frames' contents, oldest first, up to the first that is damaged or cut off. Raises StoreError."""
+        """Yield the contents of the frames, oldest first, up to the first damaged or incomplete one. The file is
+        truncated there, even if intact frames follow. Raises StoreError."""
         try:
             data = disk.read_file(self.path)
         except FileNotFoundError:
@@ -193,7 +216,7 @@ class Frames:
         self.base = self.size
 
     def append(self, content: bytes) -> None:
-        """Keeps a frame. Raises StoreFull; nothing of it is kept then."""
+        """Append a frame. Raises StoreFull; nothing of it is kept then."""
         data = framed(content)
         try:
             descriptor = self._open()
@@ -216,11 +239,12 @@ class Frames:
         return self._descriptor
 
     def syncs(self) -> list[Call]:
-        """The calls after which everything appended is on the device, for the thread that waits for it."""
+        """Return the calls that sync everything appended to the device, for the thread that waits for it."""
         return self._unsynced.syncs()
 
     def renewing(self, contents: Iterable[bytes]) -> Job[None]:
-        """Rewrite the file: these frames, taken one by one, and those that are appended meanwhile. Raises StoreFull."""
+        """Rewrite the file with the frames of `contents`, which are read one by one, followed by frames that are
+        appended meanwhile. Raises StoreFull."""
         since: list[bytes] = []
         self._since = since
         aside = self.path.with_suffix(".new")
@@ -235,7 +259,7 @@ class Frames:
             while sum(map(len, since[written:])) > _LAST_BYTES:
                 data, written = b"".join(since[written:]), len(since)
                 yield partial(_write_frame, aside, data, disk.APPEND, sync=True)
-            # nothing comes between this and the new name
+            # without a pause, so that no frame is appended before the file is replaced
             _write_frame(aside, b"".join(since[written:]), disk.APPEND, sync=self._is_synced_always)
             disk.replace(aside, self.path)
             self.close()
@@ -247,13 +271,14 @@ class Frames:
             self._since = None
 
     def close(self) -> None:
-        """Gives back the descriptor."""
+        """Close the file descriptor."""
         if self._descriptor is not None:
             disk.close(self._descriptor)
             self._descriptor = None
 
     def _truncate(self) -> None:
-        """Cuts off bytes behind the last whole frame; if that fails, they are damage when the file is read again."""
+        """Truncate the file to `size`, including any intact frames after a damaged one. If that fails, the next read
+        finds the bytes damaged."""
         try:
             disk.cut(self.path, self.size)
         except OSError as error:
@@ -261,18 +286,18 @@ class Frames:
 
 
 def _contents(data: bytes) -> Iterator[bytes]:
-    """The contents of the frames, up to the first that is damaged or cut off."""
+    """Yield the contents of the frames up to the first damaged or incomplete one."""
     position = 0
     while (content := _content(data, position)) is not None:
         yield content
         position += _HEAD.size + len(content)
 
 
-POPS_JOURNAL: Final = "pops.journal"  # the one that consists of frames; the others of lines
+POPS_JOURNAL: Final = "pops.journal"  # the journal that consists of frames; other journals consist of lines
 
 
 def repair_journal(path: Path) -> None:
-    """Cut off what is damaged. Raises StoreError."""
+    """Truncate a journal at its first damaged line or frame. Raises StoreError."""
     if path.name == POPS_JOURNAL:
         for _ in Frames(path).read():
             pass
@@ -281,7 +306,7 @@ def repair_journal(path: Path) -> None:
 
 
 def journal_fault(path: Path) -> str | None:
-    """Return why a journal is not whole; None if it is."""
+    """Return the reason why a journal is not intact; None if it is."""
     if not path.is_file():
         return "it is not a regular file"
     try:
@@ -304,7 +329,7 @@ def _is_whole(line: bytes) -> bool:
 
 
 def _content(data: bytes, position: int) -> bytes | None:
-    """The content of the frame at a position; None if it is not whole."""
+    """Return the content of the frame at a position; None if it is damaged or incomplete."""
     if len(data) - position < _HEAD.size:
         return None
     size, checksum = _HEAD.unpack_from(data, position)
@@ -326,50 +351,54 @@ def _write_frame(path: Path, data: bytes, mode: int, *, sync: bool) -> None:
 
 
 # ------------------------------------------------------------------------------
-# Keeps granted leases on the disk, before a member is notified.
+# Journal of granted leases, which are written to disk before a member is notified.
 #
-# A broker that is killed and restarts must know every lease that a member believes in. A lease that it has forgotten
-# it would give to somebody else; a lease whose queue has changed hands since it would give back to the former owner.
-# So each request that grants or ends leases is a line in a journal, written before the answer: bytes that the
-# operating system has survive the broker. Leases that end with a socket or expire are written a
-# moment later. A kill just then leaves a queue without a reader for as long as a lease lasts, and never with two.
+# A broker that is killed and restarted must know every lease that a member holds. If it forgot a lease, it would grant
+# the queue to another member; if it forgot that a lease has ended, it would give the queue back to the previous owner.
+# So each request that grants or ends leases is one line in a journal, written before the response: bytes that the
+# operating system has accepted survive the broker. Leases that end because a connection closed or because they expired
+# are written a moment later. A kill in between leaves a queue without a reader for as long as a lease lasts, and never
+# with two readers.
 #
-# The operating system's end is another matter, since nothing here is synced. Then, and when a file is damaged or
-# could not be written, nobody knows who owns what: no lease is believed, and none granted until the last one that a
-# member may still believe in has ended (`is_known`).
+# A crash of the operating system is different, because nothing here is synced. After it, and if a file is damaged or
+# could not be written, the owners are unknown: stored leases are ignored, and no lease is granted until the last lease
+# that a member may still hold has expired (`is_known`).
 #
-# The file is a list, and so is each line of the journal:
+# The file is a list, and so is each line of the journal. Their entries:
 #
 #     [group, topic, queue id, client id, epoch]        a lease
-#     [group, topic, queue id, client id, epoch, end]   where its queue ended when a later run began; null: its owner
-#     has pulled
-#     [group, topic, queue id, client id, epoch, true]  no lease: a foreign member reads the queue
-#     [group, topic, queue id, epoch]                   it has ended
-#     [boot id, epoch]                                  what follows was written since this start of the machine
-#     (empty: by
-#                                                       a broker that was stopped), beside a file of this epoch at
-#     least
-#     [boot id]                                         the file's: written since that start; journals of earlier
-#     releases
-#     epoch                                             the file's: no later one was granted when it was written
+#     [group, topic, queue id, client id, epoch, end]   the end of the lease's queue when a later run of the broker
+#                                                       started; null: the owner has pulled in the later run
+#     [group, topic, queue id, client id, epoch, true]  not a lease: a foreign member reads the queue
+#     [group, topic, queue id, epoch]                   the lease has ended
+#     [boot id, epoch]                                  later entries were written since this boot of the machine
+#     (empty:
+#                                                       by a broker that was stopped); the file has at least this epoch
+#     [boot id]                                         in the file: it was written since this boot; also in journals of
+#                                                       earlier releases
+#     epoch                                             in the file: the last epoch granted when it was written
 
 
 LeaseKey = tuple[str, str, int]  # group, topic, queue id
-Change = tuple[str | int, ...]  # as it is written
+Change = tuple[str | int, ...]  # an entry of the journal
 
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 def boot_id() -> str:
-    """An id that changes with each start of the machine; empty where the system has none."""
+    """Return an id that changes with each boot of the machine; empty if the system has none."""
     with contextlib.suppress(OSError):
         return disk.read_file(_BOOT).decode().strip()
     return ""
 
 
 class PreviousRunLease(NamedTuple):
-    """A lease of a run before. `end`: where its queue ended when a run began in which its owner has not pulled.
-    `is_reader`: it is no lease; a foreign member read the queue."""
+    """A lease of an earlier run of the broker.
+
+    Attributes:
+        end: end of the queue when a run started in which the owner has not pulled yet; None otherwise
+        is_reader: True if the entry is not a lease, but a foreign member that read the queue
+    """
 
     client_id: str
     epoch: int
@@ -378,51 +407,58 @@ class PreviousRunLease(NamedTuple):
 
 
 def _changes(value: Any) -> list[Any]:
-    """Raises ValueError."""
+    """Return a list of changes. Raises ValueError."""
     if not isinstance(value, list):
         raise ValueError("the leases are not a list")
     return value
 
 
 class LeaseJournal:
-    """`leases` are those of the run before; `epoch` is the last one granted."""
+    """The leases on disk.
+
+    Attributes:
+        leases: leases of earlier runs
+        epoch: the last epoch granted
+        is_known: False if the owners of the last run are unknown
+    """
 
     def __init__(self, path: Path, limits: Limits = LIMITS) -> None:
         self._limits = limits
         self._path = path
-        # One of two empty files. Its name says whether the disk has all grants: another name needs neither room nor a
-        # descriptor.
-        self._sound_path, self._behind_path = path.with_suffix(".sound"), path.with_suffix(".behind")
+        # One of two empty files exists. Its name records whether the disk has all grants, because a rename needs
+        # neither disk space nor a descriptor.
+        self._sound_path, self._lacking_path = path.with_suffix(".sound"), path.with_suffix(".behind")
         self._journal = Journal(path)
         self._boot = boot_id()
         self._written_at = ""
-        self._saved_epoch = self._least_epoch = 0  # the file's, and the least one if it is the journal's
+        # the epoch of the file, and the minimum that the journal requires of it
+        self._saved_epoch = self._least_epoch = 0
         self._changes: list[object] = []
         self._freed: list[object] = []
-        self._count = 0  # changes in the journal
-        self._saved = 0  # leases in the file
+        self._count = 0  # entries in the journal
+        self._saved = 0  # number of leases in the file
         self.leases: dict[LeaseKey, PreviousRunLease] = {}
         self.epoch = 0
         fault = self._read()
         is_unused = not fault and not disk.is_there(path) and not self._journal.lines
-        self._is_behind = bool(fault)
+        self._is_lacking = bool(fault)
         self._changes.append([self._boot, self._saved_epoch])
         self.write()
-        self._make(self._sound_path)
-        self._is_unused = is_unused and not self._is_behind  # nothing but this run's name was ever written
-        self.is_known = not self._is_behind
+        self._create(self._sound_path)
+        self._is_unused = is_unused and not self._is_lacking  # nothing but the boot id of this run was ever written
+        self.is_known = not self._is_lacking
         if not self.is_known:
             self.leases.clear()
-            self._mark()
+            self._record_lack()
             log.warning(
                 "leases_unknown",
                 file=str(path),
-                reason=fault or "the disk takes nothing",
+                reason=fault or "the disk accepts no writes",
                 hint=f"queues have no readers for {HANDOVER_LEASE_S:.0f} s, until every lease from before has ended",
             )
 
     def _read(self) -> str:
-        """Takes over the leases that the last run has written. Returns why they are not all; empty if they are."""
+        """Load the leases of the last run. Return the reason why they are incomplete; empty if they are complete."""
         damage = state_fault(self._path) if disk.is_there(self._path) else None
         state = find_state(self._path, is_derivable=True)
         try:
@@ -438,17 +474,22 @@ class LeaseJournal:
             return str(error)
         self._count = sum(map(len, lines))
         if not is_current:
-            return "the journal is gone"
+            return "the journal is missing"
         if damage or (state.value is not None and not state.is_current) or not self._journal.is_whole:
             return "a file is damaged"
         if self._least_epoch > self._saved_epoch:
-            return f"{self._path.name} is gone, or an older one"
+            return f"{self._path.name} is missing, or is an older one"
         if self._written_at not in ("", self._boot):
-            return "the machine ended before the broker did"
-        return "the disk took nothing before the broker ended" if disk.is_there(self._behind_path) else ""
+            return "the machine crashed while the broker was running"
+        return "the disk accepted no writes before the broker ended" if disk.is_there(self._lacking_path) else ""
 
     def _apply(self, change: Any, saved_epoch: int) -> None:
-        """saved_epoch: a grant that is not later is in the file, or has ended since. Raises ValueError."""
+        """Apply a change. Raises ValueError.
+
+        Args:
+            change: an entry of the file or the journal
+            saved_epoch: epoch of the file. A grant of the journal that is not later is in the file, or has ended since.
+        """
         match change:
             case int(epoch):
                 self.epoch = max(self.epoch, epoch)
@@ -459,7 +500,7 @@ class LeaseJournal:
             case [str(group), str(topic), int(queue_id), *rest]:
                 self._apply_to_lease((group, topic, queue_id), rest, saved_epoch)
             case _:
-                raise self._no_lease()
+                raise self._invalid_entry()
 
     def _apply_to_lease(self, key: LeaseKey, change: Any, saved_epoch: int) -> None:
         match change:
@@ -476,105 +517,117 @@ class LeaseJournal:
                 if key in self.leases and self.leases[key].epoch == epoch:
                     self.leases[key] = PreviousRunLease(client_id, epoch, end)
             case _:
-                raise self._no_lease()
+                raise self._invalid_entry()
         self.epoch = max(self.epoch, epoch)
 
-    def _no_lease(self) -> ValueError:
+    def _invalid_entry(self) -> ValueError:
         return ValueError(f"{self._path} or its journal has an entry that is not a lease")
 
     # Changes
 
     def granted(self, key: LeaseKey, client_id: str, epoch: int) -> None:
-        """To be written before the answer."""
+        """Record a granted lease. Must be written before the response."""
         self._changes.append([*key, client_id, epoch])
 
     def read_by(self, key: LeaseKey, client_id: str, epoch: int) -> None:
-        """To be written before a foreign member gets messages."""
+        """Record that a foreign member reads a queue. Must be written before it gets messages."""
         self._changes.append([*key, client_id, epoch, True])
 
     def unlocked(self, key: LeaseKey, epoch: int) -> None:
-        """To be written before the answer."""
+        """Record that a request has ended a lease. Must be written before the response."""
         self._changes.append([*key, epoch])
 
     def freed(self, key: LeaseKey, epoch: int) -> None:
-        """To be written soon. A later grant may be written first: it has another epoch."""
+        """Record that a lease has ended without a request. Written a moment later; a later grant may be written first,
+        because it has another epoch."""
         self._freed.append([*key, epoch])
 
-    def ended_at(self, key: LeaseKey, former: PreviousRunLease) -> None:
-        """To be written before anything is appended to the queue."""
-        self._changes.append([*key, former.client_id, former.epoch, former.end])
+    def ended_at(self, key: LeaseKey, previous: PreviousRunLease) -> None:
+        """Record the queue's end for a lease of an earlier run. Must be written before anything is appended to the
+        queue."""
+        self._changes.append([*key, previous.client_id, previous.epoch, previous.end])
 
     def pulled(self, key: LeaseKey, client_id: str, epoch: int) -> None:
-        """To be written before the answer: messages that the owner reads from now on would otherwise be repeated."""
+        """Record that the owner has pulled. Must be written before the response, because messages that the owner reads
+        from now on would otherwise be repeated."""
         self._changes.append([*key, client_id, epoch, None])
 
     def write(self) -> None:
-        """Writes what must be written before an answer. If the disk refuses, a mark says so to the next run."""
+        """Write the recorded changes that must be on disk before a response. If the disk refuses, a renamed file
+        reports this to the next run."""
         changes, self._changes = self._changes, []
         if changes:
             self._append(changes)
 
     def _append(self, changes: list[object]) -> None:
         self._is_unused = False
-        if self._is_behind:
-            return  # all of it is written together, when the disk accepts it
+        if self._is_lacking:
+            return  # the whole file is written when the disk accepts it
         try:
             self._journal.append(changes)
             self._count += len(changes)
         except StoreFull as error:
-            self._is_behind = True
+            self._is_lacking = True
             hint = (
-                f"if the broker ends before it can, queues have no readers for {HANDOVER_LEASE_S:.0f} s when it is back"
+                "if the broker ends before it can save them, queues have no readers for "
+                f"{HANDOVER_LEASE_S:.0f} s after its restart"
             )
             log.error("leases_not_saved", reason=str(error), hint=hint)
-            self._mark()
+            self._record_lack()
 
-    def _mark(self) -> None:
-        """Where not even that is taken, the file system takes nothing, and usually will not until the machine restarts."""
+    def _record_lack(self) -> None:
+        """Record that the disk lacks grants. If even this fails, the file system accepts nothing, and usually will not
+        until the machine is restarted."""
         try:
-            disk.replace(self._sound_path, self._behind_path)
+            disk.replace(self._sound_path, self._lacking_path)
         except OSError:
-            self._make(self._behind_path)
+            self._create(self._lacking_path)
 
-    def _make(self, path: Path) -> None:
+    def _create(self, path: Path) -> None:
         with contextlib.suppress(OSError):
             disk.close(disk.open_file(path, disk.CREATE, 0o644))
 
     def saving(self, now: Callable[[], tuple[Iterator[Change], int]], *, closes: bool) -> Job[None]:
-        """Write leases that have ended or expired, and the whole file when the journal has become long or lacks
-        something. now: the leases and the last epoch. closes: nothing follows. Raises StoreFull; it is retried the next
-        time."""
+        """Write leases that have ended or expired, and the whole file if the journal has become long or incomplete.
+
+        Args:
+            now: returns the present leases and the last epoch
+            closes: True if this is the last write of the run
+        Raises:
+            StoreFull: the write is retried the next time
+        """
         freed, self._freed = self._freed, []
         for first in range(0, len(freed), FREED_AT_ONCE):
             self._append(freed[first : first + FREED_AT_ONCE])
             yield None
         if closes and self._is_unused:
-            self._journal.clear()  # a broker without members is stopped without waiting for the device
-        elif closes or self._is_behind or self._count > self._limits.journal_lines + self._saved:
+            self._journal.clear()  # a broker without members stops without waiting for the device
+        elif closes or self._is_lacking or self._count > self._limits.journal_lines + self._saved:
             yield from self._shortening(now, closes=closes)
 
     def _shortening(self, now: Callable[[], tuple[Iterator[Change], int]], *, closes: bool) -> Job[None]:
-        was_behind, count = self._is_behind, self._count
-        self._is_behind, self._count = False, 0  # from here on, what changes is appended to the journal
+        was_lacking, count = self._is_lacking, self._count
+        self._is_lacking, self._count = False, 0  # later changes are appended to the journal
         leases, epoch = now()
         try:
             yield from self._journal.shortening(self._saving(leases, epoch, closes=closes))
         except StoreFull:
-            self._is_behind, self._count = self._is_behind or was_behind, self._count + count
+            self._is_lacking, self._count = self._is_lacking or was_lacking, self._count + count
             raise
         if closes:
             self._journal.clear()
             self._append([["", epoch]])
-        if not self._is_behind:
+        if not self._is_lacking:
             with contextlib.suppress(OSError):
-                disk.replace(self._behind_path, self._sound_path)
+                disk.replace(self._lacking_path, self._sound_path)
 
     def _saving(self, leases: Iterator[Change], epoch: int, *, closes: bool) -> Job[None]:
         self._saved = 0
         head: list[object] = [epoch] if closes else [epoch, [self._boot]]
         content = yield from joined(map(orjson.dumps, chain(head, self._counted(leases))))
         yield partial(replace_state, self._path, b"[%b]" % content)
-        self._append([[self._boot, epoch]])  # without this file, or with one of before, the journal is not all there is
+        # if this file is missing or older at the next start, the journal is known to be incomplete
+        self._append([[self._boot, epoch]])
 
     def _counted(self, leases: Iterator[Change]) -> Iterator[Change]:
         for lease in leases:

@@ -1,4 +1,5 @@
-"""The commit log: append-only segments of message records, and the marks by which records are found after damage."""
+"""The commit log: append-only segments of message records, and marks that show where records start after a damaged
+part."""
 
 from __future__ import annotations
 
@@ -39,22 +40,24 @@ from . import disk
 from .files import Damaged, OpenFiles, StoreError, StoreFailed, StoreFull, Unreadable, write_state
 
 # ------------------------------------------------------------------------------
-# A row of append-only files, each named by the position of its first byte in 20 digits.
+# A sequence of append-only files, called segments. The name of each is the position of its first byte, in 20 digits.
 #
-# Positions never change when old segments are dropped. Nothing is written in place, so a reader sees acknowledged
-# bytes. A file that is gone or shorter than the next one's name says leaves a gap: reading there raises Damaged.
+# Positions do not change when old segments are dropped. Nothing is overwritten in place, so readers see acknowledged
+# bytes. If a segment is missing, or ends before the start of the next one, there is a gap. Reading in a gap raises
+# Damaged.
 
 
-# Earlier writes may be lost after such an error, too: the system forgets which pages it could not write (fsyncgate).
+# After such an error, earlier writes may be lost as well, because the system forgets which pages it could not write
+# (fsyncgate).
 _DEVICE_FAILED: Final = (errno.EIO, errno.ENXIO, errno.ENODEV)
 _UNREADABLE: Final = (errno.ENOENT, errno.EIO)
-_NAME_DIGITS: Final = 20  # a segment's name is the position at which it begins
-_FAR: Final = 1 << 62  # no log comes so far, and a position must fit its field in every record
+_NAME_DIGITS: Final = 20  # digits of a segment's name, which is the position of its first byte
+_FAR: Final = 1 << 62  # maximum position: a position must fit into its field of a record, and no log becomes so long
 _SUM_BYTES: Final = 1024 * 1024
 
 
 def refusal(what: str, error: OSError) -> StoreFull:
-    """The error to raise for a write that the system refused."""
+    """Return the error to raise after the system has refused a write."""
     kind = StoreFailed if error.errno in _DEVICE_FAILED else StoreFull
     return kind(f"{what}: {error.strerror}")
 
@@ -72,11 +75,16 @@ def _sync_and_close(descriptor: int) -> None:
 
 
 class SegmentedFile:
-    """Bytes from `begin` to `end`, appended at the end, dropped at the beginning, a segment at a time.
+    """A file of segments, with bytes from `begin` to `end`. Bytes are appended at the end, and dropped from the start
+    by whole segments.
 
-    stays_open: the segment that is written keeps its descriptor, so that an append never needs a new one. is_synced:
-    somebody calls `syncs` and makes the calls; a segment that is done stays open until then. sums: keeps a CRC-32 of each
-    segment's bytes.
+    Args:
+        directory: folder of the segments
+        segment_bytes: size at which the next segment is started
+        open_files: cache of file descriptors
+        stays_open: True if the last segment keeps its own descriptor, so that an append never needs a new one
+        is_synced: True if the caller runs the calls of `syncs`; finished segments stay open until then
+        sums: True if the CRC-32 of each segment's bytes is kept
     """
 
     def __init__(
@@ -95,8 +103,8 @@ class SegmentedFile:
         self._stays_open = stays_open
         self.is_synced_apart = is_synced
         self._open_files = open_files
-        self._kept: tuple[int, int] | None = None  # start and descriptor of the segment that is written
-        self._retired: list[int] = []  # descriptors of segments before, which are not synced yet
+        self._kept: tuple[int, int] | None = None  # start and descriptor of the last segment
+        self._retired: list[int] = []  # descriptors of finished segments that are not synced yet
         self._has_new_name = False
         self._unsynced: dict[int, None] = {}
         self._is_torn = False
@@ -115,7 +123,7 @@ class SegmentedFile:
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """The positions at which segments begin."""
+        """Positions at which segments start."""
         return tuple(self._starts)
 
     @property
@@ -123,7 +131,7 @@ class SegmentedFile:
         return len(self._starts)
 
     def gaps(self) -> list[tuple[int, int]]:
-        """Position and size of the gaps between segments, as they were when the file was opened."""
+        """Return position and size of each gap between segments, as found when the file was opened."""
         found: list[tuple[int, int]] = []
         for start, following in zip(self._starts, self._starts[1:], strict=False):
             end = start + self._sizes.get(start, following - start)
@@ -137,9 +145,9 @@ class SegmentedFile:
     # Writing
 
     def append(self, data: bytes | bytearray) -> None:
-        """Writes all of `data` into one segment, or raises StoreFull and keeps nothing of it."""
+        """Append `data` to one segment. Raises StoreFull; nothing of it is kept then."""
         if self._is_torn:
-            self._take_back()
+            self._truncate_failed_write()
         try:
             if not self._starts or self.end - self._starts[-1] >= self.segment_bytes:
                 self._start_segment()
@@ -153,8 +161,9 @@ class SegmentedFile:
                 written += disk.write(descriptor, memoryview(data)[written:])
         except BaseException as error:
             self._is_torn = True
-            with contextlib.suppress(StoreFull):  # the next append tries again, and writes nothing before it succeeds
-                self._take_back()
+            # the next append retries the truncation, and writes nothing before that succeeds
+            with contextlib.suppress(StoreFull):
+                self._truncate_failed_write()
             if isinstance(error, OSError):
                 raise refusal(f"cannot write to {self.directory}", error) from error
             raise
@@ -164,12 +173,12 @@ class SegmentedFile:
         if self.sums is not None:
             self.sums[start] = zlib.crc32(data, self.sums[start])
 
-    def _take_back(self) -> None:
-        """Cuts off bytes that a failed write left behind `end`."""
+    def _truncate_failed_write(self) -> None:
+        """Truncate bytes after `end` that a failed write has left."""
         try:
             disk.truncate(self._descriptor(self._starts[-1]), self.end - self._starts[-1])
         except OSError as error:
-            raise refusal(f"cannot cut off a failed write in {self.directory}", error) from error
+            raise refusal(f"cannot truncate a failed write in {self.directory}", error) from error
         self._is_torn = False
 
     def _start_segment(self) -> None:
@@ -204,13 +213,13 @@ class SegmentedFile:
         self._kept = None
 
     def close(self) -> None:
-        """Closes the descriptors that are kept."""
+        """Close the segments' own descriptors."""
         self._retire()
         while self._retired:
             disk.close(self._retired.pop())
 
     def sync(self) -> None:
-        """Returns when everything written so far, names included, is on the device. Raises StoreFailed."""
+        """Sync everything written so far, including the names of files, to the device. Raises StoreFailed."""
         if not self._unsynced:
             return
         try:
@@ -224,8 +233,12 @@ class SegmentedFile:
         self._has_new_name = False
 
     def syncs(self) -> list[Call]:
-        """The calls, in this order, after which everything written so far, names included, is on the device. They are for
-        the one thread that waits for the device. Needs a file that `syncs` and whose last segment `stays_open`."""
+        """Return the calls that sync everything written so far, including the names of files, to the device, in this
+        order.
+
+        They must run in the one thread that waits for the device. The file must have been opened with `is_synced` and
+        `stays_open`.
+        """
         calls: list[Call] = [partial(_sync_and_close, descriptor) for descriptor in self._retired]
         self._retired.clear()
         if self._unsynced:
@@ -239,14 +252,15 @@ class SegmentedFile:
     # Reading
 
     def read(self, position: int, size: int) -> bytes:
-        """Up to `size` bytes at `position`; fewer at the end. Raises StoreError below the beginning, Damaged in a gap."""
+        """Return up to `size` bytes at `position`; fewer at the end. Raises StoreError for a dropped position, and
+        Damaged in a gap."""
         data, fault = self._read(position, size)
         if fault is not None:
             raise fault
         return data
 
     def read_up_to_damage(self, position: int, size: int) -> bytes:
-        """Like `read`, but where the file is damaged, returns the bytes before. Raises StoreError for other faults."""
+        """Like `read`, but return the bytes before a damaged part. Raises StoreError for other errors."""
         data, fault = self._read(position, size)
         if fault is not None and not isinstance(fault, Damaged):
             raise fault
@@ -268,7 +282,7 @@ class SegmentedFile:
                 fault = kind(f"cannot read {self.path_of(start)}: {error.strerror}")
                 break
             if not part:
-                fault = Damaged(f"{self.path_of(start)} is shorter than it was: byte {position} is missing")
+                fault = Damaged(f"{self.path_of(start)} is too short: byte {position} is missing")
                 break
             parts.append(part)
             position += len(part)
@@ -276,19 +290,19 @@ class SegmentedFile:
         return (parts[0] if len(parts) == 1 else b"".join(parts)), fault
 
     def next_start(self, position: int) -> int:
-        """The beginning of the segment after `position`; the end if there is none."""
+        """Return the start of the segment after `position`, or the end of the file if there is none."""
         index = bisect_right(self._starts, position)
         return self._starts[index] if index < len(self._starts) else self.end
 
     def has_sums(self, expected: dict[int, int]) -> bool:
-        """Whether each segment's content has the CRC-32 that is expected, which is then kept."""
+        """Return True if the content of each segment has the expected CRC-32, and keep these sums."""
         if sorted(expected) != self._starts or any(self._sum(start) != expected[start] for start in self._starts):
             return False
         self.sums = dict(expected)
         return True
 
-    def take_sums(self) -> None:
-        """Computes the sums of the segments. Raises StoreError for a gap."""
+    def compute_sums(self) -> None:
+        """Compute the sum of each segment; -1 for a segment with a gap. Raises StoreError if a segment cannot be read."""
         self.sums = {start: self._sum(start) for start in self._starts}
 
     def _sum(self, start: int) -> int:
@@ -304,8 +318,8 @@ class SegmentedFile:
     # Cutting
 
     def truncate(self, end: int) -> None:
-        """Cuts off everything from `end` on. Bytes that the system refuses to cut are not read, and are cut before the next
-        append."""
+        """Truncate the file at `end`. If the system refuses, the bytes beyond `end` are not read, and are truncated
+        before the next append."""
         if not self._starts or end >= self.end:
             return
         self._sizes[self._starts[-1]] = self.end - self._starts[-1]
@@ -316,23 +330,23 @@ class SegmentedFile:
         self.end = start + size
         self._is_torn = True
         with contextlib.suppress(StoreFull):
-            self._take_back()
+            self._truncate_failed_write()
             self._unsynced[start] = None
 
     def drop_first(self) -> None:
-        """Removes the oldest segment. The one that is being written stays."""
+        """Remove the oldest segment, unless it is the last one."""
         if len(self._starts) > 1:
             self._remove(self._starts.pop(0))
 
     def restart(self, position: int) -> None:
-        """Forgets everything; the next append is at `position`."""
+        """Remove all segments. The next append is at `position`."""
         while self._starts:
             self._remove(self._starts.pop())
         self._is_torn = False
         self.end = position
 
     def modified_s(self, start: int) -> float:
-        """When a segment was last written, seconds since the epoch; 0 if it is gone."""
+        """Return the time at which a segment was last written, in seconds since the epoch; 0 if it is missing."""
         try:
             return os.path.getmtime(self.path_of(start))
         except OSError:
@@ -347,48 +361,52 @@ class SegmentedFile:
         self._sizes.pop(start, None)
         if self.sums is not None:
             self.sums.pop(start, None)
-        with contextlib.suppress(OSError):  # a segment that begins there later begins empty
+        with contextlib.suppress(OSError):  # a later segment of this name is created empty
             disk.remove(path)
 
     def forget(self) -> None:
-        """Gives back the descriptors; the files are somebody else's now."""
+        """Close the cached descriptors of the segments, whose files the caller has moved away."""
         for start in self._starts:
             self._open_files.forget(self.path_of(start))
 
     def delete(self) -> None:
-        """Removes the file with its folder."""
+        """Remove all segments and their folder."""
         self.restart(0)
         disk.remove_folder(self.directory)
 
 
 # ------------------------------------------------------------------------------
-# The commit log: record after record, each with a checksum. Finds whole ones, and those behind damage.
+# The commit log: a sequence of records with checksums; and the search for the next whole record after a damaged part.
 #
-# Bytes of a client may look like records, places and checksums included. So nothing in a record is ever read as
-# one. A record begins where the one before it ends, where a segment begins, where an index says so, or where its own
-# mark does (`marks`). Behind damage only such a place is gone on from.
+# Bytes from a client may look like records, including positions and checksums. So nothing inside of a record is ever
+# read as a record. A record starts at one of four positions: at the end of the record before it, at the start of a
+# segment, where an index has an entry, or where its own mark proves it (`Marks`). After a damaged record, reading
+# resumes only at such a position.
 
 
 _MAGIC: Final = MAGIC.to_bytes(4, "big")
-_HEAD_BYTES: Final = 36  # up to the position in the log
-_LONGEST: Final = MAX_RECORD_BYTES - MAX_BODY_BYTES + MAX_FRAME_BYTES  # earlier releases had no limit on replies
+_HEAD_BYTES: Final = 36  # the part of a record up to its position in the log
+# earlier releases did not limit the size of replies
+_LONGEST: Final = MAX_RECORD_BYTES - MAX_BODY_BYTES + MAX_FRAME_BYTES
 
 _TAIL_BYTES: Final = 1 + MAX_TOPIC_CHARS + 2 + MAX_PROPERTY_BYTES
 
 Buffer = bytes | memoryview
 IsNamed = Callable[[str, int, int, int, int], bool]
-"""Whether the index of a topic's queue has, at an offset, a record of that position and size."""
+"""Function that returns True if a queue's index has an entry of this position and size. Arguments: topic, queue id,
+offset, position, size."""
 
 
 class Damage(NamedTuple):
-    """A part of the log that holds no whole record."""
+    """A part of the log without a whole record."""
 
     position: int
     size: int
 
 
 class CommitLog(SegmentedFile):
-    """Records at and behind `summed_from` have a checksum over all of them; those of earlier releases may have none."""
+    """The commit log. Records from `summed_from` on have a checksum over the whole record; records of earlier releases
+    may have none."""
 
     def __init__(
         self, folder: Path, segment_bytes: int, open_files: OpenFiles, marks: Marks, *, is_synced: bool = False
@@ -402,18 +420,20 @@ class CommitLog(SegmentedFile):
         super().append(data)
         try:
             self.written.add(data)
-        except Exception:  # no memory: the bytes are there, and are checked record by record
+        except Exception:  # out of memory: the bytes are written, and reads check each record
             self.written = Written(self.end)
 
     def read_written(self, position: int, size: int) -> Buffer:
-        """The bytes that were written at a position, which must be one that `written` has. Raises Damaged if they, or bytes
-        nearby, have changed."""
+        """Return bytes that this process has written, from a position that `written` covers.
+
+        Raises Damaged if these bytes, or bytes that share a sum with them, have changed.
+        """
         if not 0 < size <= self.end - position:
             raise Damaged(f"{self.directory} has no {size} bytes at {position}")
-        begin, end, before, behind = self.written.part(position, position + size)
+        begin, end, before, sum_after = self.written.part(position, position + size)
         data = self.read(begin, end - begin)
-        if crc32(data, before) != behind:
-            raise Damaged(f"{self.directory} is not as it was written between {begin} and {end}")
+        if crc32(data, before) != sum_after:
+            raise Damaged(f"{self.directory} has changed between the positions {begin} and {end} since it was written")
         return data if len(data) == size else memoryview(data)[position - begin : position - begin + size]
 
     def truncate(self, end: int) -> None:
@@ -425,7 +445,7 @@ class CommitLog(SegmentedFile):
         self.written.forget_before(self.begin)
 
     def record_in(self, data: bytes, at: int, position: int) -> Record | None:
-        """The record that `data` holds at `at`, if it is intact and was written at that position of the log."""
+        """Return the record at `at` in `data`, if it is intact and belongs to this position of the log; otherwise None."""
         size = record_size(data, at)
         if not size or at + size > len(data):
             return None
@@ -438,12 +458,17 @@ class CommitLog(SegmentedFile):
         return record if is_whole else None
 
     def record_at(self, position: int) -> Record | None:
-        """The whole record at a position of the log, which must be one where a record begins; None if it is damaged."""
+        """Return the record at a position where a record starts; None if it is damaged."""
         size = self._size_at(position, MAX_RECORD_BYTES)
         return self.record_in(self.read_up_to_damage(position, size), 0, position) if size else None
 
     def without_body(self, position: int, size: int) -> bytes:
-        """The bytes before and behind the body of the record that an index has there; as much as can be read."""
+        """Return the bytes of a record before and after its body, as far as they can be read.
+
+        Args:
+            position: position of the record by an index
+            size: size of the record by an index
+        """
         head = self.read_up_to_damage(position, min(size, MAX_HEAD_BYTES))
         body_at = body_begin(head)
         tail_bytes = size - body_at - int.from_bytes(head[body_at - 4 : body_at], "big")
@@ -452,7 +477,7 @@ class CommitLog(SegmentedFile):
         return head[:body_at] + self.read_up_to_damage(position + size - tail_bytes, tail_bytes)
 
     def _size_at(self, position: int, most: int) -> int:
-        """The size of the record at a position by its head; 0 if that is not there, or of another place."""
+        """Return the record size from its header, or 0 if the header is missing or belongs to another position."""
         head = self.read_up_to_damage(position, _HEAD_BYTES)
         size = record_size(head, 0, most)
         if not size or len(head) < _HEAD_BYTES or int.from_bytes(head[28:36], "big") != position:
@@ -462,8 +487,15 @@ class CommitLog(SegmentedFile):
     def replay(
         self, position: int, take: Callable[[Record], None], is_named: IsNamed
     ) -> tuple[int, list[Damage], Damage]:
-        """Calls `take` with the log's whole records from `position` on, where one must begin. How many, the damage
-        between, the torn tail."""
+        """Pass all whole records from a position on to `take`.
+
+        Args:
+            position: where a record must start
+            take: called with each whole record
+            is_named: checks the index entry of a record
+        Returns:
+            The number of records, the damaged parts between records, and the damaged part at the end.
+        """
         records = 0
         damage: list[Damage] = []
         while position < self.end:
@@ -475,25 +507,28 @@ class CommitLog(SegmentedFile):
                 records += 1
             position += at
             if at == 0:
-                found = self._behind(position, is_named)
+                found = self._next_after_damage(position, is_named)
                 if found is None:
                     return records, damage, Damage(position, self.end - position)
                 damage.append(Damage(position, found - position))
                 position = found
         return records, damage, Damage(position, 0)
 
-    # Behind damage
+    # Search after damage
 
-    def _behind(self, position: int, is_named: IsNamed) -> int | None:
-        """Where a record begins behind a damaged one; None if nothing says so. The bytes that its head covers are searched
-        only if the head must be wrong."""
+    def _next_after_damage(self, position: int, is_named: IsNamed) -> int | None:
+        """Return the position of the next record after a damaged one; None if no record is known to start there.
+
+        Bytes within the size that the damaged record's header states are searched only if that size is proven wrong.
+        """
         size = self._size_at(position, _LONGEST)
-        if size and self._leads_on(position, size, is_named):
+        if size and self._has_right_size(position, size, is_named):
             return position + size if position + size < self.end else None
         return self.next_record(position + 1, is_named)
 
-    def _leads_on(self, position: int, size: int, is_named: IsNamed) -> bool:
-        """Whether the record at `position` ends where its head says: only its body is damaged, or a record begins there."""
+    def _has_right_size(self, position: int, size: int, is_named: IsNamed) -> bool:
+        """Return True if the size in the header at `position` is right: only the body is damaged, or another record
+        starts at the stated end."""
         try:
             data = self.read_up_to_damage(position, size)
             if has_checksum(data, 0, decode_record(data)):
@@ -506,15 +541,15 @@ class CommitLog(SegmentedFile):
         return position < self._marks.begin and self.record_at(end) is not None
 
     def next_record(self, position: int, is_named: IsNamed) -> int | None:
-        """Where a record begins at or behind a position; None if nothing says so."""
+        """Return the first position from `position` on where a record is known to start; None if there is none."""
         segment_end = self.next_start(position)
         while position < segment_end:
             data = self.read_up_to_damage(position, min(RECOVERY_READ_BYTES, segment_end - position))
             at = data.find(_MAGIC, 4)
             while at >= 0:
                 begin = position + at - 4
-                claimed = data[at + 24 : at + 32]  # at the data's end, only a part of it, or nothing
-                if begin.to_bytes(8, "big").startswith(claimed) and self._begins(begin, is_named):
+                stated = data[at + 24 : at + 32]  # may be incomplete at the end of the data
+                if begin.to_bytes(8, "big").startswith(stated) and self._begins(begin, is_named):
                     return begin
                 at = data.find(_MAGIC, at + 1)
             if len(data) < 8:
@@ -523,7 +558,8 @@ class CommitLog(SegmentedFile):
         return segment_end if segment_end < self.end else None
 
     def _begins(self, position: int, is_named: IsNamed) -> bool:
-        """Whether a whole record begins there, by its mark or by an index. The checksums, which cost most, come last."""
+        """Return True if a whole record starts at the position, by its mark or by an index. The expensive checksums are
+        checked last."""
         size = self._size_at(position, MAX_RECORD_BYTES)
         if not size:
             return False
@@ -546,25 +582,30 @@ class CommitLog(SegmentedFile):
 
 
 # ------------------------------------------------------------------------------
-# Marks that say where records begin, and that no client can make.
+# Marks: proofs that a record starts at a position, which no client can forge.
 #
-# The first record of each append ends its properties with a mark: a keyed hash of the record's position. The key is
-# made by chance at each start, kept in `marks.json`, and sent to nobody. A client may read the mark of any record. It
-# learns no mark of a place where no record begins, so it can put none into a body. Records that are written in the
-# place of a lost end of the log have another key.
+# The first record of each append has a mark at the end of its properties: a keyed hash of the record's position. The
+# key is random, created at each start, stored in `marks.json`, and never sent. A client may read the mark of any
+# record, but learns no mark of a position where no record starts. So a client cannot put a valid mark into a body.
+# Records that are written where the end of the log was lost have another key.
 #
-# Records from before the first key have no marks: `begin` is where they begin.
+# Records that are older than the first key have no marks. `begin` is the position of the first record with a mark.
 
 
 FILE: Final = "marks.json"
 NOWHERE: Final = 1 << 63
-_HASH_BYTES: Final = 9  # 12 characters: chance, for a disk of 1 TB full of guesses, is 1 in 10^11
+# 12 characters in base64; the probability that a disk of 1 TB full of guesses contains a valid mark is 1 in 10^11
+_HASH_BYTES: Final = 9
 _KEY_BYTES: Final = 16
 _MODE: Final = 0o600
 
 
 class Marks:
-    """state: what `marks.json` has, None for nothing. Anything else than what was written there counts as nothing."""
+    """The keys of marks, by the position from which on they are used.
+
+    Args:
+        state: content of `marks.json`; None, and anything unexpected, means no keys
+    """
 
     def __init__(self, state: Any = None) -> None:
         try:
@@ -576,24 +617,32 @@ class Marks:
 
     @property
     def begin(self) -> int:
-        """The position from which on appends begin with a mark."""
+        """Position from which on the first record of each append has a mark."""
         return self._epochs[0][0] if self._epochs else NOWHERE
 
     def mark(self, position: int) -> bytes:
-        """The mark of a record that is appended there; none while there is no key."""
+        """Return the mark for a record at a position; empty if there is no key."""
         return _mark(self._key, position) if self._key else b""
 
     def is_mark(self, data: bytes, position: int) -> bool:
-        """Whether these bytes mark the record at a position."""
+        """Return True if these bytes are the mark of a record at this position."""
         number = bisect_right(self._epochs, position, key=_begin) - 1
         return number >= 0 and len(data) == BEGIN_BYTES and data == _mark(self._epochs[number][1], position)
 
     def renew(self, folder: Path, begin: int, end: int, *, sync: bool) -> None:
-        """Another key from the log's end on; those of what lies before its beginning are forgotten. Raises StoreFull; the
-        keys are then as before."""
+        """Create a key for records from the log's end on, and drop the keys of records before its start.
+
+        Args:
+            folder: folder of `marks.json`
+            begin: start of the log
+            end: end of the log
+            sync: True to sync `marks.json` to the device
+        Raises:
+            StoreFull: the keys are then unchanged
+        """
         first = max(bisect_right(self._epochs, begin, key=_begin) - 1, 0)
         key = secrets.token_bytes(_KEY_BYTES)
-        epochs = [(at, former) for at, former in self._epochs[first:] if at < end] + [(end, key)]
+        epochs = [(at, old_key) for at, old_key in self._epochs[first:] if at < end] + [(end, key)]
         state = {"epochs": [(at, kept.hex()) for at, kept in epochs]}
         write_state(folder / FILE, state, sync=sync, mode=_MODE)
         self._epochs, self._key = epochs, key
@@ -609,15 +658,15 @@ def _mark(key: bytes, position: int) -> bytes:
 
 
 # ------------------------------------------------------------------------------
-# Running sums of this process's writes to the commit log, by which any part that is read can be checked in one step.
+# Running sums of this process's writes to the commit log, by which any part can be verified in one step.
 #
-# The sum at a position is the CRC-32 of everything written up to there. The CRC-32 of a part of the log, begun with
-# the sum before it, must give the sum behind it. It takes one call for any number of records; to check each one by
-# its own checksums takes forty steps for each.
+# The sum at a position is the CRC-32 of everything written up to this position. The CRC-32 of a part, continued from
+# the sum before it, must be equal to the sum after it. This takes one call for any number of records, while verifying
+# each record's own checksums takes about forty operations per record.
 
 
 class Written:
-    """The sums at some positions from `begin` on, where the log ended when this began."""
+    """Sums at some positions of the log, from `begin` on, where the log ended when this object was created."""
 
     __slots__ = ("_end", "_places", "_sum", "_sums", "begin")
 
@@ -628,7 +677,7 @@ class Written:
         self._sums = array("I", (0,))
 
     def add(self, data: bytes | bytearray | memoryview) -> None:
-        """Adds the bytes that were appended to the log."""
+        """Add bytes that were appended to the log."""
         size = len(data)
         if size > SUMMED_AT_ONCE_BYTES:
             data = self._add_large(data, size)
@@ -642,7 +691,7 @@ class Written:
                 self._forget(MAX_SUMS // 2)
 
     def _add_large(self, data: bytes | bytearray | memoryview, size: int) -> memoryview:
-        """Adds all but the last piece, which it returns."""
+        """Add all pieces but the last one, and return the last one."""
         view = memoryview(data)
         ends = range(SUMMED_AT_ONCE_BYTES, size, SUMMED_AT_ONCE_BYTES)
         self._places.extend([self._end + end for end in ends])
@@ -653,8 +702,11 @@ class Written:
         return view[ends[-1] :]
 
     def part(self, begin: int, end: int) -> tuple[int, int, int, int]:
-        """The smallest part with sums that has everything from `begin`, at or behind this one's, to `end`: its begin and end,
-        and the sums there."""
+        """Return the smallest part between two known sums that contains `begin` to `end`: its start and end, and the
+        sums there.
+
+        `begin` must not be before the first sum.
+        """
         places, sums = self._places, self._sums
         first, last = bisect_right(places, begin) - 1, bisect_left(places, end)
         if last == len(places):
@@ -662,9 +714,9 @@ class Written:
         return places[first], places[last], sums[first], sums[last]
 
     def forget_before(self, position: int) -> None:
-        """The log was cut before a position: forgets the sums there."""
+        """Drop the sums before a position, after the log's oldest segments were dropped."""
         first = bisect_left(self._places, position)
-        if first == len(self._places):  # the log continues before the next sum
+        if first == len(self._places):  # no sum is known from the position on
             self._places.append(self._end)
             self._sums.append(self._sum)
         if first:

@@ -20,26 +20,28 @@ from .journals import journal_fault
 from .log import CommitLog, Damage, Marks
 
 # ------------------------------------------------------------------------------
-# Recovers the store at a start: it trusts the log and checks the indexes.
+# Recovery of the store at the broker's start. It trusts the log, and checks the indexes.
 #
-# The checkpoint names a commit log position below which every message is in its queue's index file, where each queue
-# began and ended, and a sum of every index file. Recovery cuts the indexes back to it and reads the log from there
-# on. An index that differs from the checkpoint is rebuilt from the whole log; the others stay as they are.
+# The checkpoint contains a commit log position before which the index files have every message, the first and last
+# offset of each queue, and a sum of every index file. Recovery truncates the indexes to the checkpoint, and reads the
+# log from that position on. An index that differs from the checkpoint is rebuilt from the whole log; the other indexes
+# are kept.
 #
-# Where the log has no whole record, recovery searches for the next one. The bytes between are damage: they are kept
-# aside and logged. The bytes behind the last whole record are torn: nothing there was acknowledged, so they are kept
-# aside and cut off.
+# Where the log has no whole record, recovery searches for the next one. The bytes between are damaged: they are saved
+# in the folder `damaged`, and logged. The bytes after the last whole record are a torn write: they were never
+# acknowledged, so they are saved in `damaged` and truncated.
 #
-# Records of a topic that was deleted stay in the log; `since`, the position at which a topic was created, and the one
-# at which it was deleted keep them from coming back. A checkpoint from before either speaks of an earlier topic with
-# that name.
+# Records of a deleted topic stay in the log. The position at which each topic was created (`since`), and the position
+# at which it was deleted, keep them from being indexed again. Entries of a checkpoint that is older than either
+# position belong to an earlier topic of the same name.
 
 
-_FAR_BYTES: Final = 1 << 40  # an index that points farther behind the log's end is garbage
+_FAR_BYTES: Final = 1 << 40  # an index entry farther than this after the log's end is invalid
 
 
 class Lost(NamedTuple):
-    """Messages of a queue that the checkpoint knows and the log has not: offsets `begin` to `end`."""
+    """Messages of a queue that the checkpoint or later records prove, and that the log does not contain: offsets
+    `begin` to `end` (exclusive)."""
 
     topic: str
     queue_id: int
@@ -48,8 +50,16 @@ class Lost(NamedTuple):
 
 
 class Recovered(NamedTuple):
-    """The findings of a recovery: records read, bytes of a torn tail cut off, queues whose index was rebuilt and why,
-    damage in the log, lost messages, and how many queues belong to unknown topics."""
+    """Result of a recovery.
+
+    Attributes:
+        records: number of records that were read
+        torn_bytes: size of a torn write at the end of the log, which is truncated
+        rebuilt: queues whose indexes were rebuilt, as `topic@queue id`
+        damage: damaged parts of the log
+        lost: lost messages
+        unknown_topics: number of queues of each topic that is missing in the state file of topics
+    """
 
     records: int = 0
     torn_bytes: int = 0
@@ -60,9 +70,15 @@ class Recovered(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """How far the log is indexed, where it begins (None: an earlier release did not say), the state of each queue, from
-    where on all records have a checksum (None, too), and where the log ended when the last queue was checked: indexes may
-    hold messages up to there."""
+    """A checkpoint of the indexes.
+
+    Attributes:
+        position: commit log position up to which the index files have every message
+        begin: start of the log; None in checkpoints of earlier releases
+        queues: state of each queue's index
+        summed_from: position from which on all records have a checksum; None in checkpoints of earlier releases
+        end: end of the log when the last queue was flushed; indexes may contain messages up to this position
+    """
 
     position: int
     begin: int | None
@@ -72,7 +88,7 @@ class Checkpoint(NamedTuple):
 
 
 def read_checkpoint(state: Any) -> Checkpoint | None:
-    """The checkpoint in a state file's value, of this release or an earlier one; None if it is none."""
+    """Return the checkpoint in the value of a state file, of this release or an earlier one; None if it is invalid."""
     try:
         queues = {_key(name): _queue_state(found) for name, found in state["queues"].items()}
         position = int(state["position"])
@@ -94,14 +110,23 @@ def _queue_state(found: Any) -> QueueCheckpoint:
 
 
 def checkpoint_text(position: int, end: int, begin: int, summed_from: int, queues: bytes) -> bytes:
-    """A checkpoint as it is kept; `queues` are the entries of all queues."""
+    """Return a checkpoint as JSON. `queues` contains the encoded entries of all queues."""
     head = orjson.dumps({"position": position, "end": end, "begin": begin, "checksums": summed_from})
     return b'%b,"queues":{%b}}' % (head[:-1], queues)
 
 
 class Recovery:
-    """One recovery. `since`: the known topics with the position at which each was created. Others that the checkpoint has,
-    or records behind it, are taken in; `knows_topics` says whether those of earlier records were deleted."""
+    """One recovery.
+
+    Args:
+        log: the commit log
+        open_queue: opens the index of a topic's queue
+        tag_code_of: returns the tag code of a record
+        since: known topics, with the position at which each was created. Topics that only the checkpoint or later
+            records have are added.
+        deleted: deleted topics, with the position at which each was deleted
+        knows_topics: True if `since` contains every topic of records before the checkpoint
+    """
 
     def __init__(
         self,
@@ -119,12 +144,13 @@ class Recovery:
         self._since = since
         self._deleted = deleted
         self._knows_topics = knows_topics
-        self._is_complete = False  # whether it is known from which offset on a queue's messages must be there
+        # True if the first offset of each queue is known, so that missing messages before it are not lost
+        self._is_complete = False
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._unknown: dict[str, int] = {}
-        self._known_until = 0  # where the log continues after the checkpoint
-        self._most_lost = 0  # messages of a queue: no log that was as long as this one can have had more
-        self._known_end = 0  # the log's end, by the index entries behind the checkpoint
+        self._known_until = 0  # position after which topics may be new
+        self._most_lost = 0  # maximum lost messages of a queue, because a log of this length cannot contain more
+        self._known_end = 0  # minimum end of the log, by index entries after the checkpoint
         self._rebuilt: list[str] = []
         self._lost: list[Lost] = []
         self._damage: list[Damage] = []
@@ -132,20 +158,20 @@ class Recovery:
     def run(
         self, checkpoint: Checkpoint | None, on_disk: Iterable[tuple[str, int]], *, rebuilds: bool = False
     ) -> Recovered:
-        """Recovers, and returns the findings."""
+        """Recover, and return the result."""
         states = self._states(checkpoint) if checkpoint else {}
         for key, state in states.items():
-            if self._is_wanted(*key, is_known=state.next > 0):  # a topic that was deleted is in no checkpoint
+            if self._is_wanted(*key, is_known=state.next > 0):  # a checkpoint contains no deleted topic
                 self._restore(key, state, rebuilds)
         for key in on_disk:
             if key not in states and key[0] in self._since:
                 self._queue(*key).restart(0)
         start = self._start(checkpoint)
         self._most_lost = max(self._log.end, checkpoint.end if checkpoint else 0) // FIXED_BYTES
-        records, damage, torn = self._log.replay(start, self._take, self._is_named)
+        records, damage, torn = self._log.replay(start, self._index_record, self._is_named)
         for key, state in states.items():
             if key in self._queues:
-                # whole indexes know the part that was cut off, too
+                # intact indexes may have entries for the part that is cut off
                 if checkpoint is not None and torn.position < checkpoint.end:
                     self._queues[key].cut_from(torn.position)
                 self._lose_until(self._queues[key], state.next, torn.position)
@@ -155,9 +181,9 @@ class Recovery:
         )
 
     def _states(self, checkpoint: Checkpoint) -> dict[tuple[str, int], QueueCheckpoint]:
-        """The checkpoint's entries for queues that still exist, because their topics were neither made nor deleted after
-        it."""
-        changed_at = {**self._deleted, **self._since}  # 0: before the first record, so before any checkpoint
+        """Return the checkpoint's entries of queues that still exist, because their topics were neither created nor
+        deleted after it."""
+        changed_at = {**self._deleted, **self._since}  # 0 means before the first record, and so before any checkpoint
         return {
             (topic, queue_id): state
             for (topic, queue_id), state in checkpoint.queues.items()
@@ -193,7 +219,7 @@ class Recovery:
             self._rebuilt.append(f"{key[0]}@{key[1]}")
 
     def _start(self, checkpoint: Checkpoint | None) -> int:
-        """The position from which to read the log. Notes the parts that are missing."""
+        """Return the position from which to read the log. Record missing parts of the log as damage."""
         log = self._log
         self._is_complete = log.begin == 0 or (checkpoint is not None and checkpoint.begin is not None)
         self._damage += [Damage(*gap) for gap in log.gaps()]
@@ -206,7 +232,8 @@ class Recovery:
         known_end = max(checkpoint.end, self._known_end if self._known_end < log.end + _FAR_BYTES else 0)
         if known_end > log.end:
             self._damage.append(Damage(log.end, known_end - log.end))
-        # A power cut took the end of the log, and the checkpoint is newer: indexes go back to where the log still is.
+        # After a power failure, the end of the log may be missing although the checkpoint was written: truncate the
+        # indexes to the log's end.
         if checkpoint.end > log.end:
             start = min([start, log.end, *(queue.cut_from(log.end) for queue in self._queues.values())])
         return log.begin if self._rebuilt else max(start, log.begin)
@@ -215,33 +242,34 @@ class Recovery:
         queue = self._queues.get((topic, queue_id))
         return queue is not None and queue.names(offset, position, size)
 
-    def _take(self, record: Record) -> None:
+    def _index_record(self, record: Record) -> None:
         key = (record.topic, record.queue_id)
         queue = self._queues.get(key)
         if queue is None:
-            is_new = record.physical_offset >= self._known_until  # when a topic is deleted, a checkpoint is written
+            # a deletion writes a checkpoint, so later records belong to a topic that exists
+            is_new = record.physical_offset >= self._known_until
             if record.physical_offset < self._deleted.get(record.topic, 0):
                 return
             if not self._is_wanted(*key, is_known=is_new or not self._knows_topics):
                 return
             queue = self._queue(*key)
-            queue.restart(0)  # whatever files it has, no checkpoint speaks for them
-        # Indexed already, or of an earlier topic with this name, which was deleted.
+            queue.restart(0)  # index files without an entry in the checkpoint are not trusted
+        # The record is indexed already, or belongs to an earlier, deleted topic of this name.
         if record.queue_offset < queue.next or record.physical_offset < self._since[record.topic]:
             return
         if record.queue_offset > queue.next:
-            if queue.begin == queue.next and not self._is_complete:  # earlier messages may have expired
+            if queue.begin == queue.next and not self._is_complete:  # the messages before it may have expired
                 queue.restart(record.queue_offset)
             elif not self._lose_until(queue, record.queue_offset, record.physical_offset):
                 return
         queue.append(record.physical_offset, record.size, self._tag_code_of(record))
         if queue.tail_is_long:
-            with contextlib.suppress(StoreFull):  # it stays in memory
+            with contextlib.suppress(StoreFull):  # the tail stays in memory
                 queue.flush()
 
     def _lose_until(self, queue: ConsumeQueue, offset: int, position: int) -> bool:
-        """Names the messages that are lost before an offset. False if that cannot be one: an entry is written for each lost
-        message."""
+        """Record the lost messages before an offset. Return False if the offset is impossible, because an entry is
+        written for each lost message."""
         if queue.begin < queue.next and offset - queue.next > self._most_lost:
             return False
         if queue.next < offset:
@@ -251,14 +279,14 @@ class Recovery:
 
 
 # ------------------------------------------------------------------------------
-# Finds damage in a data folder. Reads all of it, changes nothing.
+# Inspection of a data folder for damage. It reads the whole folder, and changes nothing.
 
 
 _BLOCK_ENTRIES: Final = 1000
 
 
 class RecoveryFinding(NamedTuple):
-    """A part of the folder, its fault (None: none), and the cure by a repair or the next start."""
+    """A part of the folder, its error (None if it is intact), and how a repair or the next start fixes it."""
 
     part: str
     fault: str | None
@@ -266,11 +294,11 @@ class RecoveryFinding(NamedTuple):
 
 
 class _Index:
-    """One queue's index, compared with the records in the order of the log."""
+    """The index of one queue, compared with the records in the order of the log."""
 
     def __init__(self, queue: ConsumeQueue, known: int) -> None:
         self.queue = queue
-        self.known = known  # the next offset by the checkpoint; entries behind it are read from the log anyway
+        self.known = known  # the next offset by the checkpoint; a start reads later messages from the log
         self.right = self.wrong = 0
         self._block_at = 0
         self._block = b""
@@ -303,7 +331,8 @@ class _Index:
 
 
 def inspect(path: Path) -> Iterator[RecoveryFinding]:
-    """The parts of a data folder, one by one. Raises StoreError if it is not a data folder, or if a broker uses it."""
+    """Yield a finding for each part of a data folder. Raises StoreError if it is not a data folder, or if a broker uses
+    it."""
     folder = Folder(path, creates=False)
     files = OpenFiles()
     try:
@@ -321,7 +350,7 @@ def _state_files(folder: Folder) -> Iterator[RecoveryFinding]:
         if fault is None:
             yield RecoveryFinding(path.name, None)
         elif state_fault(path.with_suffix(".old")) is None:
-            yield RecoveryFinding(path.name, fault, "take the copy before it")
+            yield RecoveryFinding(path.name, fault, "use its previous copy")
         elif path.stem in ("checkpoint", "topics", "locks", "transactions"):
             yield RecoveryFinding(path.name, fault, "rebuild it from the commit log")
         elif path.name == marks.FILE:
@@ -337,7 +366,9 @@ def _state_files(folder: Folder) -> Iterator[RecoveryFinding]:
 def _journals(folder: Folder) -> Iterator[RecoveryFinding]:
     for path in sorted(folder.path.glob("*.journal")):
         fault = journal_fault(path)
-        yield RecoveryFinding(path.name, fault, "cut them off; the changes in them are lost" if fault else "")
+        yield RecoveryFinding(
+            path.name, fault, "truncate the file; the changes in these bytes are lost" if fault else ""
+        )
 
 
 def _log_and_indexes(folder: Folder, files: OpenFiles) -> Iterator[RecoveryFinding]:
@@ -347,7 +378,7 @@ def _log_and_indexes(folder: Folder, files: OpenFiles) -> Iterator[RecoveryFindi
         log.summed_from = checkpoint.summed_from
     indexes = _indexes_of(folder, files, checkpoint)
 
-    def take(record: Record) -> None:
+    def compare(record: Record) -> None:
         index = indexes.get((record.topic, record.queue_id))
         if index is not None:
             index.compare(record)
@@ -356,24 +387,26 @@ def _log_and_indexes(folder: Folder, files: OpenFiles) -> Iterator[RecoveryFindi
         index = indexes.get((topic, queue_id))
         return index is not None and index.names(offset, position, size)
 
-    records, damage, torn = log.replay(log.begin, take, is_named)
+    records, damage, torn = log.replay(log.begin, compare, is_named)
     yield RecoveryFinding(f"commit log, {counted(records, 'message')} in {log.end - log.begin:,} bytes", None)
     for position, size in damage:
         yield RecoveryFinding(
             f"commit log at {position}",
-            f"{size:,} bytes hold no whole message",
-            "put them aside in damaged/; skip them",
+            f"{size:,} bytes contain no whole message",
+            "save them in damaged/, and skip them",
         )
     if torn.size:
         yield RecoveryFinding(
-            f"commit log at {torn.position}", f"ends in {torn.size:,} bytes of a torn message", "put aside and cut off"
+            f"commit log at {torn.position}",
+            f"ends in {torn.size:,} bytes of a torn message",
+            "save them in damaged/, and truncate the log",
         )
     if checkpoint is not None and checkpoint.position > log.end:
         missing = checkpoint.position - log.end
-        yield RecoveryFinding("commit log", f"{missing:,} bytes at its end are gone", "name the messages that are lost")
+        yield RecoveryFinding("commit log", f"{missing:,} bytes at its end are missing", "report the lost messages")
     if checkpoint is not None and checkpoint.begin is not None and checkpoint.begin < log.begin:
         yield RecoveryFinding(
-            "commit log", f"{log.begin - checkpoint.begin:,} bytes at its beginning are gone", "name them"
+            "commit log", f"{log.begin - checkpoint.begin:,} bytes at its start are missing", "report the lost messages"
         )
     for (topic, number), index in sorted(indexes.items()):
         yield _finding(f"queue {topic}:{number}", index)
@@ -396,7 +429,8 @@ def _indexes_of(folder: Folder, files: OpenFiles, checkpoint: Checkpoint | None)
         if state is not None and not queue.next:
             queue.begin = queue.next = state.begin
         elif state is not None:
-            queue.begin = max(queue.begin, state.begin)  # a file goes when all of its messages have expired
+            # a segment is removed only after all of its messages have expired
+            queue.begin = max(queue.begin, state.begin)
         found[topic, number] = _Index(queue, state.next if state else queue.next)
     return found
 
@@ -411,16 +445,16 @@ def _finding(part: str, index: _Index) -> RecoveryFinding:
         faults.append(f"{counted(lost, 'message is', 'messages are')} not in the commit log")
     if not faults:
         return RecoveryFinding(f"{part}, {counted(index.right, 'message')}", None)
-    return RecoveryFinding(part, "; ".join(faults), "rebuild the index" if index.wrong else "leave them out")
+    return RecoveryFinding(part, "; ".join(faults), "rebuild the index" if index.wrong else "skip them")
 
 
 # ------------------------------------------------------------------------------
-# Copies a data folder, also while a broker writes to it.
+# Copies of a data folder, even while a broker writes to it.
 #
-# The log is the truth: entries that the other files lack are found in it at the start. So they are copied first, the
-# log behind them. If retention deletes the log's first segment in between, everything is repeated, which copies
-# only new data. Segments are only ever appended to: a copy of one is continued where it ends, unless another file has
-# its name now.
+# The log is the source of truth: a start finds entries in it that other files lack. So the other files are copied
+# first, and the log last. If retention deletes the log's first segment in between, everything is repeated, which copies
+# only new data. Segments are only appended to, so the copy of a segment is continued at its end, unless another file
+# has the name now.
 
 
 _LOG: Final = "commitlog"
@@ -428,13 +462,15 @@ _APPENDED: Final = (_LOG, "consumequeue")
 _PARTIAL: Final = ".partial"
 _ROUNDS: Final = 10
 _AT_ONCE_BYTES: Final = 1 << 20
-# Leases are over by the time of a copy, and files that were put aside are for people who inspect the damaged folder.
+# Leases have expired by the time a copy is used. Files in `damaged` are for the inspection of the original folder.
 _LEFT_OUT: Final = ("lock", "removed", "damaged")
 
 
 def copying(source: Path, target: Path) -> Iterator[int]:
-    """Copies a data folder into a folder that is new or empty; yields how many bytes were copied since. The copy has its name
-    when it is whole: until then it is in `target/.partial`. Raises StoreError and OSError."""
+    """Copy a data folder into a new or empty folder, and yield the number of bytes copied since the last yield.
+
+    Until `finish` the copy is in `target/.partial`. Raises StoreError and OSError.
+    """
     if not (source / "lock").exists():
         raise StoreError(f"{source} is not a data folder: it has no file `lock`")
     check_format(source)
@@ -459,9 +495,10 @@ def copying(source: Path, target: Path) -> Iterator[int]:
 
 
 def finish(target: Path) -> None:
-    """The copy is whole."""
+    """Move a complete copy from `.partial` to its place."""
     partial = target / _PARTIAL
-    for entry in sorted(partial.iterdir(), key=lambda path: path.name == "lock"):  # which makes it a data folder
+    # last, because the file `lock` makes it a data folder
+    for entry in sorted(partial.iterdir(), key=lambda path: path.name == "lock"):
         entry.rename(target / entry.name)
     partial.rmdir()
     descriptor = os.open(target, os.O_RDONLY | os.O_DIRECTORY)
@@ -482,13 +519,16 @@ def _first_segment(source: Path) -> str:
 
 
 class _Copy:
+    """A copy in progress."""
+
     def __init__(self, source: Path, target: Path) -> None:
         self._source = source
         self._target = target
-        self._copied: dict[Path, int] = {}  # the inodes of the files that copies were begun of
+        # inode of each file that was copied, to detect another file with the same name
+        self._copied: dict[Path, int] = {}
 
     def states(self) -> Iterator[int]:
-        """All but the log."""
+        """Copy everything but the log, leases and temporary files."""
         for entry in sorted(os.listdir(self._source)):
             if entry not in (_LOG, *_LEFT_OUT) and not entry.startswith("locks.") and not entry.endswith(".new"):
                 yield from self._tree(Path(entry))
@@ -501,7 +541,8 @@ class _Copy:
                 (self._target / _LOG / name).unlink()
 
     def _tree(self, path: Path) -> Iterator[int]:
-        """A file, or a folder with all that is in it. A file that goes meanwhile, such as of a deleted topic, is left out."""
+        """Copy a file, or a folder with its contents. A file that is removed meanwhile, such as that of a deleted
+        topic, is left out."""
         source = self._source / path
         if source.is_symlink():
             raise StoreError(f"{source} is a link; put what it leads to in its place")

@@ -1,4 +1,4 @@
-"""Messages that wait for a delivery time, in the order of that time, in sorted files."""
+"""Messages that wait for a delivery time, sorted by that time in files."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ log = structlog.get_logger("rocketlet.store")
 
 
 # ------------------------------------------------------------------------------
-# The messages that wait for their time, sorted by it: a file per run, as in an LSM tree.
+# Sorted runs of waiting messages: one file per run, as in an LSM tree.
 #
-# A key is a due time and an offset in the queue where the message waits; the queue's index has both, so a run can
-# always be made again from it. A run holds the keys of a range of offsets and never changes. Its file's name says the
-# range and how many keys it has; each block has a checksum. Nothing of it needs a sync: a start recognizes a file
-# that a crash left unfinished.
+# A key consists of a delivery time and an offset in the queue where the message waits. The queue's index contains both,
+# so a run can always be recreated from the index. A run contains the keys of a range of offsets, and never changes. The
+# name of its file contains the range and the number of keys, and each block has a checksum. Nothing is synced, because
+# a start recognizes a file that a crash left incomplete.
 
 
 KEY_BYTES: Final = 16
@@ -39,6 +39,7 @@ _OFFSET_MASK: Final = (1 << _OFFSET_BITS) - 1
 
 
 def key_of(due_ms: int, offset: int) -> int:
+    """Return the key of a delivery time in ms since the epoch, and an offset."""
     return due_ms << _OFFSET_BITS | offset
 
 
@@ -51,20 +52,21 @@ def offset_of(key: int) -> int:
 
 
 class SortedRun:
-    """The keys of the offsets `begin` to `end`. `head`: the next one; None behind the last. In memory until it is written."""
+    """The keys of the offsets `begin` to `end` (exclusive). `head` is the next key, or None after the last one. The
+    keys are in memory until the run is written."""
 
     __slots__ = ("_at", "_first", "_keys", "_path", "begin", "count", "end", "head")
 
     def __init__(self, begin: int, end: int, keys: Sequence[int], *, path: Path | None = None, count: int = 0) -> None:
-        """`keys` are all of them, sorted; or none, with the file that has them and how many those are."""
+        """Create a run from its sorted keys; or, with `path` and `count`, from a file that contains `count` keys."""
         self.begin, self.end = begin, end
         self.count = count if path is not None else len(keys)
         self._path = path
-        self._keys = keys  # all, or a block of the file
-        self._first = 0  # the number of the first of those
+        self._keys = keys  # all keys, or those of one block of the file
+        self._first = 0  # index of the first key in `_keys`
         self._at = 0
         self.head: int | None = None
-        self._look()
+        self._read_head()
 
     @property
     def is_written(self) -> bool:
@@ -72,21 +74,21 @@ class SortedRun:
 
     @property
     def left(self) -> int:
-        """How many keys are from `head` on."""
+        """The number of keys from `head` on."""
         return self.count - self._at
 
     def advance(self) -> None:
-        """Raises Damaged, as all that reads here."""
+        """Move `head` to the next key. Raises Damaged, like every method that reads the file."""
         self._at += 1
-        self._look()
+        self._read_head()
 
     def seek(self, key: int) -> None:
-        """Goes to the first key that is not below this one."""
+        """Move `head` to the first key that is not less than `key`."""
         self._at = self.find(key)
-        self._look()
+        self._read_head()
 
     def find(self, key: int) -> int:
-        """The number of the first key that is not below this one; `count` if all are."""
+        """Return the index of the first key that is not less than `key`; `count` if all keys are less."""
         if self._path is None:
             return bisect_left(self._keys, key)
         low, high = 0, -(-self.count // RUN_BLOCK_KEYS)  # blocks
@@ -100,7 +102,7 @@ class SortedRun:
         return first + bisect_left(self._block(low), key) if first < self.count else self.count
 
     def keys(self, number: int = 0) -> Iterator[int]:
-        """The keys from the one with this number on."""
+        """Yield the keys from an index on."""
         if self._path is None:
             yield from islice(self._keys, number, None)
             return
@@ -109,7 +111,7 @@ class SortedRun:
             yield from block[number % RUN_BLOCK_KEYS :]
             number += len(block) - number % RUN_BLOCK_KEYS
 
-    def _look(self) -> None:
+    def _read_head(self) -> None:
         number = self._at
         if number >= self.count:
             self.head = None
@@ -137,10 +139,10 @@ class SortedRun:
         return [int.from_bytes(data[at : at + KEY_BYTES], "big") for at in range(0, size, KEY_BYTES)]
 
     def writing(self, folder: Path) -> Job[None]:
-        """Writes a run that is in memory; it is read from its file from then on. Raises StoreFull."""
+        """Write a run that is in memory to a file, and read it from the file from then on. Raises StoreFull."""
         path, _ = yield from _writing(folder, self.begin, self.end, iter(self._keys))
         self._path, self._first, self._keys = path, 0, ()
-        self._look()
+        self._read_head()
 
     def remove(self) -> None:
         if self._path is not None:
@@ -148,7 +150,7 @@ class SortedRun:
 
 
 def merging(folder: Path, runs: Sequence[SortedRun], is_waiting: Callable[[int], bool]) -> Job[SortedRun]:
-    """One run of several that follow each other, without the keys that are done. Raises StoreFull, Damaged."""
+    """Merge adjacent runs into one, without keys of finished messages. Raises StoreFull, Damaged."""
     keys = filter(is_waiting, merge(*(run.keys() for run in runs)))
     begin, end = runs[0].begin, runs[-1].end
     path, count = yield from _writing(folder, begin, end, keys)
@@ -156,7 +158,8 @@ def merging(folder: Path, runs: Sequence[SortedRun], is_waiting: Callable[[int],
 
 
 def _writing(folder: Path, begin: int, end: int, keys: Iterator[int]) -> Job[tuple[Path, int]]:
-    """The file, and how many keys it has. One without any says that nobody of its range waits."""
+    """Write keys to a file, and return its path and the number of keys. A file without keys means that no message of
+    its range is waiting."""
     temporary = folder / "run.new"
     count, position = 0, 0
     yield partial(_start, folder, temporary)
@@ -201,8 +204,10 @@ def _remove(path: Path) -> None:
 
 
 def open_runs(folder: Path, end: int) -> list[SortedRun]:
-    """The runs in a folder, by offsets, without gaps from the first on. Runs that cannot be used are removed: leftovers of
-    a crash, runs that a larger one holds, and runs that point behind the queue's `end`."""
+    """Return the runs in a folder in the order of their offsets; there may be gaps between them.
+
+    Unusable files are removed: leftovers of a crash, runs within a larger run, and runs beyond the queue's `end`.
+    """
     found: list[tuple[int, int, int, str]] = []
     try:
         names = disk.names_in(folder)
@@ -230,21 +235,29 @@ def open_runs(folder: Path, end: int) -> list[SortedRun]:
 
 
 # ------------------------------------------------------------------------------
-# The messages of a queue that wait, in the order of their times.
+# The waiting messages of a queue, in the order of their delivery times.
 #
-# The keys of the newest messages are a heap in memory. When they are many they become a run: sorted, and written to a
-# file with the next checkpoint (`runs`). Each file has one block in memory. Files of about one size are merged.
-# Everything derives from the queue's index, whose third field is the time, and a lost or damaged file is made again
-# from it.
+# The keys of the newest messages are in a heap in memory. When there are many, they become a run: they are sorted, and
+# written to a file with the next checkpoint. Of each file, one block is in memory. Files of similar size are merged.
+# Everything derives from the queue's index, whose third field is the delivery time, so a lost or damaged file is
+# recreated from the index.
 
 
 ENTRIES_AT_ONCE: Final = 1024
-_BEYOND: Final = key_of(1 << 63, 0)  # all keys that can be
+_BEYOND: Final = key_of(1 << 63, 0)  # greater than every possible key
 
 
 class Schedule:
-    """is_done: whether a key's message is delivered, or lies somewhere else now. A key may come twice, the second one next
-    to the first: the taker notes which one was the last."""
+    """The waiting messages of one queue.
+
+    A key may occur twice in succession; the caller of `take` must remember the last one.
+
+    Args:
+        folder: folder of the runs
+        queue: the queue whose messages wait
+        is_done: returns True if the message of a key was delivered, or is stored elsewhere now
+        limits: limits of the broker
+    """
 
     def __init__(
         self, folder: Path, queue: ConsumeQueue, is_done: Callable[[int], bool], limits: Limits = LIMITS
@@ -256,11 +269,16 @@ class Schedule:
         self._runs: list[SortedRun] = []
         self._heads: list[tuple[int, int, SortedRun]] = []
         self._heap: list[int] = []
-        self._heap_begin = 0  # the first offset that is in no run
+        self._heap_begin = 0  # first offset that is not in a run
 
     def load(self, end: int, delivered: int, behind: Iterable[int]) -> None:
-        """Loads the offsets below `end` that wait: those above the key that was delivered last, and the offsets
-        `behind`."""
+        """Load the waiting messages below the offset `end`.
+
+        Args:
+            end: offset after the last one
+            delivered: key of the last delivered message; messages with greater keys are waiting
+            behind: offsets of waiting messages with lower keys
+        """
         at, runs = self._queue.begin, []
         for run in open_runs(self._folder, end):
             try:
@@ -280,12 +298,12 @@ class Schedule:
         self._order()
 
     def _made(self, begin: int, end: int) -> list[SortedRun]:
-        """Runs of a part of the index."""
+        """Return new runs in memory for a part of the index."""
         ranges = ((first, min(first + self._run_keys, end)) for first in range(begin, end, self._run_keys))
         return [SortedRun(first, last, sorted(self._keys(first, last))) for first, last in ranges]
 
     def _keys(self, begin: int, end: int) -> Iterator[int]:
-        """The keys of these offsets that wait."""
+        """Yield the keys of waiting messages in a range of offsets."""
         while begin < end:
             data = self._queue.entries(begin, min(end - begin, ENTRIES_AT_ONCE))
             for _, size, due_ms in ENTRY.iter_unpack(data):
@@ -294,7 +312,8 @@ class Schedule:
                 begin += 1
 
     def _keys_of(self, runs: list[SortedRun], offsets: Iterable[int]) -> list[int]:
-        """Keys in runs behind the delivered ones, where nobody looks for them."""
+        """Return the keys of those offsets that are in these runs. They precede the runs' `head`, so the runs do not
+        return them."""
         among = [offset for offset in offsets if any(run.begin <= offset < run.end for run in runs)]
         return [key_of(self._queue.entry(offset)[2], offset) for offset in among]
 
@@ -303,14 +322,15 @@ class Schedule:
         heapify(self._heads)
 
     def add(self, key: int) -> None:
-        """The key of the next offset."""
+        """Add the key of the next offset."""
         heappush(self._heap, key)
         end = offset_of(key) + 1
         if end - self._heap_begin >= self._run_keys:
             self._seal(end)
 
     def _seal(self, end: int) -> None:
-        """Keys that came back after a failure stay in the heap."""
+        """Move the keys of the newest offsets from the heap into a run. Keys that were added again after a failure stay
+        in the heap."""
         begin = self._heap_begin
         self._runs.append(SortedRun(begin, end, sorted(key for key in self._heap if offset_of(key) >= begin)))
         self._heap = [key for key in self._heap if offset_of(key) < begin]
@@ -319,20 +339,20 @@ class Schedule:
         self._order()
 
     def add_again(self, keys: Iterable[int]) -> None:
-        """Keys that were taken, or that are before the delivered ones."""
+        """Add keys that were taken before, or that precede the delivered ones."""
         for key in keys:
             heappush(self._heap, key)
 
     @property
     def next(self) -> int | None:
-        """The key of the message that is due first."""
+        """The key of the message that becomes due first; None if no message is waiting."""
         head = self._heads[0][0] if self._heads else None
         if self._heap and (head is None or self._heap[0] <= head):
             return self._heap[0]
         return head
 
     def take(self) -> None:
-        """Takes `next` out."""
+        """Remove `next`."""
         if self._heap and (not self._heads or self._heap[0] <= self._heads[0][0]):
             heappop(self._heap)
             return
@@ -346,7 +366,7 @@ class Schedule:
                 heappush(self._heads, (run.head, number, run))
 
     def _rebuild(self, run: SortedRun, key: int, reason: str) -> None:
-        """Rebuild a run; the keys before this one were taken."""
+        """Recreate a damaged run from the index. Keys before `key` were taken already."""
         log.error("timer_run_rebuilt", reason=reason)
         made = self._made(max(run.begin, self._queue.begin), run.end)
         for each in made:
@@ -357,7 +377,7 @@ class Schedule:
         self._order()
 
     def between(self, begin: int, end: int) -> Iterator[int]:
-        """The keys from `begin` up to `end`, some of them perhaps twice, or taken."""
+        """Yield the keys from `begin` to `end` (exclusive). Keys may occur twice, or may have been taken already."""
         yield from [key for key in self._heap if begin <= key < end]
         for run in list(self._runs):
             try:
@@ -370,20 +390,20 @@ class Schedule:
     # Files
 
     def saving(self, delivered: Callable[[], int], behind: Callable[[], Iterable[int]]) -> Job[None]:
-        """Writes the runs that are in memory only, and merges files. Runs that a full disk refuses stay in memory."""
+        """Write runs that are only in memory, and merge files. Runs stay in memory if the disk refuses the write."""
         try:
             yield from self._writing()
             runs = self._mergeable()
             if runs:
                 made = yield from merging(self._folder, runs, lambda key: not self._is_done(key))
                 self._replace(runs, made, delivered() + 1, behind())
-        except (StoreFull, Damaged) as error:  # delivery finds a damaged file, too
+        except (StoreFull, Damaged) as error:  # delivery finds a damaged file as well, and rebuilds it
             log.error("timer_runs_not_written", reason=str(error), hint="the broker retries")
 
     def _writing(self) -> Job[None]:
         begin = self._queue.begin
         for run in list(self._runs):
-            if run.end <= begin:  # these messages are stored again later in the log
+            if run.end <= begin:  # these messages were stored again later in the log
                 self._runs.remove(run)
                 run.remove()
                 self._order()
@@ -391,17 +411,18 @@ class Schedule:
                 yield from run.writing(self._folder)
 
     def _mergeable(self) -> list[SortedRun]:
-        """Runs of about one size that follow each other, if they are many; the newest."""
+        """Return adjacent runs of similar size if there are enough to merge, preferring the newest; otherwise an empty
+        list."""
         for last in range(len(self._runs), self._runs_to_merge - 1, -1):
-            some = self._runs[last - self._runs_to_merge : last]
-            if all(run.is_written for run in some) and len({self._level(run) for run in some}) == 1:
-                return some
+            candidates = self._runs[last - self._runs_to_merge : last]
+            if all(run.is_written for run in candidates) and len({self._level(run) for run in candidates}) == 1:
+                return candidates
         return []
 
     def _replace(self, runs: list[SortedRun], made: SortedRun, key: int, behind: Iterable[int]) -> None:
         made.seek(key)
         place = self._runs.index(runs[0]) if runs[0] in self._runs else 0
-        if self._runs[place : place + len(runs)] != runs:  # one was damaged, and has been rebuilt
+        if self._runs[place : place + len(runs)] != runs:  # a damaged run was rebuilt meanwhile
             made.remove()
             return
         self._runs[place : place + len(runs)] = [made]
@@ -411,7 +432,7 @@ class Schedule:
         self._order()
 
     def _level(self, run: SortedRun) -> int:
-        """How often runs of the smallest size were merged into one of this size."""
+        """Return the level of a run: how often runs of the smallest size were merged into one of this size."""
         level, size = 0, run.end - run.begin
         while size >= self._run_keys * self._runs_to_merge:
             size //= self._runs_to_merge

@@ -52,23 +52,23 @@ flusher_log = structlog.get_logger("rocketlet.flusher")
 
 
 # ------------------------------------------------------------------------------
-# The commit log and its indexes together: append, read, search, expire.
+# The commit log and its indexes: append, read, search, expire.
 #
-# The way of a message: `stage` gives it its place and its bytes, `commit` writes everything staged in one append. The
-#     caller of
-# `stage` commits before anything else reads the store; the broker does so once per socket read.
+# `stage` determines position, offset and bytes of a message, and `commit` writes all staged messages in one append. The
+# caller of `stage` must commit before anything else reads the store. The broker commits once per socket read.
 
 
 Carry = Callable[[int], Job[int]]
 
 _HOST_FLAGS: Final = SYS_BORNHOST_V6 | SYS_STOREHOST_V6
-_MARKED_PROPERTIES: Final = MAX_PROPERTY_BYTES - CHECKSUM_BYTES - BEGIN_BYTES  # a record with more goes without a mark
+# a record with larger properties gets no mark
+_MARKED_PROPERTIES: Final = MAX_PROPERTY_BYTES - CHECKSUM_BYTES - BEGIN_BYTES
 NOTHING_DELETED: Final[Mapping[str, int]] = {}
 _NO_HOST: Final = bytes(8)  # 0.0.0.0:0
 
 
 class Store:
-    """A data folder opened for this process. `now_ms` is the store time of staged messages."""
+    """A data folder, opened by this process. `now_ms` is the store time of staged messages."""
 
     def __init__(
         self,
@@ -92,14 +92,15 @@ class Store:
         self._is_synced = is_synced
         self._marks = Marks(read_state(folder / marks.FILE, is_derivable=True))
         self._log = CommitLog(folder, segment_bytes, self._open_files, self._marks, is_synced=is_synced)
-        self._staged: list[bytes] = []  # in pieces: a message, or a batch
-        self._staged_queues: list[ConsumeQueue] = []  # a piece's queue; `_staged_counts` has its messages
+        self._staged: list[bytes] = []  # records in pieces; each piece is a message or a batch
+        # the queue of each piece; `_staged_counts` has its number of messages
+        self._staged_queues: list[ConsumeQueue] = []
         self._staged_counts: list[int] = []
         self._deletions = 0
-        self._left: set[str] = set()  # deleted topics whose index files could not be taken out of the way
+        self._left: set[str] = set()  # deleted topics whose index files could not be moved away
         self._next = self._log.end
         self.now_ms = 0
-        self._unflushed = 0  # messages since the queues' tails were checked
+        self._unflushed = 0  # messages since the lengths of the queues' tails were checked
         self._checkpointed = (-1, -1, False)
         self._reader = Reader(self._log, self.queues)
         self.fetch = self._reader.fetch
@@ -124,12 +125,15 @@ class Store:
         knows_topics: bool = True,
         rebuilds: bool = False,
     ) -> Recovered:
-        """Makes log and indexes agree. `topics` are the known names with the position since which each exists.
+        """Make the log and the indexes consistent.
 
-        deleted: names with the position at which each was deleted; what the log has before does not come back.
-        knows_topics: there are no others, but those made since the last checkpoint; False if their file was lost. All that
-        the log has are then taken in.
-        rebuilds: all indexes are rebuilt.
+        Args:
+            topics: names of the known topics, with the position at which each was created
+            deleted: names of deleted topics, with the position at which each was deleted; their earlier records are not
+                indexed again
+            knows_topics: True if `topics` contains every topic created before the last checkpoint; False if the file of
+                topics was lost, so that all topics in the log are added
+            rebuilds: True to rebuild all indexes
         """
         since = dict(topics)
         checkpoint = read_checkpoint(read_state(self.folder.path / "checkpoint.json", is_derivable=True))
@@ -156,7 +160,7 @@ class Store:
         return found
 
     def _put_aside(self, found: Recovered) -> None:
-        """Keeps bytes of the log that are no records aside, and cuts the torn end off."""
+        """Save the damaged and torn bytes of the log in `damaged`, and truncate a torn end."""
         for position, size in (*found.damage, Damage(self._log.end - found.torn_bytes, found.torn_bytes)):
             data = (
                 self._log.read_up_to_damage(position, min(size, DAMAGE_ASIDE_BYTES))
@@ -181,7 +185,7 @@ class Store:
             log.error("marks_not_renewed", reason=str(error), hint="free space, then start the broker again")
 
     def sync_log(self, sync: bool = True) -> None:
-        """With `sync`, returns when everything committed is on the device. Raises StoreFailed."""
+        """Sync everything committed to the device, if `sync` is True. Raises StoreFailed."""
         if sync and self.fault is None:
             try:
                 self._log.sync()
@@ -190,14 +194,17 @@ class Store:
                 raise
 
     def checkpoint(self, sync: bool = False, *, closes: bool = False) -> None:
-        """Like `checkpointing`, but in one step."""
+        """Write a checkpoint in one step, like `checkpointing`."""
         run(self.checkpointing(sync, closes=closes))
 
     def checkpointing(self, sync: bool = False, *, closes: bool = False) -> Job[None]:
-        """Writes everything committed so far to the index files, and says so in the checkpoint. Raises StoreFull.
+        """Write everything committed so far to the index files, and record this in the checkpoint. Raises StoreFull.
 
-        sync: the log and the checkpoint are on the device. closes: the index files are, too; without it, indexes that are
-        lost in a power cut are rebuilt."""
+        Args:
+            sync: True to sync the log and the checkpoint to the device
+            closes: True to sync the index files as well. Without it, indexes that are lost in a power failure are
+                rebuilt.
+        """
         state = (self._log.end, len(self.queues), closes)
         fault = self.folder.fault()
         if fault is not None:
@@ -208,10 +215,11 @@ class Store:
         self._checkpointed = state
 
     def _save_checkpoint(self, begin: int | None, *, sync: bool, closes: bool = False) -> Job[None]:
-        """Messages that come meanwhile may be in the indexes already; the next start reads the log from `position`."""
+        """Write the checkpoint. Messages that arrive meanwhile may be in the indexes already; the next start reads the
+        log from `position`."""
         entries: list[bytes] = []
         deletions = -1
-        while deletions != self._deletions:  # a topic that was deleted meanwhile must not come back
+        while deletions != self._deletions:  # a topic that is deleted meanwhile must not be in the checkpoint
             deletions, position = self._deletions, self._log.end
             entries = yield from self._entries(closes)
         end = self._log.end
@@ -222,7 +230,7 @@ class Store:
         yield partial(replace_state, self.folder.path / "checkpoint.json", content, sync=sync)
 
     def _entries(self, closes: bool) -> Job[list[bytes]]:
-        """Flushes the index of each queue. Returns its entries in the checkpoint."""
+        """Flush the index of each queue, and return the queues' entries in the checkpoint."""
         entries: list[bytes] = []
         deletions = self._deletions
         for number, queue in enumerate(list(self.queues.values()), 1):
@@ -237,23 +245,24 @@ class Store:
         return entries
 
     def syncing(self, sync: bool = True) -> Job[None]:
-        """With `sync`, puts everything committed on the device. Raises StoreFailed."""
+        """Sync everything committed to the device, if `sync` is True. Raises StoreFailed."""
         if not sync or self.fault is not None:
             return
         if not self._log.is_synced_apart:
             self.sync_log()
             return
         try:
-            # As one call: messages acknowledged from now on count on all of them, and wait behind it in the same line.
+            # In one call, because messages that are acknowledged from now on depend on all of these syncs, and wait for
+            # the same thread.
             yield partial(make_all, self._log.syncs())
         except OSError as error:
             self.fail(f"the commit log cannot be synced: {error.strerror}")
             raise StoreFailed(str(self.fault)) from error
 
     def fail(self, reason: str) -> None:
-        """Stops all writing, because nobody knows which writes the device holds. `fault` says why."""
+        """Stop all writes, because it is unknown which earlier writes are on the device. `fault` has the reason."""
         if self.fault is None:
-            self.fault = f"the broker writes no more: {reason}; check the disk, then start it again"
+            self.fault = f"the broker has stopped writing: {reason}; check the disk, then start it again"
             log.critical("store_stopped_writing", reason=reason, hint="check the disk, then start the broker again")
 
     def close(self) -> None:
@@ -264,8 +273,12 @@ class Store:
     # Queues
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The queue, made if it is not there. Raises StoreError if its name or number can name no folder, StoreFull if files
-        of a deleted topic of this name are in the way."""
+        """Return a queue, and create it if it does not exist.
+
+        Raises:
+            StoreError: the topic or the queue id is illegal
+            StoreFull: files of a deleted topic of this name cannot be removed
+        """
         queue = self.queues.get((topic, queue_id))
         if queue is None:
             fault = topic_fault(topic)
@@ -278,12 +291,15 @@ class Store:
         return queue
 
     def delete_topic(self, topic: str) -> None:
-        """Like `deleting`, but in one step."""
+        """Delete a topic's queues in one step, like `deleting`."""
         run(self.deleting(topic))
 
     def deleting(self, topic: str) -> Job[None]:
-        """Remove a topic's queues immediately, so that no checkpoint has them from now on; the job writes one and removes the
-        files. The topic may be recreated meanwhile. Raises StoreFull."""
+        """Remove a topic's queues immediately, so that later checkpoints do not contain them, and return a job that
+        writes a checkpoint and removes the files.
+
+        The topic may be recreated meanwhile. Raises StoreFull.
+        """
         for queue in self._of_topic.pop(topic, ()):
             del self.queues[topic, queue.queue_id]
             queue.close()
@@ -302,7 +318,7 @@ class Store:
         self._remove_left(topic)
 
     def _remove_left(self, topic: str) -> None:
-        """Remove what is left of a deleted topic where a recreated topic has its files. Raises StoreFull."""
+        """Remove index files of a deleted topic that are where a recreated topic has its files. Raises StoreFull."""
         if topic not in self._left:
             return
         folder = self.folder.indexes_of(topic)
@@ -313,7 +329,7 @@ class Store:
 
     @property
     def end(self) -> int:
-        """The commit log position after the last record, staged ones included."""
+        """The commit log position after the last record, including staged records."""
         return self._next
 
     @property
@@ -321,20 +337,20 @@ class Store:
         return self._log.begin
 
     def write_fault(self) -> str | None:
-        """Why messages are refused; None if they are not."""
+        """Return the reason why messages are refused; None if they are accepted."""
         return self.fault or self.room.now()
 
     def disk_ratio(self) -> float:
-        """How full the disk of the data folder is, 0 to 1."""
+        """Return the used fraction (0 to 1) of the data folder's disk."""
         return disk.used_ratio(self.folder.path)
 
     @property
     def damaged(self) -> frozenset[tuple[str, int, int]]:
-        """The damaged messages that were met since the start: topic, queue, offset."""
+        """Damaged messages found since the start: topic, queue id, offset."""
         return self._reader.damaged
 
     def syncs(self) -> list[Call]:
-        """The calls after which everything committed is on the device, for the one thread that waits for it."""
+        """Return the calls that sync everything committed to the device, for the thread that waits for the device."""
         return self._log.syncs()
 
     @property
@@ -344,7 +360,7 @@ class Store:
     # Appending
 
     def begin_batch(self) -> int:
-        """Sets the store time of the next staged messages, ms."""
+        """Set the store time of the messages staged next, and return it in ms since the epoch."""
         self.now_ms = self._time_ms()
         return self.now_ms
 
@@ -361,14 +377,15 @@ class Store:
         reconsume_times: int = 0,
         prepared_offset: int = 0,
     ) -> tuple[int, int]:
-        """Gives a message its place: commit log position and queue offset. It exists after `commit`.
+        """Stage a message, and return its commit log position and queue offset. It is written by `commit`.
 
-        Whatever this raises, nothing is staged."""
+        If this raises, nothing is staged.
+        """
         position = self._next
         store_host = self.store_host
         if not self._staged and len(properties) <= _MARKED_PROPERTIES:
             properties += self._marks.mark(position)
-        # as `_flags`, whose call would cost every message
+        # inlined `_flags`, because a call per message is expensive
         is_v4 = len(born_host) + len(store_host) == 16
         sys_flag = sys_flag & ~_HOST_FLAGS if is_v4 else _flags(sys_flag, born_host, store_host)
         record = encode_record(
@@ -376,9 +393,9 @@ class Store:
             reconsume_times, prepared_offset, body, queue.topic_record, properties,
         )  # fmt: skip
         size = len(record)
-        if size > MAX_RECORD_BYTES:  # recovery would take it for damage
-            raise StoreError(f"the message takes {size} bytes; {MAX_RECORD_BYTES} are stored at most")
-        offset = queue.append(position, size, tag_code)  # first, because it refuses a tag code beyond 64 bits
+        if size > MAX_RECORD_BYTES:  # recovery would treat it as damaged
+            raise StoreError(f"the message takes {size} bytes; maximum {MAX_RECORD_BYTES}")
+        offset = queue.append(position, size, tag_code)  # first, because it raises for a tag code beyond 64 bits
         self._staged.append(record)
         self._staged_queues.append(queue)
         self._staged_counts.append(1)
@@ -394,10 +411,11 @@ class Store:
         born_host: bytes,
         reconsume_times: int = 0,
     ) -> tuple[list[int], int]:
-        """Gives the messages of a batch their places, next to each other: commit log positions and the first queue
-        offset. They exist after `commit`.
+        """Stage the messages of a batch next to each other, and return their commit log positions and the first queue
+        offset. They are written by `commit`.
 
-        Whatever this raises, such as MessageError for a malformed body, nothing is staged."""
+        If this raises, for example MessageError for a malformed body, nothing is staged.
+        """
         store_host = self.store_host
         flags = _flags(sys_flag, born_host, store_host)
         of_all = (flags, born_ms, born_host, self.now_ms, store_host, reconsume_times)
@@ -419,10 +437,13 @@ class Store:
         broker_texts: tuple[bytes, bytes, bytes, bytes],
         limits: tuple[int, ...],
     ) -> fast.EncodedSends | None:
-        """Give the messages of the sends at the start of the data their places, with the compiled module. They exist after
-        `commit`. Return None, with nothing staged, if the first send is declined."""
+        """Stage the messages of the sends at the start of the data, with the compiled module. They are written by
+        `commit`.
+
+        Returns None, with nothing staged, if the module declines the first send.
+        """
         first_mark = b"" if self._staged else self._marks.mark(self._next)
-        taken = fast.take_sends(
+        encoded = fast.take_sends(
             data,
             account,
             queues,
@@ -434,31 +455,32 @@ class Store:
             broker_texts,
             limits,
         )
-        if taken is None or not all(self._has(queue) for queue, _, _, _ in taken.queues):
+        if encoded is None or not all(self._has(queue) for queue, _, _, _ in encoded.queues):
             return None
-        records = taken.records
-        for queue, entries, count, put_bytes in taken.queues:
+        records = encoded.records
+        for queue, entries, count, put_bytes in encoded.queues:
             queue.extend_packed(entries, count, put_bytes)
-            self._staged.append(records)  # all of them with the first queue
+            self._staged.append(records)  # the records of all queues, with the first queue
             self._staged_queues.append(queue)
             self._staged_counts.append(count)
             records = b""
-        self._next += len(taken.records)
-        return taken
+        self._next += len(encoded.records)
+        return encoded
 
     @property
     def staged(self) -> int:
-        """The number of pieces in which messages are staged: a batch is one."""
+        """The number of staged pieces, where a batch is one piece."""
         return len(self._staged)
 
     def roll_back(self, kept: int = 0) -> None:
-        """Forgets messages staged after the first `kept` pieces."""
+        """Discard the messages staged after the first `kept` pieces."""
         while len(self._staged) > kept:
             self._next -= len(self._staged.pop())
-            self._staged_queues.pop().take_back(self._staged_counts.pop())
+            self._staged_queues.pop().remove_last(self._staged_counts.pop())
 
     def commit(self) -> list[ConsumeQueue]:
-        """Writes the staged messages and returns their queues. If this raises, such as StoreFull, nothing of it is kept."""
+        """Write the staged messages, and return the queue of each piece. If this raises, for example StoreFull, all
+        staged messages are discarded."""
         try:
             if self.fault is not None:
                 raise StoreFailed(self.fault)
@@ -482,32 +504,36 @@ class Store:
         self._unflushed = 0
         for queue in self.queues.values():
             if queue.tail_is_long:
-                with contextlib.suppress(StoreFull):  # the index stays in memory, and the next flush tries again
+                with contextlib.suppress(StoreFull):  # the tail stays in memory, and the next flush retries
                     queue.flush()
 
     # Reading
 
     def read_log(self, position: int, size: int) -> bytes:
-        """Bytes of the commit log as they are. Raises StoreError for a dropped offset."""
+        """Return bytes of the commit log, unchecked. Raises StoreError for a dropped position."""
         return self._log.read(position, size)
 
     def search(self, topic: str) -> Search:
-        """A search for the topic's messages that hold a text."""
+        """Return a search for messages of the topic that contain a text."""
         return Search(self._log, self._reader, self._of_topic.get(topic, ()), self._has)
 
     def _has(self, queue: ConsumeQueue) -> bool:
         return self.queues.get((queue.topic, queue.queue_id)) is queue
 
-    # Expiring
+    # Expiry
 
     def expire(self, *, older_than_s: float, total_bytes: int | None) -> int:
-        """Like `expiring`, but in one step."""
+        """Drop expired segments in one step, like `expiring`."""
         return run(self.expiring(Retention(older_than_s, total_bytes)))
 
     def expiring(self, retention: Retention, carry: Carry | None = None) -> Job[int]:
-        """Drops the oldest segments as long as they expire. Returns how many.
+        """Drop the oldest segments while they are expired, and return their number.
 
-        carry: stores needed messages before a position again at the end; returns the position up to which it did."""
+        Args:
+            retention: decides which segments are expired
+            carry: stores messages before a position again at the end of the log if they are still needed, and returns
+                the position up to which it did so
+        """
         starts = self._log.starts
         dropped = 0
         most = min(len(starts) - 1, DELETE_LIMIT)
@@ -525,7 +551,8 @@ class Store:
             queue.expire_before(position)
             if number % SLICE == 0:
                 yield None
-        with contextlib.suppress(StoreFull):  # said before it is done: a start in between takes nothing for lost
+        # recorded before the segments are dropped, so that a start in between does not count their messages as lost
+        with contextlib.suppress(StoreFull):
             yield from self._save_checkpoint(position, sync=False)
         while self._log.begin < position:
             self._log.drop_first()
@@ -537,25 +564,26 @@ class Store:
 
 
 def _flags(sys_flag: int, born_host: bytes, store_host: bytes) -> int:
-    """The sys flag as stored: a client does not know which kinds of hosts are stored."""
+    """Return the sys flag to store: the flags of the hosts' address families depend on the stored addresses, not on the
+    client's flags."""
     sys_flag &= ~_HOST_FLAGS
     return sys_flag if len(born_host) + len(store_host) == 16 else sys_flag | host_flags(born_host, store_host)
 
 
 # ------------------------------------------------------------------------------
-# `--flush sync`: answers wait until the data that they confirm is on the device. One sync at a time serves all that
-# came before.
+# `--flush sync`: responses wait until the data that they confirm is on the device. One sync at a time serves all
+# responses that were waiting before it.
 #
-# That data is in the commit log and in the journals of topics and groups. After a failed sync nobody knows what the
-# device holds, and a second sync may still succeed ("fsyncgate"). So the store takes nothing more, and every sender
-# that waits gets an error.
+# The data is in the commit log and in the journals of topics and groups. After a failed sync it is unknown what the
+# device holds, even if a later sync succeeds ("fsyncgate"). The store then accepts no more writes, and every waiting
+# sender gets an error.
 
 
 Action = Callable[[], None]
 
 
 class AppendedFile(Protocol):
-    """A file that is appended to. `written` grows with each append."""
+    """A file that grows by appends. `written` increases with each append."""
 
     @property
     def written(self) -> int: ...
@@ -564,6 +592,8 @@ class AppendedFile(Protocol):
 
 
 class Flusher:
+    """Syncs the store and the journals to the device, and runs actions after that."""
+
     def __init__(self, store: Store, sources: Iterable[AppendedFile], device: Device) -> None:
         self._store = store
         self._sources = tuple(sources)
@@ -573,11 +603,11 @@ class Flusher:
 
     @property
     def written(self) -> int:
-        """Grows with everything that must be synced before it may be acknowledged."""
+        """A number that increases with everything that must be synced before it may be acknowledged."""
         return self._store.end + sum(source.written for source in self._sources)
 
     def after_sync(self, action: Action, otherwise: Action) -> None:
-        """Calls `action` when everything written until now is on the device, `otherwise` if the sync fails."""
+        """Call `action` after everything written until now is on the device, or `otherwise` if the sync fails."""
         self._waiting.append((action, otherwise))
         if self._task is None:
             self._task = asyncio.create_task(self._sync_all(), name="flush")
@@ -600,16 +630,17 @@ class Flusher:
         return self._store.fault is None
 
     def _calls(self) -> list[Call]:
-        """Journals first: the log may hold messages of a topic that is new in them."""
+        """Return the calls of all files, journals first, because the log may contain messages of a topic that only a
+        journal contains."""
         if self._store.fault is not None:
             return []
         return [call for source in (*self._sources, self._store) for call in source.syncs()]
 
     def _failed(self, error: OSError) -> None:
-        self._store.fail(f"what was written cannot be synced: {error.strerror}")
+        self._store.fail(f"written data cannot be synced: {error.strerror}")
 
     def sync(self) -> bool:
-        """Sync immediately, while everybody waits. False if it failed."""
+        """Sync immediately, blocking the event loop. Return False if the sync failed."""
         try:
             for call in self._calls():
                 call()
@@ -618,7 +649,7 @@ class Flusher:
         return self._store.fault is None
 
     async def drain(self) -> None:
-        """Returns when nobody waits any more."""
+        """Wait until no action is waiting."""
         while self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
 
@@ -626,19 +657,21 @@ class Flusher:
 def _call(action: Action) -> None:
     try:
         action()
-    except Exception:  # a defect of ours: those behind it wait for the same sync
+    except Exception:  # a defect of the action; later actions wait for the same sync
         flusher_log.exception("answer_failed")
 
 
 # ------------------------------------------------------------------------------
-# Whether the device takes writes. A broker whose disk is full refuses messages: it says so once, and its end.
+# Availability of the disk for writes. A broker whose disk is full refuses messages, and logs the start and the end of
+# this state once.
 
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 class WriteAvailability:
-    """`lack` is why the last write was refused, None if it was not; `refused` is how many were."""
+    """Availability of the disk. `lack` is the reason why the last write was refused, or None; `refused` is the number
+    of refused writes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -653,11 +686,12 @@ class WriteAvailability:
             log.error(
                 "writes_refused", reason=str(error), free_bytes=free_bytes, hint="free space on the broker's disk"
             )
-        self.lack = f"the disk takes no more: {error}; free space"
+        self.lack = f"the disk accepts no writes: {error}; free space"
         self._free_bytes = self._free_now()
 
     def save_failed(self, error: StoreFull) -> None:
-        """One file of many could not be saved. The others may still be written, unless the disk is full."""
+        """Handle the failed save of one file. Messages are refused only if the disk is full, because otherwise other
+        files may still be writable."""
         if isinstance(error.__cause__, OSError) and error.__cause__.errno in _FULL:
             self.write_failed(error)
 
@@ -667,41 +701,44 @@ class WriteAvailability:
             log.info("writes_resumed", free_bytes=self._free_now())
 
     def now(self) -> str | None:
-        """`lack`, unless space was freed since: nobody may send to a broker that says it is not ready."""
+        """Return `lack`, or None if space was freed since. Without this check, the state might never end, because load
+        balancers send nothing to a broker that is not ready."""
         if self.lack is not None and self._free_now() - self._free_bytes >= ROOM_BYTES:
             self.wrote()
         return self.lack
 
     def size_and_free_bytes(self) -> tuple[int, int]:
-        """The disk's size and its free bytes."""
+        """Return the size of the disk and its free bytes."""
         return disk.size_and_free_bytes(self._folder)
 
     def _free_now(self) -> int:
         try:
             return disk.free_bytes(self._folder)
-        except OSError:  # the folder is gone, which the checkpoint reports
+        except OSError:  # the folder is missing, which the checkpoint reports
             return 0
 
 
 # ------------------------------------------------------------------------------
-# Which segments expire, and the time by which they do: the machine's, unless it has just jumped ahead.
+# Retention: which segments expire, by the machine's clock unless it has just jumped ahead.
 #
-# A wall clock that is set ahead by mistake, by 30 days say, would make everything expire immediately, and nothing brings
-# that back. The monotonic clock distinguishes such a jump from elapsed time. For as long as the jump is wide, a day at
-# most, the time before it counts on: then it was a machine that slept, or somebody had a day to see what the log
-# says.
+# A wall clock that is set ahead by mistake, for example by 30 days, would make everything expire immediately and
+# irrevocably. A comparison with the monotonic clock distinguishes such a jump from elapsed time. For as long as the
+# jump is wide, at most a day, retention uses the time before the jump. After that, either the machine was really
+# suspended, or an operator had a day to read the log event.
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """A segment expires that was last written before a time, or that begins before the last `total_bytes` of the log."""
+    """Retention rule: a segment expires if it was last written before a time, or if more than `total_bytes` of the log
+    follow its start."""
 
     older_than_s: float
     total_bytes: int | None
 
     @classmethod
     def of(cls, config: BrokerConfig, now_s: float, waiting_bytes: int) -> Self:
-        """Messages that wait for their time are kept until then, on top of the retained bytes."""
+        """Return the rule of the configuration. Messages that wait for their delivery time are kept in addition to the
+        retained bytes."""
         total_bytes = None if config.retain_bytes is None else config.retain_bytes + waiting_bytes
         return cls(now_s - config.retain_hours * 3600, total_bytes)
 
@@ -711,7 +748,7 @@ class Retention:
 
 
 class RetentionTime:
-    """Seconds since the epoch, by a clock that is read periodically."""
+    """The time for retention, from a clock that is read periodically."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -724,7 +761,7 @@ class RetentionTime:
 
     @property
     def ahead_s(self) -> float:
-        """How far the wall clock jumped, while the time before counts on; else 0."""
+        """How far the wall clock jumped ahead in seconds, while the time before the jump is used; otherwise 0."""
         return self._ahead_s if self._clock.monotonic_s() < self._doubted_until_s else 0.0
 
     def now_s(self) -> float:
@@ -735,11 +772,11 @@ class RetentionTime:
         if jump_s > RETENTION_JUMP_S:
             self._ahead_s += jump_s
             self._doubted_until_s = now_s + min(self._ahead_s, MAX_CLOCK_DOUBT_S)
-            self._say(jump_s, self._doubted_until_s - now_s)
-        elif jump_s < 0:  # it was set back, or is being
+            self._log_jump(jump_s, self._doubted_until_s - now_s)
+        elif jump_s < 0:  # the clock was set back
             self._ahead_s = max(self._ahead_s + jump_s, 0.0)
         return self._clock.time_s() - self._ahead_s
 
-    def _say(self, jump_s: float, wait_s: float) -> None:
-        hint = "segments expire by the time before for so long; if the machine's clock is wrong, set it back"
+    def _log_jump(self, jump_s: float, wait_s: float) -> None:
+        hint = "until then, segments expire by the time before the jump; if the machine's clock is wrong, set it back"
         log.error("clock_set_ahead", ahead_s=round(jump_s), wait_s=round(wait_s), hint=hint)

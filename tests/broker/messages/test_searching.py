@@ -196,13 +196,13 @@ async def test_a_broker_that_stops_waits_for_no_search(node: Node, wire: Wire, m
     await create_topic(wire, "t")
     await send(wire, b"here", properties="KEYS\x01k")
     looked: list[object] = []
-    look = index.Search._look
+    look = index.Search._examine
 
     def counting(*given: Any) -> Any:
         looked.append(given)
         return look(*given)
 
-    monkeypatch.setattr(index.Search, "_look", counting)
+    monkeypatch.setattr(index.Search, "_examine", counting)
     with monkeypatch.context() as patch:
         patch.setattr(node.broker.turns, *STANDING)
         for _ in range(20):

@@ -110,7 +110,7 @@ async def test_after_a_sync_that_failed_nothing_is_written_any_more(
     device.error = OSError(5, "Input/output error")
     refused = await send(wire, b"who knows")
     assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
-    assert "the broker writes no more" in (refused.remark or "")
+    assert "the broker has stopped writing" in (refused.remark or "")
     device.error = None  # the next sync would succeed, and mean nothing
     end_of_log = node.broker.store.end
     again = await send(wire, b"not written")

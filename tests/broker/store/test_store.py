@@ -305,7 +305,7 @@ def test_a_linked_index_is_refused_and_nothing_behind_it_is_removed(tmp_path: Pa
 
 def test_a_pipe_is_no_state_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "topics.json")
-    with pytest.raises(StoreError, match="it is no regular file"):
+    with pytest.raises(StoreError, match="not a regular file"):
         read_state(tmp_path / "topics.json")
 
 
