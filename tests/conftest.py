@@ -29,6 +29,7 @@ from rocketlet.testing.ports import free_port
 from . import side_by_side
 from .support import spark_home
 from .support.certificates import Certificates
+from .support.pacing import pace
 
 PATIENCE_S = float(os.environ.get("ROCKETLET_TESTS_PATIENCE_S", "60"))
 """After this a test that waits has failed. It is far from what any wait takes, on a busy machine, too."""
@@ -172,6 +173,17 @@ class Node:
             self.is_stopped = True
             await self.server.__aexit__()
 
+    def break_connections(self) -> None:
+        """Abort the connections of all clients, as a fault of the network does."""
+        for connection in self.server.connections:
+            connection.abort()
+
+    async def served(self, code: int, count: int = 1) -> None:
+        """Wait until the broker has processed this many further requests with the code."""
+        served = self.broker.request_times[code]
+        before = sum(served.counts)
+        await eventually(lambda: sum(served.counts) >= before + count)
+
 
 @dataclass
 class Nodes:
@@ -227,9 +239,9 @@ def certificates(tmp_path: Path) -> Certificates:
     return Certificates.make(folder)
 
 
-def peer() -> RemotingConnection:
-    """A connection that is distinguished from others, with nobody at the other end."""
-    return RemotingConnection(cast("Host", None))
+def peer(host: object = None) -> RemotingConnection:
+    """Return a connection without a client. host: the parts of its server that the test needs."""
+    return RemotingConnection(cast("Host", host))
 
 
 class Wire:
@@ -359,4 +371,4 @@ async def eventually(condition: Callable[[], bool | Awaitable[bool]], timeout_s:
             found = condition()
             if found if isinstance(found, bool) else await found:
                 return
-            await asyncio.sleep(0.002)
+            await pace(0.002)

@@ -150,7 +150,7 @@ class Leases:
             await self._give_back(queue for queue in unlockable if not self._locks.is_requested(queue))
         free = wanted - self._locks.unlocking - self.owned.keys() - self._handing_over.keys() - self._ending.keys()
         queues = by_broker(sorted(filter(self._is_known_at, free)))
-        await _all(
+        await gather_all(
             self._acquire_from(name, part)
             for name, of_broker in queues.items()
             for part in parts(of_broker, self._limits.lock_queues)
@@ -167,7 +167,7 @@ class Leases:
             self._own(connection, queue, leases[queue], offset)
         unknown = leases.keys() - offsets.keys()
         if unknown:
-            await _all(self._begin(connection, queue, leases[queue]) for queue in unknown)
+            await gather_all(self._begin(connection, queue, leases[queue]) for queue in unknown)
 
     async def _begin(self, connection: Connection, queue: Queue, lease: Lease) -> None:
         """Query the start offset of a locked queue and start to read it. Unlock the queue if the offset cannot be
@@ -532,7 +532,7 @@ def _is_final(fault: RocketletError) -> bool:
     return isinstance(fault, BrokerRefused) and fault.code == ResponseCode.SYSTEM_ERROR
 
 
-async def _all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+async def gather_all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
     """Run coroutines concurrently and wait until all have ended. Then raise the first exception, if any."""
     for outcome in await asyncio.gather(*works, return_exceptions=True):
         if outcome is not None:

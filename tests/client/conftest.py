@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.runtime import MovableClock
@@ -30,6 +32,13 @@ class Requests:
     def taken(self) -> list[int]:
         codes, self.codes = self.codes, []
         return codes
+
+
+@pytest.fixture
+def clock_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No lease ends on its own."""
+    now_s = time.clock_gettime(time.CLOCK_MONOTONIC)
+    monkeypatch.setattr("rocketlet.client.message.clock_s", lambda: now_s)
 
 
 async def stored(node: Node, topic: str = "t") -> list[Message]:

@@ -448,13 +448,11 @@ async def test_an_assignment_needs_no_name_server_in_the_same_process(nodes: Nod
     await join(wire, "c0")
     request = orjson.dumps({"topic": "t", "consumerGroup": "g", "clientId": "c0"})
 
-    async def queues() -> int:
+    async def has_all_queues() -> bool:
         answer = await wire.call(RequestCode.QUERY_ASSIGNMENT, body=request)
-        return len(orjson.loads(answer.body)["messageQueueAssignments"]) if answer.code == 0 else 0
+        return answer.code == 0 and len(orjson.loads(answer.body)["messageQueueAssignments"]) == 3
 
-    async with asyncio.timeout(PATIENCE_S):
-        while await queues() != 3:
-            await asyncio.sleep(0.01)
+    await eventually(has_all_queues)
 
 
 async def test_a_rebalance_and_a_hand_over_are_one_event_each_with_all_that_was_decided(

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
+from unittest import mock
 
 import pytest
+from rocketlet.broker.broker import BrokerController
+from rocketlet.broker.remoting.connection import RemotingConnection
+from rocketlet.broker.remoting.dispatch import BROKER_REQUESTS
 from rocketlet.client import Consumer, Message, Producer
 from rocketlet.client.config import CLIENT_LIMITS, ClientLimits, Start
-from rocketlet.client.member.leases import Heartbeats, Leases, _all
-from rocketlet.client.member.membership import _consume_from
+from rocketlet.client.member.leases import gather_all
+from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.names import Queue
 
-from ..conftest import PATIENCE_S, Connect, Node, Nodes, create_topic, eventually
+from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
+from ..support.requests import value
 
 
 @dataclass
@@ -51,6 +58,29 @@ class Cluster:
 QUEUES = [Queue("t", "guest", number) for number in range(2)]
 
 
+class Heartbeats:
+    """Processes the heartbeats of brokers that start later, unless they are stalled at a broker."""
+
+    def __init__(self) -> None:
+        self.stalled_at: BrokerController | None = None
+        self.is_stalled = asyncio.Event()
+        self._process = BROKER_REQUESTS[RequestCode.HEART_BEAT][0]
+
+    def process(self, broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Any:
+        if broker is self.stalled_at:
+            self.is_stalled.set()
+            return None  # no response
+        return self._process(broker, connection, frame)
+
+
+@pytest.fixture
+def heartbeats() -> Iterator[Heartbeats]:
+    heartbeats = Heartbeats()
+    entry = (heartbeats.process, BROKER_REQUESTS[RequestCode.HEART_BEAT][1])
+    with mock.patch.dict(BROKER_REQUESTS, {RequestCode.HEART_BEAT: entry}):
+        yield heartbeats
+
+
 @pytest.fixture
 async def cluster(nodes: Nodes, connect: Connect) -> Cluster:
     home = await nodes.start(name="a-home")
@@ -62,12 +92,8 @@ async def cluster(nodes: Nodes, connect: Connect) -> Cluster:
     return Cluster(nodes, home, guest)
 
 
-def leases(consumer: Consumer) -> Leases:
-    return consumer._membership._leases  # type: ignore[union-attr]
-
-
 async def handing_over(giver: Consumer) -> None:
-    await eventually(lambda: bool(leases(giver).releasing))
+    await eventually(lambda: not set(QUEUES) <= giver.assignment())
 
 
 @asynccontextmanager
@@ -107,7 +133,7 @@ async def test_a_hand_over_waits_for_its_broker_also_past_the_lease(
         later(monkeypatch, away_s)
         await cluster.back()
         await eventually(lambda: any(queue in taker.assignment() for queue in QUEUES))
-        await eventually(lambda: not leases(giver).releasing)
+        await giver.assigned()
         await eventually(lambda: [cluster.guest.broker.offsets.get("g", "t", number) for number in (0, 1)] == [1, 1])
     assert sorted(inbox.bodies) == [b"0", b"1"]
 
@@ -146,11 +172,11 @@ async def test_a_stop_that_is_cancelled_leaves_no_hand_over_behind(
     inbox = Inbox()
     async with away_in_a_hand_over(cluster, inbox, caplog) as (giver, _):
         ends = asyncio.create_task(giver.stop())
-        await eventually(lambda: len(leases(giver).releasing) > 1)
+        await eventually(lambda: not giver.assignment())
         ends.cancel()
         with pytest.raises(asyncio.CancelledError):
             await ends
-        assert not leases(giver).releasing
+        assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("hand over")]
         await cluster.back()
 
 
@@ -178,28 +204,21 @@ def refuse_commits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_hand_over_waits_for_no_heartbeat_of_another_broker(
-    cluster: Cluster, connect: Connect, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    heartbeats: Heartbeats, cluster: Cluster, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """That one stalls: it answers nothing, and its connection stays."""
-    inbox, goes_on, beat_at = Inbox(), asyncio.Event(), Heartbeats._beat_at
-    goes_on.set()
-
-    async def answered_later(self: Heartbeats, address: str, body: bytes) -> None:
-        if address == cluster.home.address:
-            await goes_on.wait()
-        await beat_at(self, address, body)
-
-    monkeypatch.setattr(Heartbeats, "_beat_at", answered_later)
+    """That broker stalls: it sends no response, and its connection stays."""
+    inbox = Inbox()
+    cluster.limits = ClientLimits(heartbeat_interval_s=0.05)
     await create_topic(await connect(cluster.home.address), "t", 1)
     async with away_in_a_hand_over(cluster, inbox, caplog) as (giver, taker):
-        goes_on.clear()
-        giver._membership._heartbeats.forget(cluster.home.address)
+        heartbeats.stalled_at = cluster.home.broker
+        await heartbeats.is_stalled.wait()
         try:
             await cluster.back()
             await eventually(lambda: any(queue in taker.assignment() for queue in QUEUES))
-            assert not leases(giver).releasing
+            await giver.assigned()
         finally:
-            goes_on.set()
+            heartbeats.stalled_at = None
 
 
 async def test_a_member_that_loses_a_queue_while_it_hands_it_over_tells_its_handlers(cluster: Cluster) -> None:
@@ -217,10 +236,9 @@ async def test_a_member_that_loses_a_queue_while_it_hands_it_over_tells_its_hand
         await eventually(lambda: len(begun) == len(QUEUES))
         async with member():
             await handing_over(giver)
-            (moves,) = (queue for queue in leases(giver).releasing if queue.topic == "t")
+            (moves,) = set(QUEUES) - giver.assignment()
             (message,) = (message for message in begun if message.queue == moves)
             assert not message.lease_lost
-            assert not giver._membership.is_rebalanced
             cluster.guest.broker.locks.end("g", "t", moves.queue_id)
             await eventually(lambda: message.lease_lost)
             ends.set()
@@ -234,8 +252,12 @@ async def test_a_member_that_loses_a_queue_while_it_hands_it_over_tells_its_hand
         (1_700_000_000_000, "CONSUME_FROM_TIMESTAMP"),
     ],
 )
-def test_a_heartbeat_says_where_a_group_begins(start: Start, said: str) -> None:
-    assert _consume_from(start) == said
+async def test_heartbeat_has_the_start_of_the_group(node: Node, wire: Wire, start: Start, said: str) -> None:
+    await create_topic(wire, "t", 1)
+    async with Consumer(node.address, "g", "t", Inbox().handle, start=start) as consumer:
+        await consumer.assigned()
+        answer = await wire.call(RequestCode.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": "g"})
+    assert value(answer)["consumeFromWhere"] == said
 
 
 async def test_who_waits_for_several_is_notified_of_the_first_fault_when_all_have_ended() -> None:
@@ -248,5 +270,5 @@ async def test_who_waits_for_several_is_notified_of_the_first_fault_when_all_hav
             raise LookupError(name)
 
     with pytest.raises(LookupError, match="one"):
-        await _all([work("one", fails=True), work("two", fails=False)])
+        await gather_all([work("one", fails=True), work("two", fails=False)])
     assert ended == ["one", "two"]

@@ -93,7 +93,13 @@ async def two_handled(node: Node) -> AsyncIterator[tuple[Consumer, Inbox]]:
     inbox = Inbox()
     await fill(node, 1)
     async with Consumer(
-        node.address, "g", "t", inbox, start="first", access=AS_APACHES, limits=ClientLimits(idle_commit_s=3600.0)
+        node.address,
+        "g",
+        "t",
+        inbox,
+        start="first",
+        access=AS_APACHES,
+        limits=ClientLimits(idle_commit_s=3600.0, route_interval_s=0.01),
     ) as consumer:
         await handled(inbox, 1)
         await consumer.commit()
@@ -156,8 +162,7 @@ async def test_a_commit_waits_for_the_one_before_it(threads: ApacheLocks, apache
         await handled(inbox, 3)
         leaving = asyncio.create_task(consumer.stop())
         await eventually(lambda: not consumer.assignment())
-        for _ in range(5):  # its words meanwhile arrive
-            await consumer._cluster.find_route("t")
+        await apache.served(RequestCode.GET_ROUTEINFO_BY_TOPIC, 10)  # meanwhile its other requests arrive
         threads.run = at_once
         for work in reversed(commits.works):
             work()

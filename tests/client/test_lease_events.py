@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import replace
 
 import pytest
 from rocketlet.client import Consumer, Message
 from rocketlet.client.config import ClientLimits
-from rocketlet.client.member.leases import Leases, MemberLocks
+from rocketlet.client.consuming.handling import MessageHandler
+from rocketlet.client.member.leases import MemberLocks
 from rocketlet.client.member.membership import Shares
-from rocketlet.client.message import Lease
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, write
 from rocketlet.protocol.names import Queue
@@ -29,85 +28,57 @@ BY_EVENTS = ClientLimits(
 """Nothing happens by the clock."""
 
 
-@pytest.fixture
-def clock_stands(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No lease ends on its own."""
-    now_s = time.clock_gettime(time.CLOCK_MONOTONIC)
-    monkeypatch.setattr("rocketlet.client.message.clock_s", lambda: now_s)
-
-
-def leases_of(consumer: Consumer) -> Leases:
-    return consumer._membership._leases  # type: ignore[union-attr]
-
-
-def epoch_of(consumer: Consumer) -> int:
-    lease = leases_of(consumer).owned.get(QUEUE)
-    return lease.epoch if lease is not None else 0
-
-
 def another_has_it(node: Node) -> None:
-    """The broker has given the queue to somebody else meanwhile, who has released it since."""
+    """The broker has given the queue to another member meanwhile, which has released it since."""
     node.broker.locks.end("g", "t", 0)
+
+
+async def handle_two(node: Node, begun: list[Message], ends: asyncio.Event) -> MessageHandler:
+    """Store two messages. Return a handler that returns for the first message, and waits for `ends` with the second."""
+    await fill(node, 2)
+
+    async def handle(message: Message) -> None:
+        begun.append(message)
+        if message.queue_offset:
+            await ends.wait()
+
+    return handle
 
 
 async def test_a_lost_queue_is_asked_for_again_immediately_and_the_member_is_not_rebalanced_meanwhile(
     node: Node, wire: Wire
 ) -> None:
     await create_topic(wire, "t", 1)
-    rebalanced_at_the_loss: list[bool] = []
+    assigned_after_the_loss: list[asyncio.Task[set[Queue]]] = []
 
     def revoked(queues: set[Queue]) -> None:
-        rebalanced_at_the_loss.append(consumer._membership.is_rebalanced)
+        if not assigned_after_the_loss:
+            assigned_after_the_loss.append(asyncio.create_task(consumer.assigned()))
 
     async with Consumer(
         node.address, "g", "t", Inbox(), start="first", on_revoked=revoked, limits=BY_EVENTS
     ) as consumer:
-        await eventually(lambda: consumer._membership.is_rebalanced)
-        before = epoch_of(consumer)
+        await consumer.assigned()
+        before = consumer.queues[QUEUE].lease.epoch
         another_has_it(node)
-        assert await consumer._membership.commit({QUEUE: 0}) == set()
-        assert rebalanced_at_the_loss == [False]
-        await eventually(lambda: epoch_of(consumer) > before and consumer._membership.is_rebalanced)
+        await consumer.seek("first", [QUEUE])
+        (assigned,) = assigned_after_the_loss
+        assert QUEUE in await assigned
+        assert consumer.queues[QUEUE].lease.epoch > before
 
 
 @pytest.mark.usefixtures("clock_stands")
 async def test_the_messages_of_a_lost_queue_know_it(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 1)
-    await fill(node, 1)
     begun: list[Message] = []
     ends = asyncio.Event()
-
-    async def handle(message: Message) -> None:
-        begun.append(message)
-        await ends.wait()
-
+    handle = await handle_two(node, begun, ends)
     async with Consumer(node.address, "g", "t", handle, start="first", limits=BY_EVENTS) as consumer:
-        await eventually(lambda: len(begun) == 1)
-        assert not begun[0].lease_lost
+        await eventually(lambda: len(begun) == 2)
+        assert not begun[1].lease_lost
         another_has_it(node)
-        await consumer._membership.commit({QUEUE: 0})
-        assert begun[0].lease_lost
-        ends.set()
-
-
-@pytest.mark.usefixtures("clock_stands")
-async def test_the_messages_of_a_queue_that_is_lost_in_its_hand_over_know_it(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
-    await fill(node, 1)
-    begun: list[Message] = []
-    ends = asyncio.Event()
-
-    async def handle(message: Message) -> None:
-        begun.append(message)
-        await ends.wait()
-
-    async with Consumer(node.address, "g", "t", handle, start="first", limits=BY_EVENTS) as consumer:
-        await eventually(lambda: len(begun) == 1)
-        leases = leases_of(consumer)
-        leases.release(QUEUE)
-        another_has_it(node)
-        await leases.reclaim()
-        assert begun[0].lease_lost
+        await consumer.commit()
+        assert begun[1].lease_lost
         ends.set()
 
 
@@ -115,14 +86,10 @@ async def test_a_connection_that_broke_is_opened_again_and_the_queue_continues(n
     await create_topic(wire, "t", 1)
     inbox = Inbox()
     async with Consumer(node.address, "g", "t", inbox, start="first", limits=BY_EVENTS) as consumer:
-        await eventually(lambda: consumer._membership.is_rebalanced)
-        before = epoch_of(consumer)
-        connection = consumer._cluster._connections.find(node.address)
-        assert connection is not None
-        assert connection._transport is not None
-        connection._transport.abort()
-        await eventually(lambda: leases_of(consumer).are_suspended or epoch_of(consumer) != before)
-        await eventually(lambda: consumer._membership.is_rebalanced and not leases_of(consumer).are_suspended)
+        await consumer.assigned()
+        former = node.server.connections
+        node.break_connections()
+        await eventually(lambda: not set(former) & set(node.server.connections))
         await fill(node, 1)
         await eventually(lambda: len(inbox.messages) == 1)
 
@@ -137,25 +104,17 @@ async def test_a_queue_continues_though_the_rebalance_waits_for_another_broker(
         asked.set()
         await asyncio.Event().wait()
 
-    limits = replace(BY_EVENTS, lease_tick_s=0.01)
-    async with Consumer(node.address, "g", "t", Inbox(), start="first", limits=limits) as consumer:
-        await eventually(lambda: consumer._membership.is_rebalanced)
+    limits, inbox = replace(BY_EVENTS, lease_tick_s=0.01), Inbox()
+    async with Consumer(node.address, "g", "t", inbox, start="first", limits=limits) as consumer:
+        await consumer.assigned()
         monkeypatch.setattr(Shares, "of", stands)
         await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, write(CreateTopic("t", 2, 2, 6)))
         await asked.wait()
-        connection = consumer._cluster._connections.find(node.address)
-        assert connection is not None
-        assert connection._transport is not None
-        connection._transport.abort()
-        await eventually(lambda: leases_of(consumer).are_suspended)
-        await eventually(lambda: not leases_of(consumer).are_suspended)
-
-
-async def test_what_a_member_owns_is_in_no_doubt(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 2)
-    async with Consumer(node.address, "g", "t", Inbox(), start="first", limits=BY_EVENTS) as consumer:
-        await eventually(lambda: consumer._membership.is_rebalanced)
-        assert not leases_of(consumer).are_doubtful
+        former = node.server.connections
+        node.break_connections()
+        await eventually(lambda: not set(former) & set(node.server.connections))
+        await fill(node, 1, queue=QUEUE)
+        await eventually(lambda: len(inbox.messages) == 1)
 
 
 async def test_a_topic_that_grows_is_divided_immediately(node: Node, wire: Wire) -> None:
@@ -166,30 +125,36 @@ async def test_a_topic_that_grows_is_divided_immediately(node: Node, wire: Wire)
         await eventually(lambda: Queue("t", "broker-a", 1) in consumer.assignment())
 
 
-async def test_a_refused_commit_costs_the_queue_only_if_it_is_another_s(
+async def test_a_queue_stays_its_owners_when_the_broker_rejects_an_offset(
     node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await create_topic(wire, "t", 1)
+    await fill(node, 1)
     async with Consumer(node.address, "g", "t", Inbox(), start="first", limits=BY_EVENTS) as consumer:
-        await eventually(lambda: consumer._membership.is_rebalanced)
-        leases = leases_of(consumer)
-        mine = leases.owned[QUEUE]
-        assert await leases._commit_one(QUEUE, 0, Lease(mine.epoch - 1)) is not None
-        assert leases.owned.get(QUEUE) is mine, "an earlier ownership was refused"
-        monkeypatch.setattr("rocketlet.broker.groups.pulling.Commits.offset_fault", lambda *about: "it is not there")
-        assert await leases._commit_one(QUEUE, 0, mine) is not None
-        assert leases.owned.get(QUEUE) is mine, "the offset was refused"
+        await consumer.assigned()
+        mine = consumer.queues[QUEUE].lease
+        rejected = asyncio.Event()
+
+        def offset_fault(*about: object) -> str:
+            rejected.set()
+            return "it is not there"
+
+        monkeypatch.setattr("rocketlet.broker.groups.pulling.Commits.offset_fault", offset_fault)
+        await consumer.seek("first", [QUEUE])
+        await rejected.wait()
+        assert consumer.queues[QUEUE].lease is mine
+        assert not mine.is_over
 
 
 async def test_a_queue_that_was_handed_over_belongs_to_another_member_immediately(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 2)
     async with Consumer(node.address, "g", "t", Inbox(), start="first", limits=BY_EVENTS) as one:
-        await eventually(lambda: one._membership.is_rebalanced)
+        await one.assigned()
         async with Consumer(node.address, "g", "t", Inbox(), start="first", limits=BY_EVENTS) as other:
             await eventually(lambda: all(len(_of_topic(member)) == 1 for member in (one, other)))
-            await eventually(lambda: all(member._membership.is_rebalanced for member in (one, other)))
+            await asyncio.gather(one.assigned(), other.assigned())
         await eventually(lambda: len(_of_topic(one)) == 2)
-        await eventually(lambda: one._membership.is_rebalanced)
+        await one.assigned()
 
 
 async def test_a_hand_over_that_goes_alone_is_renewed_until_it_is_done(
@@ -200,28 +165,29 @@ async def test_a_hand_over_that_goes_alone_is_renewed_until_it_is_done(
     async def refused(*about: object) -> bool:
         return False
 
-    await create_topic(wire, "t", 1)
-    async with Consumer(node.address, "g", "t", Inbox(), start="first", limits=BY_EVENTS) as consumer:
-        await eventually(lambda: consumer._membership.is_rebalanced)
-        leases = leases_of(consumer)
+    await create_topic(wire, "t", 2)
+    async with Consumer(node.address, "g", "t", Inbox(), start="first", limits=BY_EVENTS) as giver:
+        await giver.assigned()
         monkeypatch.setattr(MemberLocks, "hand_over", refused)
         monkeypatch.setattr("rocketlet.broker.groups.group.GroupQueue.commit_fault", lambda *about: "not now")
-        lease = leases.owned[QUEUE]
-        leases.release(QUEUE)
-        before = lease.asked_s
-        await eventually(lambda: lease.asked_s > before)
-        assert leases._held(QUEUE) is lease
-        monkeypatch.undo()
-        await eventually(lambda: not leases.releasing)
+        async with Consumer(node.address, "g", "t", Inbox(), start="first", limits=BY_EVENTS) as taker:
+            await eventually(lambda: len(_of_topic(giver)) == 1)
+            (moves,) = {Queue("t", "broker-a", 0), Queue("t", "broker-a", 1)} - _of_topic(giver)
+            lease = node.broker.groups.queue("g", "t", moves.queue_id).lease
+            assert lease is not None
+            before = lease.renewed_s
+            await eventually(lambda: lease.renewed_s > before)
+            assert lease.client_id == giver.client_id
+            monkeypatch.undo()
+            await eventually(lambda: _of_topic(taker) == {moves})
 
 
 async def test_nothing_is_a_members_after_its_end(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 1)
     async with Consumer(node.address, "g", "t", Inbox(), start="first", limits=BY_EVENTS) as consumer:
-        await eventually(lambda: consumer._membership.is_rebalanced)
-        leases = leases_of(consumer)
-        lease = leases.owned[QUEUE]
-    assert (leases.owned, lease.is_over) == ({}, True)
+        await consumer.assigned()
+        lease = consumer.queues[QUEUE].lease
+    assert (consumer.assignment(), lease.is_over) == (set(), True)
     assert node.broker.groups.owners("g") == {}
 
 

@@ -65,6 +65,10 @@ async def send(node: Node, count: int) -> None:
             await producer.send("t", b"%d" % number)
 
 
+def of_topic(consumer: Consumer) -> set[Queue]:
+    return {queue for queue in consumer.assignment() if queue.topic == "t"}
+
+
 def renewed_s(node: Node, queue_id: int = 0) -> float:
     return lease_of(node, queue_id).renewed_s
 
@@ -85,7 +89,7 @@ async def test_a_member_that_leaves_renews_its_leases_while_its_handlers_run(nod
     await eventually(lambda: bool(gate.begun))
     async with Consumer(node.address, "g", "t", other.handle, start="first", limits=QUICK) as stays:
         leaving = asyncio.create_task(leaver.__aexit__())
-        await eventually(lambda: leaver._membership._has_left)  # type: ignore[union-attr]
+        await eventually(lambda: QUEUE not in leaver.assignment())
         await seen_renewals(node, 3)
         assert node.broker.groups.owners("g")[PLACE] == leaver.client_id
         gate.open.set()
@@ -104,30 +108,13 @@ async def test_what_stays_is_renewed_while_another_queue_is_handed_over_and_aske
         for queue_id in range(2):
             await producer.send("t", b"x", queue=Queue("t", "broker-a", queue_id))
     gate = Gate()
-    async with Consumer(
-        node.address, "g", "t", gate.handle, start="first", limits=ClientLimits(lease_tick_s=0.01, lock_interval_s=0.5)
-    ) as gives:
+    limits = ClientLimits(lease_tick_s=0.01, lock_interval_s=0.5, rebalance_interval_s=0.01)
+    async with Consumer(node.address, "g", "t", gate.handle, start="first", limits=limits) as gives:
         await eventually(lambda: len(gate.begun) == 2)
-        async with Consumer(
-            node.address,
-            "g",
-            "t",
-            gate.handle,
-            start="first",
-            limits=ClientLimits(lease_tick_s=0.01, lock_interval_s=0.5),
-        ):
-            membership = gives._membership
-            await eventually(lambda: len(membership._leases.releasing) == 1)  # type: ignore[union-attr]
-            (stays,) = (queue for queue in gives.assignment() if queue.topic == "t")
-
-            async def ask_all_the_time() -> None:
-                while True:
-                    membership._wake.set()
-                    await asyncio.sleep(0.01)
-
-            asking = asyncio.create_task(ask_all_the_time())
+        async with Consumer(node.address, "g", "t", gate.handle, start="first", limits=limits):
+            await eventually(lambda: len(of_topic(gives)) == 1)
+            (stays,) = of_topic(gives)
             await seen_renewals(node, 2, stays.queue_id)
-            asking.cancel()
             gate.open.set()
     assert "lease_over" not in caplog.text
 
@@ -155,7 +142,7 @@ async def test_a_renewal_names_nothing_whose_unlock_is_under_way(
             await is_done.wait()
             await seen_renewals(node, 3)
             is_heard.set()
-            await eventually(lambda: not stays._membership._leases.releasing)  # type: ignore[union-attr]
+            await stays.assigned()
     assert "queue_lost_in_hand_over" not in caplog.text
 
 
@@ -198,25 +185,19 @@ async def test_a_member_whose_broker_was_silent_continues_where_it_was(node: Nod
     assert [message.queue_offset for message in gate.begun] == [0, 1, 2]
 
 
+@pytest.mark.usefixtures("clock_stands")
 async def test_nothing_begins_when_its_connection_is_gone_also_if_the_broker_has_moved(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 1)
     gate = Gate()
-    async with Consumer(node.address, "g", "t", gate.handle, start="first") as consumer:
+    limits = ClientLimits(route_interval_s=0.01)
+    async with Consumer(node.address, "g", "t", gate.handle, start="first", limits=limits) as consumer:
         await eventually(lambda: QUEUE in consumer.assignment())
-        may_begin: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-
-        def noted(address: str) -> None:
-            if not may_begin.done():
-                may_begin.set_result(consumer.queues[QUEUE].may_begin)
-
-        consumer._cluster.listen(on_lost=noted)
-        consumer._cluster._masters["broker-a"] = "127.0.0.1:1"  # as a new route says
-        connection = consumer._cluster._connections.find(node.address)
-        assert connection is not None
-        assert connection._transport is not None
-        connection._transport.abort()
-        assert not await may_begin
-        consumer._cluster._masters["broker-a"] = node.address
+        node.broker.advertise("127.0.0.1:1", None)
+        await node.served(RequestCode.GET_ROUTEINFO_BY_TOPIC, 10)
+        assert consumer.queues[QUEUE].may_begin
+        node.break_connections()
+        await eventually(lambda: not consumer.queues[QUEUE].may_begin)
+        node.broker.advertise(node.address, None)
 
 
 async def test_a_queue_stays_its_owner_s_when_its_broker_gets_another_address(
@@ -225,14 +206,14 @@ async def test_a_queue_stays_its_owner_s_when_its_broker_gets_another_address(
     await create_topic(wire, "t", 1)
     gate = Gate()
     gate.open.set()
-    async with Consumer(node.address, "g", "t", gate.handle, start="first") as consumer:
+    limits = ClientLimits(route_interval_s=0.01)
+    async with Consumer(node.address, "g", "t", gate.handle, start="first", limits=limits):
         await send(node, 1)
         await eventually(lambda: node.broker.offsets.get("g", "t", 0) == 1)
         lock = lease_of(node)
         former, epoch = lock.connection, lock.epoch
         port = node.address.rpartition(":")[2]
         node.broker.advertise(f"localhost:{port}", None)
-        await consumer._cluster.find_route("t")
         await eventually(lambda: lock.connection is not former)
         await send(node, 2)
         await eventually(lambda: node.broker.offsets.get("g", "t", 0) == 3)
@@ -319,6 +300,7 @@ async def test_several_queues_are_committed_in_one_request(node: Node, wire: Wir
         for queue in queues:
             await producer.send("t", b"1", queue=queue)
     handled: list[int] = []
+    revoked: list[set[Queue]] = []
     alone = node.broker.request_times[RequestCode.UPDATE_CONSUMER_OFFSET]
     member = Consumer(
         node.address,
@@ -327,17 +309,23 @@ async def test_several_queues_are_committed_in_one_request(node: Node, wire: Wir
         collect(handled),
         start="first",
         commit_interval_s=NEVER_S,
+        on_revoked=revoked.append,
         limits=ClientLimits(idle_commit_s=NEVER_S),
     )
     async with member:
         await eventually(lambda: sorted(handled) == [0, 1, 2, 3])
-        await eventually(lambda: all(member.queues[queue].commit_offset == 1 for queue in queues))
         before = sum(alone.counts)
-        assert await member._membership.commit(dict.fromkeys(queues, 1)) == set(queues)
+        await member.commit()
         assert sum(alone.counts) == before
         assert [node.broker.offsets.get("g", "t", number) for number in range(4)] == [1, 1, 1, 1]
+        async with Producer(node.address) as producer:
+            for queue in queues:
+                await producer.send("t", b"2", queue=queue)
+        await eventually(lambda: sorted(handled) == [0, 0, 1, 1, 2, 2, 3, 3])
         node.broker.locks.end("g", "t", 0)
-        assert await member._membership.commit(dict.fromkeys(queues, 1)) == set(queues[1:])
+        await member.commit()
+        assert revoked == [{queues[0]}]
+        assert [node.broker.offsets.get("g", "t", number) for number in range(1, 4)] == [2, 2, 2]
         assert sum(alone.counts) <= before + 1, "only the refused one is tried alone, to get the reason"
 
 

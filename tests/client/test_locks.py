@@ -20,6 +20,7 @@ from rocketlet.protocol.names import Queue
 from ..conftest import Connect, Node, Nodes, create_topic, eventually
 from ..support.apache_locks import AS_APACHES, ApacheLocks, at_once
 from ..support.handlers import Inbox, fill
+from ..support.turns import passed
 from .conftest import restart
 
 LOCK, UNLOCK, QUERY = RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ, RequestCode.QUERY_CONSUMER_OFFSET
@@ -37,7 +38,7 @@ async def apache(locks: ApacheLocks, nodes: Nodes) -> Node:
     return await nodes.start()
 
 
-IMPATIENT = ClientLimits(lock_timeout_s=0.2, deadline_sweep_s=0.01, lock_retry_s=0.01)
+IMPATIENT = ClientLimits(lock_timeout_s=0.2, deadline_sweep_s=0.01, lock_retry_s=0.01, route_interval_s=0.01)
 """A lock request is given up immediately."""
 FORGETFUL = replace(IMPATIENT, hand_over_timeout_s=0.2)
 """An answer that is late does not count any more, either."""
@@ -72,7 +73,9 @@ def ids(*consumers: Consumer) -> set[str]:
 
 
 async def has_left(consumer: Consumer) -> None:
-    await eventually(lambda: consumer._membership._has_left)  # type: ignore[union-attr]
+    """Wait until a member that stops acquires no more queues."""
+    await eventually(lambda: consumer.has_ended)
+    await passed()
 
 
 async def test_a_member_that_leaves_while_it_looks_up_where_to_begin_unlocks(locks: ApacheLocks, apache: Node) -> None:
@@ -89,14 +92,13 @@ async def test_an_unlock_does_not_overtake_a_lock_that_is_under_way(locks: Apach
     await fill(apache, 1)
     held = Held(LOCK)
     locks.run = held.run
-    async with member(apache) as looker_on:  # its round trips show that time continues
+    async with member(apache):
         await eventually(lambda: bool(held.waiting))
-        leaver = await member(apache).__aenter__()
+        leaver = await member(apache, limits=ClientLimits(route_interval_s=0.01)).__aenter__()
         await eventually(lambda: len(held.waiting) > 1)
         leaving = asyncio.create_task(leaver.stop())
         await has_left(leaver)
-        for _ in range(5):
-            await looker_on._cluster.find_route("t")
+        await apache.served(RequestCode.GET_ROUTEINFO_BY_TOPIC, 10)
         locks.run = at_once
         held.let_go()
         await leaving
@@ -113,8 +115,7 @@ async def test_an_unlock_does_not_overtake_a_lock_that_was_given_up(locks: Apach
     await eventually(lambda: len(held.waiting) > 1)  # it has asked again
     leaving = asyncio.create_task(leaver.stop())
     await has_left(leaver)
-    for _ in range(5):  # its words meanwhile arrive
-        await leaver._cluster.find_route("t")
+    await apache.served(RequestCode.GET_ROUTEINFO_BY_TOPIC, 10)  # meanwhile its other requests arrive
     locks.run = at_once
     held.let_go()
     await leaving
@@ -196,9 +197,9 @@ async def test_a_lock_that_was_granted_to_a_connection_that_broke_is_undone(lock
     locks.run = held.run
     async with member(apache, limits=IMPATIENT) as leaver:
         await eventually(lambda: bool(held.waiting))
-        for connection in list(apache.server.connections):
-            connection.abort()
-        await eventually(lambda: not leaver._cluster.is_connected(apache.address) or len(held.waiting) > 1)
+        former = apache.server.connections
+        apache.break_connections()
+        await eventually(lambda: not set(former) & set(apache.server.connections))
         held.let_go()
         assert leaver.client_id in locks.owners().values()  # and what it asks again waits
     assert locks.owners() == {}

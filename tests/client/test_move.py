@@ -76,9 +76,12 @@ async def test_a_group_goes_to_another_cluster_and_back(rocketlet: Broker, there
         async with Producer(there.address) as producer:
             await producer.send("orders", b"early")  # before the group has its offsets there
         taking = asyncio.create_task(move.take("shop"))
-        while not taking.done():  # the retry is due in 10 s
-            here.clock.advance(5)
-            await asyncio.sleep(0.05)
+
+        def is_taken() -> bool:
+            here.clock.advance(0.2)  # the retry is due in 10 s
+            return taking.done()
+
+        await eventually(is_taken)
         taken = await taking
     assert (taken.lag, taken.retries, taken.dead) == (6, 1, 1)
     with pytest.raises(RocketletError):

@@ -7,7 +7,7 @@ import os
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.names import RETRY_PREFIX, Queue
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually, peer
+from ..support.pacing import pace, work_for
 from .conftest import restart
 
 QUEUES = 8
@@ -41,7 +42,7 @@ class Watch:
             if other not in (None, name):
                 self.overlaps.append((message.queue, str(other), name))
             self.owners[message.queue] = name
-            await asyncio.sleep(self._pause_s)
+            await work_for(self._pause_s)
             self.seen[message.body] += 1
             self.order.setdefault(message.queue, []).append(message.queue_offset)
             self.owners.pop(message.queue, None)
@@ -59,7 +60,7 @@ async def traffic(node: Node, topic: str) -> AsyncIterator[list[bytes]]:
             body = b"%d" % len(sent)
             await producer.send(topic, body)
             sent.append(body)
-            await asyncio.sleep(0.0005)
+            await pace(0.0005)
 
     async with Producer(node.address) as producer:
         task = asyncio.create_task(run(producer))
@@ -68,6 +69,15 @@ async def traffic(node: Node, topic: str) -> AsyncIterator[list[bytes]]:
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+
+async def has_route(node: Node) -> None:
+    """Wait until the name server knows a broker of the topic."""
+
+    async def is_known() -> bool:
+        return await node.broker.name_servers.find_route("t") is not None
+
+    await eventually(is_known)
 
 
 async def settled(*consumers: Consumer) -> None:
@@ -183,24 +193,27 @@ async def test_a_killed_members_queues_move_immediately_and_only_uncommitted_mes
     watch = Watch(0)
     options: dict[str, Any] = {"start": "first", "drain_s": 0.01}
     options["limits"] = ClientLimits(idle_commit_s=3600.0)  # it dies before that
-    async with Consumer(node.address, "g", "t", watch.handler("stays"), **options) as stays:  # noqa: SIM117 (the inner one ends first)
-        async with Consumer(node.address, "g", "t", watch.handler("dies"), **options) as dies:
-            await settled(stays, dies)
-            async with Producer(node.address) as producer:
-                for number in range(80):
-                    await producer.send("t", b"%d" % number)
-                await eventually(lambda: len(watch.seen) == 80)
-                await dies.commit()
-                for number in range(80, 96):
-                    await producer.send("t", b"%d" % number)
-            await eventually(lambda: len(watch.seen) == 96)
-            connection = dies._cluster.connected("broker-a")
-            assert connection is not None
-            assert connection._transport is not None
-            dies._membership._tasks[0].cancel()
-            connection._transport.abort()  # as when its process is killed
-            await settled(stays)
-            await eventually(lambda: sum(watch.seen.values()) >= 96 + 1)
+    async with Consumer(node.address, "g", "t", watch.handler("stays"), **options) as stays:
+        options["limits"] = ClientLimits(idle_commit_s=3600.0, reconnect_s=3600.0)
+        dies = await Consumer(node.address, "g", "t", watch.handler("dies"), **options).__aenter__()
+        await settled(stays, dies)
+        async with Producer(node.address) as producer:
+            for number in range(80):
+                await producer.send("t", b"%d" % number)
+            await eventually(lambda: len(watch.seen) == 80)
+            await dies.commit()
+            for number in range(80, 96):
+                await producer.send("t", b"%d" % number)
+        await eventually(lambda: len(watch.seen) == 96)
+        leases = [node.broker.groups.queue("g", "t", number).lease for number in range(QUEUES)]
+        (connection,) = {lease.connection for lease in leases if lease and lease.client_id == dies.client_id}
+        assert connection is not None
+        connection.abort()  # as when its process is killed
+        await settled(stays)
+        await eventually(lambda: sum(watch.seen.values()) >= 96 + 1)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0):  # it cannot hand over what it had
+                await dies.stop()
     twice = {int(body) for body, times in watch.seen.items() if times > 1}
     assert twice
     assert min(twice) >= 80
@@ -225,12 +238,12 @@ async def test_different_subscriptions_in_one_group_lose_nothing(node: Node, wir
 async def test_a_topic_that_grows_is_read_from_the_start_of_its_new_queues(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 2)
     watch = Watch(0)
-    async with Consumer(node.address, "g", "t", watch.handler("a"), start="last") as consumer:
+    limits = ClientLimits(route_interval_s=0.01)
+    async with Consumer(node.address, "g", "t", watch.handler("a"), start="last", limits=limits) as consumer:
         await consumer.assigned()
         await create_topic(wire, "t", 4)
         async with Producer(node.address) as producer:
             await producer.send("t", b"grown", queue=Queue("t", "broker-a", 3))
-        await consumer._cluster.find_route("t")  # as the 30 s timer does
         await eventually(lambda: watch.seen[b"grown"] == 1)
 
 
@@ -240,8 +253,7 @@ async def test_a_broker_that_restarts_keeps_its_members_and_nothing_comes_twice(
     await create_topic(await connect(guest.address), "t", QUEUES)
     watch = Watch(0)
     async with Producer(home.address, retries=5) as producer:
-        while await producer._cluster.find_route("t") is None:
-            pass
+        await has_route(home)
         async with (
             Consumer(home.address, "g", "t", watch.handler("a"), start="first") as one,
             Consumer(home.address, "g", "t", watch.handler("b"), start="first") as two,
@@ -258,8 +270,7 @@ async def test_a_broker_that_restarts_keeps_its_members_and_nothing_comes_twice(
                 await eventually(
                     lambda: not any(item.is_suspended for item in [*one.queues.values(), *two.queues.values()])
                 )
-                while await producer._cluster.find_route("t") is None:
-                    pass
+                await has_route(home)
             assert one.assignment() == before
     assert set(watch.seen.values()) == {1}
     assert len(watch.seen) == 60

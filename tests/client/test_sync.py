@@ -222,7 +222,7 @@ async def test_a_cell_of_a_notebook_may_wait_and_a_coroutine_may_not() -> None:
     cell: dict[str, Any] = {"loop": loop}
     exec(compile(wait, "<cell>", "exec"), cell)  # within the loop of this test, as a notebook's kernel does it
     assert cell["result"] == 5
-    for given in (asyncio.sleep, lambda s: asyncio.sleep(s)):
+    for given in (asyncio.sleep, lambda _: asyncio.sleep(0)):
         with pytest.raises(ConfigError, match="in a coroutine use"):
             loop.run(given(0))
     refused: list[ConfigError] = []

@@ -87,9 +87,11 @@ async def test_a_broker_that_left_with_topics_is_named_until_it_is_back_or_forgo
         await nodes.start(name_servers=(name_server,))
         gone = await nodes.start(name="broker-b", name_servers=(name_server,))
         await create_topic(await connect(gone.address), "t")
-        async with asyncio.timeout(PATIENCE_S):
-            while "t" not in await admin.topics():
-                await asyncio.sleep(0.01)
+
+        async def has_topic() -> bool:
+            return "t" in await admin.topics()
+
+        await eventually(has_topic)
         await gone.stop()
         (finding,) = [found for found in await diagnose(admin, AT_ONCE) if found.kind == "broker_gone"]
         assert finding.subject == "broker-b"
@@ -283,9 +285,11 @@ async def test_lag_that_grows_says_by_how_much_and_what_helps(
         async with AdminClient(node.address) as admin:
 
             async def committed(count: int) -> None:
-                async with asyncio.timeout(PATIENCE_S):
-                    while sum(item.consumer_offset for item in (await admin.progress("g", "t")).values()) != count:
-                        await asyncio.sleep(0.01)
+                async def is_committed() -> bool:
+                    progress = await admin.progress("g", "t")
+                    return sum(item.consumer_offset for item in progress.values()) == count
+
+                await eventually(is_committed)
 
             async def second_look(watch: Any, group: Group, disagreements: tuple[str, ...], began_s: float) -> Observed:
                 for _ in range(10):
@@ -367,11 +371,13 @@ async def test_dead_letters_have_a_cure(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t")
     async with Producer(node.address) as producer, Consumer(node.address, "g", "t", lambda message: Reject()):
         await producer.send("t", b"x")
-        async with AdminClient(node.address) as admin, asyncio.timeout(PATIENCE_S):
-            while dlq_topic("g") not in await admin.topics(system=True):
-                await asyncio.sleep(0.01)
-            while not (await admin.topic(dlq_topic("g"))).messages:
-                await asyncio.sleep(0.01)
+        async with AdminClient(node.address) as admin:
+
+            async def has_dead_letters() -> bool:
+                topic = dlq_topic("g")
+                return topic in await admin.topics(system=True) and bool((await admin.topic(topic)).messages)
+
+            await eventually(has_dead_letters)
         finding = (await found(node))["dead_letters"]
     assert "rocketlet messages replay g" in finding.cure
 

@@ -31,6 +31,7 @@ from rocketlet.testing.ports import free_port
 from bench.peers import Apache, apache_fault, fetch, fetch_fault
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, made_once
+from ..support.pacing import pace
 from . import compatibility
 from .systems import HEAP, SETTINGS, SMALL, Ours, System
 
@@ -153,7 +154,7 @@ class Program:
                     failed = self.found("FAILED")
                     assert not failed, failed
                     assert not self.process.returncode, self.lines[-20:]
-                    await asyncio.sleep(0.005)
+                    await pace(0.005)
         except TimeoutError:
             raise AssertionError(f"not in {timeout_s} s; it printed {self.lines[-20:]}") from None
 

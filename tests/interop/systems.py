@@ -23,7 +23,7 @@ from rocketlet.testing.ports import free_port
 
 from bench.peers import APACHE_START_S, APACHE_TRIES, Apache
 
-from ..conftest import PATIENCE_S
+from ..conftest import eventually
 from .features import area
 
 T = TypeVar("T")
@@ -114,9 +114,11 @@ class System:
         cluster = ClusterView(self.address)
         connection = await cluster.connection(self._system.broker_address)
         await connection.request(RequestCode.UPDATE_AND_CREATE_TOPIC, write(CreateTopic(name, queues, queues, 6)))
-        async with asyncio.timeout(PATIENCE_S):
-            while await cluster.find_route(name) is None:
-                await asyncio.sleep(0.01)
+
+        async def has_route() -> bool:
+            return await cluster.find_route(name) is not None
+
+        await eventually(has_route)
         await cluster.close()
         return name
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import httpx
@@ -20,10 +19,14 @@ pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]
 
 async def until(site: Site, path: str, words: str) -> str:
     """The text of a page as soon as it has some words."""
-    async with asyncio.timeout(PATIENCE_S):
-        while words not in (page := await site.text(path)):
-            await asyncio.sleep(0.1)
-    return page
+    pages: list[str] = []
+
+    async def has_words() -> bool:
+        pages.append(await site.text(path))
+        return words in pages[-1]
+
+    await eventually(has_words)
+    return pages[-1]
 
 
 @pytest.mark.parametrize("version", ["4.9.7", "5.3.3"], indirect=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 
 import pytest
@@ -12,6 +11,7 @@ from rocketlet.protocol.names import retry_topic
 
 from ..conftest import eventually
 from ..support.handlers import Inbox
+from ..support.pacing import pace
 from .conftest import Cluster, Program, Run, StartCluster, missing, own, tagged_messages_arrive
 
 pytestmark = [
@@ -160,7 +160,7 @@ async def test_members_of_different_topics_share_each_of_them(cluster: Cluster, 
                 await producer.send(topic, body.encode())
                 sent[body] = 1
             if number == 40:  # a change has come to everybody by now, or comes now
-                await asyncio.sleep(0.5)
+                await pace(0.5)
         await programs[0].until(lambda: handled().keys() >= sent.keys())
 
     async with Consumer(cluster.address, "g", "t0", inbox, start="first"), Producer(cluster.address) as producer:

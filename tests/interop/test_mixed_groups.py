@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 
 import pytest
@@ -10,6 +9,7 @@ from rocketlet.client import Producer, SharedConsumer
 
 from ..conftest import Connect, Nodes, create_topic
 from ..support.handlers import Inbox
+from ..support.pacing import pace
 from .conftest import Run, missing
 from .features import area
 
@@ -47,7 +47,7 @@ async def test_nobody_gets_what_java_reads_over_a_restart(nodes: Nodes, connect:
             while len(peer.bodies) < wanted:
                 await producer.send("t", b"%d" % sent)
                 sent += 1
-                await asyncio.sleep(PACE_S)
+                await pace(PACE_S)
 
         await until_java_has(50)
         await peer.until(lambda: len(handled(peer.bodies, first)) == sent)

@@ -20,6 +20,7 @@ from rocketlet.testing import Broker
 from bench.peers import Apache
 
 from ..conftest import eventually
+from ..support.pacing import pace
 from .conftest import Run, missing
 from .systems import HEAP, SETTINGS
 
@@ -46,8 +47,8 @@ class Load:
                     while True:
                         await producer.send("orders", b"%d" % self.sent)
                         self.sent += 1
-                        await asyncio.sleep(PAUSE_S)
-            await asyncio.sleep(0.2)
+                        await pace(PAUSE_S)
+            await pace(0.2)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -34,6 +34,7 @@ from rocketlet.testing import Broker as KitBroker
 
 from ..conftest import PATIENCE_S, eventually
 from ..support.handlers import Inbox
+from ..support.pacing import pace
 from .conftest import Run, own
 from .systems import System, feature, numbers
 
@@ -101,10 +102,12 @@ async def test_a_cluster_is_administered(system: System) -> None:
     async with AdminClient(system.address) as admin, Producer(system.address) as producer:
         sent = [await producer.send(topic, b"%d" % number, keys=f"k{number}") for number in range(8)]
         assert topic in await admin.topics()
+
         # Apache's broker makes its indexes a moment after it has stored a message
-        async with asyncio.timeout(PATIENCE_S):
-            while (await admin.topic(topic)).messages != 8:
-                await asyncio.sleep(0.05)
+        async def has_all() -> bool:
+            return (await admin.topic(topic)).messages == 8
+
+        await eventually(has_all)
         async with Consumer(system.address, group, topic, inbox, start="first") as consumer:
             await eventually(lambda: len(inbox.messages) == 8)
             found = await admin.group(group)
@@ -121,9 +124,11 @@ async def test_a_cluster_is_administered(system: System) -> None:
         message = await admin.message(sent[5].offset_id)
         assert message is not None
         assert message.body == b"5"
-        async with asyncio.timeout(PATIENCE_S):
-            while [item.body for item in await admin.messages_with_key(topic, "k3")] != [b"3"]:
-                await asyncio.sleep(0.05)
+
+        async def has_key() -> bool:
+            return [item.body for item in await admin.messages_with_key(topic, "k3")] == [b"3"]
+
+        await eventually(has_key)
         queue = sent[0].queue
         stored = [item.queue_offset async for part in admin.read(queue, 0, 99) for item in part]
         assert stored == list(range((await admin.topic(topic)).ranges[queue].end))
@@ -237,12 +242,13 @@ async def test_transactions_end_as_their_block_does(system: System) -> None:
         Producer(system.address, f"p{group}", check=check) as producer,
     ):
         async with producer.transaction(topic, b"yes", tag="A"):
-            await asyncio.sleep(0.1)
-            assert inbox.messages == []
+            await producer.send(topic, b"plain", tag="A")
+            await eventually(lambda: bool(inbox.messages))
+            assert inbox.bodies == [b"plain"], "the transaction has not ended"
         with pytest.raises(ValueError, match="changed my mind"):
             async with producer.transaction(topic, b"no"):
                 raise ValueError("changed my mind")
-        await eventually(lambda: inbox.bodies == [b"yes"])
+        await eventually(lambda: inbox.bodies == [b"plain", b"yes"])
         transactions = producer._transactions
         assert transactions is not None
 
@@ -349,7 +355,7 @@ async def test_a_broker_that_restarts_is_found_again(system: System) -> None:
                         await producer.send(topic, b"%d" % number)
                         break
                     except Exception:
-                        await asyncio.sleep(0.2)
+                        await pace(0.2)
         await eventually(lambda: {*inbox.bodies} == {b"%d" % number for number in range(40)}, 90)
     assert all(times == 1 for body, times in Counter(inbox.bodies).items() if int(body) < 20)
 

@@ -16,6 +16,8 @@ from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, ResetOffset, TopicName, write
 from rocketlet.protocol.names import Queue
 
+from ..conftest import eventually
+
 pytest.importorskip("pyspark")
 import pyarrow as pa
 from rocketlet.spark.batch import to_partitions, to_read
@@ -29,7 +31,6 @@ from rocketlet.spark.worker import DataLossError
 
 from bench.peers import Apache
 
-from ..conftest import PATIENCE_S
 from .systems import HEAP, Ours, System, feature
 
 pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]
@@ -296,9 +297,12 @@ async def fill_queues(address: str, *queues: Queue) -> None:
 async def route_has(address: str, topic: str, brokers: set[str]) -> None:
     """Returns when the name server tells that these brokers have the topic."""
     cluster = ClusterView(address)
-    async with asyncio.timeout(PATIENCE_S):
-        while {data.broker_name for data in (await cluster.find_route(topic)).queues} != brokers:  # type: ignore[union-attr]
-            await asyncio.sleep(0.01)
+
+    async def has_brokers() -> bool:
+        route = await cluster.find_route(topic)
+        return route is not None and {data.broker_name for data in route.queues} == brokers
+
+    await eventually(has_brokers)
     await cluster.close()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from typing import Any
 
@@ -12,6 +11,7 @@ from rocketlet.client.consuming.handling import Outcome
 
 from ..conftest import eventually
 from ..support.handlers import Inbox
+from ..support.pacing import pass_real_time, work_for
 from .features import area
 from .systems import System
 
@@ -40,7 +40,7 @@ async def test_members_share_messages(system: System) -> None:
     async def work(message: Message) -> Outcome:
         seen.append((message.body, message.attempt))
         if message.body == b"3":
-            await asyncio.sleep(3)
+            await work_for(3)
             assert not message.lease_lost
         return outcomes.get(message.body, []).pop() if outcomes.get(message.body) else None
 
@@ -60,7 +60,7 @@ async def test_members_share_messages(system: System) -> None:
     async with SharedConsumer(system.address, group, topic, left, invisible_s=2):
         await send(system.address, topic, 1, tag="last")
         await eventually(lambda: bool(left.messages))
-        await asyncio.sleep(3)
+        await pass_real_time(3)
     assert [message.tag for message in left.messages] == ["last"], "all was acknowledged"
 
 

@@ -26,6 +26,7 @@ import pytest
 from rocketlet.client import Producer
 
 from ..conftest import Node, Wire, create_topic, eventually
+from ..support.pacing import pause_at_random
 
 sqlalchemy = pytest.importorskip("sqlalchemy")
 
@@ -120,7 +121,7 @@ async def disturb(chance: random.Random, address: str, url: str, members: list[M
         stopped = members[victim].process if how == "freeze" else members[victim].proxy
         assert stopped is not None
         stopped.send_signal(signal.SIGSTOP)
-        await asyncio.sleep(chance.uniform(0, FREEZE_S))
+        await pause_at_random(chance, FREEZE_S)
         stopped.send_signal(signal.SIGCONT)
 
 

@@ -22,6 +22,8 @@ from rocketlet.protocol.frame import (
     encode_msgpack_head,
 )
 
+from ..support.requests import raw_frame
+
 INT32 = st.integers(-(2**31), 2**31 - 1)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
 FRAMES = st.builds(
@@ -199,53 +201,62 @@ def binary_fields(ext: dict[str, str]) -> bytes:
     return b"".join(parts)
 
 
-def outcome_of(read: Any, block: bytes) -> Any:
-    try:
-        return read(block)
-    except (ValueError, struct.error):
-        return "refused"
+def layouts() -> dict[int, Any]:
+    """The layouts that later headers may have."""
+    return frames_of._layouts
 
 
-def walked(block: bytes) -> Any:
-    return frames_of._scan_ext(block)[0]
-
-
-@pytest.fixture
-def _no_layouts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames_of, "_layouts", {})
+def decoded(block: bytes) -> Frame:
+    """A frame whose header has these bytes as its fields."""
+    header = struct.pack(">hBhiiii", 1, 0, VERSION, 7, 0, 0, len(block)) + block
+    (frame,) = FrameReader().feed(raw_frame(header, serialize_type=ROCKETMQ))
+    return frame
 
 
 @given(st.dictionaries(st.text(max_size=3), st.text(max_size=4), max_size=6), st.data())
-def test_a_binary_header_with_a_layout_that_is_known_says_the_same_as_one_that_is_walked(
+def test_binary_header_with_a_known_layout_is_decoded_like_one_without(
     ext: dict[str, str], data: st.DataObject
 ) -> None:
-    """Known or not, whatever the bytes: other values, other sizes, other keys, garbage."""
+    """This holds for other values, other sizes, other keys and garbage."""
     block = binary_fields(ext)
-    frames_of._decode_binary_ext(block)
-    assert frames_of._decode_binary_ext(block) == walked(block)
     other = bytearray(block)
     for _ in range(data.draw(st.integers(0, 3)) if block else 0):
         other[data.draw(st.integers(0, len(block) - 1))] = data.draw(st.integers(0, 255))
-    assert outcome_of(frames_of._decode_binary_ext, bytes(other)) == outcome_of(walked, bytes(other))
+    layouts().clear()
+    scanned = decoded(block)
+    layouts().clear()
+    other_scanned = decoded(bytes(other))
+    layouts().clear()
+    decoded(block)
+    assert decoded(block) == scanned
+    assert decoded(bytes(other)) == other_scanned
 
 
-@pytest.mark.usefixtures("_no_layouts")
-def test_a_layout_is_known_again_by_sizes_and_keys() -> None:
-    assert frames_of._decode_binary_ext(binary_fields({"a": "xy", "b": "z"})) == {"a": "xy", "b": "z"}
-    assert len(frames_of._layouts) == 1
-    for ext in ({"a": "vw", "b": "u"}, {"a": "x", "b": "yz"}, {"a": "xy", "c": "z"}, {"bc": "x", "a": "y"}):
-        assert frames_of._decode_binary_ext(binary_fields(ext)) == ext
-    assert len(frames_of._layouts) == 1, "the first of a size stays"
+def test_first_layout_of_a_size_is_kept() -> None:
+    layouts().clear()
+    for ext in (
+        {"a": "xy", "b": "z"}, {"a": "vw", "b": "u"}, {"a": "x", "b": "yz"}, {"a": "xy", "c": "z"}, {"bc": "x", "a": "y"}
+    ):  # fmt: skip
+        assert decoded(binary_fields(ext)).ext == ext
+        assert len(layouts()) == 1
 
 
-@pytest.mark.usefixtures("_no_layouts")
-def test_layouts_have_limits() -> None:
+def test_layouts_are_limited() -> None:
+    layouts().clear()
     fields = {f"k{number:02}": "v" for number in range(MAX_LAYOUT_FIELDS + 1)}
-    frames_of._decode_binary_ext(binary_fields(fields))
-    assert not frames_of._layouts
+    decoded(binary_fields(fields))
+    assert not layouts()
     fields.popitem()
-    frames_of._decode_binary_ext(binary_fields(fields))
-    assert len(frames_of._layouts) == 1
+    decoded(binary_fields(fields))
+    assert len(layouts()) == 1
     for size in range(1, 2 * MAX_LAYOUTS):
-        frames_of._decode_binary_ext(binary_fields({"a": "x" * size}))
-        assert len(frames_of._layouts) <= MAX_LAYOUTS
+        decoded(binary_fields({"a": "x" * size}))
+        assert len(layouts()) <= MAX_LAYOUTS
+
+
+def test_layouts_with_long_names_are_not_kept() -> None:
+    layouts().clear()
+    for size in (10, 1024, 1025, 30_000):
+        ext = {"k" * size: "v"}
+        assert decoded(binary_fields(ext)).ext == ext
+    assert len(layouts()) == 2

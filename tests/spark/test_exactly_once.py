@@ -18,6 +18,7 @@ import pytest
 from deltalake import DeltaTable
 
 from ..conftest import eventually
+from ..support.pacing import pause_at_random
 from .running import MARKS, fill
 
 pytestmark = [pytest.mark.timeout(1800), *MARKS]
@@ -74,7 +75,7 @@ async def test_each_message_is_once_in_the_table_in_delta_and_in_parquet(address
         before = written(tmp_path)
         await job.start()
         await eventually(partial(has_more_than, tmp_path, before), 200)
-        await asyncio.sleep(chance.uniform(0, 0.5))
+        await pause_at_random(chance, 0.5)
         await job.kill()
     await job.start()
     assert f"{MESSAGES} messages in the table, {MESSAGES} in Delta, {MESSAGES} in Parquet" in await job.end()

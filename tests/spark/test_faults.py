@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from rocketlet.protocol.codes import SYS_COMPRESSED, RequestCode
 from rocketlet.protocol.names import Queue, parse_subscription
 
 from ..conftest import PATIENCE_S
+from ..support.pacing import pass_real_time
 from .conftest import StoppableBroker
 from .running import MARKS, Sink, fill, run_once, stream, wait_for
 
@@ -92,7 +92,7 @@ def test_a_broker_that_restarts_is_waited_for(spark: SparkSession, broker: Stopp
     with running(spark, broker.address, sink, tmp_path) as query:
         wait_for(lambda: len(sink.numbers) == 100)
         broker.stop()
-        time.sleep(1)
+        asyncio.run(pass_real_time(1))
         broker.start()
         fill(broker.address, range(100, 200))
         wait_for(lambda: len(sink.numbers) == 200)
@@ -111,7 +111,7 @@ def test_a_task_waits_for_its_broker_for_some_seconds(broker: StoppableBroker) -
         reading = asyncio.create_task(
             asyncio.to_thread(rows_of, queue_range(broker.address, 0, 100, patience_s=PATIENCE_S))
         )
-        await asyncio.sleep(0.7)
+        await pass_real_time(0.7)
         await asyncio.to_thread(broker.start)
         return await reading
 
@@ -159,7 +159,7 @@ async def test_a_range_whose_begin_has_expired_fails_or_begins_later(tmp_path: P
     ):
         for _ in range(30):
             await producer.send_batch("t", [b"x" * 1000] * 100)
-        await asyncio.sleep(0.01)
+        await pass_real_time(0.01)
         await broker.expire_segments()
         with pytest.raises(
             DataLossError,

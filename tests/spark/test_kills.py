@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from rocketlet.client import Consumer, Message, Producer
 
+from ..support.pacing import pace, pause_at_random
 from .running import MARKS, fill
 
 pytestmark = [pytest.mark.timeout(3600), *MARKS]
@@ -120,13 +121,13 @@ class Traffic:
             while True:
                 await asyncio.gather(*(producer.send("t", b"%d" % (self.sent + at)) for at in range(RATE // 10)))
                 self.sent += RATE // 10
-                await asyncio.sleep(0.1)
+                await pace(0.1)
 
     async def come_and_go(self) -> None:
         while True:
-            await asyncio.sleep(self._random.uniform(0, 10))
+            await pause_at_random(self._random, 10)
             async with Consumer(self._address, "g", "t", self._handle, start="first"):
-                await asyncio.sleep(self._random.uniform(0, 3))
+                await pause_at_random(self._random, 3)
 
     async def _handle(self, message: Message) -> None:
         self.handled[int(message.body)] += 1
@@ -163,7 +164,7 @@ async def kill_at_random(job: Job) -> Counter[str]:
         if point in ("begun", "written"):
             await job.line(point)
         else:
-            await asyncio.sleep(chance.uniform(0, 4))
+            await pause_at_random(chance, 4)
         if point == "executor":
             killed[point] += job.kill_executor()
             continue

@@ -97,7 +97,8 @@ def test_a_topic_that_comes_later_is_found_by_its_pattern(
 
 def test_a_batch_reads_between_two_positions(spark: SparkSession, address: str, tmp_path: Path) -> None:
     fill(address, range(200))
-    time.sleep(0.01)
+    filled_ms = int(time.time() * 1000)
+    wait_for(lambda: time.time() * 1000 >= filled_ms + 1)
     noon_ms = int(time.time() * 1000)
     fill(address, range(200, 400))
     assert numbers(table(spark, address)) == list(range(400))

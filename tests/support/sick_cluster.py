@@ -33,7 +33,8 @@ from rocketlet.protocol.frame import Frame, encode
 from rocketlet.protocol.headers import CreateTopic, RegisterBroker, UpdateOffset, write
 from rocketlet.protocol.names import Queue, parse_subscription
 
-from ..conftest import PATIENCE_S, Connect, Wire
+from ..conftest import PATIENCE_S, Connect, Wire, eventually
+from ..support.pacing import pace
 
 SEGMENT_BYTES = 1 << 20  # the broker must have this size, and must keep messages for 0 hours
 AN_OLD_VERSION = 300
@@ -124,11 +125,13 @@ class SickCluster:
         for _ in range(3 * SEGMENT_BYTES // 100_000):
             await producer.send("old", os.urandom(100_000))  # which no compression makes small
         await _commit(wire, "late", "old", 1)
-        async with asyncio.timeout(PATIENCE_S):
-            while (await admin.topic("old")).ranges[queue].begin <= 1:
-                answer = await wire.call(RequestCode.DELETE_EXPIRED_COMMITLOG)
-                assert answer.code == 0, answer.remark
-                await asyncio.sleep(0.05)
+
+        async def has_expired() -> bool:
+            answer = await wire.call(RequestCode.DELETE_EXPIRED_COMMITLOG)
+            assert answer.code == 0, answer.remark
+            return (await admin.topic("old")).ranges[queue].begin > 1
+
+        await eventually(has_expired)
 
     async def _foreign_members(self) -> None:
         first = Queue("t", self._broker_name, 0)
@@ -174,7 +177,7 @@ class SickCluster:
                 for _ in range(10):
                     await producer.send("t", b"x")
                 one_more.release()
-                await asyncio.sleep(0.05)
+                await pace(0.05)
 
         loading = asyncio.ensure_future(load())
         stack.callback(never.set)

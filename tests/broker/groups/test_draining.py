@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from rocketlet.broker.config import DRAIN_ROUNDS, LIMITS
 from rocketlet.client import rebalanced
@@ -14,7 +12,7 @@ from rocketlet.protocol.headers import CreateTopic, write
 from rocketlet.protocol.message import decode_records
 from rocketlet.protocol.names import Queue
 
-from ...conftest import PATIENCE_S, Connect, Node, Wire, create_topic, eventually
+from ...conftest import Connect, Node, Wire, create_topic, eventually
 from ...support.draining import FLAGS, drain_of, handled, locks, members_of, reading
 from ...support.requests import SUBSCRIBED, join, members, pull, routes_known_later, send
 
@@ -91,9 +89,11 @@ async def test_one_of_ours_gets_the_lock_of_what_a_foreign_member_read_before_th
     await wire.call(RequestCode.PULL_MESSAGE, pull(queue=1, flags=SUBSCRIBED))
     assert not await locks(ours, "c1", 1), "c1 has not been notified that c2 is here"
     await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, write(CreateTopic("t", 4, 4, 6)))
-    async with asyncio.timeout(PATIENCE_S):
-        while not await locks(ours, "c1", 1):
-            await asyncio.sleep(0.002)
+
+    async def is_locked() -> bool:
+        return bool(await locks(ours, "c1", 1))
+
+    await eventually(is_locked)
 
 
 @pytest.mark.limits(owners_refresh_delay_s=60.0)

@@ -30,9 +30,7 @@ class Heard:
 
 
 def connection() -> RemotingConnection:
-    made = peer()
-    made._host = Heard()  # type: ignore[assignment]
-    return made
+    return peer(Heard())
 
 
 def queues(*numbers: int) -> tuple[Queue, ...]:
@@ -41,8 +39,8 @@ def queues(*numbers: int) -> tuple[Queue, ...]:
 
 def test_locks_are_limited_at_their_edge_and_others_may_have_what_ends(tmp_path: Path) -> None:
     locks = make_locks(tmp_path, MovableClock(stands=True), limits=Limits(max_locks=3))
-    one, two = connection(), connection()
-    two._host = one._host
+    heard = Heard()
+    one, two = peer(heard), peer(heard)
     with structlog.testing.capture_logs() as logged:
         assert len(locks.lock(LockRequest("c1", "g", queues(0, 1, 2, 3)), one)) == 3
         assert len(locks.lock(LockRequest("c2", "h", queues(0, 1)), two)) == 0
@@ -59,10 +57,10 @@ def test_a_connection_has_or_waits_for_this_many_locks(tmp_path: Path) -> None:
     assert len(locks.lock(LockRequest("c1", "g", queues(0, 1, 2), True), one)) == 2
     assert len(locks.lock(LockRequest("c2", "g", queues(5, 6, 7), True), two)) == 2
     assert locks.lock(LockRequest("c2", "g", queues(0), True), two) == {}
-    assert locks._waiting == 0, "it is not in line, but may ask again"
+    assert two.charged_bytes == 2 * PLACE_BYTES, "it does not wait, but may retry"
     locks.unlock(LockRequest("c2", "g", queues(5), True), two)
     locks.lock(LockRequest("c2", "g", queues(0), True), two)
-    assert locks._waiting == 1
+    assert two.charged_bytes == 2 * PLACE_BYTES, "it has one queue and waits for another"
 
 
 def test_who_waits_for_locks_is_limited_and_forgotten(tmp_path: Path) -> None:
@@ -73,12 +71,11 @@ def test_who_waits_for_locks_is_limited_and_forgotten(tmp_path: Path) -> None:
     for number, other in enumerate(others):
         locks.lock(LockRequest(f"c{number + 1}", "g", queues(0), True), other)
         locks.lock(LockRequest(f"c{number + 1}", "g", queues(0), True), other)
-    assert locks._waiting == 2
+    assert [item.charged_bytes for item in others] == [PLACE_BYTES, PLACE_BYTES, 0]
     locks.connection_gone(others[0])
-    assert locks._waiting == 1
+    assert [item.charged_bytes for item in others] == [0, PLACE_BYTES, 0]
     locks.connection_gone(owner)
-    assert (locks._waiting, told) == (0, [others[1]])
-    assert locks._queues == {}, "nothing is kept of who has nothing"
+    assert told == [others[1]]
     assert [item.charged_bytes for item in (owner, *others)] == [0] * 4
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -27,6 +26,7 @@ from rocketlet.protocol.names import dlq_topic, parse_subscription
 from rocketlet.testing.ports import free_port
 
 from ...conftest import create_topic, eventually
+from ...support.pacing import work_for
 from .. import topics
 from ..handlers import Inbox, fill
 from ..sick_cluster import AN_OLD_VERSION
@@ -105,7 +105,7 @@ async def more_than_is_handled(stage: Stage) -> AsyncIterator[None]:
     topics.put(stage.node, queues=1)
 
     async def handle(message: Message) -> None:
-        await asyncio.sleep(0.02)
+        await work_for(0.02)
 
     await fill(stage.node, 500)
     await stage.consumer(handle, concurrency=1, commit_interval_s=0.05)

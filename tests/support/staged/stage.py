@@ -22,6 +22,7 @@ from rocketlet.protocol.frame import Frame, encode
 from rocketlet.protocol.names import Queue, parse_subscription
 
 from ...conftest import Connect, Node, Wire
+from ...support.pacing import pace
 from .. import topics
 from ..handlers import Inbox
 from ..sick_cluster import answer_always, running_body
@@ -86,7 +87,7 @@ class Stage:
                 await asyncio.gather(
                     *(self.producer.send("t", b"%d" % number, **options) for _ in range(at_once)),
                 )
-                await asyncio.sleep(pause_s)
+                await pace(pause_s)
                 if number == LOADED:
                     begun.set()
 

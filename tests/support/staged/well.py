@@ -18,6 +18,7 @@ from rocketlet.client.admin.dead_letters import mark
 from rocketlet.protocol.names import Queue, dlq_topic
 
 from ...conftest import eventually
+from ...support.pacing import pace, pass_real_time, work_for
 from .. import topics
 from ..handlers import Inbox, fill
 from ..requests import commit
@@ -57,7 +58,7 @@ async def load_and_commits_every_5_s(stage: Stage) -> AsyncIterator[None]:
     """It was called stuck: doctor watched for 2 s. No queue is idle, so that nothing commits earlier."""
 
     async def handle(message: Message) -> None:
-        await asyncio.sleep(0.5)
+        await work_for(0.5)
 
     await stage.consumer(handle, concurrency=200)
     await stage.load()
@@ -67,7 +68,7 @@ async def load_and_commits_every_5_s(stage: Stage) -> AsyncIterator[None]:
 @well
 async def slow_handlers_that_keep_up(stage: Stage) -> AsyncIterator[None]:
     async def handle(message: Message) -> None:
-        await asyncio.sleep(3)
+        await work_for(3)
 
     await stage.consumer(handle)
     await stage.load(pause_s=0.5)
@@ -79,7 +80,7 @@ async def lag_of_a_few_messages_that_grows(stage: Stage) -> AsyncIterator[None]:
     """It was called growing at one message."""
 
     async def handle(message: Message) -> None:
-        await asyncio.sleep(1)
+        await work_for(1)
 
     await stage.consumer(handle, concurrency=1)
     await stage.load(pause_s=0.2)
@@ -179,13 +180,13 @@ async def a_deployment(stage: Stage) -> AsyncIterator[None]:
                 members.append(Consumer(stage.node.address, "g", "t", Inbox(), start="first"))
                 await members[-1].start()
                 await members.pop(0).stop()
-                await asyncio.sleep(0.7)
+                await pace(0.7)
         finally:
             await asyncio.gather(*(member.stop() for member in members))
 
     stage.background(rolling())
     await stage.load()
-    await asyncio.sleep(0.5)
+    await pass_real_time(0.5)
     yield
 
 
