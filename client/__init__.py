@@ -1,18 +1,19 @@
-"""Producer and push consumer for RocketMQ 4.9 brokers, Rocketlet's or Apache's, in asyncio.
+"""Asyncio client for RocketMQ brokers of Rocketlet and of Apache (4.9 and later): producer, consumers, administration.
 
-consumer, shared_consumer, producer   what applications use
-application  handlers that are declared where they are written
-options      the options of consumers, each declared once
-message      a message as an application sees it
-wire         connections to name servers and brokers
-sending      a message on its way to a broker
+consumer, shared_consumer, producer   the classes that applications use
+application  `Rocketlet`: handlers declared with decorators
+options      the options of consumers
+message      messages and leases
+wire         connections to name servers and brokers, routes
+sending      the path of a message to a broker
 member       one client in one consumer group: heartbeats, rebalance, leases, offsets
 consuming    pull requests, process queues, handlers, commits
 sharing      receives (POP), renewals and acknowledgements of SharedConsumer
 admin        administration of a cluster
 config, errors
 
-Names load when they are first used: a process that needs one part, such as a Spark worker, does not load the rest.
+A public name is imported when it is first used, so that a process that needs one part, such as a Spark worker, does not
+load the other parts.
 """
 
 from importlib import import_module
@@ -170,7 +171,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Loads the module of a public name when it is asked for, and keeps the name."""
+    """Import the module of a public name at its first use, and cache the name."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = globals()[name] = getattr(import_module(_HOMES[name], __name__), name)

@@ -27,7 +27,7 @@ log = get_logger("rocketlet.application")
 
 
 # ------------------------------------------------------------------------------
-# An application: handlers that are declared where they are written, on the classes that there are.
+# An application: handlers that are declared with decorators and run by Consumer, SharedConsumer and Producer.
 #
 #     app = Rocketlet("127.0.0.1:9876")
 #
@@ -37,8 +37,9 @@ log = get_logger("rocketlet.application")
 #
 #     app.run()
 #
-# Each subscriber is one Consumer, and the application has one Producer. The functions stay as they are, so that a
-# test calls them, or runs all of the application on a broker in its memory: `async with app.at(broker.address): ...`.
+# Each subscriber has its own consumer, and the application has one Producer. The decorators return the functions
+# unchanged, so that a test can call them, or run the whole application on a broker in its process: `async with
+# app.at(broker.address): ...`.
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -46,8 +47,14 @@ Lifespan = Callable[["Rocketlet"], AbstractAsyncContextManager[Any]]
 
 
 class Health(NamedTuple):
-    """`lag`: messages that this process has not handled, or the group, where its members share messages, by group and topics.
-    `fault`: why it is not well; empty if it is."""
+    """The result of a health check.
+
+    Attributes:
+        is_healthy: True if the application is running and all brokers of its queues responded.
+        lag: the number of unacknowledged messages by "group: topics": of this process's queues, or of the whole group if
+            its members share messages.
+        fault: the reason why the application is not healthy; empty if it is.
+    """
 
     is_healthy: bool
     lag: Mapping[str, int]
@@ -73,13 +80,15 @@ class _Subscriber:
 class Rocketlet:
     """An application of subscribers and publishers.
 
-    - `name_server`, `access`: the cluster. `group`: the producer's.
-    - `encode`: makes bytes of what handlers return and `publish` gets. Default: bytes as they are, text in UTF-8, and
-      models of pydantic as JSON.
-    - `lifespan`: `@asynccontextmanager async def lifespan(app)`, around all subscribers; `app.state` is for what it makes.
-    - `options` of the producer.
+    - `name_server`, `access`: the cluster's name servers, and the account and TLS settings.
+    - `group`: the group of the producer.
+    - `encode`: converts results of handlers and arguments of `publish` to bodies. Default: bytes unchanged, str as
+      UTF-8, and models of pydantic as JSON.
+    - `lifespan`: an async context manager, `@asynccontextmanager async def lifespan(app)`, that is entered before the
+      subscribers start and left after they have stopped. It can store objects in `app.state`.
+    - `options`: further options of the producer.
 
-    Use `app.run()`, or `async with app` where another program runs the event loop.
+    Call `app.run()`, or use `async with app` if another program runs the event loop.
     """
 
     def __init__(
@@ -95,11 +104,11 @@ class Rocketlet:
         check_callable("lifespan", lifespan, "the application")
         self.state = SimpleNamespace()
         self.dependency_overrides: dict[Callable[..., Any], Callable[..., Any]] = {}
-        """In a test: functions in place of dependencies."""
+        """Functions that a test uses instead of dependencies, by the dependency's function."""
         self._name_server = name_server
         self._group = group
         self._access = access
-        self._encode = encode or _plainly_encoded
+        self._encode = encode or _default_encode
         self._lifespan = lifespan
         self._options = options
         self._subscribers: list[_Subscriber] = []
@@ -107,9 +116,9 @@ class Rocketlet:
         self._stack: AsyncExitStack | None = None
         self._producer: Producer[Any] | None = None
         self._consumers: dict[str, Consumer | SharedConsumer] = {}
-        self._new_producer(name_server)  # raises for mistakes here, and not at the start
+        self._new_producer(name_server)  # so that invalid arguments raise here instead of at the start
 
-    # Declaring
+    # Declarations
 
     def subscriber(
         self,
@@ -121,37 +130,48 @@ class Rocketlet:
         decode: Decode[Any] | None = None,
         **options: Any,
     ) -> Callable[[Function], Function]:
-        """The function handles messages of a topic, or of topics with their filters, as a member of a group.
+        """Declare a function as the handler of a topic, or of a mapping from topics to filters, as a member of a group.
 
-        It gets the `Message`; with `decode`, or if its first parameter is a model of pydantic, the value, and the message
-        as a second parameter if it has one. `timeout_s` ends an `async` handler that takes longer; its message is
-        tried again. `sharing`: as a SharedConsumer. `options`: of the consumer, such as `concurrency` or `batch_size`.
+        The function gets the `Message`. With `decode`, or if its first parameter is a model of pydantic, it gets the
+        decoded body instead, and the message as its second parameter if it has one.
 
-        Raises ConfigError for mistakes in any of these, and for a handler with parameters that it would not be given.
+        - `timeout_s`: the timeout of an `async` handler in seconds, after which it is cancelled and its message is retried.
+        - `sharing`: True to use a SharedConsumer.
+        - `decode`: converts a body to the handler's argument.
+        - `options`: further options of the consumer, such as `concurrency` or `batch_size`.
+
+        Raises ConfigError for invalid arguments, and for a handler whose parameters do not match.
         """
         if timeout_s is not None:
             check_seconds("timeout_s", timeout_s)
 
         def declared(function: Function) -> Function:
             if timeout_s is not None and not inspect.iscoroutinefunction(function):
-                raise ConfigError(f"timeout_s: {function.__qualname__} runs in a thread, which cannot be ended")
+                raise ConfigError(
+                    f"timeout_s: {function.__qualname__} runs in a thread, which cannot be ended; use `async def`"
+                )
             found = decode_of(function, decode, takes_batches=options.get("batch_size") is not None)
             subscriber = _Subscriber(function, subscriptions, group, timeout_s, sharing, found, dict(options))
             taken = without(function, dependencies_of(function))
-            self._new_consumer(subscriber, self._name_server, taken)  # raises for mistakes here, and not at the start
+            self._new_consumer(subscriber, self._name_server, taken)  # so that invalid options raise here
             self._subscribers.append(subscriber)
             return function
 
         return declared
 
     def publisher(self, topic: str, **options: Any) -> Callable[[Function], Function]:
-        """The function's result is sent to a topic before its message is acknowledged. None, RetryLater and Reject are not
-        sent. `options`: of `Producer.send`, such as `tag`. Raises ConfigError for others, and MessageIllegal for a topic that
-        cannot be."""
+        """Declare that a handler's result is sent to a topic before its message is acknowledged.
+
+        The results None, RetryLater and Reject are not sent.
+
+        - `options`: further options of `Producer.send`, such as `tag`.
+
+        Raises ConfigError for unknown options, and MessageIllegal for an invalid topic.
+        """
         check_topic(topic)
-        odd = sorted(options.keys() - inspect.signature(Producer.send).parameters.keys())
-        if odd:
-            raise ConfigError(f"publisher: {odd[0]} is not an option of Producer.send")
+        unknown = sorted(options.keys() - inspect.signature(Producer.send).parameters.keys())
+        if unknown:
+            raise ConfigError(f"publisher: {unknown[0]} is not an option of Producer.send")
 
         def declared(function: Function) -> Function:
             self._publishers.setdefault(function, []).append((topic, dict(options)))
@@ -160,22 +180,23 @@ class Rocketlet:
         return declared
 
     async def publish(self, topic: str, value: Any, **options: Any) -> SendResult:
-        """Sends as `Producer.send` does. Raises ConfigError if the application does not run."""
+        """Send a message as `Producer.send` does. Raises ConfigError if the application is not running."""
         return await self.producer.send(topic, value, **options)
 
     @property
     def producer(self) -> Producer[Any]:
+        """The application's producer. Raises ConfigError if the application is not running."""
         if self._producer is None:
-            raise ConfigError("this application does not run; use `async with app`, or app.run()")
+            raise ConfigError("this application is not running; use `async with app`, or app.run()")
         return self._producer
 
     def asyncapi(self, *, title: str = "Rocketlet application", version: str = "1.0.0") -> dict[str, Any]:
         """Return an AsyncAPI 3.0 document of the application's handlers.
 
-        Topics are channels, each handler is an operation that receives, each publisher one that sends, and models of pydantic
-        are schemas.
+        Topics become channels, handlers become receive operations, publishers become send operations, and models of
+        pydantic become schemas.
 
-        Raises ConfigError for what `app.run()` would refuse.
+        Raises ConfigError for declarations for which `app.run()` would raise it.
         """
         self._check_declared()
         document = _Document(title, version, self._name_server)
@@ -197,7 +218,7 @@ class Rocketlet:
     # Running
 
     def run(self) -> None:
-        """Runs until SIGTERM or Ctrl-C, then lets handlers end, commits and leaves."""
+        """Run until SIGTERM or Ctrl-C, then wait for running handlers, commit and stop."""
         asyncio.run(self._run())
 
     async def _run(self) -> None:
@@ -216,7 +237,8 @@ class Rocketlet:
 
     @asynccontextmanager
     async def at(self, name_server: str) -> AsyncIterator[Rocketlet]:
-        """Runs it on another cluster, such as a test's. It receives messages that are sent in the block."""
+        """Run the application on another cluster, such as that of a test, while the block runs. It receives the messages
+        that the block sends."""
         await self._start(name_server)
         try:
             yield self
@@ -225,7 +247,7 @@ class Rocketlet:
 
     async def _start(self, name_server: str) -> None:
         if self._stack is not None:
-            raise ConfigError("this application runs already")
+            raise ConfigError("this application is running already; stop it before it is started again")
         self._check_declared()
         async with AsyncExitStack() as stack:
             self._producer = await stack.enter_async_context(self._new_producer(name_server))
@@ -237,15 +259,17 @@ class Rocketlet:
             self._stack = stack.pop_all()
 
     def _check_declared(self) -> None:
-        """A group has one subscription, and a publisher that handles nothing would send nothing."""
+        """Raise ConfigError if two subscribers have the same group, or a publisher is not also a subscriber."""
         for item, other in combinations(self._subscribers, 2):
             if item.group == other.group:
                 raise ConfigError(
-                    f"two subscribers are of the group {item.group}, {item.name} and {other.name}; give one another group"
+                    f"group: {item.name} and {other.name} have the same group {item.group}; give each its own group"
                 )
         handlers = {item.handler for item in self._subscribers}
         for function in self._publishers.keys() - handlers:
-            raise ConfigError(f"publisher: {function.__qualname__} handles nothing; declare it as a subscriber, too")
+            raise ConfigError(
+                f"publisher: {function.__qualname__} is not a subscriber; declare it with @app.subscriber, too"
+            )
 
     def _forget(self) -> None:
         self._producer = None
@@ -273,18 +297,18 @@ class Rocketlet:
         return consumer
 
     async def health(self) -> Health:
-        """For a health check: whether the brokers can be asked how far this process is. Never raises RocketletError."""
+        """Query the lag of all subscribers, and return the result of the health check. Never raises RocketletError."""
         lag: dict[str, int] = {}
         try:
             for name, consumer in self._consumers.items():
                 lag[name] = await consumer.lag()
         except RocketletError as error:
             return Health(False, lag, str(error))
-        return Health(self._producer is not None, lag, "" if self._producer is not None else "it does not run")
+        return Health(self._producer is not None, lag, "" if self._producer is not None else "it is not running")
 
 
 class _Call:
-    """A handler as its consumer calls it: with its dependencies, its time, and its publishers."""
+    """Calls a handler for its consumer: resolves its dependencies, limits its time, and publishes its result."""
 
     def __init__(
         self, app: Rocketlet, subscriber: _Subscriber, publishers: Sequence[tuple[str, dict[str, Any]]]
@@ -313,7 +337,7 @@ class _Call:
                 return await self._handled(*arguments)
         except TimeoutError:
             if limit.expired():
-                raise TimeoutError(f"the handler took longer than its timeout_s, {self._timeout_s:g} s") from None
+                raise TimeoutError(f"the handler did not end within its timeout_s of {self._timeout_s:g} s") from None
             raise
 
     async def _handled(self, *arguments: Any) -> Outcome:
@@ -326,7 +350,9 @@ class _Call:
             if result is None or isinstance(result, RetryLater | Reject):
                 return result
             if not self._publishers:
-                raise TypeError(f"the handler returned {result!r:.200}; @app.publisher(topic) would send it")
+                raise TypeError(
+                    f"the handler returned {result!r:.200}; add @app.publisher(topic) to send it, or return None"
+                )
             for topic, options in self._publishers:
                 await self._app.publish(topic, result, **options)
             return None
@@ -336,40 +362,43 @@ class _Call:
             self._in_thread.stop()
 
 
-def _plainly_encoded(value: Any) -> bytes | str:
+def _default_encode(value: Any) -> bytes | str:
     dump = getattr(value, "model_dump_json", None)
     made: bytes | str = dump() if callable(dump) else value
     return made
 
 
 # ------------------------------------------------------------------------------
-# The argument of an application's handler, as its annotation says: a Message, a model of pydantic, or a list of
+# The argument of an application's handler, which its annotation determines: a Message, a model of pydantic, or a list of
 # either.
 
 
 def decode_of(function: Callable[..., Any], decode: Decode[Any] | None, *, takes_batches: bool) -> Decode[Any] | None:
-    """The decoder of a handler: the one that is given, or its model's. Raises ConfigError for a handler whose parameters
-    are not what it gets."""
+    """Return the decoder of a handler: `decode`, or that of the model in its annotation; None if it gets messages.
+
+    Raises ConfigError for a handler whose parameters do not match the arguments that it would get.
+    """
     if not callable(function):
-        raise ConfigError(f"{function!r} cannot be called; declare a function or `async def` function")
+        raise ConfigError(f"subscriber: {function!r} cannot be called; declare a function or `async def` function")
     taken = without(function, dependencies_of(function))
     hint = _first_hint(function, taken)
     is_list = hint is list or get_origin(hint) in (list, Sequence)
     if is_list and not takes_batches:
-        raise _odd(function, hint, "without batch_size it gets one message at a time")
+        raise _mismatch(function, hint, "without batch_size it gets one message at a time")
     one = next(iter(get_args(hint)), Any) if is_list else hint
     found: Decode[Any] | None = decode or getattr(one, "model_validate_json", None)
     if takes_batches and not is_list and _kind(hint) is not object:
-        raise _odd(function, hint, "with batch_size it gets a list")
+        raise _mismatch(function, hint, "with batch_size it gets a list")
     if found is None and not issubclass(Message, _kind(one)):
-        raise _odd(function, hint, "without decode=... it gets a Message, or a model of pydantic")
+        raise _mismatch(function, hint, "without decode=... it gets a Message, or a model of pydantic")
     if decode is not None and one is Message:
-        raise _odd(function, hint, "with decode it gets what that returns, and a Message as its second parameter")
+        raise _mismatch(function, hint, "with decode it gets the decoded body, and a Message as its second parameter")
     return found
 
 
 def without(handler: Callable[..., Any], wanted: Collection[str]) -> Callable[..., Any]:
-    """A function with the parameters of a handler that its consumer gives."""
+    """Return a function with the signature of a handler, without its dependencies (`wanted`): the parameters that the
+    consumer passes."""
     signature = inspect.signature(handler)
     kept = [item for name, item in signature.parameters.items() if name not in wanted]
 
@@ -381,13 +410,13 @@ def without(handler: Callable[..., Any], wanted: Collection[str]) -> Callable[..
 
 
 def _kind(hint: Any) -> type:
-    """The class that a value has; object where it may be of any, or of several."""
+    """Return the class that an annotation names; object if it allows any class, or several."""
     kind = get_origin(hint) or hint
     return kind if isinstance(kind, type) and kind not in (Any, UnionType) else object
 
 
 def _first_hint(function: Callable[..., Any], taken: Callable[..., Any]) -> Any:
-    """Any where a parameter says nothing, or names what only type checkers know."""
+    """Return the annotation of the first parameter; Any if it has none, or if the annotations cannot be evaluated."""
     try:
         hints = get_type_hints(function)
     except (NameError, TypeError):
@@ -403,14 +432,15 @@ def _hints_of(function: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def _model_of(hint: Any) -> Any:
-    """The model of pydantic in a hint: itself, in a list, or one of several kinds; None if there is none."""
+    """Return the pydantic model in an annotation, which may be the model, a list of it or a union; None if there is
+    none."""
     if callable(getattr(hint, "model_json_schema", None)):
         return hint
     return next(filter(None, map(_model_of, get_args(hint))), None)
 
 
 class _Document:
-    """An AsyncAPI document in the making."""
+    """Builder of an AsyncAPI document."""
 
     def __init__(self, title: str, version: str, name_servers: str) -> None:
         hosts = [host.strip() for host in name_servers.split(";") if host.strip()]
@@ -427,8 +457,8 @@ class _Document:
         }
 
     def add(self, action: str, function: Callable[..., Any], topic: str, model: Any, more: Mapping[str, str]) -> None:
-        """Add an operation. A topic's name may have characters that a key of the document may not."""
-        channel = re.sub(r"[^\w-]", "_", topic)
+        """Add an operation."""
+        channel = re.sub(r"[^\w-]", "_", topic)  # a key allows fewer characters than a topic's name
         name = model.__name__ if model is not None else "Bytes"
         made = self.made
         made["channels"].setdefault(channel, {"address": topic, "messages": {}})["messages"][name] = {
@@ -459,35 +489,42 @@ class _Document:
         return {"name": name, "payload": {"$ref": f"#/components/schemas/{name}"}}
 
 
-def _odd(function: Callable[..., Any], hint: Any, reason: str) -> ConfigError:
-    said = getattr(hint, "__qualname__", None) if isinstance(hint, type) else None
+def _mismatch(function: Callable[..., Any], hint: Any, reason: str) -> ConfigError:
+    shown = getattr(hint, "__qualname__", None) if isinstance(hint, type) else None
     name = getattr(function, "__qualname__", repr(function))
-    return ConfigError(f"{name}: its first parameter is annotated {said or hint}; {reason}")
+    return ConfigError(f"{name}: its first parameter is annotated {shown or hint}; {reason}")
 
 
 # ------------------------------------------------------------------------------
 # The dependencies of an application's handler, besides its message: `db: Annotated[Database, Depends(database)]`.
 #
-# A dependency is a function. Its result is given to the handler; a generator's value is, and the rest of it runs when
-# the handler has ended. Dependencies may have dependencies. Each is called once for a message.
+# A dependency is a function whose result is passed to the handler. If it is a generator, the yielded value is passed,
+# and the rest of the generator runs after the handler has ended. Dependencies may have dependencies. Each is called once
+# per handler call.
 
 
 @dataclass(frozen=True, slots=True)
 class Depends:
-    """Beside the type of a parameter, in Annotated. `call`: a function, async or not, or a generator."""
+    """A marker in Annotated that makes a parameter a dependency.
+
+    - `call`: a function or generator function, async or not, that provides the value.
+    """
 
     call: Callable[..., Any]
 
 
 def dependencies_of(function: Callable[..., Any]) -> dict[str, Depends]:
-    """By the name of the parameter. Raises ConfigError for annotations that cannot be read."""
+    """Return the dependencies of a function by parameter. Raises ConfigError if its annotations have dependencies and
+    cannot be evaluated."""
     try:
         hints = get_type_hints(function, include_extras=True)
-    except (NameError, TypeError) as error:  # names may be known to type checkers alone, or to a function
+    except (NameError, TypeError) as error:  # a name may be imported for type checkers only, or local to a function
         texts = map(str, getattr(function, "__annotations__", {}).values())
         if any("Depends" in text for text in texts):
             name = getattr(function, "__qualname__", repr(function))
-            raise ConfigError(f"{name}: its annotations cannot be read: {error}; use names of its module") from None
+            raise ConfigError(
+                f"{name}: its annotations cannot be evaluated: {error}; use names of its module"
+            ) from None
         return {}
     found: dict[str, Depends] = {}
     for name, hint in hints.items():
@@ -503,7 +540,13 @@ async def resolved(
     stack: AsyncExitStack,
     known: dict[Callable[..., Any], Any],
 ) -> dict[str, Any]:
-    """The values by parameter. `replaced`: what a test gives in place of a dependency. `stack` ends the generators."""
+    """Call dependencies, and return their values by parameter.
+
+    Args:
+        replaced: functions to call instead of dependencies' functions.
+        stack: gets the generators, and runs the rest of them when it is closed.
+        known: the results of dependencies that were called already, by function.
+    """
     values: dict[str, Any] = {}
     for name, depends in wanted.items():
         call = replaced.get(depends.call, depends.call)
@@ -526,33 +569,34 @@ async def _value(call: Callable[..., Any], arguments: dict[str, Any], stack: Asy
 
 
 # ------------------------------------------------------------------------------
-# `stop_signal`: a service that stops gracefully, in one line.
+# `stop_signal`: lets a service stop gracefully.
 
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 async def stop_signal() -> signal.Signals:
-    """Waits until the process is told to stop, by SIGTERM (systemd, Docker, Kubernetes) or SIGINT (Ctrl-C). Returns which.
+    """Wait for SIGTERM (from systemd, Docker, Kubernetes) or SIGINT (Ctrl-C), and return the signal.
 
         async with Consumer(...):
             await stop_signal()
 
-    Leaving the block then lets running handlers finish, commits offsets and hands over queues. A second signal ends the
-    process at once. On Windows, where loops have no signal handlers, this never returns, and Ctrl-C raises KeyboardInterrupt.
+    Leaving the block then waits for running handlers, commits offsets and releases queues. A second signal ends the process
+    immediately. On Windows, where event loops have no signal handlers, this never returns, and Ctrl-C raises
+    KeyboardInterrupt.
     """
     loop = asyncio.get_running_loop()
     came: asyncio.Future[signal.Signals] = loop.create_future()
     before = {number: signal.getsignal(number) for number in SIGNALS}
 
-    def tell(number: signal.Signals) -> None:
+    def on_signal(number: signal.Signals) -> None:
         if not came.done():
             came.set_result(number)
 
     added: list[signal.Signals] = []
     try:
         for number in SIGNALS:
-            loop.add_signal_handler(number, tell, number)
+            loop.add_signal_handler(number, on_signal, number)
             added.append(number)
     except NotImplementedError:
         pass

@@ -25,12 +25,12 @@ from .errors import ConfigError
 
 
 Start = Literal["last", "first"] | int
-"""The begin of a new group: the end as it is when the first member joins, the start, or a store time in ms since the epoch.
-Queues that come into being later are read from their start."""
+"""The start position of a new group: "last" is the end of each queue when the first member joins, "first" is the first
+stored message, and an int is a store time in ms since the epoch. Queues that are created later are read from offset 0."""
 
 
 class At(NamedTuple):
-    """An offset to begin at."""
+    """A start position that is an offset."""
 
     offset: int
 
@@ -152,8 +152,8 @@ MAX_RECONSUME_TIMES: Final = 16  # default retries of a message, as in Apache's 
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
-    """The bounds of what one client keeps, takes at once and waits for. Those of `CLIENT_LIMITS` are in force where nobody
-    hands in others: tests do, to come to an edge with a few messages, or without a wait."""
+    """Limits, timeouts and intervals of one client. The default is `CLIENT_LIMITS`. Tests pass smaller values, so that they
+    reach a limit with few messages or without waiting."""
 
     # Connections
 
@@ -230,11 +230,13 @@ CLIENT_LIMITS: Final = ClientLimits()
 
 @dataclass(frozen=True, slots=True)
 class PullLimits:
-    """How far a consumer reads ahead in each queue. It stops pulling while more than this is in memory.
+    """Limits for reading ahead of the handlers. A consumer stops pulling from a queue while one of them is exceeded.
 
-    - `batch_size`: the most messages of one pull.
-    - `messages`, `size_bytes`: the most messages of one queue in memory, and the most bytes of them as they are stored.
-    - `span`: the most offsets between the first and the last message in memory.
+    - `batch_size`: maximum number of messages of one pull.
+    - `messages`: maximum number of unacknowledged messages of one queue in memory.
+    - `size_bytes`: maximum size of these messages as they are stored, in bytes.
+    - `span`: maximum distance of the offsets of the first unacknowledged message and the next message to pull; not used
+      in an orderly consumer.
     """
 
     batch_size: int = 256
@@ -275,7 +277,13 @@ Client = TypeVar("Client", bound=type)
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """`check(name, value)` raises ConfigError. `text` says what the option is for; the reference prints it."""
+    """An option of a consumer or producer.
+
+    Attributes:
+        text: the description, which is added to the docstring of the class.
+        default: the default value.
+        check: `check(name, value)` raises ConfigError for an invalid value.
+    """
 
     text: str
     default: Any
@@ -284,12 +292,13 @@ class Option:
 
 @cache
 def options_of(kind: Any) -> Mapping[str, Option]:
-    """The options that a TypedDict declares, in a module whose annotations are values, not text."""
+    """Return the options that a TypedDict declares. Its module must not postpone the evaluation of annotations."""
     return {name: hint.__metadata__[0] for name, hint in kind.__annotations__.items()}
 
 
 def chosen(kind: type[Given], given: Mapping[str, Any]) -> Given:
-    """The value of each option: as given, checked, or its default. Raises ConfigError, and TypeError for an unknown one."""
+    """Return the value of each option: the given value, or the default. Raises ConfigError for an invalid value, and
+    TypeError for an unknown option."""
     options = options_of(cast("Any", kind))
     for name in given:
         if name not in options:
@@ -304,7 +313,8 @@ def chosen(kind: type[Given], given: Mapping[str, Any]) -> Given:
 
 
 def takes(kind: type) -> Callable[[Client], Client]:
-    """Completes the signature and the docstring of a class whose `__init__` takes the options as `**options`."""
+    """Return a decorator that adds the options to the signature and docstring of a class whose `__init__` takes
+    `**options`."""
 
     def completed(client: Client) -> Client:
         made: Any = client.__init__  # type: ignore[misc]
@@ -324,7 +334,7 @@ def takes(kind: type) -> Callable[[Client], Client]:
 
 
 def parse_addresses(text: Any) -> list[str]:
-    """The name servers of `host:port;host:port`."""
+    """Parse the addresses of name servers, `host:port;host:port`. Raises ConfigError."""
     if not isinstance(text, str):
         raise ConfigError(f"name_server: {text!r} is not a text; give 'host:port', several separated by ';'")
     addresses = [part.strip() for part in text.replace(",", ";").split(";") if part.strip()]
@@ -333,15 +343,17 @@ def parse_addresses(text: Any) -> list[str]:
         if not _HOST(host) or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
             raise ConfigError(f"name_server: {address!r} is not host:port, such as 127.0.0.1:9876")
     if not addresses or len(addresses) > MAX_NAME_SERVERS:
-        raise ConfigError(f"name_server: {len(addresses)} addresses given; 1 to {MAX_NAME_SERVERS} are needed")
+        raise ConfigError(f"name_server: expected 1 to {MAX_NAME_SERVERS} addresses, got {len(addresses)}")
     return addresses
 
 
 def parse_place(text: str, topic: str) -> tuple[Queue, int]:
-    """The queue and the offset of `BROKER:QUEUE:OFFSET`."""
+    """Parse the position of a message, `BROKER:QUEUE:OFFSET`, into a queue and an offset. Raises ConfigError."""
     broker, *numbers = text.rsplit(":", 2)
     if len(numbers) != 2 or not all(number.isascii() and number.isdigit() for number in numbers):
-        raise ConfigError(f"{text[:80]!r} is not a place; use BROKER:QUEUE:OFFSET, such as broker-a:0:1234")
+        raise ConfigError(
+            f"{text[:80]!r} is not the position of a message; use BROKER:QUEUE:OFFSET, such as broker-a:0:1234"
+        )
     queue_id, offset = map(int, numbers)
     return Queue(topic, broker, queue_id), offset
 
@@ -364,7 +376,8 @@ def check_count(name: str, value: Any, least: int, most: int | None = None) -> N
 
 
 def check_seconds(name: str, value: Any, *, may_be_zero: bool = False, most: float = math.inf) -> None:
-    """`most` tells seconds from milliseconds, in which other clients take most times."""
+    """Raise ConfigError for an invalid duration. `most` detects milliseconds, which other clients use for most
+    durations."""
     if type(value) not in (int, float) or not (value > 0 or (may_be_zero and value == 0)):
         raise ConfigError(f"{name}: {value!r} is not a number of seconds {'from' if may_be_zero else 'above'} 0")
     if value > most:
@@ -372,7 +385,7 @@ def check_seconds(name: str, value: Any, *, may_be_zero: bool = False, most: flo
 
 
 def check_end(name: str, start: Any) -> None:
-    """Checks where a group begins whose members share messages."""
+    """Check the start position of a group whose members share messages."""
     if start not in ("last", "first"):
         raise ConfigError(f"{name}: {start!r} is neither 'last' nor 'first'; a time suits a Consumer only")
 
@@ -389,21 +402,22 @@ def check_bool(name: str, value: Any) -> None:
 
 
 def check_delay(delay: Any, name: str = "delay") -> None:
-    """The seconds after which a message comes again; None for the delay of its level."""
+    """Check the delay until a redelivery, as a timedelta or seconds; None means the delay of the delay level."""
     seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
     if seconds is not None and (type(seconds) not in (int, float) or not 0 <= seconds <= MAX_INVISIBLE_S):
         raise ConfigError(f"{name}: {delay!r} is not a time from 0 to {MAX_INVISIBLE_S / 3600:.0f} hours")
 
 
 def check_callable(name: str, value: Any, *takes: str) -> None:
-    """`takes` names its argument, such as "a message"."""
+    """Raise ConfigError if a value is not None and cannot be called with the arguments that `takes` describes, such as "a
+    message"."""
     if value is None:
         return
     if not callable(value):
         raise ConfigError(f"{name}: {value!r} cannot be called; give a function or `async def` function")
     try:
         signature = inspect.signature(value)
-    except (TypeError, ValueError):  # some that are written in C say nothing
+    except (TypeError, ValueError):  # some functions written in C have no signature
         return
     try:
         signature.bind(*takes)
@@ -413,13 +427,13 @@ def check_callable(name: str, value: Any, *takes: str) -> None:
 
 
 def takes_message(handler: Callable[..., Any]) -> bool:
-    """Whether a handler of decoded bodies wants the message, too: `async def cook(order, message)`."""
+    """Return True if a handler of decoded bodies takes the message, too, as in `async def cook(order, message)`."""
     try:
         parameters = inspect.signature(handler).parameters.values()
-    except (TypeError, ValueError):  # some that are written in C say nothing
+    except (TypeError, ValueError):  # some functions written in C have no signature
         return False
-    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(item.kind in places and item.default is item.empty for item in parameters) > 1
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(item.kind in kinds and item.default is item.empty for item in parameters) > 1
 
 
 def check_handler(
@@ -431,11 +445,11 @@ def check_handler(
     else:
         check_callable("decode", decode, "a body")
         if handler is None:
-            raise ConfigError("decode: only with a handler; decode message.body yourself where you ask for messages")
-        value = "a list of what decode returns" if takes_batches else "what decode returns"
+            raise ConfigError("decode: needs a handler; without a handler, decode message.body in your code")
+        value = "a list of decoded bodies" if takes_batches else "a decoded body"
         check_callable("handler", handler, value, *((taken,) if takes_message(handler) else ()))
     for index, layer in enumerate(middleware):
-        check_callable(f"middleware[{index}]", layer, taken, "what to call next")
+        check_callable(f"middleware[{index}]", layer, taken, "the next layer")
 
 
 def check_start(name: str, start: Any) -> None:
@@ -445,7 +459,8 @@ def check_start(name: str, start: Any) -> None:
 
 
 def check_ms(name: str, time_ms: Any) -> None:
-    """A time in ms since the epoch that is years before RocketMQ was one in seconds. 0 is the beginning of everything."""
+    """Raise ConfigError for a time before 1973, because it is most likely in seconds instead of ms. 0 is allowed and
+    means the first message."""
     if isinstance(time_ms, int) and 0 < time_ms < EARLIEST_MS:
         raise ConfigError(f"{name}: {time_ms} ms since 1970 is before 1973; give ms, such as {time_ms}_000 for seconds")
 
@@ -456,14 +471,12 @@ def check_path(name: str, file: Any) -> None:
 
 
 def batch_limits(batch_size: Any, limits: PullLimits | None, wait_s: Any) -> PullLimits:
-    """How far a consumer reads ahead that takes batches: each is of one pull."""
+    """Check the options for batches. Return the limits for reading ahead, with pulls that are large enough for a batch."""
     check_count("batch_size", 1 if batch_size is None else batch_size, 1, MAX_BATCH_SIZE)
     if wait_s is not None:
         check_seconds("batch_wait_s", wait_s)
         if batch_size is None or wait_s > MAX_BATCH_WAIT_S:
-            raise ConfigError(
-                f"batch_wait_s: {wait_s!r} is for a consumer with a batch_size, up to {MAX_BATCH_WAIT_S} s"
-            )
+            raise ConfigError(f"batch_wait_s: needs a batch_size, and is at most {MAX_BATCH_WAIT_S} s; got {wait_s!r}")
     if limits is None:
         return PullLimits(batch_size=max(PullLimits().batch_size, batch_size or 1))
     if batch_size is not None and batch_size > limits.batch_size:
@@ -484,19 +497,19 @@ def check_pull_limits(name: str, limits: Any) -> None:
 def check_place(place: Any) -> None:
     allowed = "'first', 'last', a time in ms since 1970 as an int, or an offset for each queue"
     if isinstance(place, Mapping):
-        odd = [f"{queue}: {offset!r}" for queue, offset in place.items() if not _is_long(offset)]
-        if odd:
-            raise ConfigError(f"seek: {odd[0]} is not an offset from 0; give {allowed}")
+        invalid = [f"{queue}: {offset!r}" for queue, offset in place.items() if not _is_long(offset)]
+        if invalid:
+            raise ConfigError(f"seek: {invalid[0]} is not an offset from 0; give {allowed}")
     elif place not in ("last", "first") and not _is_long(place):
-        raise ConfigError(f"seek: {place!r} is not a place; give {allowed}")
+        raise ConfigError(f"seek: {place!r} is not a position; give {allowed}")
     else:
         check_ms("seek", place)
 
 
 def check_starts(starts: Any) -> None:
-    """Checks the return value of `on_assigned`."""
+    """Check the return value of `on_assigned`."""
     if not isinstance(starts, Mapping):
-        raise ConfigError(f"on_assigned returned {starts!r}; allowed are None and a mapping of offsets by queue")
+        raise ConfigError(f"on_assigned returned {starts!r}; expected None or a mapping from queues to offsets")
     for queue, offset in starts.items():
         if not isinstance(queue, Queue):
             raise ConfigError(
@@ -523,7 +536,7 @@ def check_layers(name: str, layers: Any) -> None:
 
 
 def check_timeout(value: Any) -> None:
-    """Checks the timeout of a call. It may be over before the call begins."""
+    """Check the timeout of a call. It may be 0 or negative, for a call that times out immediately."""
     if type(value) not in (int, float) or math.isnan(value):
         raise ConfigError(f"timeout_s: {value!r} is not a number of seconds")
 
@@ -537,14 +550,14 @@ def check_strategy(name: str, strategy: Any) -> None:
 
 
 def parse_subscriptions(subscriptions: Any) -> dict[str, Subscription]:
-    """Subscriptions by topic, of a topic's name or of expressions by topic."""
+    """Parse the name of a topic, or a mapping from topics to filter expressions, into subscriptions by topic."""
     expressions = {subscriptions: "*"} if isinstance(subscriptions, str) else subscriptions
     if not isinstance(expressions, Mapping):
         raise ConfigError(
-            f"subscriptions: {subscriptions!r} is neither a topic nor expressions by topic, such as {{'a': '*', 'b': 'new'}}"
+            f"subscriptions: expected a topic, or filters by topic such as {{'a': '*', 'b': 'new'}}; got {subscriptions!r}"
         )
     if not expressions:
-        raise ConfigError("subscriptions: none given; name a topic, or map topics to tag expressions")
+        raise ConfigError("subscriptions: empty; give a topic, or a mapping from topics to filters")
     return {topic: _subscription(topic, expression) for topic, expression in expressions.items()}
 
 
@@ -561,10 +574,10 @@ def _subscription(topic: Any, expression: Any) -> Subscription:
         parsed = parse_subscription(topic, expression, version=int(time.time() * 1000), kind=kind)
     except SubscriptionError as error:
         raise ConfigError(f"subscriptions: {topic}: {error}") from None
-    odd = sorted(tag for tag in parsed.tags if re.search(r"[\s|,&]", tag) or tag == "*") if parsed.tags else []
-    if odd:
+    invalid = sorted(tag for tag in parsed.tags if re.search(r"[\s|,&]", tag) or tag == "*") if parsed.tags else []
+    if invalid:
         raise ConfigError(
-            f"subscriptions: {topic}: {odd[0]!r} is not a tag; separate tags by '||', or filter by Sql(\"TAGS = '...'\")"
+            f"subscriptions: {topic}: {invalid[0]!r} is not a tag; separate tags by '||', or filter by Sql(\"TAGS = '...'\")"
         )
     return parsed
 
@@ -572,8 +585,8 @@ def _subscription(topic: Any, expression: Any) -> Subscription:
 def with_retries(
     group: str, subscriptions: dict[str, Subscription], *, broadcasting: bool
 ) -> Mapping[str, Subscription]:
-    """Adds the group's retry topic, like Apache's DefaultMQPushConsumerImpl.copySubscription: broadcasting has no
-    retries."""
+    """Return the subscriptions with that of the group's retry topic, as Apache's
+    DefaultMQPushConsumerImpl.copySubscription does. A broadcasting consumer has no retries, and no retry topic."""
     if broadcasting:
         return subscriptions
     retry = names.retry_topic(group)

@@ -17,26 +17,26 @@ if TYPE_CHECKING:
 # The client's errors, as a tree:
 #
 # RocketletError
-#   ConfigError         a wrong argument or setting; the text names it
-#   MessageIllegal      a message that no broker would accept
-#   TopicNotFound       no name server knows a route for the topic
-#   ConnectionFailed    a name server or broker cannot be reached, or hung up
-#   RequestTimeout      no answer in time; the request may still have been carried out
-#   BrokerRefused       the broker answered with an error code
-#   AnswerUnreadable    a server answered with something that is not RocketMQ's
-#   RequestFailed       the consumer of a request failed with it, and says why
+#   ConfigError         an argument or setting is invalid; the text names it
+#   MessageIllegal      a message is invalid, so that no broker would accept it
+#   TopicNotFound       no name server has a usable route for the topic
+#   ConnectionFailed    a name server or broker cannot be reached, or closed the connection
+#   RequestTimeout      no response arrived in time; the request may have been carried out
+#   BrokerRefused       a server responded with an error code
+#   AnswerUnreadable    a server's response cannot be decoded
+#   RequestFailed       the consumer of a request failed to handle it; the text has the reason
 
 
 class RocketletError(Exception):
-    """The base of all errors of the client."""
+    """The base class of all errors of the client."""
 
 
 class ConfigError(RocketletError, ValueError):
-    """An argument or setting is wrong."""
+    """An argument or setting is invalid, or a method was called in the wrong state."""
 
 
 class MessageIllegal(RocketletError, ValueError):
-    """The message cannot be sent as it is."""
+    """The message is invalid and cannot be sent."""
 
 
 class TopicNotFound(RocketletError):
@@ -48,11 +48,17 @@ class ConnectionFailed(RocketletError, ConnectionError):
 
 
 class RequestTimeout(RocketletError, TimeoutError):
-    """A server did not answer in time. The request may still have been carried out."""
+    """No response arrived in time. The server may have carried out the request."""
 
 
 class BrokerRefused(RocketletError):
-    """A server refused a request. `code` is its response code, `remark` its own words, `address` where it is."""
+    """A server responded with an error code.
+
+    Attributes:
+        code: the response code.
+        remark: the server's text; None if it sent none.
+        address: the server's address.
+    """
 
     def __init__(self, request_code: int, code: int, remark: str | None, address: str) -> None:
         hint = _HINTS.get(code)
@@ -64,23 +70,23 @@ class BrokerRefused(RocketletError):
         self.address = address
 
     def __reduce__(self) -> tuple[type[BrokerRefused], tuple[int, int, str | None, str]]:
-        """An error that cannot be copied breaks the pool of processes in which it is raised."""
+        """Support pickling, because an exception that cannot be pickled breaks a process pool in which it is raised."""
         return BrokerRefused, (self._request_code, self.code, self.remark, self.address)
 
 
 class RequestFailed(RocketletError):
-    """The consumer of the request raised or gave it up; the text says which. The request may be delivered again."""
+    """The consumer's handler raised or rejected the request; the text has the reason. The request may be redelivered."""
 
 
 class AnswerUnreadable(RocketletError):
-    """A server's answer cannot be read: the server is not RocketMQ, or a newer version."""
+    """A server's response cannot be decoded, because it is not a RocketMQ server or has a newer version."""
 
 
 _HINTS: Final[dict[int, str]] = {
     ResponseCode.SYSTEM_BUSY: "The broker is overloaded: send more slowly, or retry",
     ResponseCode.REQUEST_CODE_NOT_SUPPORTED: "This broker does not have the feature",
-    ResponseCode.MESSAGE_ILLEGAL: "Change what the remark names",
-    ResponseCode.SERVICE_NOT_AVAILABLE: "The broker cannot store now: free disk space, or send to another broker",
+    ResponseCode.MESSAGE_ILLEGAL: "Correct the message as the remark says",
+    ResponseCode.SERVICE_NOT_AVAILABLE: "The broker cannot store messages now: free disk space, or send to another broker",
     ResponseCode.TOPIC_NOT_EXIST: "Create the topic, or let the broker create topics",
     ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: "Create the consumer group on the broker",
     ResponseCode.SUBSCRIPTION_PARSE_FAILED: "Correct the filter of the subscription",
@@ -88,21 +94,21 @@ _HINTS: Final[dict[int, str]] = {
 
 
 # ------------------------------------------------------------------------------
-# The client's loggers: structlog in front, the standard `logging` behind, so that an application sees and filters
-# them as its own. A record's message has the fields as text; `record.event` is the text without them, `record.fields`
-# has their values, for formatters that keep structure.
+# The client's loggers. The client calls structlog, which passes all entries to the standard `logging`, so that an
+# application can configure them like its own. A record's message contains the fields as text. For structured formatters,
+# `record.event` is the event's name and `record.fields` are the values of the fields.
 #
-# structlog is loaded with the first line that is logged. That takes 0.1 s of processor time where rich is installed,
-# which structlog then loads, too; short commands and Spark's processes mostly log nothing.
+# structlog is imported when the first entry is logged. If rich is installed, structlog imports it, too, which takes 0.1
+# s of CPU time, and short commands and Spark's processes mostly log nothing.
 
 
 _LEVELS = {name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error", "critical")}
-_CALLER: int = 4  # the frames between who logs and logging.Logger
+_CALLER: int = 4  # the number of stack frames between the calling code and logging.Logger
 
 
 def _for_logging(logger: WrappedLogger, method: str, event: EventDict) -> tuple[tuple[str], dict[str, Any]]:
-    """The arguments of a method of logging.Logger. The fields go into one attribute: a record allows none that is called
-    `message` or `name`."""
+    """Return the arguments for a method of logging.Logger. All fields are in one attribute, because a record cannot have
+    attributes of its own called `message` or `name`."""
     options = {"exc_info": event.pop("exc_info", None), "stacklevel": _CALLER}
     text = str(event.pop("event"))
     fields = dict(event)
@@ -111,7 +117,7 @@ def _for_logging(logger: WrappedLogger, method: str, event: EventDict) -> tuple[
 
 
 class _Late:
-    """A BoundLogger that is made when it is needed."""
+    """A logger that creates its structlog BoundLogger when it is first needed."""
 
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name)

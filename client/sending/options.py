@@ -32,7 +32,7 @@ from .requests import Check
 def _check_layers(name: str, layers: Any) -> None:
     check_layers(name, layers)
     for layer in layers:
-        check_callable(name, layer, "a sending", "what to call next")
+        check_callable(name, layer, "a sending", "the next layer")
 
 
 class ProducerOptions(TypedDict, total=False):

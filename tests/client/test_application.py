@@ -114,7 +114,7 @@ async def test_an_application_runs_in_the_memory_of_a_test() -> None:
         assert (await app.health()).is_healthy
         assert (app.state.kitchen, fake.rows) == ("open", ["7 new"])
     assert events == ["begins", "ends"]
-    assert (await app.health()).fault == "it does not run"
+    assert (await app.health()).fault == "it is not running"
 
 
 async def test_a_handler_that_takes_too_long_is_ended_and_its_dependencies_too(node: Node) -> None:
@@ -140,12 +140,12 @@ def test_mistakes_are_reported_where_they_are_declared() -> None:
     def local() -> int:
         return 1
 
-    with pytest.raises(ConfigError, match="its annotations cannot be read: name 'local' is not defined"):
+    with pytest.raises(ConfigError, match="its annotations cannot be evaluated: name 'local' is not defined"):
 
         @app.subscriber("t", group="g")
         async def lost(message: Message, number: Annotated[int, Depends(local)]) -> None: ...
 
-    with pytest.raises(ConfigError, match="this application does not run"):
+    with pytest.raises(ConfigError, match="this application is not running"):
         app.producer  # noqa: B018
 
 
@@ -182,7 +182,7 @@ async def text(body: str) -> None: ...
         (
             one,
             {"decode": Order.model_validate_json},
-            "one: .* annotated Message; with decode it gets what that returns",
+            "one: .* annotated Message; with decode it gets the decoded body",
         ),
         (two, {}, "two.*missing a required argument: 'other'"),
         (none, {}, "none.*too many positional arguments"),
@@ -240,7 +240,7 @@ async def test_two_subscribers_of_one_group_are_refused(node: Node, other: str) 
     app = Rocketlet(node.address)
     for topic in ("t", other):
         app.subscriber(topic, group="g")(lambda message: RetryLater())
-    with pytest.raises(ConfigError, match=f"two subscribers are of the group g, g: t and g: {other}; give one another"):
+    with pytest.raises(ConfigError, match=f"group: g: t and g: {other} have the same group g; give each its own"):
         await app.__aenter__()
     assert not (await app.health()).is_healthy
 
@@ -248,7 +248,7 @@ async def test_two_subscribers_of_one_group_are_refused(node: Node, other: str) 
 async def test_a_publisher_that_handles_nothing_is_refused(node: Node) -> None:
     app = Rocketlet(node.address)
     app.publisher("dishes")(lease)
-    with pytest.raises(ConfigError, match="publisher: lease handles nothing; declare it as a subscriber, too"):
+    with pytest.raises(ConfigError, match="publisher: lease is not a subscriber; declare it"):
         await app.__aenter__()
 
 
@@ -269,8 +269,8 @@ async def test_a_result_that_nobody_publishes_and_a_handler_out_of_time_are_name
 
     async with app, AdminClient(node.address) as admin:
         for group, reason in (
-            ("slow", "TimeoutError: the handler took longer than its timeout_s, 0.01 s"),
-            ("odd", "TypeError: the handler returned b'a dish'; @app.publisher(topic) would send it"),
+            ("slow", "TimeoutError: the handler did not end within its timeout_s of 0.01 s"),
+            ("odd", "TypeError: the handler returned b'a dish'; add @app.publisher(topic) to send it, or return None"),
         ):
             await app.publish(group, b"x")
             dead = Queue(f"%DLQ%{group}", "broker-a", 0)

@@ -480,7 +480,7 @@ async def test_what_arrives_does_not_shorten_the_pause_after_a_failure_in_order(
         ({"handler": lambda: None}, r"handler: .*<lambda>\(\) is called with a message: too many positional arguments"),
         ({"handler": lambda message, more: None}, "is called with a message: missing a required argument: 'more'"),
         ({"handler": lambda: None, "batch_size": 2}, "is called with a list of messages"),
-        ({"middleware": [lambda message: None]}, r"middleware\[0\]: .* is called with a message and what to call next"),
+        ({"middleware": [lambda message: None]}, r"middleware\[0\]: .* is called with a message and the next layer"),
         ({"on_assigned": lambda: None}, "on_assigned: .* is called with a set of queues"),
         ({"on_revoked": lambda: None}, "on_revoked: .* is called with a set of queues"),
     ],

@@ -274,7 +274,7 @@ async def test_the_connection_opens_in_json_and_switches(node: Node) -> None:
         ({"default_queues": 2**31}, "default_queues: 2147483648 is not a whole number from 1 to 2147483647"),
         ({"check": True}, "check: True cannot be called"),
         ({"check": lambda: True}, "is called with a message: too many"),
-        ({"middleware": [lambda sending: None]}, "is called with a sending and what to call next"),
+        ({"middleware": [lambda sending: None]}, "is called with a sending and the next layer"),
         ({"middleware": print}, r"is not a list; give \[print\]"),
         ({"access": "key"}, r"access: 'key' is a str; give Access\(...\)"),
         ({"default_queues": 2**31}, "default_queues"),

@@ -114,9 +114,9 @@ async def test_a_value_that_cannot_be_encoded_raises_where_it_is_sent(node: Node
 
 
 async def test_decode_is_for_handlers(node: Node) -> None:
-    with pytest.raises(ConfigError, match=r"decode: only with a handler; decode message\.body yourself"):
+    with pytest.raises(ConfigError, match=r"decode: needs a handler; without a handler, decode message\.body"):
         Consumer(node.address, "g", "t", decode=int)  # type: ignore[call-overload]
-    with pytest.raises(ConfigError, match=r"handler: .* is called with what decode returns"):
+    with pytest.raises(ConfigError, match=r"handler: .* is called with a decoded body"):
         Consumer(node.address, "g", "t", lambda: None, decode=int)  # type: ignore[arg-type]
 
 
