@@ -26,8 +26,7 @@ FIELD_FACTOR: Final = 4  # memory counted for each byte of a gRPC call's header 
 # memory counted for each response message that waits for the client's window, in addition to its bytes
 PENDING_BYTES: Final = 256
 MAX_ORPHANED_TOPICS: Final = 1_000  # topics with orphaned queues that metrics name; the sum counts all topics
-KEPT_FRAME_BYTES: Final = 1024  # memory counted for a waiting request, in addition to its body and header fields
-KEPT_FIELD_BYTES: Final = 200  # memory counted for each header field of a waiting request
+KEPT_FRAME_BYTES: Final = 1024  # memory counted for a waiting request, in addition to its body
 HELD_PULL_BYTES: Final = 2048  # memory counted for a held pull
 MAX_CHECKED_PULLS: Final = 1_024  # checked pulls that a connection keeps, so that their repetition is not checked again
 MAX_CHECKED_SENDS: Final = 4_096  # queues that the broker has checked to accept messages, and need not check again
@@ -44,7 +43,6 @@ TURN_S: Final = 0.003  # time per event-loop iteration for waiting requests and 
 PIECE_S: Final = 0.001  # time for the requests of one connection before the event loop serves other connections
 NOTED_S: Final = 0.0001  # requests that take less time are not counted against their client's time
 SMALL_READ_BYTES: Final = 4096  # a socket read of up to this size is served immediately
-READ_PIECE_BYTES: Final = 16_384  # bytes of a large socket read that are decoded at a time
 CALL_WORK: Final = 64  # HTTP/2 frames of a large socket read that are decoded at a time; a frame takes 3 us
 # request bodies above this size, except sent messages, are queued as long work; parsing 1 MiB takes 10 ms
 LARGE_REQUEST_BYTES: Final = 65_536

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeVar,
 import structlog
 
 from ..protocol.bodies import SLICE, Work
-from ..protocol.frame import Frame
 from .access import Acl
 from .broker import BrokerController
 from .config import (
@@ -73,7 +72,7 @@ class Listening:
 
 S = TypeVar("S")
 
-Serve = Callable[[RemotingConnection, list[Frame]], None]
+Serve = Callable[[RemotingConnection], None]
 
 
 def _untapped(serve: S) -> S:
@@ -129,7 +128,6 @@ class Server:
             broker, routes, self._turns, acl, admin_is_local=listening.admin_is_local, limits=served.limits
         )
         self.serve = taps.serve(dispatch.serve)
-        self.reads_lazily = dispatch.is_lazy and taps.serve is _untapped
         self.max_connections = shares().connections
         budget = (broker.config.memory_bytes if broker else None) or default_budget()
         self.memory = Memory(budget)

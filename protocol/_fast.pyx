@@ -13,7 +13,7 @@ from cpython.bytes cimport PyBytes_AsString, PyBytes_FromStringAndSize
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy, memmove, memset
 
-INTERFACE = 5
+INTERFACE = 6
 
 # ------------------------------------------------------------------------------
 # The checked accessors, and numbers in network byte order.
@@ -406,6 +406,10 @@ cdef inline bint is_int32(int64_t value) noexcept:
     return -0x80000000 <= value <= 0x7FFFFFFF
 
 
+cdef inline bint is_send(int code) noexcept:
+    return code == SEND_MESSAGE_V2 or code == SEND_BATCH_MESSAGE or code == SEND_MESSAGE
+
+
 cdef inline int hex_digit(int found) noexcept:
     """Return the value of a digit, or -1."""
     if c"0" <= found <= c"9":
@@ -517,6 +521,8 @@ cdef int read_json(View data, Py_ssize_t at, Py_ssize_t end, Send *send) except 
             if is_text(data, key_at, key_size, b"code", 4):
                 bit = 1
                 send.code = <int>value
+                if not is_send(send.code):
+                    return 0
             elif is_text(data, key_at, key_size, b"flag", 4):
                 bit = 2
                 send.frame_flag = value
@@ -550,6 +556,8 @@ cdef int read_binary(View data, Py_ssize_t at, Py_ssize_t end, Send *send) excep
     send.code = byte(data, at) << 8 | byte(data, at + 1)
     send.opaque, send.frame_flag = <int32_t>get_uint32(data, at + 5), <int32_t>get_uint32(data, at + 9)
     at += BINARY_HEAD_BYTES
+    if not is_send(send.code):
+        return 0
     while at < end:
         if end - at < 6:
             return 0
@@ -635,6 +643,8 @@ cdef int read_msgpack(View data, Py_ssize_t at, Py_ssize_t end, Send *send) exce
             return 0
         if i == 0:
             send.code = <int>value
+            if not is_send(send.code):
+                return 0
         elif i == 1:
             send.frame_flag = value
         elif i == 2:
@@ -746,21 +756,29 @@ cdef int read_send(View data, Py_ssize_t at, Py_ssize_t end, Py_ssize_t max_head
         return 0
     if not is_read or (send.frame_flag and send.frame_flag != ONEWAY_FLAG) or send.opaque < 0:
         return 0
-    if send.code != SEND_MESSAGE_V2 and send.code != SEND_BATCH_MESSAGE and send.code != SEND_MESSAGE:
-        return 0
-    return read_fields(data, send)
+    return is_send(send.code) and read_fields(data, send)
 
 
-def sends_end(bytes data, Py_ssize_t at, Py_ssize_t max_header_bytes):
-    """Return the end of the plain sends that lie from `at` on, one after the other; `at` if there is none."""
+def code_at(bytes data, Py_ssize_t at):
+    """Return the request code of the frame that begins at `at`, if it comes first in the header; otherwise -1."""
     cdef Span span
-    cdef Send send
+    cdef View view = &span
+    cdef int64_t code = -1
+    cdef uint32_t kind
     span.start, span.size = <const uint8_t *>PyBytes_AsString(data), len(data)
-    if not 0 <= at <= span.size:
-        return None
-    while read_send(&span, at, span.size, max_header_bytes, &send):
-        at = send.after
-    return at
+    if not 0 <= at <= span.size - 8:
+        return -1
+    kind = get_uint32(view, at + 4) >> 24
+    if kind == JSON:
+        if span.size - at < 16 or not is_text(view, at + 8, 8, b'{"code":', 8) or read_number(view, at + 16, span.size, &code) < 0:
+            return -1
+    elif kind == ROCKETMQ:
+        if span.size - at >= 10:
+            code = byte(view, at + 8) << 8 | byte(view, at + 9)
+    elif kind == MSGPACK:
+        if span.size - at < 9 or byte(view, at + 8) != 0x97 or unpack_number(view, at + 9, span.size, &code) < 0:
+            return -1
+    return code
 
 
 # ------------------------------------------------------------------------------
@@ -852,6 +870,8 @@ cdef int read_json_pull(View data, Py_ssize_t at, Py_ssize_t end, Pull *pull) ex
                     return 0
             elif is_text(data, key_at, key_size, b"code", 4):
                 pull.code = <int>value
+                if pull.code != PULL_MESSAGE:
+                    return 0
             elif is_text(data, key_at, key_size, b"flag", 4):
                 pull.flag |= value
         if is_inside and at < end and byte(data, at) == c"}":
@@ -872,6 +892,8 @@ cdef int read_binary_pull(View data, Py_ssize_t at, Py_ssize_t end, Pull *pull) 
     if end - at < BINARY_HEAD_BYTES or get_uint32(data, at + 13) or get_uint32(data, at + 17) != <uint32_t>(end - at - 21):
         return 0
     pull.code, pull.flag = byte(data, at) << 8 | byte(data, at + 1), get_uint32(data, at + 9)
+    if pull.code != PULL_MESSAGE:
+        return 0
     put_hole(pull, OPAQUE, at + 5, at + 9, <int32_t>get_uint32(data, at + 5))
     put_hole(pull, FIELDS_SIZE, at + 17, at + 21, 0)
     at += BINARY_HEAD_BYTES
@@ -913,6 +935,8 @@ cdef int read_msgpack_pull(View data, Py_ssize_t at, Py_ssize_t end, Pull *pull)
             return 0
         if i == 0:
             pull.code = <int>value
+            if pull.code != PULL_MESSAGE:
+                return 0
         elif i == 1:
             pull.flag = value
         elif i == 2:
@@ -1520,10 +1544,10 @@ cdef class Queues:
 
 
 def take_sends(
-    bytes data, bytes account, dict queues, int64_t log_end, int64_t now_ms, bytes first_mark, object mark_at, bytes born_host,
+    bytes data, Py_ssize_t at, bytes account, dict queues, int64_t log_end, int64_t now_ms, bytes first_mark, object mark_at, bytes born_host,
     tuple broker_texts, tuple limits,
 ):
-    """Make the log records, index entries and responses of the plain sends at the start of the data.
+    """Make the log records, index entries and responses of the plain sends that lie from `at` on, one after the other.
 
     `queues` has, by account, topic and number, the queues that passed every check, each with its topic as records have it.
     `mark_at` returns the mark of a record at a position of the log, and `first_mark` is that of the first record, if it is
@@ -1532,7 +1556,7 @@ def take_sends(
     cdef Span span
     cdef Send send
     cdef View view = &span
-    cdef Py_ssize_t at = 0, max_body = limits[0], max_properties = limits[1], max_header = limits[6]
+    cdef Py_ssize_t max_body = limits[0], max_properties = limits[1], max_header = limits[6]
     cdef Py_ssize_t body_size, shared_size, messages, sends = 0
     cdef Py_ssize_t before, entries_before
     cdef int64_t next_before, count_before, bytes_before, position
@@ -1544,6 +1568,8 @@ def take_sends(
     cdef Broker broker = Broker()
     cdef bytes with_separator, mark
     span.start, span.size = <const uint8_t *>PyBytes_AsString(data), len(data)
+    if not 0 <= at <= span.size:
+        return None
     broker.store_host, broker.host_hex, broker.cluster, broker.region = broker_texts
     broker.born_host, broker.now_ms = born_host, now_ms
     found.passed, found.touched, found.account, found.key = queues, {}, account, Output(128)
@@ -1551,7 +1577,7 @@ def take_sends(
         return None
     broker.host_flags = (0x10 if len(born_host) == 20 else 0) | (0x20 if len(broker.store_host) == 20 else 0)
     with_separator = b"\2" + broker.cluster
-    out = Output(span.size + 256)
+    out = Output(span.size - at + 256)
     while read_send(view, at, span.size, max_header, &send):
         body_size = send.after - send.body_at
         if body_size > max_body or not read_properties(view, &send, text):

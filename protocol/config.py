@@ -7,7 +7,6 @@ from typing import Final
 # Frames
 
 MAX_FRAME_BYTES: Final = 16_777_216  # a frame with its length field, as Apache's decoder counts
-JOINED_FRAME_BYTES: Final = 16_384  # largest frame in two reads that is joined with the frames after it
 MAX_BINARY_CODE: Final = 32_767  # the largest code of a request with a binary header
 MAX_LAYOUTS: Final = 2048  # cached layouts of binary headers, sets of signed names, and HTTP/2 header fields
 MAX_LAYOUT_FIELDS: Final = 32  # fields of a cached layout

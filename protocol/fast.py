@@ -11,14 +11,14 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final, Literal, NamedTuple
 
-INTERFACE: Final = 5  # of the functions' arguments and results; a module that was built with another number is stale
+INTERFACE: Final = 6  # of the functions' arguments and results; a module that was built with another number is stale
 
 
 Buffer = bytes | memoryview
 
 
 class EncodedSends(NamedTuple):
-    """Sends at the start of some data: their records, and the responses to those that are not one-way."""
+    """Sends that lie one after the other: their records, and the responses to those that are not one-way."""
 
     end: int  # where they end in the data
     code: int  # of the first one
@@ -72,15 +72,15 @@ entries: Final[Callable[[list[int], list[bytes], list[str]], bytes | None]] = ge
 records: Final[Callable[..., tuple[bytes, list[int], list[int]] | None]] = getattr(_module, "records", _decline)
 """Return the records of a batch's messages, their positions and their sizes."""
 
-
-sends_end: Final[Callable[[bytes, int, int], int | None]] = getattr(_module, "sends_end", _decline)
-"""Return the end of the plain sends that lie one after the other from a place on; that place if there is none."""
+code_at: Final[Callable[[bytes, int], int | None]] = getattr(_module, "code_at", _decline)
+"""Return the request code of the frame at a place, if it comes first in the header; otherwise -1."""
 
 _take_sends: Final[Callable[..., Any]] = getattr(_module, "take_sends", _decline)
 
 
 def take_sends(
     data: bytes,
+    at: int,
     account: bytes,
     queues: dict[bytes, tuple[Any, bytes]],
     log_end: int,
@@ -91,10 +91,11 @@ def take_sends(
     broker_texts: tuple[bytes, bytes, bytes, bytes],
     limits: tuple[int, ...],
 ) -> EncodedSends | None:
-    """Return the records, index entries and responses of the plain sends at the start of the data; None if the first one is
-    declined.
+    """Return the records, index entries and responses of the plain sends from a position of the data on; None if the first
+    one is declined.
 
     Args:
+        at: Where the first send begins.
         account: The account that the sends are of.
         queues: The queues that passed every check, by account, topic and number, each with its topic as records have it.
         log_end: Where the log ends.
@@ -105,13 +106,15 @@ def take_sends(
         broker_texts: The broker's address, the same in hex, the property that names its cluster, and its region.
         limits: Of a body, of properties, of a batch in bytes and in messages, of a piece of a batch in both, of a header.
     """
-    found = _take_sends(data, account, queues, log_end, now_ms, first_mark, mark_at, born_host, broker_texts, limits)
+    found = _take_sends(
+        data, at, account, queues, log_end, now_ms, first_mark, mark_at, born_host, broker_texts, limits
+    )
     return None if found is None else EncodedSends._make(found)
 
 
-pull_key: Final[Callable[[bytes, int, int], tuple[int, int, bytes, int, int, int] | None]] = getattr(
-    _module, "pull_key", _decline
-)
+PullKey = tuple[int, int, bytes, int, int, int]
+
+pull_key: Final[Callable[[bytes, int, int], PullKey | None]] = getattr(_module, "pull_key", _decline)
 """Return where the pull at a place ends, its encoding, the bytes of its header that stay when a client repeats it, its
 number, its queue offset and its commit offset."""
 

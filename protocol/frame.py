@@ -23,10 +23,8 @@ import msgpack
 import msgspec
 import orjson
 
-from . import fast
-from .codes import ONEWAY_FLAG, RESPONSE_FLAG, VERSION, Language, RequestCode, SerializeType
+from .codes import ONEWAY_FLAG, RESPONSE_FLAG, VERSION, Language, SerializeType
 from .config import (
-    JOINED_FRAME_BYTES,
     MAX_BINARY_CODE,
     MAX_FRAME_BYTES,
     MAX_KEY_CHARS,
@@ -54,7 +52,6 @@ _LANGUAGE_CODES: Final[dict[object, int]] = {
     **{language.name: language.value for language in Language},
     **{code: code for code in range(0x100)},
 }
-_SEND_MESSAGE_V2: Final = int(RequestCode.SEND_MESSAGE_V2)
 _PYTHON: Final = int(Language.PYTHON)
 _OTHER: Final = int(Language.OTHER)  # constants, because the lookup of an enum member takes 0.2 us in Python 3.11
 
@@ -91,38 +88,6 @@ class Frame(NamedTuple):
     @property
     def is_oneway(self) -> bool:
         return bool(self.flag & ONEWAY_FLAG)
-
-
-class SendRun(Frame):
-    """Consecutive sends of one socket read, not decoded. `body` contains their bytes, each send being a valid frame."""
-
-    __slots__ = ()
-
-    def decoded(self, at: int) -> list[Frame]:
-        """Return the send at a position of the body, decoded, followed by the run of the later sends if there are any."""
-        send, after = _decoded(self.body, at)
-        return [send] if after == len(self.body) else [send, _run(self.body[after:])]
-
-
-def _run(data: bytes) -> Frame:
-    return SendRun(_SEND_MESSAGE_V2, body=data)
-
-
-UNDECODED_PULL: Final = (
-    1 << 32
-)  # code of a pull that is not decoded, larger than any code on the wire; `body` contains the frame's bytes
-
-
-def decode_pull(frame: Frame) -> Frame:
-    """Decode a pull that the reader left undecoded."""
-    return _decoded(frame.body, 0)[0]
-
-
-def _decoded(data: bytes, at: int) -> tuple[Frame, int]:
-    """Return the frame at a position, which must be complete, and the position after it."""
-    total, mark = _prefix_at(data, at)
-    body_at, after = at + 8 + (mark & 0xFFFFFF), at + 4 + total
-    return _DECODERS[mark >> 24](data[at + 8 : body_at], data[body_at:after]), after
 
 
 def _encode_json(frame: Frame) -> bytes:
@@ -406,31 +371,14 @@ _DECODERS: Final = {JSON: _decode_json, ROCKETMQ: _decode_binary, MSGPACK: _deco
 
 
 class FrameReader:
-    """Splits the bytes of a socket into frames. It keeps at most one incomplete frame (up to 16 MiB).
+    """Splits the bytes of a socket into frames. It keeps at most one incomplete frame (up to 16 MiB)."""
 
-    Args:
-        max_header_bytes: maximum header size; servers set it for requests, and clients accept headers up to the size of
-            a frame
-
-    With `is_lazy` and the compiled module, plain pulls are not decoded, and consecutive plain sends become one
-    `SendRun`.
-    """
-
-    __slots__ = ("_max_header_bytes", "_needed", "is_lazy", "waiting")
+    __slots__ = ("_max_header_bytes", "_needed", "waiting")
 
     def __init__(self, max_header_bytes: int = MAX_FRAME_BYTES) -> None:
         self._max_header_bytes = max_header_bytes
         self.waiting = bytearray()  # start of an incomplete frame
         self._needed = 0
-        self.is_lazy = False
-
-    def missing(self, data: bytes) -> int:
-        """Return the number of bytes that are missing from the incomplete frame, or the size of the frame that starts
-        in `data`.
-
-        The number is a lower bound while the size of the frame is not known.
-        """
-        return self._needed - len(self.waiting) if self.waiting else int.from_bytes(data[:4], "big") + 4
 
     def feed(self, data: bytes) -> list[Frame]:
         """Return the frames that `data` completes, in order. Raises FrameError; the reader must not be used after that."""
@@ -441,7 +389,7 @@ class FrameReader:
             if end < missing:
                 self.waiting += data
                 return frames
-            if self._has_header and not (self.is_lazy and self._needed <= JOINED_FRAME_BYTES):
+            if self._has_header:
                 frames.append(self._completed(memoryview(data)[:missing]))
                 position = missing
             else:
@@ -449,10 +397,6 @@ class FrameReader:
                 end = len(data)
                 self.waiting = bytearray()
         while end - position >= 8:
-            if self.is_lazy and (found := self._undecoded(data, position)) is not None:
-                frames.append(found)
-                position += len(found.body)
-                continue
             total, mark = _prefix_at(data, position)
             if total < 4 or total > MAX_FRAME_BYTES - 4:
                 raise _bad_size(total + 4)
@@ -464,7 +408,7 @@ class FrameReader:
             body_at = begin + (mark & 0xFFFFFF)
             decode = _DECODERS.get(mark >> 24)
             if decode is None or body_at > after or body_at - begin > self._max_header_bytes:
-                raise self._bad_header(mark, total + 4)
+                raise _bad_header(mark, total + 4, self._max_header_bytes)
             frames.append(decode(data[begin:body_at], data[body_at:after]))
             position = after
         else:
@@ -477,18 +421,6 @@ class FrameReader:
                     raise _bad_size(self._needed)
         self.waiting += memoryview(data)[position:] if position else data
         return frames
-
-    def _undecoded(self, data: bytes, position: int) -> Frame | None:
-        """Return the run of sends or the pull at a position, undecoded; None if there is another request, or one that
-        is not plain."""
-        end = fast.sends_end(data, position, self._max_header_bytes) or 0
-        if end > position:
-            return _run(data[position:end])
-        pull = fast.pull_key(data, position, self._max_header_bytes)
-        if pull is None:
-            return None
-        end, kind, _, opaque, _, _ = pull
-        return Frame(UNDECODED_PULL, opaque, body=data[position:end], serialize_type=kind)
 
     @property
     def _has_header(self) -> bool:
@@ -506,18 +438,99 @@ class FrameReader:
         body_at = 8 + (mark & 0xFFFFFF)
         decode = _DECODERS.get(mark >> 24)
         if decode is None or body_at > total + 4 or body_at - 8 > self._max_header_bytes:
-            raise self._bad_header(mark, total + 4)
-        if self.is_lazy:
-            whole = b"".join((waiting, rest))
-            if fast.sends_end(whole, 0, self._max_header_bytes) == len(whole):
-                return _run(whole)
+            raise _bad_header(mark, total + 4, self._max_header_bytes)
         return decode(bytes(waiting[8:body_at]), b"".join((memoryview(waiting)[body_at:], rest)))
 
-    def _bad_header(self, mark: int, size: int) -> FrameError:
-        return FrameError(
-            f"serialize type {mark >> 24}, header of {mark & 0xFFFFFF} bytes in a frame of {size} bytes; expected type "
-            f"0, 1 or {MSGPACK} and a header of up to {self._max_header_bytes} bytes"
-        )
+
+class FrameCursor:
+    """The bytes of a socket and a position in them: each frame is decoded when its turn comes. `at` is the position of the
+    next frame in `data`. It keeps at most one incomplete frame (up to 16 MiB).
+
+    Args:
+        max_header_bytes: maximum header size
+    """
+
+    __slots__ = ("_max_header_bytes", "_needed", "_waiting", "at", "data")
+
+    def __init__(self, max_header_bytes: int) -> None:
+        self._max_header_bytes = max_header_bytes
+        self.clear()
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self.data = b""
+        self.at = self._needed = 0
+        self._waiting = bytearray()  # an incomplete frame, when `data` has no other bytes
+
+    def feed(self, data: bytes) -> bool:
+        """Append bytes of the socket. Return `has_frame`."""
+        if self._waiting:
+            self._waiting += data
+            if len(self._waiting) < self._needed:
+                return self.has_frame
+            data, self._waiting = bytes(self._waiting), bytearray()
+        if self.at < len(self.data):
+            data = b"".join((memoryview(self.data)[self.at :], data))
+        self.data, self.at = data, 0
+        if self.has_frame:
+            return True
+        self._needed = max(self._size, 8) if len(data) >= 4 else 8
+        self.data, self._waiting = b"", bytearray(data)
+        return False
+
+    def put_back(self, data: bytes) -> None:
+        """Put bytes in front of the next frame."""
+        self.data, self.at = data + self.data[self.at :], 0
+
+    @property
+    def has_frame(self) -> bool:
+        """True if a whole frame is there, or bytes that cannot be the start of a frame."""
+        rest = len(self.data) - self.at
+        if rest < 4:
+            return False
+        size = int.from_bytes(self.data[self.at : self.at + 4], "big") + 4
+        return size <= rest or not 8 <= size <= MAX_FRAME_BYTES
+
+    @property
+    def has_several(self) -> bool:
+        """True if bytes follow the next frame."""
+        return len(self.data) - self.at > self._size
+
+    @property
+    def _size(self) -> int:
+        """The size of the next frame, at least four bytes of which are there."""
+        return int.from_bytes(self.data[self.at : self.at + 4], "big") + 4
+
+    @property
+    def held_bytes(self) -> int:
+        return len(self.data) + len(self._waiting)
+
+    def next(self) -> Frame | None:
+        """Return the next frame; None if there is no whole one. Raises FrameError for bytes that are not a frame."""
+        data, at = self.data, self.at
+        rest = len(data) - at
+        if rest >= 8:
+            total, mark = _prefix_at(data, at)
+            if total < 4 or total > MAX_FRAME_BYTES - 4:
+                raise _bad_size(total + 4)
+            if total <= rest - 4:
+                body_at, after = at + 8 + (mark & 0xFFFFFF), at + 4 + total
+                decode = _DECODERS.get(mark >> 24)
+                if decode is None or body_at > after or body_at - at - 8 > self._max_header_bytes:
+                    raise _bad_header(mark, total + 4, self._max_header_bytes)
+                self.at = after
+                return decode(data[at + 8 : body_at], data[body_at:after])
+        elif rest and self.has_frame:
+            raise _bad_size(self._size)
+        self.data, self.at = data[at:], 0  # what was served is not kept
+        return None
+
+
+def _bad_header(mark: int, size: int, max_header_bytes: int) -> FrameError:
+    return FrameError(
+        f"serialize type {mark >> 24}, header of {mark & 0xFFFFFF} bytes in a frame of {size}; headers of "
+        f"{max_header_bytes} are allowed"
+    )
 
 
 def _bad_size(needed: int) -> FrameError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -14,7 +15,7 @@ from ..broker.server import Serve
 from ..protocol import bodies, properties
 from ..protocol.bodies import BodyError
 from ..protocol.codes import ONEWAY_FLAG, RESPONSE_FLAG, RequestCode, request_name
-from ..protocol.frame import Ext, Frame, FrameReader, encode
+from ..protocol.frame import Ext, Frame, FrameCursor, FrameError, FrameReader, encode
 from ..protocol.headers import HeaderError, read_send_v2
 from .config import KEPT_REQUESTS
 from .faults import Fault, Faults, Seen, answer_name
@@ -86,18 +87,19 @@ class Tap:
         self._serve = serve
         return self.serve
 
-    def serve(self, connection: RemotingConnection, frames: list[Frame]) -> None:
+    def serve(self, connection: RemotingConnection) -> None:
         assert isinstance(connection, TappedConnection)
         connection.tap = self
-        connection.client = _client_in(frames) or connection.client
+        frames = _taken(connection.requests)
+        connection.client = _client_in([frame for frame, _ in frames]) or connection.client
         client = self._client_of(connection)
         if client in self._faults.frozen():
-            connection.frozen += frames
+            connection.frozen += b"".join(raw for _, raw in frames)
             return
-        passed: list[Frame] = []
-        for frame in frames:
+        passed: list[bytes] = []
+        for frame, raw in frames:
             if frame.flag & RESPONSE_FLAG:
-                passed.append(frame)
+                passed.append(raw)
                 continue
             seen = _fields_of(frame, client)
             request = self._record(connection, frame, seen)
@@ -105,7 +107,7 @@ class Tap:
             if fault is None:
                 after = self._faults.acting(AFTER, seen)
                 connection.expected[frame.opaque] = (request, after)
-                passed.append(frame)
+                passed.append(raw)
                 continue
             self._pass(connection, passed)
             passed = []
@@ -117,9 +119,10 @@ class Tap:
                 connection.write(answer(frame, fault.response, remark=fault.remark))
         self._pass(connection, passed)
 
-    def _pass(self, connection: RemotingConnection, frames: list[Frame]) -> None:
-        if frames:
-            self._serve(connection, frames)
+    def _pass(self, connection: RemotingConnection, requests: list[bytes]) -> None:
+        connection.requests.put_back(b"".join(requests))
+        if connection.requests.has_frame:
+            self._serve(connection)
 
     def _record(self, connection: RemotingConnection, frame: Frame, seen: Seen) -> Request:
         request = Request(
@@ -190,12 +193,13 @@ class Tap:
 
     def thaw(self, connection: TappedConnection) -> None:
         """Resume a frozen client: deliver its requests, and the bytes that were written to it."""
-        frames, connection.frozen = connection.frozen, []
+        requests, connection.frozen = connection.frozen, b""
         unsent, connection.unsent = connection.unsent, []
         if unsent:
             connection.pass_on(unsent)
-        if frames:
-            self.serve(connection, frames)
+        if requests:
+            connection.requests.put_back(requests)
+            self.serve(connection)
 
 
 class TappedConnection(RemotingConnection):
@@ -214,7 +218,7 @@ class TappedConnection(RemotingConnection):
         super().__init__(host, is_external=is_external, is_vip=is_vip)
         self.client = ""
         self.expected: dict[int, tuple[Request | None, Fault | None]] = {}
-        self.frozen: list[Frame] = []
+        self.frozen = b""
         self.unsent: list[bytes] = []
         self.tap: Tap | None = None
 
@@ -238,6 +242,17 @@ def _client_in(frames: list[Frame]) -> str:
             except BodyError:
                 continue
     return ""
+
+
+def _taken(requests: FrameCursor) -> list[tuple[Frame, bytes]]:
+    """Take all whole frames, and return each with its bytes."""
+    found: list[tuple[Frame, bytes]] = []
+    with suppress(FrameError):  # the dispatch meets the bytes that are not a frame
+        data, at = requests.data, requests.at
+        while (frame := requests.next()) is not None:
+            found.append((frame, data[at : requests.at]))
+            at = requests.at
+    return found
 
 
 def _frames(data: bytes) -> list[tuple[Frame, bytes]]:

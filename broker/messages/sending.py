@@ -158,22 +158,23 @@ class SendService:
         self.placed.append(placed)
         return placed
 
-    def stage_run(self, data: bytes, account: bytes, born_host: bytes) -> EncodedSends | None:
-        """Give the messages of the sends at the start of the data their places, if their queues have passed every check.
+    def stage_run(self, data: bytes, at: int, account: bytes, born_host: bytes) -> EncodedSends | None:
+        """Give the messages of the next sends their places, if their queues have passed every check.
 
         Args:
-            data: Whole frames of sends.
+            data: The bytes of a socket.
+            at: Where the first send begins.
             account: The access key of the account that sends, empty if everybody may send.
             born_host: The client's address.
 
         Returns:
-            What was staged. None if the first send is for `stage`, because of its queue or of its properties.
+            What was staged. None if there is no whole send, or it is for `stage`, because of its queue or of its properties.
         """
         if not self._passed or self._checked_at != self._topics.generation.number:
             return None
         if not self.placed:
             self._appender.begin()
-        sends = self._store.stage_sends(data, account, self._passed, born_host, self._broker_texts, _RUN_LIMITS)
+        sends = self._store.stage_sends(data, at, account, self._passed, born_host, self._broker_texts, _RUN_LIMITS)
         if sends is not None:
             self.placed.append(_PLACED_RUN)
         return sends

@@ -33,11 +33,13 @@ from ...protocol.codes import (
     request_name,
 )
 from ...protocol.config import MAX_REQUEST_HEADER_BYTES, MAX_TABLE_BYTES
+from ...protocol.fast import PullKey
 from ...protocol.frame import (
     MSGPACK,
     Ext,
     ExtValue,
     Frame,
+    FrameCursor,
     FrameError,
     FrameReader,
     encode,
@@ -64,13 +66,10 @@ from ..config import (
     CHECKED_PULL_BYTES,
     HELD_PULL_BYTES,
     KEPT_BEAT_BYTES,
-    KEPT_FIELD_BYTES,
-    KEPT_FRAME_BYTES,
     LARGE_HOLDING_BYTES,
     MAX_CHECKED_PULLS,
     NOTED_S,
     PIECE_S,
-    READ_PIECE_BYTES,
     SMALL_READ_BYTES,
     WRITE_HIGH_BYTES,
 )
@@ -114,25 +113,20 @@ _UNREACHED = (
 )  # the client need not know of these
 
 
-def _kept_bytes(frame: Frame) -> int:
-    return KEPT_FRAME_BYTES + KEPT_FIELD_BYTES * len(frame.ext) + len(frame.body)
-
-
 class Host(Protocol):
-    """The server: knows its connections, and serves the frames that they read."""
+    """The server: knows its connections, and serves the requests that they have read."""
 
     behind: OnePerIteration
     turns: Turns
     moment: Moment
     memory: Memory
     reports: Reports
-    reads_lazily: bool
 
     def now_s(self) -> float: ...
 
     def opened(self, connection: RemotingConnection) -> None: ...
 
-    def serve(self, connection: RemotingConnection, frames: list[Frame]) -> None: ...
+    def serve(self, connection: RemotingConnection) -> None: ...
 
     def closed(self, connection: RemotingConnection) -> None: ...
 
@@ -142,7 +136,7 @@ class RemotingConnection(Client):
     `is_left`: if it is gone, the client has ended it, and knows. `number` rises with each connection. `beat`: the body of
     its last heartbeat, and its content. `read_bytes` have come from the client, of TLS those that were decrypted; `records`
     has them decrypted. `broker_name`: of the broker that has said that it speaks here; `is_proving`: one is being asked.
-    `pulls`: those that were checked."""
+    `pulls`: those that were checked. `requests`: what was read, and is not served yet."""
 
     __slots__ = (
         "_answering_bytes",
@@ -152,9 +146,7 @@ class RemotingConnection(Client):
         "_is_in_line",
         "_later",
         "_lost",
-        "_reader",
         "_transport",
-        "_unread",
         "active_s",
         "beat",
         "born_host",
@@ -169,10 +161,10 @@ class RemotingConnection(Client):
         "is_paused",
         "is_proving",
         "is_vip",
-        "kept",
         "known",
         "number",
         "pulls",
+        "requests",
     )
 
     def __init__(self, host: Host, *, is_external: bool = False, is_vip: bool = False) -> None:
@@ -184,10 +176,8 @@ class RemotingConnection(Client):
         self.is_paused = self.is_proving = False
         self.is_held = False
         self.is_left = True
-        self.kept: list[Frame] = []
-        self._unread = b""  # what was read, and is not cut into frames yet
+        self.requests = FrameCursor(MAX_REQUEST_HEADER_BYTES)
         self._is_in_line = False
-        self._reader = FrameReader(MAX_REQUEST_HEADER_BYTES)
         self._transport: asyncio.Transport | None = None
         self._lost: list[Callable[[RemotingConnection], None]] = []
         self.born_host = b""
@@ -211,7 +201,6 @@ class RemotingConnection(Client):
         self.born_host = encode_host(host, int(address[1]))
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
         self.active_s = self.heard_s = self._host.now_s()
-        self._reader.is_lazy = self._host.reads_lazily
         self._host.opened(self)
 
     def encrypted(self, transport: asyncio.Transport) -> None:
@@ -235,7 +224,7 @@ class RemotingConnection(Client):
     @property
     def is_reading(self) -> bool:
         """Whether requests are read; otherwise those that were read wait."""
-        return not (self.is_paused or self.is_held or self.kept or self._unread or self._is_in_line)
+        return not (self.is_paused or self.is_held or self.requests.has_frame or self._is_in_line)
 
     @property
     def address(self) -> str:
@@ -262,35 +251,25 @@ class RemotingConnection(Client):
     def data_received(self, data: bytes) -> None:
         self.active_s = self.heard_s = self._host.now_s()
         self.read_bytes += len(data)
-        if self._unread or (len(data) > SMALL_READ_BYTES and len(data) > self._reader.missing(data)):
-            self._unread = self._unread + data if self._unread else data
-            self._serve_read()
-        elif frames := self._cut(data):
-            if self.is_paused or self.is_held or self.kept:
-                self.keep(frames)
-            elif self._had_much:  # small requests of others go first
+        requests = self.requests
+        has_kept = requests.data and requests.has_frame  # which wait for something
+        if requests.feed(data) and not (has_kept or self.is_paused or self.is_held):
+            if self._had_much:  # small requests of others go first
                 self._had_much = False
-                self.kept = frames
                 self._host.behind.call(self._go_on)
             else:
-                self._serve(frames)
+                if len(data) > SMALL_READ_BYTES and requests.has_several:
+                    self._serve_now()
+                else:
+                    self._serve()
+                if requests.data:
+                    self._join_line()
         # Memory beside its pulls changes with a read, and counts at once. Held pulls wait for the sweep.
         idle_bytes = self.charged_bytes + self.held_pulls * HELD_PULL_BYTES
-        if self._reader.waiting or self.counted_bytes > idle_bytes or self.kept or self._unread:
+        if requests.held_bytes or self.counted_bytes > idle_bytes:
             self._host.memory.count(self)
         else:
             self._host.memory.mark(self)  # a pull may be held now
-
-    def _cut(self, data: bytes) -> list[Frame]:
-        """The frames that end in these bytes; none, and the end of the connection, if they are not frames."""
-        try:
-            return self._reader.feed(data)
-        except FrameError as error:
-            if self.is_news("connection_closed_not_a_frame"):
-                log.warning("connection_closed_not_a_frame", peer=self.peer, reason=str(error))
-            self._unread = b""
-            self.close()
-            return []
 
     # Turns
 
@@ -307,40 +286,16 @@ class RemotingConnection(Client):
     @property
     def _has_more(self) -> bool:
         """Whether requests wait for nothing but their turn."""
-        return bool(self.kept or self._unread) and not (self.is_paused or self.is_held or self.is_closed)
-
-    def _serve_read(self) -> None:
-        """Serves what was read, for a moment; the rest of it in the client's turn."""
-        if self._is_in_line or self.is_paused or self.is_held:
-            return
-        if self._had_much:  # small requests of others go first
-            self._had_much = False
-            self.pause_reading()
-            self._host.behind.call(self._go_on)
-            return
-        self._serve_now()
-        self._join_line()
+        return self.requests.has_frame and not (self.is_paused or self.is_held or self.is_closed)
 
     def _serve_now(self) -> None:
         if self._host.moment.used_s and not self.may_serve:
             return
         began_s = time.perf_counter()
-        self._serve_some()
+        self._serve()
         used_s = time.perf_counter() - began_s
         if used_s > NOTED_S:
             self.note_served(used_s)
-
-    def _serve_some(self) -> None:
-        """A piece of work: requests are served, or read and served."""
-        frames, self.kept = self.kept, []
-        end_s = 0.0
-        while self._unread and (not frames or time.perf_counter() < end_s):
-            end_s = end_s or time.perf_counter() + PIECE_S / 2
-            size = max(self._reader.missing(self._unread), READ_PIECE_BYTES)
-            data, self._unread = self._unread[:size], self._unread[size:]
-            frames += self._cut(data)
-        if frames:
-            self._serve(frames)
 
     def _join_line(self) -> None:
         """Has what waits served in the client's turn. No more is read meanwhile."""
@@ -351,7 +306,7 @@ class RemotingConnection(Client):
 
     def _serving(self) -> Work[None]:
         while self._has_more:
-            self._serve_some()
+            self._serve()
             yield
         self._is_in_line = False
         self._read_on()
@@ -383,28 +338,25 @@ class RemotingConnection(Client):
 
     def held_bytes(self) -> int:
         """Bytes that wait here in both directions, and that others keep for the client."""
-        kept = sum(map(_kept_bytes, self.kept)) if self.kept else 0
         unread = 0 if self._transport is None else self._transport.get_write_buffer_size()
         if self.records is not None:
             unread += self.records.held_bytes
-        return (
-            len(self._reader.waiting)
-            + len(self._unread)
-            + kept
-            + unread
-            + self.held_pulls * HELD_PULL_BYTES
-            + self.charged_bytes
-        )
+        return self.requests.held_bytes + unread + self.held_pulls * HELD_PULL_BYTES + self.charged_bytes
 
     def is_changing(self) -> bool:
         """Whether it will hold less by itself: when its client reads, or its requests have their turn."""
-        if self.kept or self._unread or (self.records is not None and self.records.held_bytes):
+        if self.requests.has_frame or (self.records is not None and self.records.held_bytes):
             return True
         return self._transport is not None and self._transport.get_write_buffer_size() > 0
 
-    def _serve(self, frames: list[Frame]) -> None:
+    def _serve(self) -> None:
         try:
-            self._host.serve(self, frames)
+            self._host.serve(self)
+        except FrameError as error:
+            if self.is_news("connection_closed_not_a_frame"):
+                log.warning("connection_closed_not_a_frame", peer=self.peer, reason=str(error))
+            self.requests.clear()
+            self.close()
         except Exception:  # a defect of ours: the client that met it connects again, nobody else notices
             log.exception("connection_closed_requests_failed", peer=self.peer)
             self.abort()
@@ -442,24 +394,12 @@ class RemotingConnection(Client):
         else:
             action()
 
-    def keep(self, frames: list[Frame]) -> None:
-        """Requests that wait until the client has read its answers."""
-        self.kept += frames
-
-    def put_off(self, frames: list[Frame]) -> None:
-        """Requests that wait until the other connections had their turn. No more are read meanwhile."""
-        self.kept = [*frames, *self.kept]
-        if not self._is_in_line:
-            self.pause_reading()
-            asyncio.get_running_loop().call_soon(self._join_line)
-
-    def hold(self, frames: list[Frame], size: int = 0) -> None:
-        """Requests that wait, with all that come, until `go_on`: an answer before them takes some turns. size: of the
-        request that is being answered, which is kept until then."""
+    def hold(self, size: int = 0) -> None:
+        """Has requests wait, with all that come, until `go_on`: an answer before them takes some turns. size: of the request
+        that is being answered, which is kept until then."""
         self.is_held = True
         self._answering_bytes = size
         self.charge(size)
-        self.kept = [*frames, *self.kept]
         self.pause_reading()
 
     def go_on(self) -> None:
@@ -513,8 +453,7 @@ class RemotingConnection(Client):
     def connection_lost(self, error: Exception | None) -> None:
         if isinstance(error, OSError) and error.errno in _UNREACHED:
             self.is_left = False
-        self.kept = []
-        self._unread = b""
+        self.requests.clear()
         self.records = None
         self._later.clear()
         for action in self._lost:
@@ -748,6 +687,7 @@ Reply = Buffers | Work[Buffers] | Coroutine[Any, Any, Buffers] | None
 or another client's answer brings them, or nobody waits for any."""
 
 JAVA = int(Language.JAVA)  # as Java brokers say; Go reads other names as unknown
+_PULL_MESSAGE: Final = int(RequestCode.PULL_MESSAGE)
 _NONE: Ext = {}
 _new_tuple = tuple.__new__
 
@@ -803,6 +743,11 @@ def _frame(request: Frame, code: int, ext: Ext, body: bytes, remark: str | None)
     # each answer has one: a Frame's own constructor costs twice as much
     fields = code, request.opaque, ext, body, RESPONSE_FLAG, remark, JAVA, VERSION, reply_type(request)
     return _new_tuple(Frame, fields)
+
+
+def undecoded_pull(pull: PullKey) -> Frame:
+    """The parts of a pull that is not decoded that its answer needs."""
+    return _new_tuple(Frame, (_PULL_MESSAGE, pull[3], _NONE, b"", 0, None, JAVA, VERSION, pull[1]))
 
 
 def small(request: Frame) -> Frame:

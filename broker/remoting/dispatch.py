@@ -6,7 +6,7 @@ import struct
 import time
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
@@ -15,7 +15,8 @@ from ...protocol.bodies import BodyError, Work
 from ...protocol.codes import ONEWAY_FLAG, RESPONSE_FLAG, RequestCode, ResponseCode, request_name
 from ...protocol.codes import RequestCode as Code
 from ...protocol.config import MAX_REQUEST_HEADER_BYTES
-from ...protocol.frame import UNDECODED_PULL, UNREADABLE, Frame, SendRun, decode_pull
+from ...protocol.fast import IS_COMPILED
+from ...protocol.frame import UNREADABLE, Frame
 from ...protocol.headers import HeaderError
 from ...protocol.names import IllegalName
 from ..access import Acl
@@ -42,6 +43,7 @@ from .connection import (
     read_response,
     refused,
     small,
+    undecoded_pull,
 )
 from .messages import FULL_REMARK, REGION_EXT, Sends, Staged, awaited, not_stored, repeat_pull, store_batch
 
@@ -59,6 +61,7 @@ log = structlog.get_logger("rocketlet.dispatch")
 Handler = Callable[[RemotingConnection, Frame], Reply]
 
 # These may make a group or its retry topic. If that cannot be kept, readers can still read.
+_PULL_MESSAGE: Final = int(Code.PULL_MESSAGE)
 PULLS = frozenset((RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE))
 READS = PULLS | {RequestCode.HEART_BEAT, RequestCode.QUERY_CONSUMER_OFFSET}
 
@@ -97,7 +100,6 @@ class Dispatch:
                 self._handlers[code] = partial(broker_handler, broker), rule
             for code, rule in SENDS.items():  # for a batch that takes long; others are staged
                 self._handlers[code] = partial(store_batch, broker), rule
-            self._handlers[UNDECODED_PULL] = self._pull, KNOWN
         self._broker = broker
         self._flusher = broker.flusher if broker is not None else None
         self._acl = acl
@@ -107,57 +109,53 @@ class Dispatch:
         self._has_checks = acl is not None or admin_is_local
         self._records = broker.store if broker is not None else None
         self._sends = Sends(broker) if broker is not None else None
-        self.is_lazy = broker is not None
         self._times: dict[int, Histogram] = dict(broker.request_times) if broker is not None else {}
-        if broker is not None:
-            self._times[UNDECODED_PULL] = self._times[Code.PULL_MESSAGE]
 
-    def serve(self, connection: RemotingConnection, frames: list[Frame]) -> None:
-        """Answers the requests of one socket read. Requests of a client that does not read wait in its connection, and
-        requests that take longer than a turn wait until the others had theirs."""
+    def serve(self, connection: RemotingConnection) -> None:
+        """Answers the requests that a connection has read. Those of a client that does not read its responses wait, and those
+        that take longer than a turn wait until the others had theirs."""
         out: Buffers = []
-        sends, last, unwritten_bytes = self._sends, len(frames) - 1, 0
-        end_s = (began_s := time.perf_counter()) + PIECE_S  # the clock is asked once for each request
+        requests, sends, unwritten_bytes, is_first = connection.requests, self._sends, 0, True
+        end_s = (began_s := time.perf_counter()) + PIECE_S
         try:
-            for index, frame in enumerate(frames):
-                if sends is not None and frame.code in SENDS and not frame.flag & RESPONSE_FLAG:
-                    # To ask the clock for each send would cost more than it saves.
-                    if index & 15 == 15 and time.perf_counter() > end_s:
-                        connection.put_off(frames[index:])
-                        break
-                    if type(frame) is SendRun:
-                        if index and time.perf_counter() > end_s:
-                            connection.put_off(frames[index:])
-                            break
-                        frames[index + 1 : index + 1] = self._stage_run(sends, connection, frame, out)
-                        last = len(frames) - 1
+            while is_first or time.perf_counter() < end_s:
+                is_first, pull, account, code = False, None, None, None
+                if IS_COMPILED and sends is not None and (code := fast.code_at(requests.data, requests.at)) in SENDS:
+                    account = self._sender(connection)
+                    if account is not None and sends.stage_run(connection, account):
                         continue
-                    if self._stage(sends, connection, frame, out):
-                        continue
+                elif code == _PULL_MESSAGE:
+                    pull = fast.pull_key(requests.data, requests.at, MAX_REQUEST_HEADER_BYTES)
+                frame = requests.next() if pull is None else undecoded_pull(pull)
+                if frame is None:
+                    break
+                if (
+                    sends is not None
+                    and frame.code in SENDS
+                    and not frame.flag & RESPONSE_FLAG
+                    and self._stage(sends, connection, frame, out)
+                ):
+                    if account is not None and sends.staged and sends.staged[-1] is frame:
+                        sends.pass_queue(account, frame)  # it was not refused
+                    continue
                 if sends is not None and sends.staged:  # another request of the same client must see its earlier sends
                     self._settle(sends, connection, out, began_s)
                     out, began_s = [], time.perf_counter()
-                if index and began_s > end_s:
-                    connection.put_off(frames[index:])
-                    break
                 if frame.flag & RESPONSE_FLAG:
                     began_s = self._take_answer(connection, frame, began_s)
                     continue
-                reply, began_s = self._timed(connection, frame, began_s)
+                reply, began_s = self._timed(connection, frame, began_s, pull)
                 if not isinstance(reply, list):  # which is quicker to find out than a generator
-                    if reply is not None and self._answer_later(connection, frames[index:], reply, out):
+                    if reply is not None and self._answer_later(connection, frame, reply, out):
                         out = []
                         break
                 elif not frame.flag & ONEWAY_FLAG:
                     out += reply
-                    if index == last:
-                        break
                     unwritten_bytes += sum(map(len, reply))
                     if unwritten_bytes > UNWRITTEN_BYTES:
                         connection.write(out)
                         out, unwritten_bytes = [], 0
                         if connection.is_paused:
-                            connection.keep(frames[index + 1 :])
                             break
         finally:  # staged messages belong to this read: left over, their answers would go to the next client
             if sends is not None and sends.staged:
@@ -165,10 +163,17 @@ class Dispatch:
             elif out:
                 connection.write(out)
 
-    def _timed(self, connection: RemotingConnection, frame: Frame, began_s: float) -> tuple[Reply, float]:
+    def _timed(
+        self, connection: RemotingConnection, frame: Frame, began_s: float, pull: fast.PullKey | None
+    ) -> tuple[Reply, float]:
         """The reply to a request, and when it was there, which is noted."""
-        is_large = len(frame.body) > LARGE_REQUEST_BYTES and frame.code not in SENDS
-        reply: Reply = self._in_turn(connection, frame) if is_large else self._handle(connection, frame)
+        reply: Reply
+        if pull is not None:
+            reply = self._pull(connection, frame, pull)
+        elif len(frame.body) > LARGE_REQUEST_BYTES and frame.code not in SENDS:
+            reply = self._in_turn(connection, frame)
+        else:
+            reply = self._handle(connection, frame)
         ended_s = time.perf_counter()
         if (times := self._times.get(frame.code)) is not None:
             times.observe(ended_s - began_s)
@@ -181,20 +186,19 @@ class Dispatch:
         self._broker.clients.answer(connection, frame.opaque, read_response(frame))
         return time.perf_counter()
 
-    def _answer_later(self, connection: RemotingConnection, frames: list[Frame], reply: Reply, out: Buffers) -> bool:
-        """The first request is answered later. Whether the others, and the answers so far, are seen to here."""
+    def _answer_later(self, connection: RemotingConnection, frame: Frame, reply: Reply, out: Buffers) -> bool:
+        """A request is answered later. Whether the client's next requests wait for that; the answers so far are written."""
         if isinstance(reply, Coroutine):
-            self._begin(connection, frames[0], reply)
+            self._begin(connection, frame, reply)
             return False
         assert isinstance(reply, Generator)
         connection.write(out)
-        self._work_on(connection, frames, reply)
+        self._work_on(connection, frame, reply)
         return True
 
-    def _work_on(self, connection: RemotingConnection, frames: list[Frame], work: Work[Buffers]) -> None:
-        """The first request takes long: it is answered in turns, and the others wait behind it."""
-        frame, *behind = frames
-        connection.hold(behind, len(frame.body))
+    def _work_on(self, connection: RemotingConnection, frame: Frame, work: Work[Buffers]) -> None:
+        """A request takes long: it is answered in turns, and the next ones wait."""
+        connection.hold(len(frame.body))
         self._answering.take(connection.address)
         self._turns.do(self._work(connection, frame, work), connection.address)
 
@@ -243,17 +247,6 @@ class Dispatch:
         if known is None or known.is_white:
             return b""
         return known.identified.access_key.encode() if known.identified is not None else None
-
-    def _stage_run(self, sends: Sends, connection: RemotingConnection, run: SendRun, out: Buffers) -> list[Frame]:
-        """Stage the sends at the start of a run, and the first one that needs more than a checked queue. Return what is left
-        of the run; a long batch is left with the sends after it."""
-        account = self._sender(connection)
-        left = sends.stage_run(connection, run, account)
-        if not left or not self._stage(sends, connection, left[0], out):
-            return left
-        if account is not None and sends.staged and sends.staged[-1] is left[0]:  # it was not refused
-            sends.pass_queue(account, left[0])
-        return left[1:]
 
     def _stage(self, sends: Sends, connection: RemotingConnection, frame: Frame, out: Buffers) -> bool:
         """Whether the send is done with; a long batch is not."""
@@ -347,18 +340,33 @@ class Dispatch:
             self._forget_staged()
             return self._fault(connection, frame, error)
 
-    def _pull(self, connection: RemotingConnection, frame: Frame) -> Reply:
-        """Answers a pull that is not decoded. One that repeats a checked pull has passed every check."""
+    def _pull(self, connection: RemotingConnection, frame: Frame, pull: fast.PullKey) -> Reply:
+        """Answers the next request, a pull that is not decoded. One that repeats a checked pull has passed every check.
+
+        frame: the pull without its fields."""
         assert self._broker is not None
-        key = fast.pull_key(frame.body, 0, MAX_REQUEST_HEADER_BYTES)
-        repeated = repeat_pull(self._broker, connection, frame, key) if key is not None else None
-        if repeated is not None:
-            return repeated
-        decoded = decode_pull(frame)
-        reply = self._handle(connection, decoded)
-        if key is not None:
-            connection.pulls.name(key[2], decoded)
-        return reply
+        end, _, key, _, offset, commit_offset = pull
+        requests, checked = connection.requests, connection.pulls.named(key)
+        if checked is not None:
+            written = self._written
+            try:
+                if self._has_checks:
+                    self._check(connection, frame, KNOWN)
+                reply = repeat_pull(self._broker, connection, frame, checked, offset, commit_offset)
+            except Exception as error:
+                self._forget_staged()
+                reply = self._fault(connection, frame, error)
+            if reply is not None:
+                requests.at = end
+                if self._written == written:
+                    return reply
+                self._write(connection, frame, reply, written)
+                return None
+        decoded = requests.next()
+        assert decoded is not None
+        answered = self._handle(connection, decoded)
+        connection.pulls.name(key, decoded)
+        return answered
 
     def _admitted(self, connection: RemotingConnection, reply: Reply) -> Reply:
         """Beyond the limit, passes only answers that are ready. The work of others has not begun. Raises LimitExceeded."""

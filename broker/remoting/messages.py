@@ -20,7 +20,7 @@ from ...protocol.codes import (
 )
 from ...protocol.config import MAX_BODY_BYTES
 from ...protocol.fast import EncodedSends
-from ...protocol.frame import Ext, Frame, FrameReader, SendRun
+from ...protocol.frame import Ext, Frame, FrameReader
 from ...protocol.group_bodies import MADE_ANEW
 from ...protocol.headers import (
     FIRST_ID,
@@ -52,7 +52,7 @@ from ..config import (
     UNIQUE_KEY_MESSAGES,
     LimitExceeded,
 )
-from ..groups.pulling import Pull, Pulled, PullFault, PullStatus
+from ..groups.pulling import CheckedPull, Pull, Pulled, PullFault, PullStatus
 from ..messages.appender import property_bytes
 from ..messages.later import Recall, RecallFault, recalling
 from ..messages.sending import too_large
@@ -95,16 +95,18 @@ class Sends:
         self._sending.stage(_send_header(frame), frame.body, connection.born_host)
         self.staged.append(frame)
 
-    def stage_run(self, connection: RemotingConnection, run: SendRun, account: bytes | None) -> list[Frame]:
-        """Stage the sends at the start of a run. Return the first one that is for `stage`, and the run of those after it.
+    def stage_run(self, connection: RemotingConnection, account: bytes) -> bool:
+        """Stage the sends that are the next requests. False if the next request is no send, or one for `stage`.
 
-        account: the access key of the account that sends, empty if everybody may send; None if no account does."""
-        sends = None if account is None else self._sending.stage_run(run.body, account, connection.born_host)
+        account: the access key of the account that sends, empty if everybody may send."""
+        requests = connection.requests
+        sends = self._sending.stage_run(requests.data, requests.at, account, connection.born_host)
         if sends is None:
-            return run.decoded(0)
+            return False
+        requests.at = sends.end
         self.staged.append(sends)
         self._more += sends.sends - 1
-        return run.decoded(sends.end) if sends.end < len(run.body) else []
+        return True
 
     def pass_queue(self, account: bytes, frame: Frame) -> None:
         """Let `stage_run` take the account's next sends to the queue of a send that was staged."""
@@ -240,15 +242,14 @@ def pull_message(broker: BrokerController, connection: RemotingConnection, frame
 
 
 def repeat_pull(
-    broker: BrokerController, connection: RemotingConnection, frame: Frame, found: tuple[int, int, bytes, int, int, int]
+    broker: BrokerController,
+    connection: RemotingConnection,
+    frame: Frame,
+    checked: CheckedPull,
+    offset: int,
+    commit_offset: int,
 ) -> Buffers | None:
-    """Return the response to a pull that differs in its offsets from one that was checked; None if it has to be checked.
-
-    frame: the pull, which is not decoded; `found`: what `fast.pull_key` says of it."""
-    _, _, key, _, offset, commit_offset = found
-    checked = connection.pulls.named(key)
-    if checked is None:
-        return None
+    """Return the response to a pull that differs in its offsets from one that was checked; None if it has to be checked."""
     pulled = broker.pulling.checked.pull(connection, checked, offset, commit_offset)
     return None if pulled is None else _encoded(frame, pulled)
 

@@ -431,13 +431,14 @@ class Store:
     def stage_sends(
         self,
         data: bytes,
+        at: int,
         account: bytes,
         queues: dict[bytes, tuple[ConsumeQueue, bytes]],
         born_host: bytes,
         broker_texts: tuple[bytes, bytes, bytes, bytes],
         limits: tuple[int, ...],
     ) -> fast.EncodedSends | None:
-        """Stage the messages of the sends at the start of the data, with the compiled module. They are written by
+        """Stage the messages of the sends from a position of the data on, with the compiled module. They are written by
         `commit`.
 
         Returns None, with nothing staged, if the module declines the first send.
@@ -445,6 +446,7 @@ class Store:
         first_mark = b"" if self._staged else self._marks.mark(self._next)
         encoded = fast.take_sends(
             data,
+            at,
             account,
             queues,
             self._next,

@@ -94,11 +94,11 @@ def proofs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     seen: set[tuple[int, str]] = set()
     serve, tell, ask = Dispatch.serve, RemotingConnection.tell, RemotingConnection.ask
 
-    def serving(dispatch: Dispatch, connection: Any, frames: list[Any]) -> None:
-        for frame in frames:
+    def serving(dispatch: Dispatch, connection: RemotingConnection) -> None:
+        for frame in FrameReader().feed(connection.requests.data[connection.requests.at :]):
             if not frame.is_response and frame.language in (Language.JAVA, Language.GO):
                 seen.add((frame.code, client))
-        serve(dispatch, connection, frames)
+        serve(dispatch, connection)
 
     def telling(connection: RemotingConnection, event: Event) -> None:
         seen.update((frame.code, client) for frame in FrameReader().feed(events.encode_event(event)))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from struct import Struct
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -150,11 +151,18 @@ def send_with(properties: str) -> bytes:
     return (4 + len(header)).to_bytes(4, "big") + len(header).to_bytes(4, "big") + header
 
 
+def sends_taken(data: bytes) -> int:
+    queues: dict[bytes, tuple[Any, bytes]] = {b"\0t\x000": (SimpleNamespace(next=0), b"\x01t")}
+    broker_texts, limits = (bytes(8), b"00" * 8, b"CLUSTER\x01c", b"r"), (100, 1000, 100, 10, 100, 10, 1000)
+    found = fast.take_sends(data, 0, b"", queues, 0, 1, b"", lambda _: b"", bytes(8), broker_texts, limits)
+    return 0 if found is None else found.sends
+
+
 @needs_module
 @pytest.mark.parametrize("properties", ["", r"a\u0001b\u0002c", r"\n\t\r\b\f\"\\\/", "größe\U0001f600", r"\u007F"])
 def test_send_in_json_is_taken_with_the_usual_escapes(properties: str) -> None:
     data = send_with(properties)
-    assert fast.sends_end(data * 2, 0, 1000) == 2 * len(data)
+    assert sends_taken(data * 2) == 2
 
 
 @needs_module
@@ -162,7 +170,7 @@ def test_send_in_json_is_taken_with_the_usual_escapes(properties: str) -> None:
     "properties", [r"\Q", r"\u12", r"\ud83d", r"\u0080", r"\u000g", "\x01", "a\\\\\\", '"', r"\u00"]
 )
 def test_send_in_json_is_declined_with_other_escapes(properties: str) -> None:
-    assert fast.sends_end(send_with(properties), 0, 1000) == 0
+    assert sends_taken(send_with(properties)) == 0
 
 
 ENTRIES = st.lists(st.tuples(st.integers(0, 3), st.sampled_from((0, 1, 91, 91, 120))), min_size=1, max_size=40)
@@ -263,3 +271,12 @@ def test_head_of_a_pulls_response_is_the_bytes_that_python_makes(
 def test_head_of_a_pulls_response_with_unusual_numbers_is_declined(numbers: tuple[int, int, int, int, int]) -> None:
     assert fast.found_head(JSON, *numbers) is None
     assert fast.found_head(JSON, 1, 0, 0, 0, 0) is not None
+
+
+@needs_module
+@given(st.binary(max_size=20), st.sampled_from((JSON, ROCKETMQ, MSGPACK)), st.integers(0, 2**15 - 1))
+def test_code_of_a_frame_is_found_without_its_fields(before: bytes, kind: int, code: int) -> None:
+    data = encode(Frame(code, 1, {"a": "b"}, serialize_type=kind))
+    assert fast.code_at(before + data, len(before)) == code
+    assert all(fast.code_at(data[:end], 0) in (-1, code, *range(code)) for end in range(len(data)))
+    assert fast.code_at(before, 0) is not None

@@ -15,6 +15,7 @@ from rocketlet.protocol.frame import (
     MSGPACK,
     ROCKETMQ,
     Frame,
+    FrameCursor,
     FrameError,
     FrameReader,
     encode,
@@ -187,6 +188,52 @@ def test_the_largest_frame_is_read() -> None:
     assert FrameReader().feed(encode(largest)) == [largest]
     with pytest.raises(FrameError):
         FrameReader().feed(encode(largest._replace(body=largest.body + b"x")))
+
+
+# One after the other, each decoded when its turn comes
+
+
+def taken(cursor: FrameCursor) -> list[Frame]:
+    frames = []
+    while (frame := cursor.next()) is not None:
+        frames.append(frame)
+    return frames
+
+
+@given(st.lists(FRAMES, min_size=1, max_size=3), st.booleans(), st.data())
+def test_cursor_returns_the_frames_of_any_pieces(frames: list[Frame], is_kept: bool, data: st.DataObject) -> None:
+    stream = b"".join(map(encode, frames))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=12)))
+    cursor, read = FrameCursor(1000), []
+    for begin, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        assert cursor.feed(stream[begin:end]) == cursor.has_frame
+        if not is_kept:  # otherwise all are taken at the end
+            read += taken(cursor)
+            assert not cursor.has_frame
+    assert read + taken(cursor) == frames
+    assert cursor.held_bytes == 0
+
+
+@pytest.mark.parametrize("cut", [3, 7, 9, 30])
+@pytest.mark.parametrize("garbage", [struct.pack(">II", 60, 0x09_00_0008) + bytes(56), b"\xff" * 40, bytes(40)])
+def test_cursor_returns_the_frames_before_bytes_that_are_no_frame(garbage: bytes, cut: int) -> None:
+    frame, cursor = Frame(10, body=b"x"), FrameCursor(1000)
+    cursor.feed(encode(frame) + garbage[:cut])
+    assert cursor.next() == frame
+    with pytest.raises(FrameError):
+        cursor.next()
+        cursor.feed(garbage[cut:])
+        cursor.next()
+
+
+def test_cursor_knows_bytes_after_the_next_frame_and_puts_frames_back() -> None:
+    first, second = (encode(Frame(10, number)) for number in (1, 2))
+    cursor = FrameCursor(1000)
+    cursor.feed(first + second)
+    assert cursor.has_several
+    assert [cursor.next(), cursor.has_several] == [Frame(10, 1), False]
+    cursor.put_back(first)
+    assert [frame.opaque for frame in taken(cursor)] == [1, 2]
 
 
 # Layouts of binary headers

@@ -45,6 +45,7 @@ async def test_answers_go_only_to_the_connection_that_asked(
     hostile = await connect(node.address)
     valid = encode(Frame(RequestCode.SEND_MESSAGE_V2, 3, send_v2(), b"first"))  # 3: a number of the victim
     hostile.write(valid + huge_opaque(serialize_type))  # in one read
+    assert (await hostile.answer(3)).code == 0, "what came before is served"
     assert await hostile.closed()
     for body in (b"a", b"b", b"c"):
         answer = await wire.call(RequestCode.SEND_MESSAGE_V2, send_v2(), body)
