@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, Self
 
-from ..client.admin.admin_client import ORIGINS, AdminClient, Topic, marked, origin_of
+from ..client.admin.admin_client import AdminClient, Topic
+from ..client.admin.messages import ORIGINS, marked, origin_of
 from ..client.config import (
     CLIENT_LIMITS,
     MIRROR_BATCH_BYTES,

@@ -8,7 +8,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Self
 
-from ..client.admin.admin_client import AdminClient, Origin, origin_of
+from ..client.admin.admin_client import AdminClient
+from ..client.admin.messages import Origin, origin_of
 from ..client.config import CLIENT_LIMITS, MOVE_RETRIES_LOOK_BACK, ClientLimits
 from ..client.errors import ConfigError, TopicNotFound
 from ..client.wire.connection import Access

@@ -21,7 +21,8 @@ from ..producer import Producer
 from ..sending.accumulator import Sending, SendMiddleware, check_topic
 from ..sending.requests import TransactionEnd
 from ..wire.connection import Access, cancelled
-from .admin_client import AdminClient, parsed_offset_id
+from .admin_client import AdminClient
+from .messages import parsed_offset_id
 
 log = get_logger("rocketlet.message_trace")
 

@@ -23,7 +23,7 @@ from rocketlet.client import (
     TopicNotFound,
     rebalanced,
 )
-from rocketlet.client.admin import admin_client
+from rocketlet.client.admin import messages as admin_messages
 from rocketlet.client.admin.admin_client import AdminClient, OffsetChange
 from rocketlet.client.admin.diagnosis import ObservationTimes, diagnose
 from rocketlet.client.config import LOCKS_MEAN_ORDER_VERSION
@@ -369,7 +369,7 @@ async def test_a_dead_letter_is_sent_to_its_group_again(
 
     node = await nodes.start(delay_levels_ms=(1,) * 18)
     if takes_locks_for_order:
-        monkeypatch.setattr(admin_client, "_version", newest)
+        monkeypatch.setattr(admin_messages, "_version", newest)
     seen: list[Message] = []
 
     async def handle(message: Message) -> Reject | None:

@@ -20,7 +20,7 @@ from rocketlet.client import (
     Topic,
     TopicNotFound,
 )
-from rocketlet.client.admin.admin_client import ORIGIN
+from rocketlet.client.admin.messages import ORIGIN
 from rocketlet.client.config import ClientLimits
 from rocketlet.migration import mirror as mirror_module
 from rocketlet.migration.mirror import Begin, Mirror, MirrorProgress, Waiting

@@ -125,12 +125,10 @@ async def test_container_of_testcontainers_serves_clients_and_has_the_kit(monkey
     with pytest.raises(RuntimeError, match="the container is not running"):
         _ = container.broker
     with container:
-        async with (
-            Producer(container.address) as producer,
-            Consumer(container.address, "g", "t", seen.append, start="first") as consumer,
-        ):
+        async with Producer(container.address) as producer:
             await producer.send("t", b"x", delay=7200)
-            assert len(await consumer.assigned()) == 3
+        async with Consumer(container.address, "g", "t", seen.append, start="first") as consumer:
+            assert sum(queue.topic == "t" for queue in await consumer.assigned()) == 3
             container.broker.clock.advance(hours=2)
             await container.broker.until(lambda: len(seen) == 1)
         identity = container.get_container_id()
