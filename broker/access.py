@@ -1,4 +1,4 @@
-"""Accounts and permissions: Apache's plain ACL (plain_acl.yml), and the check of each request."""
+"""Accounts and permissions: Apache's plain ACL (plain_acl.yml), and the authorization of each request."""
 
 from __future__ import annotations
 
@@ -36,35 +36,36 @@ log = structlog.get_logger("rocketlet.acl")
 #     globalWhiteRemoteAddresses:
 #     - 10.10.103.*
 #     accounts:
-#     - accessKey: orders-service       # more than 6 characters, as its secret
+#     - accessKey: orders-service       # at least 7 characters, like the secret
 #       secretKey: a-long-secret
-#       formerSecretKey:                # ours: clients that still sign with it are believed, too
-#       whiteRemoteAddress:             # from there no signature is asked for
+#       formerSecretKey:                # Rocketlet's own: a previous secret that is still accepted
+#       whiteRemoteAddress:             # requests from this address need no signature
 #       admin: false
-#       defaultTopicPerm: DENY          # DENY, PUB, SUB or PUB|SUB; DENY if it is missing
+#       defaultTopicPerm: DENY          # DENY, PUB, SUB or PUB|SUB; DENY if missing
 #       defaultGroupPerm: SUB
 #       topicPerms:
 #       - orders=PUB|SUB
 #       groupPerms:
 #       - shipping=SUB
 #
-# Meaning and defaults are those of Apache's PlainPermissionManager. Where Apache reads a mistake as DENY, such as
-# `PUB,SUB`, this file is refused with a reason.
+# Meaning and defaults are those of Apache's PlainPermissionManager. Where Apache interprets a mistake such as `PUB,SUB`
+# as DENY, this broker rejects the file with a reason.
 
 
 GLOBAL_WHITE: Final = "globalWhiteRemoteAddresses"
 ACCOUNTS: Final = "accounts"
 FORMER: Final = "formerSecretKey"
-MIN_KEY_CHARS: Final = 7  # Apache: more than 6
+MIN_KEY_CHARS: Final = 7  # as in Apache, whose condition is "more than 6"
 
 
 class Permission(IntEnum):
-    """An account's permission for a topic or group; 0 is DENY. Bits, but no IntFlag, whose & takes twelve times as long."""
+    """An account's permission for a topic or group; 0 is DENY. An IntEnum of bits, because IntFlag's & takes twelve
+    times as long."""
 
     DENY = 0
     PUB = 4
     SUB = 8
-    ANY = PUB | SUB  # as a need: either will do
+    ANY = PUB | SUB  # as a requirement: one of both is sufficient
 
 
 _PERMISSIONS: Final = {
@@ -77,14 +78,21 @@ _PERMISSIONS: Final = {
 
 
 class AclError(ValueError):
-    """The accounts cannot be used as they are. The text says what to change, and holds no secret."""
+    """The accounts are invalid. The text has the remedy, and contains no secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """`resources`: the permissions for single topics, and for groups under the names of their retry topics, as Apache's.
-    An administrator without any single permission may do everything. `former`: of the secret that clients are just changing,
-    which proves as much."""
+    """An account.
+
+    An administrator without any permission for a single topic or group may do everything.
+
+    Attributes:
+        signer: verifies signatures of the secret
+        former: verifies signatures of the previous secret, which stays valid while clients are reconfigured
+        white: addresses whose requests need no signature
+        resources: permissions for single topics, and for groups by the names of their retry topics, as in Apache's file
+    """
 
     access_key: str
     signer: Signer = field(repr=False)
@@ -96,14 +104,21 @@ class Account:
     resources: Mapping[str, Permission]
 
     def proven_by(self, has_signed: Callable[[Signer], bool]) -> Signer | None:
-        """The secret that something is signed with; None if it is neither."""
+        """Return the signer of the secret that was used, the present or the previous one; None if it was neither."""
         if has_signed(self.signer):
             return self.signer
         return self.former if self.former is not None and has_signed(self.former) else None
 
     def may(self, resource: str, needed: Permission) -> bool:
-        """`resource`: a topic, or the retry topic of a group. A permission for a single name comes first. Without one, an
-        account that may use a group may use its dead letters, and inner topics are for administrators."""
+        """Return True if the account has a permission.
+
+        A permission for the single name has precedence. Otherwise the default permission applies, except that an
+        account that may use a group may also use its dead letters, and that only administrators may use inner topics.
+
+        Args:
+            resource: a topic, or the retry topic of a group
+            needed: the permission, or `ANY` for one of both
+        """
         owned = self.resources.get(resource)
         if owned is None:
             if self.is_admin and not self.resources:
@@ -118,7 +133,7 @@ class Account:
 
 
 class _Kind(Enum):
-    """Whose permission a name needs."""
+    """The type of resource, which decides which default permission applies."""
 
     TOPIC = auto()
     GROUP = auto()
@@ -137,7 +152,7 @@ def _kind_of(resource: str) -> _Kind:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Everything that one version of the file says."""
+    """The contents of one version of the file."""
 
     accounts: Mapping[str, Account]
     white: tuple[AddressPattern, ...]
@@ -147,7 +162,7 @@ class Policy:
 
 
 def read_policy(document: Any) -> Policy:
-    """The policy of a YAML document. Raises AclError."""
+    """Return the policy of a decoded YAML document. Raises AclError."""
     if document is None:
         document = {}
     if not isinstance(document, dict):
@@ -156,14 +171,14 @@ def read_policy(document: Any) -> Policy:
     for entry in _list(document, ACCOUNTS, "the ACL file"):
         account = read_account(entry)
         if account.access_key in accounts:
-            raise AclError(f"the account {account.access_key} is there twice")
+            raise AclError(f"the account {account.access_key} is repeated")
         accounts[account.access_key] = account
     white = [_pattern(text, GLOBAL_WHITE) for text in _list(document, GLOBAL_WHITE, "the ACL file")]
     return Policy(accounts, tuple(white))
 
 
 def read_account(entry: Any) -> Account:
-    """Raises AclError."""
+    """Return an account of the file. Raises AclError."""
     if not isinstance(entry, dict):
         raise AclError(f"an account is a mapping with accessKey and secretKey, not {type(entry).__name__}")
     key = _key(entry, "accessKey", "an account")
@@ -189,7 +204,8 @@ def read_account(entry: Any) -> Account:
 
 def _key(entry: Mapping[Any, Any], name: str, where: str) -> str:
     value = entry.get(name)
-    if isinstance(value, int) and not isinstance(value, bool):  # 12345678 without quotes, which Apache reads as a text
+    # an unquoted number such as 12345678, which Apache reads as a text
+    if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str) or len(value) < MIN_KEY_CHARS:
         raise AclError(
@@ -234,18 +250,19 @@ def _resources(entry: Mapping[Any, Any], name: str, where: str, prefix: str) -> 
 
 
 # ------------------------------------------------------------------------------
-# The permissions that a request needs.
+# The permissions that a request requires.
 
 
 class Need(NamedTuple):
-    """`resource`: a topic, or the retry topic of a group, as in the accounts."""
+    """A required permission. `resource` is a topic, or the retry topic of a group, as in the accounts."""
 
     resource: str
     permission: Permission
 
 
 def topic(name: str, permission: Permission) -> Need:
-    """A topic; of a retry topic the group counts, for reading and for writing, as Apache's."""
+    """Return the requirement for a topic. For a retry topic, reading and writing require SUB for the group, as in
+    Apache's brokers."""
     return Need(name, Permission.SUB if name.startswith(names.RETRY_PREFIX) else permission)
 
 
@@ -254,23 +271,24 @@ def group(name: str) -> Need:
 
 
 # ------------------------------------------------------------------------------
-# If the broker or name server has accounts, every request is judged here before it is staged or handled.
+# If the broker or name server has accounts, every request is authorized here before it is staged or handled.
 #
-# In Apache's order (PlainPermissionManager.validate): a global white address passes; the account must be known; from
-# the account's white address it passes; the signature must be its own; then the permissions that the request needs. A
-# protocol server says which account a request names, how it is signed, and what it needs.
+# The order is Apache's (PlainPermissionManager.validate): a request from a global white address is accepted; the
+# account must exist; a request from the account's white address is accepted; the signature must be valid; then the
+# account needs the permissions for the request. The protocol server determines the account, the signature and the
+# required permissions of a request.
 #
-# The address of a session cannot change, so it is checked once. The signature is computed for every request, because
-# it also protects the request's content, and because a frame may come from anybody on a connection without TLS. A
-# session that has proven by other means whose it is needs no signatures (`identified`).
+# The address of a session cannot change, so it is checked once. The signature is verified for every request, because it
+# also protects the request's content, and because without TLS a frame on a connection may come from a man in the
+# middle. A session that has authenticated in another way needs no signatures (`identified`).
 
 
-_TRACE: Final = Need(names.TRACE_TOPIC, Permission.PUB)  # everybody may trace, as with Apache
+_TRACE: Final = Need(names.TRACE_TOPIC, Permission.PUB)  # every account may send traces, as with Apache
 _REMARK_CHARS: Final = 100
 
 
 class Unauthorized(Exception):
-    """`reason` is the word by which refusals are counted."""
+    """A request is refused. `reason` is the label by which refusals are counted."""
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__(text)
@@ -278,29 +296,41 @@ class Unauthorized(Exception):
 
 
 class Known:
-    """Remembers about a session what one version of the policy decided."""
+    """Results for a session under one version of the policy.
+
+    Attributes:
+        identified: the account that the session has authenticated as; None otherwise
+        proof: signer of the secret that it authenticated with
+        access_key: access key of the last request
+        asked: access keys of all requests, some of which may still wait
+        signing: the account of the last request, if its requests need signatures here
+        is_white: True if the address is a global white address
+        trusted: by access key, True if the session's address is the account's white address
+    """
 
     __slots__ = ("access_key", "asked", "host", "identified", "is_white", "policy", "proof", "signing", "trusted")
 
     def __init__(self, policy: Policy, peer: str) -> None:
         self.identified: Account | None = None
-        self.proof: Signer | None = None  # the secret that has identified it
-        self.access_key = ""  # the account that asked last
-        self.asked: set[str] = set()  # all accounts that asked: some of their requests may still wait
-        self.signing: Account | None = None  # the same account, if it has to sign here
+        self.proof: Signer | None = None
+        self.access_key = ""
+        self.asked: set[str] = set()
+        self.signing: Account | None = None
         self.policy = policy
         self.host = peer.rpartition(":")[0]
         self.is_white = policy.is_white(self.host)
-        self.trusted: dict[str, bool] = {}  # per access key, whether the account's white address is this one
+        self.trusted: dict[str, bool] = {}
 
     def trusts(self, account: Account) -> bool:
+        """Return True if the session's address is the account's white address."""
         found = self.trusted.get(account.access_key)
         if found is None:
             found = self.trusted[account.access_key] = account.white.matches(self.host)
         return found
 
     def renewed(self, policy: Policy) -> Known:
-        """Under another version; an account that has another secret must prove itself again."""
+        """Return the record for another version of the policy. An account whose secret has changed must authenticate
+        again."""
         known = Known(policy, f"{self.host}:0")
         known.access_key, known.asked = self.access_key, self.asked
         account = policy.accounts.get(self.identified.access_key) if self.identified else None
@@ -310,7 +340,8 @@ class Known:
 
 
 def shown_to(session: Session) -> Callable[[str], bool]:
-    """Whether the account whose request this is may know a topic by its name: it may send to it or read it."""
+    """Return a function that returns True if the account of the last request may see the name of a topic, because it
+    may send to it or read it."""
     known = session.known
     if not isinstance(known, Known) or known.is_white:
         return lambda topic: True
@@ -323,7 +354,12 @@ def shown_to(session: Session) -> Callable[[str], bool]:
 
 
 class Acl:
-    """`refused`: how many requests, by reason. `former`: how many proofs by an account's former secret, by account."""
+    """Authorization of requests.
+
+    Attributes:
+        refused: number of refused requests by reason
+        former: number of uses of an account's previous secret, by account
+    """
 
     def __init__(self, file: AclFile) -> None:
         self.file = file
@@ -334,15 +370,15 @@ class Acl:
         self.recent = self._recent.texts
 
     def look(self) -> bool:
-        """Whether the file is to be loaded."""
+        """Return True if the file has changed and must be loaded."""
         return self.file.look()
 
     def load(self) -> None:
-        """Reads the file again if it has changed."""
+        """Load the file if it has changed."""
         self.file.load()
 
     def known(self, session: Session) -> Known:
-        """The session's record under the policy in force."""
+        """Return the session's record under the policy in force."""
         policy, known = self.file.policy, session.known
         if not isinstance(known, Known):
             known = session.known = Known(policy, session.peer)
@@ -350,14 +386,21 @@ class Acl:
             was_identified = known.identified is not None
             known = session.known = known.renewed(policy)
             if was_identified and known.identified is None:
-                session.close()  # its requests bear no signature; in another session they do
+                session.close()  # its requests have no signatures; after a reconnect they have
         return known
 
     def account_of(self, session: Session, access_key: object, has_signed: Callable[[Signer], bool]) -> Account | None:
-        """The account whose request this is, None if it may do everything. access_key: as the request names it, None if it
-        does not; `has_signed` says whether the request is signed with a secret. Raises Unauthorized."""
+        """Authenticate a request, and return its account, or None if the request may do everything.
+
+        Args:
+            session: the session
+            access_key: access key of the request; None if it has none
+            has_signed: returns True if a secret has signed the request
+        Raises:
+            Unauthorized: the account does not exist, or the signature is invalid
+        """
         known = self.known(session)
-        # PlainPermissionManager.validate: a global white address needs neither key nor signature.
+        # PlainPermissionManager.validate: requests from a global white address need neither key nor signature.
         if known.is_white:
             return None
         if access_key is None:
@@ -375,31 +418,38 @@ class Acl:
         if proof is None:
             raise Unauthorized("signature", f"Check signature failed for accessKey={account.access_key}")
         if proof is account.former:
-            self._note_former(session, account)
+            self._record_former_secret(session, account)
         known.access_key, known.signing = account.access_key, account
         known.asked.add(account.access_key)
         return account
 
     def identify(self, session: Session, account: Account, has_signed: Callable[[Signer], bool]) -> bool:
-        """The session is the account's from now on, if that has signed."""
+        """Authenticate a session as an account, if the account has signed. Return False otherwise."""
         known = self.known(session)
-        proof = account.proven_by(has_signed)  # a white address passes without
+        proof = account.proven_by(has_signed)  # required even from a white address
         if proof is None:
             return False
         if proof is account.former:
-            self._note_former(session, account)
+            self._record_former_secret(session, account)
         known.identified, known.proof = account, proof
         known.asked.add(account.access_key)
         self.file.generation.increment()
         return True
 
-    def _note_former(self, session: Session, account: Account) -> None:
+    def _record_former_secret(self, session: Session, account: Account) -> None:
         self.former[account.access_key] += 1
         if self._reports.is_due(session.peer, "former"):
             log.info("former_secret_used", peer=session.peer, account=account.access_key)
 
     def check(self, account: Account, request: object, needs: Iterable[Need] | None, *, is_admin: bool = False) -> None:
-        """Whether the account has the permissions that a request needs. request: its code or name. Raises Unauthorized."""
+        """Check that the account has the permissions that a request requires. Raises Unauthorized.
+
+        Args:
+            account: the account
+            request: code or name of the request
+            needs: the required permissions
+            is_admin: True if the request requires an administrator
+        """
         if is_admin and not account.is_admin:
             key = account.access_key
             raise Unauthorized("admin", f"Need admin permission for request code={request}, but accessKey={key} is not")
@@ -409,8 +459,8 @@ class Acl:
                 raise Unauthorized("permission", text)
 
     def has_changed(self, session: Session, before: Policy) -> bool:
-        """Whether an account that has asked on a session is another one than under a former policy, or gone, or the session
-        needs no account any more, or needs one now."""
+        """Return True if the policy has changed for a session: an account of its requests was changed or deleted, or
+        its address is a global white address now or no longer."""
         known, now = session.known, self.file.policy
         if not isinstance(known, Known):
             return False
@@ -419,18 +469,18 @@ class Acl:
         return any(before.accounts.get(key) != now.accounts.get(key) for key in known.asked)
 
     def account_name(self, session: Session) -> str:
-        """Return the access key of the account that a session has, or used last; empty without one."""
+        """Return the access key of the account that a session is authenticated as, or has used last; empty without one."""
         known = session.known
         if not isinstance(known, Known):
             return ""
         return known.identified.access_key if known.identified is not None else known.access_key
 
     def may_publish(self, session: Session, topic: str) -> bool:
-        """Whether the account that a session asked as last may send to a topic."""
+        """Return True if the account of the session's last request may send to a topic."""
         return self._may(session, topic, Permission.PUB)
 
     def may_subscribe(self, session: Session, topic: str) -> bool:
-        """Whether it may read the topic."""
+        """Return True if the account of the session's last request may read a topic."""
         return self._may(session, topic, Permission.SUB)
 
     def _may(self, session: Session, topic: str, permission: Permission) -> bool:
@@ -441,10 +491,10 @@ class Acl:
         return known.is_white or (account is not None and (known.trusts(account) or account.may(topic, permission)))
 
     def note_refusal(self, session: Session, request: str, fault: Unauthorized) -> None:
-        """Counts a refused request, and logs it if it is news."""
+        """Count a refused request, and log it unless the same refusal was logged recently."""
         self.refused[fault.reason] += 1
         host = session.peer.rpartition(":")[0]
-        self._recent.note((host, fault.reason), f"{fault.reason}: {host} asked for {request}: {fault}")
+        self._recent.note((host, fault.reason), f"{fault.reason}: {host} requested {request}: {fault}")
         if self._reports.is_due(session.peer, fault.reason):
             log.warning("request_refused", peer=session.peer, reason=fault.reason, request=request, remark=str(fault))
 
@@ -457,17 +507,16 @@ def _words(need: Need) -> str:
 
 
 # ------------------------------------------------------------------------------
-# The patterns of `whiteRemoteAddress` and `globalWhiteRemoteAddresses`, in Apache's grammar
-# (RemoteAddressStrategyFactory).
+# Patterns of `whiteRemoteAddress` and `globalWhiteRemoteAddresses`, in Apache's grammar (RemoteAddressStrategyFactory).
 #
 #     10.0.0.1                one address             2001:db8::1
 #     10.0.0.1,10.0.0.2       several                 10.0.0.{1,2,7}       2001:db8::{1,2}
 #     10.0.*.*                any number there        2001:db8:0:0:0:0:0:*
-#     10.0.0.20-60            from, to                2001:db8::1-ff
+#     10.0.0.20-60            a range                 2001:db8::1-ff
 #     *                       every address; also *.*.*.* and *:*:*:*:*:*:*:*
-#     (nothing)               none
+#     (empty)                 no address
 #
-# Apache does not check what follows the first range, and some of its patterns match more than they say (`10.0.1-5.7`
+# Apache ignores everything after the first range, so that some patterns match more than they should (`10.0.1-5.7`
 # matches 10.0.3.9). Here every part counts.
 
 
@@ -478,17 +527,18 @@ _MAX_ALTERNATIVES: Final = 1000
 
 
 class PatternError(ValueError):
-    """The text is not a pattern. The error says why."""
+    """The text is not a valid pattern. The error has the reason."""
 
 
 class AddressPattern(NamedTuple):
-    """Addresses as tuples of spans, four for each of IPv4, eight of IPv6; `matches_all` for `*`."""
+    """A pattern of addresses: alternatives of spans, four spans for IPv4 and eight for IPv6. `matches_all` is True for
+    `*`."""
 
     alternatives: tuple[tuple[Span, ...], ...]
     matches_all: bool = False
 
     def matches(self, host: str) -> bool:
-        """`host`: an address without its port."""
+        """Return True if an address without port matches."""
         if self.matches_all or not self.alternatives:
             return self.matches_all
         numbers = _numbers(host)
@@ -500,18 +550,19 @@ class AddressPattern(NamedTuple):
 
 
 def parse_pattern(text: str) -> AddressPattern:
-    """Raises PatternError."""
+    """Parse a pattern. Raises PatternError."""
     text = text.strip()
     if text in _ANY:
         return AddressPattern((), matches_all=True)
     pieces = _expanded(text) if text.endswith("}") else text.split(",")
     if len(pieces) > _MAX_ALTERNATIVES:
-        raise PatternError(f"the address pattern has {len(pieces)} alternatives; {_MAX_ALTERNATIVES} are allowed")
+        raise PatternError(f"the address pattern has {len(pieces)} alternatives; maximum {_MAX_ALTERNATIVES}")
     return AddressPattern(tuple(_spans(piece.strip()) for piece in pieces if piece.strip()))
 
 
 def _expanded(text: str) -> list[str]:
-    """`10.0.0.{1,2}` spelled out; braces may stand in the last part only, as Apache has it."""
+    """Return the alternatives of a pattern such as `10.0.0.{1,2}`. As in Apache, braces are allowed only in the last
+    part."""
     found = re.fullmatch(r"([^{}]*[.:])\{([^{}]*)\}", text)
     if found is None:
         raise PatternError(f"the address pattern {text!r} has braces elsewhere than around its last part")
@@ -530,7 +581,7 @@ def _spans(text: str) -> tuple[Span, ...]:
 
 
 def _ipv6_parts(text: str) -> list[str]:
-    """Eight parts; `::` is as many zeros as are missing."""
+    """Return the eight parts of an IPv6 pattern; `::` stands for the missing zeros."""
     head, double, tail = text.partition("::")
     left, right = (side.split(":") if side else [] for side in (head, tail))
     missing = 8 - len(left) - len(right)
@@ -550,7 +601,7 @@ def _span(part: str, text: str, *, is_ipv6: bool) -> Span:
         raise PatternError(f"the address pattern {text!r} has the part {part!r}; write a number, a-b or *") from None
     if not low <= high <= highest:
         allowed = "0 to ffff" if is_ipv6 else "0 to 255"
-        raise PatternError(f"the address pattern {text!r} has the part {part!r}; {allowed} is allowed")
+        raise PatternError(f"the address pattern {text!r} has the part {part!r}; expected {allowed}")
     return low, high
 
 
@@ -568,9 +619,9 @@ def _numbers(host: str) -> tuple[int, ...]:
 
 
 # ------------------------------------------------------------------------------
-# The accounts' file: read at the start, again when it changes, and rewritten by mqadmin's ACL commands.
+# The file of accounts: it is read at the start and when it changes, and rewritten by mqadmin's ACL commands.
 #
-# It needs PyYAML, which only brokers with accounts do: `pip install '.[acl]'`.
+# Needs PyYAML, which only brokers with accounts need: `pip install '.[acl]'`.
 
 
 _VERSION: Final = "dataVersion"
@@ -579,47 +630,52 @@ Document = dict[str, Any]
 
 
 class _Unsettled(AclError):
-    """The file is being written."""
+    """The file is still being written."""
 
 
 class AclFile:
-    """`policy` is the file's present content; `generation` rises with it. Raises AclError if it cannot be used at the start;
-    a later version that cannot be used is reported, and the former stays."""
+    """The file of accounts. Raises AclError if it is invalid at the start. A later invalid version is logged, and the
+    previous policy stays in force.
+
+    Attributes:
+        policy: the accounts in force
+        generation: number that increases with each new policy
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
         self._watched = Watched((self.path,))
-        self._reading = Lock()  # a thread reads it when it has changed
+        self._reading = Lock()  # held while a thread reads the file
         self._document: Document
         self.policy: Policy
         self.generation = Generation()
-        self._take()
+        self._load()
         if is_readable_by_all(self.path):
-            log.warning("acl_file_readable_by_all", file=str(self.path), hint="it holds secrets; chmod o-r")
+            log.warning("acl_file_readable_by_all", file=str(self.path), hint="it contains secrets; run chmod o-r")
 
     def look(self) -> bool:
-        """Whether the file is to be loaded: it has changed, and nobody writes it any more."""
+        """Return True if the file has changed and must be loaded, once it is no longer being written."""
         return self._watched.look()
 
     def load(self) -> None:
-        """Reads the file again if it has changed. 1,000 accounts take 0.4 s, so that a thread does it."""
+        """Load the file if it has changed. Runs in a thread, because 1,000 accounts take 0.4 s."""
         with self._reading, suppress(AclError):
             if self._watched.has_changed:
-                self._take_changed()
+                self._load_changed()
 
-    def _take_changed(self) -> None:
-        """Raises AclError; the former accounts stay in force then."""
+    def _load_changed(self) -> None:
+        """Load a changed file. Raises AclError; the previous accounts then stay in force."""
         try:
-            self._take()
-        except _Unsettled:  # a later look finds it settled
+            self._load()
+        except _Unsettled:  # a later check finds it complete
             raise
         except AclError as error:
             log.error("acl_file_not_reloaded", file=str(self.path), reason=str(error))
             raise
         log.info("acl_file_reloaded", file=str(self.path), accounts=len(self.policy.accounts))
 
-    def _take(self) -> None:
-        """Raises AclError."""
+    def _load(self) -> None:
+        """Read the file, and put its policy in force. Raises AclError."""
         try:
             document = self._watched.take(self._read)
         except Unsettled:
@@ -637,11 +693,12 @@ class AclFile:
             data = read_file(self.path, MAX_ACL_FILE_BYTES)
         except OSError as error:
             raise AclError(f"cannot read {self.path}: {error.strerror}") from None
-        if not data:  # as it is for a moment when an editor rewrites it; nobody would have an account
+        # an editor that rewrites the file may leave it empty for a moment; this must not remove all accounts
+        if not data:
             raise AclError(f"{self.path} is empty")
         try:
             found = yaml.safe_load(data)
-        except Exception as error:  # not YAMLError alone: `!!int ""` is an IndexError, `!!bool x` a KeyError
+        except Exception as error:  # not only YAMLError: `!!int ""` raises IndexError, `!!bool x` KeyError
             raise AclError(f"{self.path} is not YAML{_place(error)}") from None
         if found is not None and not isinstance(found, dict):
             raise AclError(f"{self.path} is not a mapping; it needs {ACCOUNTS!r} and may have {GLOBAL_WHITE!r}")
@@ -651,7 +708,7 @@ class AclFile:
 
     @property
     def entries(self) -> Sequence[Mapping[str, Any]]:
-        """The accounts as the file has them, secrets included."""
+        """The accounts as they are in the file, including secrets."""
         return self._document.get(ACCOUNTS) or ()
 
     @property
@@ -666,7 +723,8 @@ class AclFile:
         return DataVersion(timestamp if isinstance(timestamp, int) else 0, counter if isinstance(counter, int) else 0)
 
     def put_account(self, entry: Mapping[str, Any]) -> None:
-        """A new account, or the fields of one that is there; what `entry` has not stays. Raises AclError."""
+        """Add an account, or change the fields of an existing one; fields that are missing in `entry` are not changed.
+        Raises AclError."""
 
         def change(document: Document) -> None:
             accounts = document.get(ACCOUNTS) or []
@@ -675,7 +733,7 @@ class AclFile:
             if known is None:
                 accounts.append(dict(entry))
             else:
-                if "secretKey" in entry:  # perhaps because somebody has got hold of the former
+                if "secretKey" in entry:  # the previous secret may be compromised
                     known.pop(FORMER, None)
                 known.update(entry)
             read_account(known or accounts[-1])
@@ -683,7 +741,7 @@ class AclFile:
         self._change(change)
 
     def change_account(self, access_key: str, change_entry: Callable[[Document], None]) -> None:
-        """Change the entry of an account as the file has it now. Raises AclError, also for an account that is not there."""
+        """Change an account's entry in the file. Raises AclError, including for an account that does not exist."""
 
         def change(document: Document) -> None:
             entry = next((item for item in document.get(ACCOUNTS) or () if str(item["accessKey"]) == access_key), None)
@@ -694,7 +752,7 @@ class AclFile:
         self._change(change)
 
     def delete_account(self, access_key: str) -> None:
-        """Raises AclError."""
+        """Delete an account. Raises AclError."""
 
         def change(document: Document) -> None:
             if access_key not in self.policy.accounts:
@@ -704,7 +762,7 @@ class AclFile:
         self._change(change)
 
     def put_white_addresses(self, addresses: Sequence[str]) -> None:
-        """Raises AclError."""
+        """Replace the global white addresses. Raises AclError."""
 
         def change(document: Document) -> None:
             document[GLOBAL_WHITE] = list(addresses)
@@ -712,8 +770,8 @@ class AclFile:
         self._change(change)
 
     def _change(self, change: Callable[[Document], None]) -> None:
-        """Changes the file's present content, which may be newer than the policy in force. The file is written first: a
-        change that cannot be kept does not take effect."""
+        """Change the present content of the file, which may be newer than the policy in force. The file is written
+        first, so that a change that cannot be stored does not take effect."""
         with self._reading:
             self._change_file(change)
 
@@ -721,9 +779,9 @@ class AclFile:
         import yaml
 
         if self._watched.has_changed:
-            self._take_changed()
+            self._load_changed()
         else:
-            self._take()
+            self._load()
         document = deepcopy(self._document)
         change(document)
         policy = read_policy(document)
@@ -739,6 +797,6 @@ class AclFile:
 
 
 def _place(error: Exception) -> str:
-    """The line of the mistake, but not its text, which may be a secret."""
+    """Return the line of the error, but not its text, which may contain a secret."""
     mark = getattr(error, "problem_mark", None)
     return f": see line {mark.line + 1}" if mark is not None else ""

@@ -1,4 +1,4 @@
-"""Prometheus metrics of brokers and name servers, and the port that serves them and the health checks."""
+"""Prometheus metrics of brokers and name servers, and the port that serves metrics and health checks."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ log = structlog.get_logger("rocketlet.metrics")
 # ------------------------------------------------------------------------------
 # Prometheus metrics and health checks of a broker.
 #
-# Imported only if a metrics port is given. Names that begin with `rocketlet_` are ours; those that begin with
-# `rocketmq_` are the ones of Apache's exporter (RMQMetricsCollector) with its labels, so that its dashboards and
-# alerts work here, too.
+# Imported only if a metrics port is configured. Names that start with `rocketlet_` are Rocketlet's own. Names that
+# start with `rocketmq_` are those of Apache's exporter (RMQMetricsCollector), with its labels, so that its dashboards
+# and alerts also work here.
 
 
 _MINUTE_S = 60.0
@@ -54,7 +54,7 @@ T = TypeVar("T")
 
 
 class Collector:
-    """Reads a broker's metrics, and whether it can serve clients."""
+    """Collector of a broker's metrics and its readiness."""
 
     def __init__(self, broker: BrokerController, memory: Memory, connections: Sized) -> None:
         self._broker = broker
@@ -65,7 +65,7 @@ class Collector:
         fault = self._broker.store.write_fault()
         if fault is not None:
             return fault
-        return None if self._broker.registration.is_registered else "no name server knows the broker"
+        return None if self._broker.registration.is_registered else "the broker is not registered with a name server"
 
     async def snapshot(self) -> list[Metric]:
         return [
@@ -98,34 +98,38 @@ class Collector:
 
     def _process(self) -> Iterator[Metric]:
         info = InfoMetricFamily(
-            "rocketlet", "The version, and its module: compiled or pure", labels=["cluster", "broker"]
+            "rocketlet", "Version of Rocketlet, and of its module: compiled or pure", labels=["cluster", "broker"]
         )
         info.add_metric(self._place, {"version": version("rocketlet"), "module": MODULE})
         yield info
         yield self._gauge("rocketlet_connections", "Open connections", len(self._connections))
         yield self._gauge(
-            "rocketlet_grpc_connections", "Of these, connections of clients of 5.x", self._broker.callers.connections
+            "rocketlet_grpc_connections", "Open connections of 5.x clients", self._broker.callers.connections
         )
         yield self._gauge(
             "rocketlet_connections_held_bytes",
-            "Bytes that connections hold: unfinished requests and unread answers",
+            "Bytes held by connections: incomplete requests and unread responses",
             self._memory.used_bytes,
         )
         yield self._gauge(
             "rocketlet_connections_budget_bytes",
-            "Bytes that connections may hold (--memory)",
+            "Maximum bytes held by connections (--memory)",
             self._memory.budget_bytes,
         )
 
     async def _topics(self) -> list[Metric]:
         broker, place = self._broker, self._place
-        put = self._counter("rocketlet_messages_put", "Messages stored, since the data folder began", None, "topic")
-        offset = self._gauge("rocketmq_producer_offset", "Messages stored, since the data folder began", None, "topic")
-        tps = self._gauge("rocketmq_producer_tps", "Messages stored per second, in the last minute", None, "topic")
+        put = self._counter(
+            "rocketlet_messages_put", "Messages stored since the data folder was created", None, "topic"
+        )
+        offset = self._gauge(
+            "rocketmq_producer_offset", "Messages stored since the data folder was created", None, "topic"
+        )
+        tps = self._gauge("rocketmq_producer_tps", "Messages stored per second in the last minute", None, "topic")
         totals, rates = await _done(broker.statistics.all_rates(_MINUTE_S))
-        got = self._counter("rocketlet_messages_got", "Messages read, since the start", None, "topic", "group")
+        got = self._counter("rocketlet_messages_got", "Messages read since the start", None, "topic", "group")
         got_tps = self._gauge(
-            "rocketmq_consumer_tps", "Messages read per second, in the last minute", None, "topic", "group"
+            "rocketmq_consumer_tps", "Messages read per second in the last minute", None, "topic", "group"
         )
         of_broker = {PUT: 0.0, GOT: 0.0}
         for number, ((kind, key), total) in enumerate(totals.of.items(), 1):
@@ -145,43 +149,49 @@ class Collector:
                 await asyncio.sleep(0)
         return [
             *(put, offset, tps, got, got_tps),
-            self._gauge("rocketmq_broker_tps", "Messages stored per second, in the last minute", of_broker[PUT]),
-            self._gauge("rocketmq_broker_qps", "Messages read per second, in the last minute", of_broker[GOT]),
+            self._gauge("rocketmq_broker_tps", "Messages stored per second in the last minute", of_broker[PUT]),
+            self._gauge("rocketmq_broker_qps", "Messages read per second in the last minute", of_broker[GOT]),
         ]
 
     def _store(self) -> Iterator[Metric]:
         store = self._broker.store
-        yield self._gauge("rocketlet_commit_log_bytes", "Bytes in the commit log", store.end - store.begin)
-        yield self._gauge("rocketlet_disk_used_ratio", "How full the data folder's disk is, 0 to 1", store.disk_ratio())
+        yield self._gauge("rocketlet_commit_log_bytes", "Size of the commit log in bytes", store.end - store.begin)
         yield self._gauge(
-            "rocketlet_store_failed", "1 if the disk failed, so that nothing is written", int(store.fault is not None)
+            "rocketlet_disk_used_ratio", "Used fraction of the data folder's disk, 0 to 1", store.disk_ratio()
+        )
+        yield self._gauge(
+            "rocketlet_store_failed",
+            "1 if the disk has failed, so that the broker has stopped writing",
+            int(store.fault is not None),
         )
         yield self._gauge(
             "rocketlet_store_full",
-            "1 if the disk has no space for messages that are sent",
+            "1 if the disk is full, so that messages are refused",
             int(store.room.now() is not None),
         )
         yield self._gauge(
             "rocketlet_clock_ahead_seconds",
-            "By how much the machine's clock jumped ahead, while segments expire by the time before; else 0",
+            "Seconds that the machine's clock jumped ahead, while retention uses the time before the jump; otherwise 0",
             self._broker.retention_time.ahead_s,
         )
         yield self._gauge(
-            "rocketlet_registered", "1 if a name server knows the broker", int(self._broker.registration.is_registered)
+            "rocketlet_registered",
+            "1 if the broker is registered with a name server",
+            int(self._broker.registration.is_registered),
         )
         yield self._counter(
-            "rocketlet_messages_damaged", "Messages left out because they cannot be read", len(store.damaged)
+            "rocketlet_messages_damaged", "Messages skipped because they are damaged", len(store.damaged)
         )
         yield self._gauge(
-            "rocketlet_transactions_waiting", "Half messages without an outcome", self._broker.transactions.waiting
+            "rocketlet_transactions_waiting",
+            "Half messages without commit or rollback",
+            self._broker.transactions.waiting,
         )
         timers = self._broker.timers
-        yield self._gauge(
-            "rocketlet_timed_waiting", "Messages that wait for the time that they were sent to", timers.waiting
-        )
-        yield self._counter("rocketlet_heartbeats_refused", "Heartbeats that were refused", self._broker.refusals.count)
+        yield self._gauge("rocketlet_timed_waiting", "Messages that wait for their delivery time", timers.waiting)
+        yield self._counter("rocketlet_heartbeats_refused", "Refused heartbeats", self._broker.refusals.count)
         yield self._counter(
-            "rocketlet_filter_failures", "Messages that an SQL92 filter failed at", self._broker.filters.failed
+            "rocketlet_filter_failures", "Messages for which an SQL92 filter failed", self._broker.filters.failed
         )
         yield self._counter(
             "rocketlet_delayed_set_aside",
@@ -190,10 +200,10 @@ class Collector:
         )
 
     def _requests(self) -> Iterator[Metric]:
-        """Only of requests that were made: at most one for each request code."""
+        """Yield metrics of requests and gRPC calls. Only request codes that were used have a histogram."""
         family = self._histogram(
             "rocketlet_request_seconds",
-            "How long the broker worked on a request; what a pull waits is not in it",
+            "Time to process a request, excluding the time that a pull is held",
             "request",
         )
         for code, histogram in self._broker.request_times.items():
@@ -202,42 +212,42 @@ class Collector:
         yield family
         calls = self._counter(
             "rocketlet_grpc_calls",
-            "Answers to clients of 5.x, by method and the code of the answer; 20000 is success",
+            "Responses to 5.x clients, by method and response code; 20000 is success",
             None,
             "method",
             "code",
         )
-        for (method, answered), count in self._broker.callers.answers.items():
-            calls.add_metric([*self._place, method, answered], count)
+        for (method, response), count in self._broker.callers.answers.items():
+            calls.add_metric([*self._place, method, response], count)
         yield calls
 
     def _access(self) -> Iterator[Metric]:
         broker, place = self._broker, self._place
         refused = self._counter(
-            "rocketlet_requests_refused", "Requests that their account may not make, by reason", None, "reason"
+            "rocketlet_requests_refused", "Requests refused by access control, by reason", None, "reason"
         )
         for reason, count in (broker.acl.refused if broker.acl else {}).items():
             refused.add_metric([*place, reason], count)
         yield refused
-        former = self._counter(
-            "rocketlet_former_secret_used", "Proofs by an account's formerSecretKey", None, "account"
+        previous = self._counter(
+            "rocketlet_former_secret_used", "Requests signed with an account's formerSecretKey", None, "account"
         )
         for account, count in (broker.acl.former if broker.acl else {}).items():
-            former.add_metric([*place, account], count)
-        yield former
+            previous.add_metric([*place, account], count)
+        yield previous
         expires = self._gauge(
-            "rocketlet_certificate_expires_timestamp_seconds", "When a certificate in a TLS file expires", None, "file"
+            "rocketlet_certificate_expires_timestamp_seconds", "Expiry of the certificates in a TLS file", None, "file"
         )
         for path, at_s in broker.tls.expires_s.items():
             expires.add_metric([*place, path.name], at_s)
         yield expires
-        handshakes = self._counter("rocketlet_tls_handshakes", "TLS handshakes, by how they ended", None, "outcome")
+        handshakes = self._counter("rocketlet_tls_handshakes", "TLS handshakes, by outcome", None, "outcome")
         handshakes.add_metric([*place, "done"], broker.tls.handshakes)
         handshakes.add_metric([*place, "failed"], broker.tls.failed_handshakes)
         yield handshakes
         yield self._counter(
             "rocketlet_tls_mismatches",
-            "Clients that came with TLS to a plain port, or without to one that enforces it",
+            "Clients that used TLS on a plain port, or no TLS on a port that enforces it",
             broker.tls.refused,
         )
 
@@ -248,40 +258,42 @@ class Collector:
         broker, place = self._broker, self._place
         members = self._gauge("rocketlet_group_members", "Members of a group", None, "group")
         faults = self._gauge(
-            "rocketlet_group_disagreements", "In how many things members of a group disagree", None, "group"
+            "rocketlet_group_disagreements", "Conflicts between settings of a group's members", None, "group"
         )
-        dead = self._gauge("rocketlet_dead_letters", "Dead letters of a group that are stored", None, "group")
-        hands = self._gauge(
-            "rocketlet_group_unfinished", "Messages that clients have popped and not acknowledged", None, "group"
+        dead = self._gauge("rocketlet_dead_letters", "Stored dead letters of a group", None, "group")
+        in_flight = self._gauge(
+            "rocketlet_group_unfinished", "Popped messages that are not acknowledged", None, "group"
         )
         popping = self._gauge(
             "rocketlet_group_popping_clients", "Clients that popped messages in the last two minutes", None, "group"
         )
-        again = self._counter(
-            "rocketlet_messages_redelivered", "Popped messages that were no first ones, since the start", None, "group"
+        redelivered = self._counter(
+            "rocketlet_messages_redelivered", "Redeliveries of popped messages since the start", None, "group"
         )
         for name in broker.progress.groups():
-            await asyncio.sleep(0)  # clients do not wait for a thousand groups
+            await asyncio.sleep(0)  # clients need not wait until all groups are collected
             group = broker.groups.get(name)
-            letters = broker.store.queues.get((names.dlq_topic(name), 0))
+            dead_queue = broker.store.queues.get((names.dlq_topic(name), 0))
             for family, value in (
                 (members, len(group.members) if group else 0),
                 (faults, len(group.reported) if group else 0),
-                (hands, broker.pops.unfinished(name)),
+                (in_flight, broker.pops.unfinished(name)),
                 (popping, len(broker.pops.clients(name)) if broker.pops.pools else 0),
-                (again, broker.pops.redelivered(name)),
-                (dead, letters.next - letters.begin if letters else 0),
+                (redelivered, broker.pops.redelivered(name)),
+                (dead, dead_queue.next - dead_queue.begin if dead_queue else 0),
             ):
                 family.add_metric([*place, name], value)
-        return [members, faults, dead, hands, popping, again]
+        return [members, faults, dead, in_flight, popping, redelivered]
 
     async def _lags(self) -> list[Metric]:
-        """How far each group is in each of its topics."""
+        """Return the lag and progress of each group in each of its topics."""
         broker = self._broker
         names_of = ("topic", "group")
         lag = self._gauge("rocketlet_group_lag", "Messages that a group has not committed", None, *names_of)
-        piled = self._gauge("rocketmq_message_accumulation", "Messages that a group has not committed", None, *names_of)
-        offset = self._gauge("rocketmq_consumer_offset", "The sum of a group's committed offsets", None, *names_of)
+        accumulated = self._gauge(
+            "rocketmq_message_accumulation", "Messages that a group has not committed", None, *names_of
+        )
+        offset = self._gauge("rocketmq_consumer_offset", "Sum of a group's committed offsets", None, *names_of)
         oldest = self._gauge(
             "rocketlet_group_oldest_seconds",
             "Age of the oldest message that a group has not committed; 0 if there is none",
@@ -290,7 +302,7 @@ class Collector:
         )
         latency = self._gauge(
             "rocketmq_group_get_latency_by_storetime",
-            "Age of the oldest message that a group has not committed, ms",
+            "Age of the oldest message that a group has not committed, in ms",
             None,
             *names_of,
         )
@@ -302,9 +314,9 @@ class Collector:
                 age_ms = 0 if since_ms is None else max(now_ms - since_ms, 0)
                 committed = sum(broker.offsets.of(name, topic).values())
                 values = (messages, messages, committed, age_ms / 1000, age_ms)
-                for family, value in zip((lag, piled, offset, oldest, latency), values, strict=True):
+                for family, value in zip((lag, accumulated, offset, oldest, latency), values, strict=True):
                     family.add_metric([*self._place, topic, name], value)
-        return [lag, piled, offset, oldest, latency]
+        return [lag, accumulated, offset, oldest, latency]
 
     def _lost(self) -> Metric:
         lost = self._counter(
@@ -320,28 +332,30 @@ class Collector:
     def _ownership(self) -> Iterator[Metric]:
         watch, rebalances = self._broker.watch, self._broker.history.rebalances
         yield self._counter(
-            "rocketlet_double_readers", "Times that a queue was read by two members", watch.double_readers
+            "rocketlet_double_readers", "Number of times that two members read the same queue", watch.double_readers
         )
         yield self._counter(
             "rocketlet_undrained_queues",
-            "Queues that moved while a foreign member handled messages of them, which are handled again",
+            "Queues that moved while a foreign member was handling messages of them, which are then redelivered",
             self._broker.repeats.undrained,
         )
         yield self._counter(
             "rocketlet_left_uncommitted",
-            "Messages that foreign members had been given and had not committed when they left",
+            "Messages that foreign members had pulled but not committed when they left",
             self._broker.repeats.left,
         )
         yield self._gauge(
             "rocketlet_peers_away",
-            "Other brokers of groups with foreign members that cannot be asked about the members",
+            "Unreachable peer brokers of groups with foreign members",
             len(self._broker.draining.agreement.away()),
         )
-        yield self._gauge("rocketlet_receives_waiting", "Receives that wait for a message", self._broker.pops.waiting)
-        yield self._gauge("rocketlet_orphaned_queues", "Queues that no member reads now", watch.orphans)
+        yield self._gauge(
+            "rocketlet_receives_waiting", "Receive requests that wait for a message", self._broker.pops.waiting
+        )
+        yield self._gauge("rocketlet_orphaned_queues", "Queues without a reader", watch.orphans)
         unread = self._gauge(
             "rocketlet_group_orphaned_queues",
-            "Queues of a topic that no member of a group reads now",
+            "Queues of a topic without a reader in a group",
             None,
             "topic",
             "group",
@@ -350,15 +364,15 @@ class Collector:
             unread.add_metric([*self._place, topic, group], count)
         yield unread
         handover = self._histogram(
-            "rocketlet_handover_seconds", "How long a queue had no owner between two owners (Rocketlet members)"
+            "rocketlet_handover_seconds", "Time that a queue had no owner between two owners (Rocketlet members)"
         )
         _add(handover, self._place, rebalances.handovers)
-        settle = self._histogram(
+        rebalance = self._histogram(
             "rocketlet_settle_seconds",
-            "From a change of members to the last queue that changed hands (Rocketlet members)",
+            "Time from a change of members to the last handover of a queue (Rocketlet members)",
         )
-        _add(settle, self._place, rebalances.settling)
-        yield from (handover, settle)
+        _add(rebalance, self._place, rebalances.settling)
+        yield from (handover, rebalance)
 
 
 def _add(family: HistogramMetricFamily, labels: list[str], histogram: Histogram) -> None:
@@ -366,7 +380,7 @@ def _add(family: HistogramMetricFamily, labels: list[str], histogram: Histogram)
 
 
 async def _done(work: Work[T]) -> T:
-    """The result of work that others need not wait for."""
+    """Run work in pieces, and yield to the event loop between them."""
     while True:
         try:
             next(work)
@@ -377,14 +391,14 @@ async def _done(work: Work[T]) -> T:
 
 
 # ------------------------------------------------------------------------------
-# The metrics port: /metrics, /healthz and /readyz, served by prometheus-client in a thread that asks the event loop.
+# The metrics port: /metrics, /healthz and /readyz, served by prometheus-client in threads, which query the event loop.
 #
-# Imported only if a metrics port is given.
+# Imported only if a metrics port is configured.
 
 
 class Measured(Protocol):
-    """The source of the answers. Both methods run in the event loop. `readiness` is the reason why the broker cannot serve
-    clients, or None."""
+    """The source of metrics and readiness. Both methods run in the event loop. `readiness` returns the reason why the
+    broker cannot serve clients, or None."""
 
     async def snapshot(self) -> list[Metric]: ...
 
@@ -392,8 +406,11 @@ class Measured(Protocol):
 
 
 class _Threads(ThreadingMixIn, WSGIServer):
-    """A thread for each connection. When there are too many, the oldest one makes room: a client that connects and asks
-    nothing must not use up the broker's threads and descriptors."""
+    """A WSGI server with a thread for each connection.
+
+    If there are too many connections, the oldest one is closed: clients that connect without sending a request must not
+    use up the broker's threads and descriptors.
+    """
 
     daemon_threads = True
     request_queue_size = 128
@@ -408,8 +425,8 @@ class _Threads(ThreadingMixIn, WSGIServer):
             if len(self._open) >= MAX_METRICS_CONNECTIONS:
                 oldest = next(iter(self._open))
                 del self._open[oldest]
-                with contextlib.suppress(OSError):  # its client has hung up
-                    oldest.shutdown(socket.SHUT_RDWR)  # its thread sees the end, and closes it
+                with contextlib.suppress(OSError):  # its client has disconnected
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread receives the end of the stream, and closes it
             self._open[request] = None
         super().process_request(request, client_address)
 
@@ -419,7 +436,7 @@ class _Threads(ThreadingMixIn, WSGIServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Logs defects, but no fault of a client, such as hanging up."""
+        """Log defects, but no errors of a client such as a disconnect."""
         if not isinstance(sys.exc_info()[1], OSError):
             log.exception("metrics_request_failed")
 
@@ -428,11 +445,11 @@ class _Quiet(WSGIRequestHandler):
     timeout = METRICS_CLIENT_S
 
     def log_message(self, *arguments: object) -> None:
-        """Requests are not logged."""
+        """Log nothing."""
 
 
 def _is_own(host: str) -> bool:
-    """Whether nobody else can make the name of a Host header point here."""
+    """Return True if a host name can only mean this machine, so that no other site can make it point here."""
     try:
         name = (urlsplit(f"//{host}").hostname or "").lower()
     except ValueError:
@@ -445,12 +462,15 @@ def _is_own(host: str) -> bool:
 
 
 class MetricsPort:
-    """Serves until `close`. Raises OSError if the port is taken. On a loopback address it knows only addresses and this
-    machine's names: the page of a site that makes its own name point there (DNS rebinding) reads nothing."""
+    """The metrics port, which serves until `close`. Raises OSError if the port is in use.
+
+    On a loopback address, only requests for addresses and for this machine's names are served. A web page whose host
+    name was made to point here (DNS rebinding) therefore reads nothing.
+    """
 
     def __init__(self, measured: Measured, host: str, port: int, limits: Limits = LIMITS) -> None:
         self._answer_s = limits.metrics_answer_s
-        self._no_answer = f"the event loop has not answered for {self._answer_s:g} s"
+        self._no_response = f"the event loop has not responded for {self._answer_s:g} s"
         self._measured = measured
         self._is_local = host == "localhost" or is_loopback(host)
         self._loop = asyncio.get_running_loop()
@@ -467,16 +487,17 @@ class MetricsPort:
         self._thread.start()
 
     def describe(self) -> list[Metric]:
-        """Collects nothing before the first request."""
+        """Return no metrics, so that nothing is collected before the first request."""
         return []
 
     def collect(self) -> list[Metric]:
-        """Collects the metrics for prometheus-client, in its thread."""
+        """Return the metrics for prometheus-client, in its thread."""
         found: list[Metric] = self._ask(self._measured.snapshot())
         return found
 
     def _ask(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Runs in the loop, for a thread. Raises TimeoutError when the loop does not respond; nothing is done then."""
+        """Run a coroutine in the event loop, from another thread. Raises TimeoutError if the loop does not respond; the
+        coroutine is then cancelled."""
         asked = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return asked.result(self._answer_s)
@@ -488,30 +509,31 @@ class MetricsPort:
         path = environ.get("PATH_INFO")
         host = str(environ.get("HTTP_HOST") or "")
         if self._is_local and host and not _is_own(host):
-            text = f"The metrics port of this machine does not know the host name {host[:80]!r}; use an address."
+            text = f"The metrics port rejects the host name {host[:80]!r}; use an address."
             status = "403 Forbidden"
         elif path == "/metrics":
             try:
                 found: Iterable[bytes] = self._metrics(environ, start_response)
                 return found
             except TimeoutError:
-                status, text = "503 Service Unavailable", self._no_answer
-            except (TypeError, ValueError):  # prometheus-client raises these for an Accept whose version is no number
+                status, text = "503 Service Unavailable", self._no_response
+            # prometheus-client raises these for an Accept header whose version is not a number
+            except (TypeError, ValueError):
                 return self._metrics({**environ, "HTTP_ACCEPT": ""}, start_response)  # type: ignore[no-any-return]
         elif path in ("/healthz", "/readyz"):
             fault = self._fault(is_ready=path == "/readyz")
             status, text = ("503 Service Unavailable", fault) if fault else ("200 OK", "ok")
         else:
-            status, text = "404 Not Found", "There are /metrics, /healthz and /readyz."
+            status, text = "404 Not Found", "Not found; paths: /metrics, /healthz, /readyz."
         start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
         return [f"{text}\n".encode()]
 
     def _fault(self, *, is_ready: bool) -> str | None:
-        """Why the process is not alive or, with `is_ready`, not ready for clients; None if it is."""
+        """Return the reason why the process is not alive or, with `is_ready`, not ready for clients; None if it is."""
         try:
             return self._ask(self._measured.readiness() if is_ready else asyncio.sleep(0))  # type: ignore[no-any-return] # a text, or None
         except TimeoutError:
-            return self._no_answer
+            return self._no_response
 
     def close(self) -> None:
         self._server.shutdown()
@@ -520,11 +542,11 @@ class MetricsPort:
 
 
 # ------------------------------------------------------------------------------
-# Prometheus metrics of a name server that runs alone; imported only if a metrics port is given.
+# Prometheus metrics of a name server without a broker. Imported only if a metrics port is configured.
 
 
 class NameServerMetrics:
-    """connections: those that are open."""
+    """Metrics of a name server. `connections` are its open connections."""
 
     def __init__(self, routes: Routes, connections: Sized, tls: Tls) -> None:
         self._routes = routes
@@ -537,21 +559,19 @@ class NameServerMetrics:
     async def snapshot(self) -> list[Metric]:
         expires = self._gauge(
             "rocketlet_name_server_certificate_expires_timestamp_seconds",
-            "When a certificate in a TLS file expires",
+            "Expiry of the certificates in a TLS file",
             "file",
         )
         for path, at_s in self._tls.expires_s.items():
             expires.add_metric([path.name], at_s)
         departed = self._gauge(
-            "rocketlet_name_server_departed_broker", "1 for a broker that had topics and is gone", "cluster", "broker"
+            "rocketlet_name_server_departed_broker", "1 for a departed broker that had topics", "cluster", "broker"
         )
         for broker in self._routes.departed():
             departed.add_metric([broker.cluster, broker.name], 1)
         return [
-            self._gauge(
-                "rocketlet_name_server_brokers", "Brokers that are registered", value=len(self._routes.brokers())
-            ),
-            self._gauge("rocketlet_name_server_topics", "Topics of all brokers together", value=self._routes.entries),
+            self._gauge("rocketlet_name_server_brokers", "Registered brokers", value=len(self._routes.brokers())),
+            self._gauge("rocketlet_name_server_topics", "Topics of all brokers", value=self._routes.entries),
             self._gauge("rocketlet_name_server_connections", "Open connections", value=len(self._connections)),
             departed,
             expires,

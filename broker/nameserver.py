@@ -21,7 +21,7 @@ log = structlog.get_logger("rocketlet.nameserver")
 
 
 # ------------------------------------------------------------------------------
-# The name server's table: which brokers there are, where, and which topics each has. In memory only.
+# The name server's tables: brokers, their addresses, and their topics. In memory only.
 
 
 @dataclass(slots=True)
@@ -36,29 +36,38 @@ class _Address:
 
 @dataclass(slots=True)
 class _Broker:
+    """One broker name, with its addresses by broker id."""
+
     cluster: str
     addresses: dict[int, str] = field(default_factory=dict)
     topics: dict[str, QueueData] = field(default_factory=dict)
 
 
 class Routes:
-    """networks: with them, a client gets the address at which it reached us for the broker of this process, and the
-    broker's external address if it comes from outside of these networks."""
+    """The routes of all topics.
+
+    Args:
+        clock: the clock
+        networks: the networks of this machine. With them, a client receives for the broker of this process the address
+            at which the client has reached the name server, or the broker's external address if the client is outside
+            of these networks.
+        limits: limits of the name server
+    """
 
     def __init__(self, clock: Clock = MACHINE, networks: Networks | None = None, limits: Limits = LIMITS) -> None:
         self.limits = limits
         self.clock = clock
         self._networks = networks
-        self._tells_reached = networks is not None
+        self._returns_reached = networks is not None
         self._brokers: dict[str, _Broker] = {}
         self._addresses: dict[str, _Address] = {}
-        self._names: dict[str, str] = {}  # the broker that an address was last registered for
+        self._names: dict[str, str] = {}  # the broker name for which an address was last registered
         self._of_connection: dict[Session | None, dict[str, None]] = {}
-        self._entries = 0  # topics of all brokers together
+        self._entries = 0  # number of topics of all brokers
         self.kv: dict[str, dict[str, str]] = {}
         self._kv_chars = 0
-        self._departed: dict[str, Departed] = {}  # the one that left first is first
-        self._gone: list[dict[str, QueueData]] = []  # topics of brokers that are gone, to be freed
+        self._departed: dict[str, Departed] = {}  # in the order of their departure
+        self._to_free: list[dict[str, QueueData]] = []  # topics of departed brokers, to be freed in pieces
 
     def registering(
         self,
@@ -71,28 +80,29 @@ class Routes:
         session: Session | None,
         external: str | None = None,
     ) -> Work[str | None]:
-        """Stores a broker's registration, all of it at the end. Returns the master's address, for a slave. Raises
-        LimitExceeded."""
+        """Register a broker, and return the master's address for a slave. Nothing is stored before the last piece of
+        work. Raises LimitExceeded."""
         fresh: dict[str, QueueData] = {}
         for number, topic in enumerate(topics, 1):
             fresh[topic.name] = QueueData(name, topic.read_queues, topic.write_queues, topic.perm, topic.sys_flag)
             if number % SLICE == 0:
                 yield
         if session is None and name in self._brokers and not self._is_local(name):
-            self._forget(name)  # somebody took the name before the broker of this process was there
-        former = self._names.get(address, name)
-        if former != name:  # an address is one broker; this one has another name now
-            self.unregister(former, address)
+            self._forget(name)  # another broker registered this name before the broker of this process
+        previous = self._names.get(address, name)
+        if previous != name:  # an address belongs to one broker name; this broker was renamed
+            self.unregister(previous, address)
         known = self._addresses.get(address)
-        # Only a master speaks for the topics, and only when its version says that they have changed.
+        # Topics are stored only from a master, and only if its version has changed.
         if broker_id != 0 or (known is not None and known.version == version):
             fresh = {}
         broker = self._brokers.get(name, _Broker(cluster))
-        # RouteInfoManager.registerBroker: a slave that became the master registers as another number.
+        # RouteInfoManager.registerBroker: a slave that became the master registers with another broker id.
         addresses = {number: other for number, other in broker.addresses.items() if other != address}
         addresses[broker_id] = address
         more = len(fresh.keys() - broker.topics.keys())
-        if session is not None:  # a stranger's registration hides no topic of the broker in this process
+        # limits apply only to other brokers, so that these cannot displace the broker in this process
+        if session is not None:
             self._check_limits(name, len(addresses), len(broker.topics) + more, more)
         if name not in self._brokers:
             self._brokers[name] = broker
@@ -110,27 +120,38 @@ class Routes:
         return broker.addresses.get(0)
 
     def _check_limits(self, name: str, addresses: int, topics: int, more: int) -> None:
-        """Raises LimitExceeded for a broker with too many addresses and topics; `more` is how much they grew."""
+        """Check the limits of a registration. Raises LimitExceeded.
+
+        Args:
+            name: the broker name
+            addresses: number of its addresses
+            topics: number of its topics
+            more: number of topics that the registration adds
+        """
         if name not in self._brokers and len(self._brokers) >= self.limits.max_brokers:
-            raise LimitExceeded(f"this name server knows {self.limits.max_brokers} brokers and takes no more")
+            raise LimitExceeded(f"the name server has {self.limits.max_brokers} brokers, which is the maximum")
         if addresses > self.limits.max_broker_addresses:
             raise LimitExceeded(
-                f"the broker {name} has {self.limits.max_broker_addresses} addresses and can have no more"
+                f"the broker {name} has {self.limits.max_broker_addresses} addresses, which is the maximum"
             )
         if topics > self.limits.max_topics:
             raise LimitExceeded(f"the broker {name} has more than {self.limits.max_topics} topics")
         if more > 0 and self._entries + more > self.limits.max_routes:
             raise LimitExceeded(
-                f"this name server keeps {self.limits.max_routes} topics of all brokers and takes no more"
+                f"the name server has {self.limits.max_routes} topics of all brokers, which is the maximum"
             )
 
     def ownership_fault(self, name: str, address: str) -> str | None:
-        """Why a stranger may not register or unregister this broker: it runs in this process. None if it may."""
+        """Return the reason why another broker may not register or unregister this name and address: they belong to the
+        broker in this process. None if it may."""
         if self._is_local(name):
-            return f"the broker {name} runs with this name server, which takes its registration from nobody else"
+            return (
+                f"the broker {name} runs in the process of this name server, which accepts its registration from no other "
+                "process"
+            )
         entry = self._addresses.get(address)
         if entry is not None and entry.session is None:
-            return f"{address} is the address of the broker that runs with this name server"
+            return f"{address} is the address of the broker in the process of this name server"
         return None
 
     def _is_local(self, name: str) -> bool:
@@ -143,7 +164,8 @@ class Routes:
             self.unregister(name, address)
 
     def unregister(self, name: str, address: str) -> None:
-        """Does nothing for an address of another broker: that one would be known for ever then."""
+        """Unregister a broker's address. Does nothing for an address of another broker name, whose entry would
+        otherwise never be removed."""
         if self._names.get(address, name) != name:
             return
         self._forget_address(address)
@@ -153,14 +175,15 @@ class Routes:
         broker.addresses = {number: other for number, other in broker.addresses.items() if other != address}
         if not broker.addresses:
             del self._brokers[name]
-            self._remember(Departed(name, broker.cluster, address, len(broker.topics), self.clock.time_ms()))
+            self._add_departed(Departed(name, broker.cluster, address, len(broker.topics), self.clock.time_ms()))
             self._entries -= len(broker.topics)
             if len(broker.topics) > SLICE:
-                self._gone.append(broker.topics)
+                self._to_free.append(broker.topics)
             log.info("broker_gone", broker=name, address=address)
 
-    def _remember(self, broker: Departed) -> None:
-        """Only a broker that had topics. A client could otherwise push the others out by registering empty names."""
+    def _add_departed(self, broker: Departed) -> None:
+        """Remember a departed broker if it had topics. Otherwise a client could displace other entries by registering
+        empty names."""
         if not broker.topics:
             return
         self._departed.pop(broker.name, None)
@@ -170,31 +193,31 @@ class Routes:
 
     @property
     def entries(self) -> int:
-        """Topics of all brokers together."""
+        """The number of topics of all brokers."""
         return self._entries
 
     def departed(self) -> list[Departed]:
-        """Brokers that were here, had topics, and are gone for at most DEPARTED_KEPT_S."""
+        """Return brokers with topics that departed at most DEPARTED_KEPT_S ago."""
         limit_ms = self.clock.time_ms() - DEPARTED_KEPT_S * 1000
         return [broker for broker in self._departed.values() if broker.left_ms >= limit_ms]
 
     def forget_departed(self, name: str) -> bool:
-        """Whether it was remembered."""
+        """Forget a departed broker. Return False if the name is unknown."""
         return self._departed.pop(name, None) is not None
 
     @property
     def has_gone(self) -> bool:
-        """Whether there is something to be freed."""
-        return bool(self._gone)
+        """True if topics of departed brokers must be freed."""
+        return bool(self._to_free)
 
     def freeing(self) -> Work[None]:
-        """Frees the topics of brokers that are gone: 50,000 in one iteration would take 10 ms."""
-        while self._gone:
-            topics = self._gone[-1]
+        """Free the topics of departed brokers in pieces, because 50,000 of them take 10 ms."""
+        while self._to_free:
+            topics = self._to_free[-1]
             for _ in range(min(LOOKS, len(topics))):
                 topics.popitem()
             if not topics:
-                self._gone.pop()
+                self._to_free.pop()
             yield
 
     def _forget_address(self, address: str) -> None:
@@ -207,11 +230,11 @@ class Routes:
                 del self._of_connection[entry.session]
 
     def drop(self, session: Session | None) -> None:
-        """A broker's session is closed."""
+        """Unregister the addresses of a closed session."""
         self._unregister_addresses(list(self._of_connection.get(session, ())))
 
     def expire(self) -> list[Session]:
-        """Forgets brokers that were silent for 120 s and returns their sessions, to be closed."""
+        """Unregister brokers without a registration for 120 s, and return their sessions, which the caller must close."""
         # RouteInfoManager.BROKER_CHANNEL_EXPIRED_TIME
         limit = self.clock.monotonic_s() - self.limits.heartbeat_limit_s
         silent = {
@@ -231,17 +254,19 @@ class Routes:
         return entry.version if entry else None
 
     def refresh(self, address: str) -> None:
-        """The broker at this address is alive."""
+        """Record that the broker at this address is alive."""
         entry = self._addresses.get(address)
         if entry is not None:
             entry.seen_s = self.clock.monotonic_s()
 
     def tell_registered(self) -> None:
-        """Clients inside of our networks get the address that the broker gives, not the one at which they reached us."""
-        self._tells_reached = False
+        """Return the registered address to clients inside of the networks from now on, instead of the address at which
+        they reached the name server."""
+        self._returns_reached = False
 
     def route(self, topic: str, to: Session | None = None) -> Route | None:
-        """A topic's queues, with the brokers' addresses for the client that asks."""
+        """Return the queues of a topic, with the brokers' addresses for the client of a session; None if no broker has
+        the topic."""
         queues: list[QueueData] = []
         brokers: list[BrokerData] = []
         for name, broker in self._brokers.items():
@@ -266,12 +291,12 @@ class Routes:
             return registered
         if to.is_external or (self._networks is not None and self._networks.is_outside(to.address)):
             return entry.external
-        if entry.session is None and self._tells_reached:
+        if entry.session is None and self._returns_reached:
             return to.reached or registered
         return registered
 
     def topics(self, cluster: str | None = None) -> Work[list[str]]:
-        """The names of all topics, or of those of one cluster."""
+        """Return the names of all topics, or of the topics of one cluster."""
         found: dict[str, None] = {}
         for broker in [broker for broker in self._brokers.values() if cluster in (None, broker.cluster)]:
             for number, topic in enumerate(list(broker.topics), 1):
@@ -282,14 +307,15 @@ class Routes:
         return list(found)
 
     def set_write(self, name: str, *, allowed: bool) -> Work[int]:
-        """Lets a broker's topics be written to, or not; how many they are."""
+        """Permit or forbid writes to a broker's topics, and return their number."""
         broker = self._brokers.get(name)
         if broker is None:
             return 0
         for number, topic in enumerate(list(broker.topics), 1):
             queues = broker.topics.get(topic)
             if queues is not None:
-                # RouteInfoManager.operateWritePermOfBroker: until the broker registers other topics, as there.
+                # RouteInfoManager.operateWritePermOfBroker: in force until the broker registers changed topics, as in
+                # Apache's name server.
                 perm = PERM_READ_WRITE if allowed else queues.perm & ~PERM_WRITE
                 broker.topics[topic] = msgspec.structs.replace(queues, perm=perm)
             if number % SLICE == 0:
@@ -297,15 +323,16 @@ class Routes:
         return len(broker.topics)
 
     def put_kv(self, namespace: str, key: str, value: str) -> None:
-        """Raises LimitExceeded beyond 10,000 keys in a namespace, 100 namespaces, or 8,388,608 characters in all."""
+        """Store a value. Raises LimitExceeded beyond 10,000 keys in a namespace, 100 namespaces, or 8,388,608
+        characters altogether."""
         table = self.kv.get(namespace, {} if len(self.kv) < self.limits.max_kv_namespaces else None)
         if table is None or (key not in table and len(table) >= self.limits.max_kv_keys):
             namespaces, keys = self.limits.max_kv_namespaces, self.limits.max_kv_keys
-            raise LimitExceeded(f"the name server keeps {namespaces} namespaces of {keys} keys at most; delete some")
+            raise LimitExceeded(f"the name server stores at most {namespaces} namespaces of {keys} keys; delete some")
         more = len(value) - len(table[key]) if key in table else len(namespace) + len(key) + len(value)
         if more > 0 and self._kv_chars + more > self.limits.max_kv_chars:
             raise LimitExceeded(
-                f"the name server keeps {self.limits.max_kv_chars} characters of keys and values; delete some"
+                f"the name server stores at most {self.limits.max_kv_chars} characters of keys and values; delete some"
             )
         self._kv_chars += more
         table[key] = value
@@ -325,23 +352,25 @@ class Routes:
 
 
 # ------------------------------------------------------------------------------
-# The networks that this machine or container is in. They distinguish clients inside from clients outside.
+# The networks of this machine or container, by which clients inside and outside are distinguished.
 #
-# A container is reached in two ways: by its neighbours at its own address, and through a published port. Clients of a
+# A container is reached in two ways: by other containers at its own address, and through a published port. Clients of a
 # published port come from the gateway or from another network, and cannot reach the container's own address.
 
 
-_COLUMNS: Final = 8  # up to the mask; see route_seq_show in Linux's net/ipv4/fib_trie.c
+_COLUMNS: Final = 8  # columns up to the mask; see route_seq_show in Linux's net/ipv4/fib_trie.c
 
 
 @dataclass(frozen=True, slots=True)
 class Networks:
+    """The networks that this machine is directly connected to, and its gateways."""
+
     own: tuple[IPv4Network, ...] = ()
     gateways: frozenset[IPv4Address] = frozenset()
 
     def is_outside(self, address: str) -> bool:
-        """Whether a client at this address (without a port) cannot reach our own. An IPv6 client can: nothing translates
-        its address."""
+        """Return True if a client at this address (without port) cannot reach this machine's own address. An IPv6
+        client can, because its address is not translated."""
         if is_loopback(address):
             return False
         try:
@@ -352,7 +381,8 @@ class Networks:
 
 
 def parse_networks(text: str) -> Networks:
-    """Reads Linux's /proc/net/route, whose numbers are hexadecimal in the machine's byte order. Other lines are skipped."""
+    """Parse Linux's /proc/net/route, whose numbers are hexadecimal in the machine's byte order. Other lines are
+    skipped."""
     own: list[IPv4Network] = []
     gateways: set[IPv4Address] = set()
     for line in text.splitlines()[1:]:

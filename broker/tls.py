@@ -1,4 +1,5 @@
-"""TLS for clients: certificates, a self-signed one where none is given, and the decryption of a client's records."""
+"""TLS for clients: certificates, including a self-signed one if none is configured, and the decryption of clients'
+records."""
 
 from __future__ import annotations
 
@@ -38,11 +39,11 @@ log = structlog.get_logger("rocketlet.tls")
 
 
 # ------------------------------------------------------------------------------
-# A client's socket, as far as TLS deals with it. Each protocol server has its own kind.
+# The connection of a client, as the TLS layer uses it. Each protocol server has its own class.
 
 
 class Decryption(Protocol):
-    """Stands between a client's socket and its TLS."""
+    """The layer between a client's socket and its TLS."""
 
     @property
     def held_bytes(self) -> int: ...
@@ -51,7 +52,12 @@ class Decryption(Protocol):
 
 
 class Client(asyncio.Protocol):
-    """`read_bytes` have come from the client, of TLS those that were decrypted; `records` has them decrypted."""
+    """A client's connection.
+
+    Attributes:
+        read_bytes: number of bytes received from the client; with TLS, of decrypted bytes
+        records: decrypts the client's TLS records; None without TLS
+    """
 
     __slots__ = ("is_encrypted", "peer", "read_bytes", "records")
 
@@ -63,30 +69,37 @@ class Client(asyncio.Protocol):
     @property
     @abstractmethod
     def address(self) -> str:
-        """The client's, without the port."""
+        """The client's address without the port."""
 
     @property
     @abstractmethod
     def is_reading(self) -> bool:
-        """Whether requests are read; otherwise those that were read wait."""
+        """True if requests are read; otherwise received requests wait."""
 
     @abstractmethod
     def encrypted(self, transport: asyncio.Transport) -> None:
-        """The client has set up TLS; from now on everything goes through there."""
+        """Switch to TLS: from now on all bytes pass through `transport`."""
 
     @abstractmethod
     def plain_refusal(self, data: bytes, remark: str) -> bytes:
-        """A refusal in the client's own protocol, for plain data at a port that takes TLS only; empty if it has asked
-        nothing yet."""
+        """Return a refusal in the client's protocol, for plain data on a port that accepts only TLS; empty if the
+        client has sent no request yet."""
 
 
 # ------------------------------------------------------------------------------
-# A client's socket as any protocol server may use it, whichever made it: counted, charged and closed as all others.
+# The transport of a client, which all protocol servers use: it is counted, charged and closed in the same way for all
+# of them.
 
 
 class ClientTransport(Session, Protocol):
-    """`active_s` is when it was last read from or written to, `heard_s` when its client last sent something. `read_bytes`
-    have come from the client. `is_held`: its requests wait."""
+    """Transport of a client.
+
+    Attributes:
+        active_s: monotonic time of the last read or write
+        heard_s: monotonic time of the last read
+        read_bytes: number of bytes received from the client
+        is_held: True while its requests wait
+    """
 
     active_s: float
     heard_s: float
@@ -95,24 +108,24 @@ class ClientTransport(Session, Protocol):
 
     @property
     def may_serve(self) -> bool:
-        """True if its requests may be served immediately; otherwise they are queued."""
+        """True if the client's requests may be served immediately; otherwise they are queued."""
         ...
 
     def note_served(self, used_s: float) -> None:
-        """Record for how long its requests were served."""
+        """Record the time spent on the client's requests."""
         ...
 
     def in_turn(self, work: Work[None]) -> None:
-        """Does work for the client in pieces, each in its address's turn."""
+        """Do work for the client in pieces, which are scheduled fairly between client addresses."""
         ...
 
     def on_farewell(self, action: Callable[[], None]) -> None:
-        """Calls `action` before the broker closes the socket."""
+        """Call `action` before the broker closes the connection."""
         ...
 
     @property
     def is_paused(self) -> bool:
-        """Whether the client does not read."""
+        """True if the client does not read its responses."""
         ...
 
     def write(self, buffers: list[bytes | memoryview]) -> None: ...
@@ -120,11 +133,11 @@ class ClientTransport(Session, Protocol):
     def pause_reading(self) -> None: ...
 
     def set_protocol(self, protocol: asyncio.Protocol) -> None:
-        """The socket's bytes go there from now on."""
+        """Pass received bytes to another protocol object from now on."""
         ...
 
     def go_on(self) -> None:
-        """Reads again."""
+        """Resume reading."""
         ...
 
     def pause_writing(self) -> None: ...
@@ -135,7 +148,7 @@ class ClientTransport(Session, Protocol):
 
 
 # ------------------------------------------------------------------------------
-# How TLS is set up: its mode, certificates and keys, read again when they change.
+# TLS settings: mode, certificates and keys, which are reloaded when they change.
 
 
 _DAY_S: Final = 86_400.0
@@ -145,13 +158,18 @@ TLS_MODES: Final[tuple[TlsMode, ...]] = ("permissive", "enforcing", "disabled")
 
 
 class TlsError(ValueError):
-    """The files or the mode cannot be used. The text says what to do."""
+    """The files or the mode are invalid. The text has the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """`certificate`: PEM, the server's first, then those that lead to the authority; `key`: PEM, may stand in the same
-    file; `client_authority`: PEM, with it every client must show a certificate that one of these signed."""
+    """TLS files.
+
+    Attributes:
+        certificate: PEM file with the server's certificate, followed by intermediate certificates
+        key: PEM file with the private key; None if it is in the file of the certificate
+        client_authority: PEM file; if set, every client needs a certificate that one of its certificates has signed
+    """
 
     certificate: Path
     key: Path | None = None
@@ -163,11 +181,11 @@ class TlsFiles:
 
 
 def server_context(files: TlsFiles) -> ssl.SSLContext:
-    """Raises TlsError."""
+    """Return the TLS context of a server. Raises TlsError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.options |= ssl.OP_NO_RENEGOTIATION  # each costs this side a private-key operation
-    context.set_alpn_protocols(["h2"])  # for gRPC; a client that offers nothing speaks as it likes
+    context.options |= ssl.OP_NO_RENEGOTIATION  # each renegotiation costs the server a private-key operation
+    context.set_alpn_protocols(["h2"])  # for gRPC; clients without ALPN may use any protocol
     try:
         for path in files.paths:
             check_file(path, MAX_TLS_FILE_BYTES)
@@ -175,7 +193,7 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
         if files.client_authority:
             context.load_verify_locations(files.client_authority)
             context.verify_mode = ssl.CERT_REQUIRED
-    except (OSError, ssl.SSLError) as error:  # SSLError has no text for a key that does not fit
+    except (OSError, ssl.SSLError) as error:  # the text of SSLError does not name the files
         names = ", ".join(map(str, files.paths))
         raise TlsError(f"the TLS files {names} cannot be used: {error}") from None
     return context
@@ -186,8 +204,8 @@ def _context_of(pem: Path) -> ssl.SSLContext:
 
 
 def client_context(authority: Path, own: TlsFiles | None) -> ssl.SSLContext:
-    """For a broker that registers: checks the name server's certificate, and shows the broker's own if asked for. Raises
-    TlsError."""
+    """Return the TLS context of a broker that registers with name servers. It verifies their certificates, and presents
+    the broker's own on request. Raises TlsError."""
     try:
         check_file(authority, MAX_TLS_FILE_BYTES)
         context = ssl.create_default_context(cafile=authority)
@@ -199,15 +217,16 @@ def client_context(authority: Path, own: TlsFiles | None) -> ssl.SSLContext:
 
 
 def _refuse_password() -> str:
-    """OpenSSL would ask for it on the terminal, and the broker would stand."""
+    """Raise TlsError for an encrypted key. Otherwise OpenSSL would prompt for the password on the terminal, and the
+    broker would hang."""
     raise TlsError("the TLS key is encrypted; decrypt it with `openssl pkey -in KEY -out PLAIN_KEY`")
 
 
 def _expiries(paths: Iterable[Path]) -> dict[Path, float]:
-    """When the files' certificates expire, in seconds since the epoch."""
+    """Return the expiry of each file's certificates, in seconds since the epoch."""
     found: dict[Path, float] = {}
     for path in paths:
-        with contextlib.suppress(OSError):  # its user says why it cannot be read
+        with contextlib.suppress(OSError):  # errors are reported where the file is used
             if (at_s := expires_s(path)) is not None:
                 found[path] = at_s
     return found
@@ -218,11 +237,18 @@ def _date(time_s: float) -> str:
 
 
 class Tls:
-    """The TLS settings that all connections of a server share: mode, certificate, and the faults already reported.
+    """The TLS settings of a server: mode, certificate, and errors that were reported already.
 
-    Without files the mode must not be `enforcing`, and TLS is offered only if `signs_itself`: with a certificate that nobody
-    can check. name_server_authority: PEM; with it the
-    broker speaks TLS to its name servers, whose certificates one of these signed. Raises TlsError.
+    Without files the mode must not be `enforcing`, and TLS is offered only with `signs_itself`.
+
+    Args:
+        mode: permissive accepts TLS and plain connections, enforcing only TLS, disabled only plain connections
+        files: certificate and key of the server
+        name_server_authority: PEM file; if set, the broker connects to name servers with TLS, and accepts certificates
+            that one of the file's certificates has signed
+        signs_itself: True to create a self-signed certificate if there are no files
+    Raises:
+        TlsError: the files or the mode are invalid
     """
 
     def __init__(
@@ -259,7 +285,7 @@ class Tls:
         return self.context is not None or self._signs_itself
 
     async def ready(self) -> ssl.SSLContext:
-        """The certificate's, which is made now if there is none yet."""
+        """Return the TLS context. A self-signed certificate is created at the first call if there are no files."""
         if self.context is None:
             made = await asyncio.to_thread(with_certificate, _context_of)
             if self.context is None:
@@ -268,17 +294,20 @@ class Tls:
         return self.context
 
     def look(self) -> bool:
-        """Whether the files are to be loaded: they have changed, and nobody writes them any more."""
+        """Return True if the files have changed and must be loaded, once they are no longer being written."""
         return self._watched.look()
 
     def load(self) -> None:
-        """Reload the files if they have changed; connections that are open keep what they have. Files that do not
-        fit together, such as a certificate whose key is not written yet, are reported, and the former stay."""
+        """Reload the files if they have changed. Open connections keep their settings.
+
+        Inconsistent files, such as a certificate whose key is not written yet, are logged, and the previous settings
+        stay in force.
+        """
         if not self._watched.has_changed:
             return
         try:
             self.context, self.name_server_context = self._watched.take(self._contexts)
-        except Unsettled:  # a later look finds them settled
+        except Unsettled:  # a later check finds them complete
             pass
         except TlsError as error:
             log.error("certificate_not_reloaded", reason=str(error))
@@ -292,7 +321,11 @@ class Tls:
         return server_context(files) if files else None, client_context(authority, files) if authority else None
 
     def warn_of_expiry(self, now_s: float) -> None:
-        """Each day of the last 14 of a certificate, and each day after. `now_s`: since the epoch."""
+        """Log a warning on each of the last 14 days of a certificate, and an error on each day after that.
+
+        Args:
+            now_s: time in seconds since the epoch
+        """
         if now_s - self._warned_s < _DAY_S:
             return
         self._warned_s = now_s
@@ -304,11 +337,12 @@ class Tls:
                 log.warning("certificate_expires", file=str(path), expires=_date(until_s), hint=hint)
 
     def note_turned_away(self, peer: str, reason: str) -> None:
+        """Record a client that was turned away, for the list of recent ones."""
         address = peer.rpartition(":")[0]
         self._turned_away.note((address, reason), f"{address}: {reason[:MAX_NAMED_CHARS]}")
 
     def failed(self, peer: str, reason: str) -> None:
-        """A client's TLS did not come about, or was ended."""
+        """Count and log a failed handshake, or a TLS connection that was ended."""
         self.failed_handshakes += 1
         expired = [f"{path} expired on {_date(at_s)}" for path, at_s in self.expires_s.items() if at_s <= time.time()]
         reason = "; ".join([reason, *expired])
@@ -318,27 +352,33 @@ class Tls:
 
 
 # ------------------------------------------------------------------------------
-# Holds a TLS client's records back from OpenSSL.
+# Throttled decryption of a TLS client's records.
 #
-# OpenSSL reads all that it is given in one piece, while the event loop waits, and the client decides what that costs:
+# OpenSSL processes all bytes that it gets in one step while the event loop waits, and the client decides how expensive
+# this is:
 #
-# 1. Its part of a handshake takes a private-key operation, 0.1 to 3 ms. So each part waits for its turn.
-# 2. A record may hold no data: a key update (RFC 8446, 4.6.3) has 27 bytes and takes 27 us, and OpenSSL takes any
-#     number of
-#    them. 1.9 MB stopped a broker for 1.1 s. So few records are decrypted at a time, and a client that sends many
-#     without
-#    data is cut off, as by Go's crypto/tls (maxUselessRecords). Key updates of honest clients lie millions of records
-#     apart.
-# 3. Nothing is decrypted while requests of this client wait. It would be decrypted later, in one piece.
+# 1. Each message of a client in a handshake requires a private-key operation, 0.1 to 3 ms. So each of them is scheduled
+# fairly between clients.
+# 2. A record may contain no data. A key update (RFC 8446, 4.6.3) has 27 bytes and takes 27 us, and OpenSSL accepts any
+# number of them: 1.9 MB of them blocked a broker for 1.1 s. So only a few records are decrypted at a time, and a client
+# that sends many records without data is disconnected, as in Go's crypto/tls (maxUselessRecords). Ordinary clients send
+# millions of records between two key updates.
+# 3. Nothing is decrypted while requests of this client wait, because it would then be decrypted in one step later.
 
 
-_HEAD_BYTES = 5  # a record's kind, version, and the length of what follows (RFC 8446, 5.1)
+_HEAD_BYTES = 5  # a record's type, version, and length (RFC 8446, 5.1)
 
 
 class TlsRecords(asyncio.Protocol):
-    """A socket's protocol while its client speaks TLS. `tls` is asyncio's, which decrypts; `in_turn` calls when
-    there is time; `flooded` ends
-    a connection whose client has sent too many records without data."""
+    """The protocol object of a socket whose client uses TLS.
+
+    Args:
+        raw: transport of the socket
+        tls: asyncio's protocol object, which decrypts
+        connection: the client's connection
+        in_turn: schedules a call fairly between clients
+        flooded: ends a connection whose client has sent too many records without data
+    """
 
     def __init__(
         self,
@@ -354,13 +394,13 @@ class TlsRecords(asyncio.Protocol):
         self._in_turn = in_turn
         self._flooded = flooded
         self._rest = b""
-        self._reach = 0  # bytes until the next record begins
-        self._empty = 0.0  # records without data, as far as others have not made up for them
+        self._reach = 0  # bytes until the start of the next record
+        self._empty = 0.0  # records without data, minus records that later data has made up for
         self._has_paused = self._is_decrypting = False
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that wait to be decrypted, and encrypted bytes that the client has not read."""
+        """Bytes that wait to be decrypted, plus encrypted bytes that the client has not read."""
         return len(self._rest) + self._raw.get_write_buffer_size()
 
     def data_received(self, data: bytes) -> None:
@@ -372,7 +412,8 @@ class TlsRecords(asyncio.Protocol):
             self._in_turn(self.go_on)
 
     def go_on(self) -> None:
-        """Has as much decrypted as the time of a turn allows; the rest in the next turns, or when requests no longer wait."""
+        """Decrypt as much as fits into one piece of work. The rest is decrypted in later pieces, or when requests no
+        longer wait."""
         if self._is_decrypting:
             return
         self._is_decrypting = True
@@ -388,7 +429,7 @@ class TlsRecords(asyncio.Protocol):
         end_s = time.perf_counter() + PIECE_S
         while self._connection.is_reading and not self._raw.is_closing():
             records, size = self._next()
-            if not size:  # all is done, but for the beginning of a record's head
+            if not size:  # everything is decrypted, except for an incomplete record header
                 return
             self._give(records, size)
             if self._empty or time.perf_counter() > end_s:
@@ -401,12 +442,12 @@ class TlsRecords(asyncio.Protocol):
                 self._in_turn(self.go_on)
 
     def _pause(self) -> None:
-        if self._raw.is_reading():  # otherwise TLS has paused it, and will resume it
+        if self._raw.is_reading():  # otherwise the TLS layer has paused it, and will resume it
             self._raw.pause_reading()
             self._has_paused = True
 
     def _next(self) -> tuple[int, int]:
-        """How many records begin in the next bytes to decrypt, and their size."""
+        """Return the number of records that start in the next bytes to decrypt, and the number of these bytes."""
         rest, place, records = self._rest, self._reach, 0
         while records < RECORDS_AT_ONCE and place + _HEAD_BYTES <= len(rest):
             place += _HEAD_BYTES + (rest[place + 3] << 8 | rest[place + 4])
@@ -439,7 +480,7 @@ class TlsRecords(asyncio.Protocol):
 
 
 def _feed(tls: asyncio.BufferedProtocol, data: bytes, raw: asyncio.Transport) -> None:
-    """Gives bytes to TLS as if they had just been read."""
+    """Pass bytes to the TLS layer as if they had just been received."""
     while data and not raw.is_closing():
         room = cast("memoryview", tls.get_buffer(len(data)))
         count = min(len(room), len(data))
@@ -449,22 +490,24 @@ def _feed(tls: asyncio.BufferedProtocol, data: bytes, raw: asyncio.Transport) ->
 
 
 # ------------------------------------------------------------------------------
-# A certificate of the broker's own, where none is given: official clients of 5.x in Java, Go, C# and C++ begin with
-# TLS, and check no certificate. It is made when the first of them comes, in memory, and nobody can know the broker by
-# it.
+# Self-signed certificate, if none is configured: official 5.x clients in Java, Go, C# and C++ use TLS by default, and
+# verify no certificate. The certificate is created in memory when the first TLS client connects. Clients cannot use it
+# to verify the broker.
 
 
 T = TypeVar("T")
 
 
 def can_sign() -> bool:
-    """Whether the extra is there that makes certificates."""
+    """Return True if the library that creates certificates is installed."""
     return importlib.util.find_spec("cryptography") is not None
 
 
 def with_certificate(use: Callable[[Path], T]) -> T:
-    """Calls `use` with a PEM file that has a fresh key and its certificate. OpenSSL reads files only; this one is deleted
-    afterwards. Takes some 50 ms, most of them for imports."""
+    """Call `use` with a temporary PEM file that contains a new key and its certificate, and return its result.
+
+    OpenSSL reads only files. This one is deleted afterwards. Takes about 50 ms, most of it for imports.
+    """
     import tempfile
 
     with tempfile.NamedTemporaryFile(suffix=".pem") as file:
@@ -499,8 +542,8 @@ def _pem() -> bytes:
 
 
 # ------------------------------------------------------------------------------
-# Reads until when certificates are valid, which Python's `ssl` does not report. It steps over the few fields of X.509's
-# DER before the validity (RFC 5280, 4.1).
+# Expiry of certificates, which Python's `ssl` does not report. The parser skips the few fields of X.509's DER encoding
+# before the validity (RFC 5280, 4.1).
 
 
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
@@ -508,19 +551,20 @@ _VERSION, _UTC_TIME = 0xA0, 0x17
 
 
 def expires_s(path: Path) -> float | None:
-    """When the first of a file's certificates to expire does, in seconds since the epoch; None if it has none that can be
-    read. Raises OSError."""
+    """Return the earliest expiry of a file's certificates in seconds since the epoch; None if the file contains no
+    readable certificate. Raises OSError."""
     found: list[float] = []
     for pem in _PEM.findall(read_file(path, MAX_TLS_FILE_BYTES)):
         try:
             found.append(_not_after_s(ssl.PEM_cert_to_DER_cert(pem.decode())))
-        except (ValueError, IndexError):  # OpenSSL says what it thinks of it where it is used
+        except (ValueError, IndexError):  # OpenSSL reports the error where the file is used
             continue
     return min(found, default=None)
 
 
 def _not_after_s(der: bytes) -> float:
-    """Raises ValueError or IndexError for bytes that are no certificate."""
+    """Return the end of a certificate's validity in seconds since the epoch. Raises ValueError or IndexError for
+    invalid bytes."""
     _, fields, _ = _element(der, 0)  # the certificate
     _, fields, _ = _element(fields, 0)  # the signed part
     at = 0
@@ -536,7 +580,7 @@ def _not_after_s(der: bytes) -> float:
 
 
 def _element(data: bytes, at: int) -> tuple[int, bytes, int]:
-    """The tag and content at a place, and where the next element begins."""
+    """Return the tag and the content of the element at a position, and the position of the next element."""
     size, begin = data[at + 1], at + 2
     if size >= 0x80:
         octets = size & 0x7F

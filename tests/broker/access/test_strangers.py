@@ -340,7 +340,7 @@ async def test_doctor_names_who_is_refused_and_why(nodes: Nodes, file: AccountsF
     async with AdminClient(node.address, access=access(ADMIN)) as admin:
         (finding,) = [one for one in await diagnose(admin, ObservationTimes(0, 0, 0)) if one.kind == "requests_refused"]
     assert (finding.harm, finding.subject) == (Harm.STANDS, "broker-a")
-    assert "127.0.0.1 asked for SEND_MESSAGE_V2 (310): Check signature failed for accessKey=orders-key" in finding.text
+    assert "127.0.0.1 requested SEND_MESSAGE_V2 (310): Check signature failed for accessKey=orders-key" in finding.text
 
 
 # Topics in which brokers keep what is of others: delayed and half messages, replies, dead letters, traces.

@@ -218,7 +218,7 @@ async def test_a_full_disk_is_said_by_readiness_metric_log_and_doctor_until_ther
 async def test_a_broker_that_no_name_server_knows_is_not_ready(nodes: Nodes) -> None:
     port = free_port()
     node = await nodes.start(metrics_port=0, name_servers=(f"127.0.0.1:{port}",))
-    assert await fetched(node, "/readyz") == (503, "no name server knows the broker\n")
+    assert await fetched(node, "/readyz") == (503, "the broker is not registered with a name server\n")
     async with Server(Listening("127.0.0.1", port), broker=None, routes=Routes()):
         node.clock.advance(REGISTER_INTERVAL_S)
         await eventually(lambda: node.broker.registration.is_registered)
@@ -249,7 +249,7 @@ async def test_a_scrape_that_takes_too_long_says_so_and_does_not_continue(
 
     monkeypatch.setattr("rocketlet.broker.metrics.Collector.snapshot", endless)
     status, text = await fetched(node, "/metrics")
-    assert (status, text) == (503, "the event loop has not answered for 0.01 s\n")
+    assert (status, text) == (503, "the event loop has not responded for 0.01 s\n")
     await asyncio.wait_for(ended.wait(), PATIENCE_S)
     assert "Traceback" not in capfd.readouterr().err
 
