@@ -1,6 +1,6 @@
-"""The state around messages. Nothing here knows its broker.
+"""Messages: topics, sends, delays, transactions, filters and held pulls. Nothing here depends on the broker.
 
-topics        settings of topics, rates
+topics        settings of topics; rates
 sending       SEND: checks, topic, queue; retries and dead letters
 appender      the only path into the store
 lite          lite topics: the index of their messages

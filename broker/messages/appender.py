@@ -14,30 +14,31 @@ from ..store.store import Store
 from .topics import MessageChanges
 
 # ------------------------------------------------------------------------------
-# The only way of a message into the store: begin, stage, commit. Then those that wait for it are answered.
+# The only path of a message into the store: begin, stage, commit. After a commit, requests that wait for the messages
+# are answered.
 #
-# Messages are committed in the turn of the event loop in which they were staged, so that nobody reads the store in
+# Messages are committed in the event-loop iteration in which they were staged, so that nothing reads the store in
 # between.
 
 
 class Appender:
-    """Readers use `store` itself."""
+    """Appends messages to the store, and reports the queues that have changed. Reads use `store` directly."""
 
     def __init__(self, store: Store, changes: MessageChanges) -> None:
         self.store = store
         self._appended = changes.appended
         self.begin = store.begin_batch
-        self.stage = store.stage  # the store's own: a call between would cost every message
+        self.stage = store.stage  # the store's own method, because another call per message is expensive
         self.stage_batch = store.stage_batch
 
     def commit(self) -> None:
-        """Writes everything that is staged. If this raises, such as StoreFull, nothing of it is kept."""
+        """Write all staged messages. If this raises, for example StoreFull, all of them are discarded."""
         if self.store.staged:
             self._appended(self.store.commit())
 
     @contextmanager
     def batch(self) -> Iterator[int]:
-        """Commits the messages that the block stages. If the block raises, nothing is kept. Yields the store time in ms."""
+        """Commit the messages that the block stages, or discard them if the block raises. Yields the store time in ms."""
         kept = self.store.staged
         try:
             yield self.begin()
@@ -57,8 +58,8 @@ class Appender:
         reconsume_times: int | None = None,
         prepared_offset: int = 0,
     ) -> None:
-        """A stored message once more, in another queue: a delayed one that is due, a half one that is committed, one that a
-        consumer sent back."""
+        """Stage a copy of a stored message in another queue: a delayed message that is due, a half message that was
+        committed, or a message that a consumer sent back."""
         self.stage(
             queue,
             record.body,
@@ -74,26 +75,28 @@ class Appender:
 
 
 # ------------------------------------------------------------------------------
-# The properties of a message: their limit, and where a message that waits is meant to go.
+# Properties of a message: their size limit, and the target queue of a message that waits.
 
 
 def property_bytes(text: str, limit: int = MAX_PROPERTY_BYTES) -> bytes:
-    """Raises Refusal beyond the limit. A message that is sent leaves room for what retries add."""
+    """Encode properties. Raises Refusal if they exceed the limit. The limit of sent messages leaves space for
+    properties that retries add."""
     data = text.encode()
     if len(data) > limit:
         raise Refusal(
             Reason.ILLEGAL_MESSAGE,
-            f"the properties have {len(data)} bytes with the broker's own; {limit} are allowed",
+            f"the properties have {len(data)} bytes including the broker's own; maximum {limit}",
         )
     return data
 
 
 def with_real_queue(text: str, topic: str, queue_id: int) -> str:
-    """The properties of a delayed or half message: where it is meant to go."""
+    """Return the properties of a delayed or half message, with its target queue."""
     text = props.without(props.without(text, props.REAL_TOPIC), props.REAL_QUEUE_ID)
     return props.appended(props.appended(text, props.REAL_TOPIC, topic), props.REAL_QUEUE_ID, str(queue_id))
 
 
 def real_queue(record: Record) -> tuple[str, int]:
+    """Return the target queue of a delayed or half message."""
     topic = props.find(record.properties, props.REAL_TOPIC) or ""
     return topic, int(props.find(record.properties, props.REAL_QUEUE_ID) or 0)

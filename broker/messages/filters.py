@@ -1,4 +1,4 @@
-"""SQL92 filters: parsed once per expression, evaluated on the properties of a message."""
+"""SQL92 filters: parsed once per expression, and evaluated on the properties of a message."""
 
 from __future__ import annotations
 
@@ -34,25 +34,27 @@ log = structlog.get_logger("rocketlet.filters")
 #                 | operand [NOT] BETWEEN number AND number
 #     operand     = name | number | text | TRUE | FALSE | "(" condition ")"
 #
-# Parsing takes time in proportion to the words, without recursion, and pauses after some of them (`protocol.work`).
-# Syntax that RocketMQ's filters do not have, or read differently from SQL, is refused. Values follow RocketMQ's
-# rules, compared with its own classes in tests: a property is text and becomes an integer, a decimal number or a
-# boolean where it is compared with one; a missing property is NULL; logic has three values; what cannot be compared
-# (`'x' > 5`, `'1.5' > 1`) ends the evaluation, and the message does not match.
+# The cost of parsing is proportional to the number of tokens. The parser is not recursive, and pauses after some tokens
+# (`Work` in `protocol/bodies.py`). Syntax that RocketMQ's filters do not support, or interpret differently from SQL, is
+# rejected. Values follow RocketMQ's rules, and tests compare them with RocketMQ's own classes: a property is a text,
+# and is converted to an integer, a decimal number or a boolean if it is compared with one; a missing property is NULL;
+# logic has three values; an impossible comparison (`'x' > 5`, `'1.5' > 1`) ends the evaluation, and the message does
+# not match.
 
 
 _LONG_DIGITS: Final = 19
 
 
 class FilterError(ValueError):
-    """The expression is not a filter. The text says what is wrong."""
+    """The expression is not a valid filter. The text has the reason."""
 
 
 OnFault = Callable[[Exception], None]
 
 
 class Filter:
-    """A function of a record's properties text. It takes the longer, the more words it has."""
+    """A compiled filter: a function of the encoded properties of a message. Its cost grows with `words`, its number of
+    tokens."""
 
     __slots__ = ("_on_fault", "_term", "words")
 
@@ -66,36 +68,42 @@ class Filter:
             return self._term(decode(properties)) is True
         except Incomparable:
             return False
-        except Exception as error:  # a defect of ours costs one message its match, and no reader its queue
+        # a defect of the evaluation only makes one message not match, and does not stop a reader
+        except Exception as error:
             if self._on_fault is not None:
                 self._on_fault(error)
             return False
 
 
 def parse_filter(expression: str) -> Filter:
-    """Raises FilterError."""
+    """Parse a filter. Raises FilterError."""
     return finish(parsing(expression))
 
 
 def parsing(expression: str, on_fault: OnFault | None = None) -> Work[Filter]:
-    """Like `parse_filter`, in pieces. on_fault: called with what a message's look raises."""
+    """Parse a filter in pieces. Raises FilterError.
+
+    Args:
+        expression: the expression
+        on_fault: called with unexpected exceptions of an evaluation
+    """
     parser = _Parser(expression)
     term = yield from parser.whole()
     return Filter(parser.words, term, on_fault)
 
 
 class _Kind(Enum):
-    """The kind of a part of an expression."""
+    """The type of a part of an expression."""
 
     PROPERTY = auto()
     TEXT = auto()
     NUMBER = auto()
-    BOOLEAN = auto()  # TRUE or FALSE, which is a condition, too
+    BOOLEAN = auto()  # TRUE or FALSE, which are also conditions
     CONDITION = auto()
 
 
 class _Part(NamedTuple):
-    """A part of the expression, and where it lies there."""
+    """A part of the expression, and its position in it."""
 
     kind: _Kind
     term: Term
@@ -104,7 +112,7 @@ class _Part(NamedTuple):
 
 
 class _Token(NamedTuple):
-    """`kind`: number, name, text, a keyword or a sign; empty at the end of the expression."""
+    """A token. `kind` is number, name, text, a keyword or a sign; empty at the end of the expression."""
 
     kind: str
     text: str
@@ -122,11 +130,11 @@ _TOKENS: Final = re.compile(
 )
 _KEYWORDS: Final = frozenset(("AND", "OR", "NOT", "IN", "IS", "NULL", "BETWEEN", "TRUE", "FALSE"))
 _ORDER: Final = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
-_ENDS: Final = frozenset(("", ")", "AND", "OR"))  # allowed behind a comparison
+_ENDS: Final = frozenset(("", ")", "AND", "OR"))  # tokens that may follow a comparison
 
 
 class _Open:
-    """A parenthesis that is open, or the whole: what came before in it."""
+    """An open parenthesis, or the whole expression, with the parts before the current one."""
 
     __slots__ = ("ands", "begin", "is_negated", "ors")
 
@@ -138,7 +146,7 @@ class _Open:
 
 
 class _Parser:
-    """`words`: words and signs that were read."""
+    """Parser of one expression. `words` is the number of tokens read so far."""
 
     def __init__(self, expression: str) -> None:
         self._expression = expression
@@ -176,7 +184,7 @@ class _Parser:
         if len(opened) > 1 and not self._token.kind:
             raise self._missing(")")
         if self._token.kind:
-            raise self._stray(self._token)
+            raise self._unexpected(self._token)
         return self._logic(self._close(inner, part, len(self._expression)))
 
     # Words
@@ -193,36 +201,36 @@ class _Parser:
                 continue
             self.words += 1
             if self.words > MAX_FILTER_WORDS:
-                raise FilterError(f"the filter has more than {MAX_FILTER_WORDS} words and signs, which are allowed")
+                raise FilterError(f"the filter has more than {MAX_FILTER_WORDS} tokens, which is the maximum")
             text = match.group()
             if kind == "name" and text.upper() in _KEYWORDS:
                 kind = text.upper()
             elif kind == "sign":
                 kind = text
                 if text == "'":
-                    raise self._unreadable("a text has no end; put it in single quotes, as in 'text'")
+                    raise self._unreadable("a text is not terminated; put it in single quotes, as in 'text'")
                 if text in ("==", "!="):
                     raise FilterError(f"the filter {self._shown} has {text}; write = or <>")
             return _Token(kind, text, match.start(), match.end())
         return _Token("", "", len(self._expression), len(self._expression))
 
-    def _take(self, kind: str) -> bool:
+    def _accept(self, kind: str) -> bool:
         if self._token.kind != kind:
             return False
         self._advance()
         return True
 
     def _expect(self, kind: str) -> None:
-        if not self._take(kind):
-            raise self._stray(self._token)
+        if not self._accept(kind):
+            raise self._unexpected(self._token)
 
     # Parts
 
     def _is_negated(self) -> bool:
-        if not self._take("NOT"):
+        if not self._accept("NOT"):
             return False
         if self._token.kind not in ("(", "TRUE", "FALSE"):
-            what = "NOT before something without parentheses, which RocketMQ reads differently; write NOT (...)"
+            what = "NOT without parentheses, which RocketMQ interprets differently; write NOT (...)"
             raise FilterError(f"the filter {self._shown} has {what}")
         return True
 
@@ -240,14 +248,14 @@ class _Parser:
         return _Part(_Kind.NUMBER, constant(number), token.begin, self._before.end)
 
     def _simple(self) -> _Part:
-        """An operand that is no condition, perhaps in parentheses."""
+        """Parse an operand that is not a condition, which may be in parentheses."""
         depth = 0
-        while self._take("("):
+        while self._accept("("):
             depth += 1
         part = self._operand()
         for _ in range(depth):
-            if not self._take(")"):
-                raise self._stray(self._token) if self._token.kind else self._missing(")")
+            if not self._accept(")"):
+                raise self._unexpected(self._token) if self._token.kind else self._missing(")")
         return part
 
     def _text(self) -> str:
@@ -256,7 +264,7 @@ class _Parser:
         return token.text[1:-1].replace("''", "'")
 
     def _number(self) -> int | float:
-        sign = -1 if self._take("-") else 1
+        sign = -1 if self._accept("-") else 1
         token = self._token
         self._expect("number")
         if not token.text.isdecimal():
@@ -266,7 +274,7 @@ class _Parser:
         return sign * int(token.text)
 
     def _comparison(self, left: _Part) -> Work[_Part]:
-        """The comparison that begins with this part, or the part itself."""
+        """Parse the comparison that starts with this part; return the part itself if no comparison follows."""
         kind = self._token.kind
         if kind in _ENDS:
             return left
@@ -275,18 +283,18 @@ class _Parser:
             right = self._simple()
             term = self._ordered(left, kind, right) if kind in _ORDER else self._equal(left, kind, right)
             return _Part(_Kind.CONDITION, term, left.begin, right.end)
-        if self._take("IS"):
-            is_negated = self._take("NOT")
+        if self._accept("IS"):
+            is_negated = self._accept("NOT")
             self._expect("NULL")
             term = is_null(self._property_of(left))
             return self._maybe_not(term, is_negated, left.begin)
-        is_negated = self._take("NOT")
-        if self._take("IN"):
+        is_negated = self._accept("NOT")
+        if self._accept("IN"):
             term = yield from self._in(left)
-        elif self._take("BETWEEN"):
+        elif self._accept("BETWEEN"):
             term = self._between(left)
         else:
-            raise self._stray(self._token)
+            raise self._unexpected(self._token)
         return self._maybe_not(term, is_negated, left.begin)
 
     def _equal(self, left: _Part, kind: str, right: _Part) -> Term:
@@ -298,7 +306,7 @@ class _Parser:
 
     def _ordered(self, left: _Part, kind: str, right: _Part) -> Term:
         kinds = {left.kind, right.kind}
-        # Apache's filters compare two properties' texts only for equality.
+        # Apache's filters compare two properties only for equality.
         if not kinds <= {_Kind.PROPERTY, _Kind.NUMBER} or kinds == {_Kind.PROPERTY}:
             raise self._refuse(left.begin, right.end)
         return compared(left.term, _ORDER[kind], right.term)
@@ -311,12 +319,12 @@ class _Parser:
             if self._token.kind == "number":
                 raise self._unreadable(f"IN takes texts; write '{self._token.text}'")
             wanted.add(self._text())
-            if not self._take(","):
+            if not self._accept(","):
                 break
             if self.words % SLICE < 2:
                 yield
-        if not self._take(")"):
-            raise self._stray(self._token) if self._token.kind else self._missing(")")
+        if not self._accept(")"):
+            raise self._unexpected(self._token) if self._token.kind else self._missing(")")
         return is_one_of(value, frozenset(wanted))
 
     def _between(self, left: _Part) -> Term:
@@ -325,7 +333,7 @@ class _Parser:
         self._expect("AND")
         high = self._number()
         if low > high:
-            raise FilterError(f"the filter {self._shown} has a BETWEEN whose bounds are the wrong way round")
+            raise FilterError(f"the filter {self._shown} has a BETWEEN whose lower bound is above its upper bound")
         above = compared(value, operator.ge, constant(low))
         return all_of((above, compared(value, operator.le, constant(high))))
 
@@ -335,7 +343,7 @@ class _Parser:
         return part.term
 
     def _logic(self, part: _Part) -> Term:
-        """A term that gives True, False or None."""
+        """Return the term of a condition, whose value is True, False or None."""
         if part.kind not in (_Kind.CONDITION, _Kind.BOOLEAN):
             raise self._refuse(part.begin, part.end)
         return part.term
@@ -352,7 +360,7 @@ class _Parser:
         return terms[0] if len(terms) == 1 else all_of(terms)
 
     def _close(self, inner: _Open, last: _Part, end: int) -> _Part:
-        """Closes a parenthesis; a single operand stays what it is."""
+        """Close a parenthesis. A single operand keeps its type."""
         part = last._replace(begin=inner.begin, end=end)
         if inner.ors or inner.ands:
             inner.ands.append(last)
@@ -371,18 +379,18 @@ class _Parser:
         return FilterError(f"the filter {self._shown} cannot be read: {why}")
 
     def _missing(self, what: str) -> FilterError:
-        return self._unreadable(f"{what} is missing behind {self._before.text!r} (character {self._before.end})")
+        return self._unreadable(f"{what} is missing after {self._before.text!r} (character {self._before.end})")
 
-    def _stray(self, token: _Token) -> FilterError:
+    def _unexpected(self, token: _Token) -> FilterError:
         if not token.kind:
             return self._missing("something")
-        return self._unreadable(f"{token.text[:80]!r} (character {token.end}) cannot stand there")
+        return self._unreadable(f"{token.text[:80]!r} (character {token.end}) is unexpected")
 
     def _refuse(self, begin: int, end: int) -> FilterError:
         if self._token.kind not in _ENDS:
-            return self._stray(self._token)
+            return self._unexpected(self._token)
         return FilterError(
-            f"the filter {self._shown} has {self._expression[begin:end][:80]!r}, which filters do not have; use =, <>, <, <=,"
+            f"the filter {self._shown} has {self._expression[begin:end][:80]!r}, which is not supported; use =, <>, <, <=,"
             " >, >=, BETWEEN, IN, IS [NOT] NULL, AND, OR, NOT over properties, numbers, 'text', TRUE and FALSE"
         )
 
@@ -398,7 +406,7 @@ MAX_LONG: Final = 2**63 - 1
 
 
 class Incomparable(Exception):
-    """Two values that no rule compares."""
+    """Two values that cannot be compared."""
 
 
 def of_property(name: str) -> Term:
@@ -421,8 +429,9 @@ def is_one_of(value: Term, wanted: frozenset[str]) -> Term:
     return contains
 
 
-# The numbers that Long.valueOf and Double.valueOf take. Python takes more, such as 1_000 and inf, and less, such as 1d.
-# Each pattern takes time in proportion to the text: no two of its parts next to each other take the same character.
+# The numbers that Long.valueOf and Double.valueOf accept. Python accepts others, such as 1_000 and inf, and rejects
+# some, such as 1d. The cost of each pattern is proportional to the text, because adjacent parts of a pattern never
+# match the same character.
 _LONG: Final = re.compile(r"[+-]?\d{1,1000}").fullmatch
 _DOUBLE: Final = re.compile(
     r"\s*[+-]?(?:NaN|Infinity|(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?[fFdD]?)\s*", re.ASCII
@@ -433,7 +442,7 @@ _HEX_DOUBLE: Final = re.compile(
 
 
 def _number_of(text: str, other: Value) -> int | float:
-    """Text as a number of the other's kind. Raises Incomparable if it is not one."""
+    """Convert a text to a number of the other value's type. Raises Incomparable if it is not one."""
     if isinstance(other, int):
         number = int(text) if _LONG(text) else MAX_LONG + 1
         if -MAX_LONG - 1 <= number <= MAX_LONG:
@@ -448,7 +457,7 @@ def _number_of(text: str, other: Value) -> int | float:
 def _from_hex(text: str) -> float:
     try:
         return float.fromhex(text.rstrip("fFdD"))
-    except OverflowError:  # which Java takes for infinity
+    except OverflowError:  # Java returns infinity
         return -math.inf if text.startswith("-") else math.inf
 
 
@@ -501,7 +510,7 @@ def compared(left: Term, compare: Callable[[Any, Any], bool], right: Term) -> Te
             first = _number_of(first, second)
         elif isinstance(second, str):
             second = _number_of(second, first)
-        if first != first or second != second:  # NaN, which Java takes for the largest number
+        if first != first or second != second:  # Java orders NaN after all other numbers
             return compare(first != first, second != second)
         return compare(first, second)
 
@@ -527,12 +536,13 @@ def equal(left: Term, right: Term) -> Term:
 
 
 # ------------------------------------------------------------------------------
-# The SQL92 filters that clients have asked for, by their expression.
+# The SQL92 filters that clients use, by expression.
 #
-# A new one is parsed in turns with all other long work, and the request that brings it waits until then.
+# A new filter is parsed in pieces, scheduled fairly with other long work, and the request that brought it waits until
+# it is parsed.
 
 
-_WORD_CHARS = 64  # characters of a refused expression that count as a word
+_WORD_CHARS = 64  # characters of a rejected expression that count as one token
 
 
 @dataclass(eq=False, slots=True)
@@ -550,13 +560,13 @@ class _Waiting:
     otherwise: Callable[[], None]
     size: int
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         if not self.session.is_closed:
             self.action()
 
 
 class Filters:
-    """`failed`: messages that a filter could not evaluate because of a defect of ours."""
+    """The known filters. `failed` is the number of messages for which a filter failed unexpectedly."""
 
     def __init__(self, runtime: Runtime) -> None:
         limits = self._limits = runtime.limits
@@ -564,15 +574,17 @@ class Filters:
         self._known: dict[str, Filter | str] = {}
         self._known_words = 0
         self._asked: dict[str, list[_Waiting]] = {}
-        self._parsed: dict[_Waiting, None] = {}  # whose filter was parsed, and which continue in the next iteration
+        # requests whose filter was parsed, and which continue in the next iteration
+        self._parsed: dict[_Waiting, None] = {}
         self._waiting = AddressShares(limits.max_unparsed)
         self.failed = 0
 
     def find(self, expression: str) -> Filter | None:
-        """The filter of an expression; None if it must be parsed first. Raises Refusal if it is no filter."""
+        """Return the filter of an expression; None if it must be parsed first. Raises Refusal for an invalid
+        expression."""
         found = self._known.pop(expression, None)
         if found is not None:
-            self._known[expression] = found  # the last to be forgotten
+            self._known[expression] = found  # moves it to the end, so that it is evicted last
         if isinstance(found, str):
             raise Refusal(Reason.BAD_EXPRESSION, found)
         return found
@@ -585,15 +597,17 @@ class Filters:
         size: int,
         otherwise: Callable[[], None],
     ) -> None:
-        """Call `action` when `find` knows the expression, unless the session is gone by then.
+        """Call `action` when the filter is parsed, unless the session is closed by then.
 
         Args:
-            size: the bytes of the request that waits.
+            session: session of the request
+            expression: the expression
+            action: continues the request
+            size: bytes of the request that waits
             otherwise: called instead of `action` if the account of the session has changed, so that the request must be
-                authorized again.
-
+                authorized again
         Raises:
-            Refusal: Too many requests wait.
+            Refusal: too many requests wait
         """
         if not self._waiting.has_room(session.address):
             text = f"{self._limits.max_unparsed} requests wait for their SQL92 filter to be parsed; retry later"
@@ -605,27 +619,27 @@ class Filters:
             self._asked[expression].append(waiting)
             return
         self._asked[expression] = [waiting]
-        self._turns.do(self._learn(expression), session.address)
+        self._turns.do(self._parse(expression), session.address)
 
-    def _learn(self, expression: str) -> Work[None]:
+    def _parse(self, expression: str) -> Work[None]:
         try:
             found: Filter | str = yield from parsing(expression, self._count_fault)
         except FilterError as error:
             found = str(error)
-        except Exception:  # a defect of ours: the client is answered
+        except Exception:  # a defect of the parser; the client gets an error
             log.exception("filter_not_parsed", expression=expression[:200])
             found = f"the filter {expression[:200]!r} cannot be read"
-        self._keep(expression, found)
+        self._add(expression, found)
         for waiting in self._asked.pop(expression):
             self._waiting.give_back(waiting.session.address)
             waiting.session.charge(-waiting.size)
             if not waiting.session.is_closed:
                 self._parsed[waiting] = None
-                self._turns.call_for(waiting.session.address, self._go_on, waiting)
+                self._turns.call_for(waiting.session.address, self._resume, waiting)
 
-    def _go_on(self, waiting: _Waiting) -> None:
+    def _resume(self, waiting: _Waiting) -> None:
         del self._parsed[waiting]
-        waiting.go_on()
+        waiting.resume()
 
     def accounts_changed(self, has_changed: Callable[[Session], bool]) -> None:
         """End the waiting requests of sessions whose accounts have changed, as soon as their filter is parsed."""
@@ -633,7 +647,7 @@ class Filters:
             if has_changed(waiting.session):
                 waiting.action = waiting.otherwise
 
-    def _keep(self, expression: str, found: Filter | str) -> None:
+    def _add(self, expression: str, found: Filter | str) -> None:
         self._known[expression] = found
         self._known_words += _words(expression, found)
         limits = self._limits
@@ -646,7 +660,7 @@ class Filters:
     def _count_fault(self, error: Exception) -> None:
         self.failed += 1
         if self.failed == 1:
-            log.error("filter_failed", exc_info=error, hint="the message counts as one that does not match")
+            log.error("filter_failed", exc_info=error, hint="the message is treated as not matching")
 
 
 def _words(expression: str, found: Filter | str) -> int:

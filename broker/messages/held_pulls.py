@@ -1,6 +1,7 @@
-"""Pulls that wait: for a message (long polling), for their turn, or for a moment.
+"""Held pulls, which wait for a message (long polling), for the queue to be assigned to their member, or only for a
+time.
 
-A held pull is answered when a message of its subscription arrives, or when its time is up; never by a sweep.
+A held pull is answered when a matching message arrives or when its time ends. Nothing scans held pulls periodically.
 """
 
 from __future__ import annotations
@@ -25,20 +26,26 @@ K = TypeVar("K")
 
 
 class Until(Enum):
-    """The event that ends a pull's wait, besides the end of its time and of the broker."""
+    """The event for which a pull waits. Its timeout and the broker's stop also end the wait."""
 
     MESSAGE = auto()
-    """A message that matches."""
+    """A matching message."""
     TURN = auto()
-    """The queue is another member's now, and becomes its own."""
+    """The queue is being handed over to the pull's member."""
     TIME = auto()
-    """Only time ends it."""
+    """Nothing but the timeout."""
 
 
 @dataclass(slots=True, eq=False)
 class HeldPull:
-    """`answer` reads again and writes the messages; `seen` is the offset up to which nothing matched; `size` is that of
-    its texts, in bytes; `is_done` says that its member has handled all messages that it got from the queue."""
+    """A held pull.
+
+    Attributes:
+        answer: reads the queue again, and sends the response
+        seen: offset up to which no message matched
+        size: bytes of the pull's texts, which are charged to the session
+        is_done: True if the member has handled all messages that it got from the queue
+    """
 
     session: Session
     group: str
@@ -52,17 +59,17 @@ class HeldPull:
     until: Until = Until.MESSAGE
 
     def is_wanted(self) -> bool:
-        """Whether a message that may match has arrived since the last look."""
+        """Return True if a message that may match has arrived since the last call."""
         queue = self.queue
         if queue.next <= self.seen:
-            # A queue that ends before messages that the client has seen was recreated: the client must get a response.
+            # A queue that ends before offsets that the client has seen was recreated, so the client must get a
+            # response.
             return self.seen > queue.next
         if self.subscription is None or self.subscription.takes_all:
             return True
         while self.seen < queue.next:
             entries = queue.entries(max(self.seen, queue.begin), 1024)
-            # Hashes of tags; two tags may share one. The client compares the tags themselves, as with Apache's
-            # broker.
+            # Tag hashes, which may collide; the client compares the tags themselves, as with Apache's broker.
             if any(self.subscription.matches_code(code) for _, _, code in iter_unpack(">QIq", entries)):
                 return True
             self.seen += len(entries) // 20
@@ -70,7 +77,7 @@ class HeldPull:
 
 
 def _is_wanted(pull: HeldPull) -> bool:
-    """Answers a held pull; one that fails is answered with the fault."""
+    """Return True if a held pull must be answered. If the check fails, the response contains the error."""
     try:
         return pull.is_wanted()
     except Exception:
@@ -78,6 +85,8 @@ def _is_wanted(pull: HeldPull) -> bool:
 
 
 class HeldPulls:
+    """The held pulls of all sessions."""
+
     def __init__(self, runtime: Runtime) -> None:
         limits = self._limits = runtime.limits
         self._clock = runtime.clock
@@ -89,11 +98,11 @@ class HeldPulls:
 
     @property
     def count(self) -> int:
-        """How many pulls are held."""
+        """The number of held pulls."""
         return self._shares.count
 
     def hold(self, pull: HeldPull, wait_s: float) -> bool:
-        """Holds a pull; False if too many are held already, and when the broker stops."""
+        """Hold a pull. Return False if too many pulls are held already, or if the broker stops."""
         address = pull.session.address
         if not self._shares.has_room(address) or self._is_stopped:
             return False
@@ -107,7 +116,7 @@ class HeldPulls:
         return True
 
     def wake(self, queues: list[ConsumeQueue]) -> None:
-        """Answers the pulls whose messages have arrived in these queues."""
+        """Answer the pulls for which messages have arrived in these queues."""
         held = self._held
         if not held:
             return
@@ -128,20 +137,21 @@ class HeldPulls:
             yield
 
     def let_go(self, pull: HeldPull) -> None:
-        """Answers a pull with what there is, as soon as its client reads. One that is not held any more was answered."""
+        """Answer a pull with the present messages, as soon as its client reads. Does nothing for a pull that was
+        answered already."""
         if pull not in self._of.get(pull.session, ()):
             return
-        self._release(pull)
+        self._remove(pull)
         pull.session.when_read(lambda: _answer(pull))
 
     def is_held(self, pull: HeldPull) -> bool:
-        """True if the pull still waits."""
+        """Return True if the pull is still held."""
         return pull in self._of.get(pull.session, ())
 
-    def _release(self, pull: HeldPull) -> None:
+    def _remove(self, pull: HeldPull) -> None:
         if pull.until is Until.MESSAGE:
-            _take_out(self._held, pull.queue, pull)
-        _take_out(self._of, pull.session, pull)
+            _remove_from(self._held, pull.queue, pull)
+        _remove_from(self._of, pull.session, pull)
         pull.session.held_pulls -= 1
         pull.session.charge(-pull.size)
         self._shares.give_back(pull.session.address)
@@ -149,12 +159,12 @@ class HeldPulls:
             pull.timer.cancel()
 
     def drop(self, session: Session) -> None:
-        """The session is gone."""
+        """Drop the pulls of a closed session, without a response."""
         for pull in self.of(session):
-            self._release(pull)
+            self._remove(pull)
 
     def let_topic_go(self, topic: str) -> None:
-        """The topic is deleted: its pulls would miss the messages of a recreated topic."""
+        """Answer all pulls of a deleted topic, which would otherwise miss the messages of a recreated topic."""
         for queue in [queue for queue in self._held if queue.topic == topic]:
             self._turns.do(self._let_all_go(list(self._held[queue])))
 
@@ -164,25 +174,25 @@ class HeldPulls:
             yield
 
     def letting_go(self, sessions: Iterable[Session]) -> Work[None]:
-        """Answers all pulls of these sessions, a pull a piece."""
+        """Answer all pulls of these sessions, one pull per piece of work."""
         for session in sessions:
             for pull in self.of(session):
                 self.let_go(pull)
                 yield
 
     def of(self, session: Session, group: str | None = None) -> list[HeldPull]:
-        """The pulls of a session, in one group or in all."""
+        """Return the held pulls of a session, of one group or of all groups."""
         return [pull for pull in self._of.get(session, ()) if group in (None, pull.group)]
 
     def answer_all(self) -> None:
-        """Answers all pulls before the broker closes: clients learn immediately that nothing came. Holds no more."""
+        """Answer all pulls before the broker stops, so that clients are notified immediately, and hold no further ones."""
         self._is_stopped = True
         for waiting in list(self._of.values()):
             for pull in list(waiting):
                 self.let_go(pull)
 
 
-def _take_out(table: dict[K, dict[HeldPull, None]], key: K, pull: HeldPull) -> None:
+def _remove_from(table: dict[K, dict[HeldPull, None]], key: K, pull: HeldPull) -> None:
     pulls = table[key]
     del pulls[pull]
     if not pulls:
@@ -192,6 +202,6 @@ def _take_out(table: dict[K, dict[HeldPull, None]], key: K, pull: HeldPull) -> N
 def _answer(pull: HeldPull) -> None:
     try:
         pull.answer()
-    except Exception:  # whose message woke it must not suffer
+    except Exception:  # an error must not affect the sender whose message woke the pull
         log.exception("connection_closed_held_pull_failed", topic=pull.queue.topic, queue=pull.queue.queue_id)
         pull.session.abort()

@@ -1,4 +1,4 @@
-"""Delayed messages: delay levels, messages with a delivery time, and their recall (RECALL_MESSAGE)."""
+"""Delayed messages: delay levels, messages with a delivery time, and recalls (RECALL_MESSAGE)."""
 
 from __future__ import annotations
 
@@ -40,24 +40,25 @@ notes_log = structlog.get_logger("rocketlet.notes")
 
 
 # ------------------------------------------------------------------------------
-# Delayed messages: kept in SCHEDULE_TOPIC_XXXX, a queue per level, and stored again in their own topic when due.
+# Delay levels. Delayed messages are stored in SCHEDULE_TOPIC_XXXX, with a queue per level, and stored again in their
+# own topic when they are due.
 #
-# The index of a schedule queue holds the due time (ms) where others hold the tag's hash, so waiting reads no message.
-# Progress is noted in the log with the messages that were delivered (`notes`), and saved like offsets, for each
-# level. So nothing is delivered again after a kill.
+# The index of a schedule queue contains the due time (ms) instead of the tag hash, so that waiting needs no read of
+# messages. The progress of each level is recorded in the log in the same append as the delivered messages (`Notes`),
+# and saved like offsets. So nothing is delivered twice after a kill.
 #
-# Due times are of the machine's clock. If that was ahead and is set right, what was stored meanwhile seems to be due
-# later, and all that stands behind it in its level with it, retries of all groups among them. So nothing waits longer
-# than its level says, from when that is noticed (Apache's broker delivers it at once:
-# ScheduleMessageService.correctDeliverTimestamp).
+# Due times are by the machine's clock. If the clock was ahead and is corrected, messages that were stored meanwhile
+# seem to be due later, and so do all later messages of the level, including retries of all groups. So from the
+# detection on, no message waits longer than its level's delay. (Apache's broker delivers it immediately:
+# ScheduleMessageService.correctDeliverTimestamp.)
 
 
-_NOTES: Final = 0  # the level under which the state file has the number of the next note
+_NOTES: Final = 0  # key of the next note's number in the state file, beside the levels
 
 
 def tag_code_of(record: Record, levels_ms: tuple[int, ...]) -> int:
-    """The third field of a record's index entry: its tag's hash, or the time at which a delayed message is due."""
-    # As CommitLog.checkMessageAndReturnSize: the index alone says when something is due.
+    """Return the third field of a record's index entry: the hash of its tag, or the due time of a delayed message."""
+    # As in CommitLog.checkMessageAndReturnSize: only the index contains the due time.
     if record.topic == TIMER_TOPIC:
         return int(props.find(record.properties, props.TIMER_OUT_MS) or 0)
     if record.topic == SCHEDULE_TOPIC:
@@ -66,7 +67,7 @@ def tag_code_of(record: Record, levels_ms: tuple[int, ...]) -> int:
 
 
 def stage_due(record: Record, topics: Topics, appender: Appender) -> bool:
-    """Stages a message whose time has come in its own topic; whether that is there still."""
+    """Stage a message that is due in its own topic. Return False if the topic no longer exists."""
     topic = props.find(record.properties, props.REAL_TOPIC) or ""
     wanted = int(props.find(record.properties, props.REAL_QUEUE_ID) or 0)
     queue_id = topics.queue_now(topic, wanted)
@@ -81,7 +82,7 @@ def stage_due(record: Record, topics: Topics, appender: Appender) -> bool:
 
 
 class Delays:
-    """`levels_ms`: how long each level waits, level 1 first."""
+    """The delay levels. `levels_ms` has the delay of each level in ms, level 1 first."""
 
     def __init__(
         self, runtime: Runtime, path: Path, levels_ms: tuple[int, ...], topics: Topics, appender: Appender
@@ -95,13 +96,14 @@ class Delays:
         self._notes = Notes(appender, OF_DELAYS)
         self.progress = self._load()
         self._timers: dict[int, Timer] = {}
-        self._ahead_ms: dict[int, int] = {}  # how far the clock was ahead when messages of a level were stored
+        self._ahead_ms: dict[int, int] = {}  # how far the clock was ahead, in ms, when messages of a level were stored
         self._dirty = False
         self.set_aside = 0
         self._clamp()
 
     def _load(self) -> dict[int, int]:
-        """The saved progress, or that of the last note if there are other notes now. A power cut may have taken some."""
+        """Return the saved progress, or that of the last note if the notes differ from those at the time of the save:
+        there may be later ones, or a power failure may have removed some."""
         saved = {int(level): offset for level, offset in (read_state(self._path) or {}).items()}
         known = saved.pop(_NOTES, 0)
         last = list(self._notes.since(self._notes.next - 1)) if known != self._notes.next else []
@@ -113,7 +115,8 @@ class Delays:
                 self.expect(level)
 
     def _clamp(self) -> None:
-        """Progress behind the end of a level was lost with it; messages that come there are not delivered yet."""
+        """Reduce progress beyond the end of a level, whose messages were lost: later messages at these offsets are not
+        delivered yet."""
         for level, offset in self.progress.items():
             queue = self._store.queues.get((SCHEDULE_TOPIC, level - 1))
             end = queue.next if queue else 0
@@ -128,23 +131,23 @@ class Delays:
         self._timers.clear()
 
     def queue(self, level: int) -> ConsumeQueue:
-        """The queue in which the messages of a level wait."""
+        """Return the queue in which the messages of a level wait."""
         return self._store.queue(SCHEDULE_TOPIC, level - 1)
 
     def place_of(self, level: int, topic: str, queue_id: int, text: str) -> tuple[ConsumeQueue, str, int]:
-        """The queue in which a message waits, its properties there, and its due time (ms) for the index."""
+        """Return the queue in which a message waits, its properties there, and its due time (ms) for the index."""
         return self.queue(level), with_real_queue(text, topic, queue_id), self.due_ms(level, self._store.now_ms)
 
     def level(self, wanted: int) -> int:
-        """A level as asked, the highest at most."""
-        # CommitLog.putMessage: a level beyond the highest is the highest
+        """Return the requested level, or the highest level if it is lower."""
+        # CommitLog.putMessage: a level above the highest level means the highest level
         return min(wanted, len(self._levels_ms))
 
     def due_ms(self, level: int, now_ms: int) -> int:
         return now_ms + self._levels_ms[level - 1]
 
     def expect(self, level: int) -> None:
-        """A message was stored at this level: makes sure that a timer runs for the first one that is due."""
+        """Make sure that a timer runs for the first message of a level, after a message was stored there."""
         if level not in self._timers:
             self._set_timer(level)
 
@@ -163,7 +166,7 @@ class Delays:
         return range(1, len(self._levels_ms) + 1)
 
     def wait_s(self, level: int) -> float | None:
-        """How long until the level's first message is due; None if it has none."""
+        """Return the time in seconds until the level's first message is due; None if the level has no message."""
         queue = self.queue(level)
         offset = max(self.progress.get(level, 0), queue.begin)
         return (
@@ -178,12 +181,12 @@ class Delays:
         if ahead_ms > known_ms:
             self._ahead_ms[level] = ahead_ms
             if not known_ms:
-                hint = "messages of this level wait no longer than it says; check the time service of the machine"
+                hint = "messages of this level wait no longer than its delay; check the time service of the machine"
                 log.warning("clock_set_back", level=level, ahead_s=ahead_ms / 1000, hint=hint)
         return due_ms - now_ms - self._ahead_ms[level]
 
     def _deliver(self, level: int) -> None:
-        """Stores the messages that are due, some hundreds at once, and sets the next timer, whatever happens."""
+        """Deliver messages that are due, up to some hundreds, and set the next timer, even after an error."""
         try:
             self._deliver_due(level)
         except StoreFull as error:
@@ -198,73 +201,80 @@ class Delays:
     def _deliver_due(self, level: int) -> None:
         store, queue = self._store, self.queue(level)
         offset = max(self.progress.get(level, 0), queue.begin)
-        # Thousands may be due in the same ms; the other clients' requests come between.
+        # Thousands of messages may be due in the same ms, so requests of clients are served in between.
         end = min(queue.next, offset + DELAY_DELIVERIES_AT_ONCE)
         with self._appender.batch() as now_ms:
             while offset < end and self._wait_ms(level, queue.entry(offset)[2], now_ms) <= 0:
                 try:
                     if not stage_due(store.message(queue, offset), self._topics, self._appender):
                         self.set_aside += 1
-                except (OSError, StoreFull, Unreadable):  # that may pass
+                except (OSError, StoreFull, Unreadable):  # temporary errors
                     raise
-                except Exception as error:  # one that cannot be read or placed must not stop those behind it
+                except Exception as error:  # an unreadable message must not stop later ones
                     self.set_aside += 1
                     log.error("delayed_message_set_aside", level=level, offset=offset, reason=str(error))
                 offset += 1
             progress = {**self.progress, level: offset}
             if progress != self.progress:
                 self._notes.stage({str(level): offset for level, offset in progress.items()})
-        # Only now: if the batch was rolled back, all of it is delivered again.
+        # Only after the commit: if the batch is rolled back, all of its messages are delivered again.
         self.progress = progress
         self._dirty = True
 
     def saving(self) -> Job[Save | None]:
-        """How to save what has changed; None if nothing has."""
+        """Return the state file to save; None if nothing has changed."""
         yield from ()
         if not self._dirty:
             return None
         self._dirty = False
         progress = {str(level): offset for level, offset in self.progress.items()} | {str(_NOTES): self._notes.next}
-        return Save(self._path, orjson.dumps(progress), self._again)
+        return Save(self._path, orjson.dumps(progress), self._save_failed)
 
-    def _again(self) -> None:
+    def _save_failed(self) -> None:
         self._dirty = True
 
 
 # ------------------------------------------------------------------------------
-# Messages that are sent to a time: kept in rmq_sys_wheel_timer, and stored again in their own topic when it has come.
+# Messages with a delivery time. They are stored in rmq_sys_wheel_timer, and stored again in their own topic when the
+# time has come.
 #
-# The index of that queue holds the time (ms) where others hold the tag's hash, so waiting reads no message. A key is
-# a time and an offset in that queue; `store/schedule.py` has them in order, most of them on disk.
+# The index of that queue contains the delivery time (ms) instead of the tag hash, so that waiting needs no read of
+# messages. A key is a delivery time and an offset in that queue; `store/schedule.py` keeps the keys sorted, most of
+# them on disk.
 #
-# Progress is the last key that was delivered. What was delivered is noted in the log with the messages (`notes`), and
-# progress is saved like offsets. So nothing is delivered again after a kill. A time that is before it, because the
-# clock went back, is noted by itself (`_behind`).
+# Progress is the last delivered key. It is recorded in the log in the same append as the delivered messages (`Notes`),
+# and saved like offsets. So nothing is delivered twice after a kill. Waiting messages with an earlier key than the
+# progress, because the clock was set back, are recorded separately (`_behind`).
 #
-# Retention drops the log's oldest segments. Messages in them that wait are stored once more at its end first
+# Retention drops the log's oldest segments. Waiting messages in them are stored again at the log's end first
 # (`carrying`).
 
 
-MARK: Final = "TIMER_D"  # the properties that ask for a time begin so
-_ASKING: Final = (props.TIMER_DELAY_SEC, props.TIMER_DELAY_MS, props.TIMER_DELIVER_MS)  # the first one counts
-_EARLY_S: Final = 1e-6  # how early a time may be after sums of floats
+MARK: Final = "TIMER_D"  # common prefix of the properties that request a delivery time
+# the first one in this order counts
+_TIME_PROPERTIES: Final = (props.TIMER_DELAY_SEC, props.TIMER_DELAY_MS, props.TIMER_DELIVER_MS)
+_EARLY_S: Final = 1e-6  # tolerance for rounding errors of float sums
 _NOTHING: Final = -1
 
 
 class IllegalTime(ValueError):
-    """A message asks for a time that it cannot be sent to. The text says why."""
+    """A message requests an invalid delivery time. The text has the reason."""
 
 
 def time_asked(text: str, now_ms: int) -> int:
-    """When a message with these properties is to be delivered, ms; 0 for at once. Raises IllegalTime.
+    """Return the delivery time that these properties request, in ms since the epoch; 0 for immediate delivery. Raises
+    IllegalTime.
 
-    Like Apache's HookUtils.handleScheduleMessage: a time in the past is at once, and so is a message that has waited
-    already."""
+    Like Apache's HookUtils.handleScheduleMessage, a time in the past means immediate delivery, and a message that has
+    waited already is delivered immediately.
+    """
     if props.find(text, props.TIMER_RECALL) is not None:
         raise IllegalTime("messages are recalled by a request of their own, RECALL_MESSAGE (370)")
     if props.find(text, props.TIMER_OUT_MS) is not None:
         return 0
-    name, value = next(((name, found) for name in _ASKING if (found := props.find(text, name)) is not None), ("", "0"))
+    name, value = next(
+        ((name, found) for name in _TIME_PROPERTIES if (found := props.find(text, name)) is not None), ("", "0")
+    )
     if not (value.isascii() and value.removeprefix("-").isdecimal() and len(value) <= 19):
         raise IllegalTime(f"the property {name} is {value[:40]!r}, which is not a number")
     scale = 1000 if name == props.TIMER_DELAY_SEC else 1
@@ -278,14 +288,19 @@ def time_asked(text: str, now_ms: int) -> int:
 
 
 def without_time(text: str) -> str:
-    """The properties of a message whose delay level counts instead."""
-    for name in _ASKING:
+    """Return the properties without a delivery time, for a message whose delay level has precedence."""
+    for name in _TIME_PROPERTIES:
         text = props.without(text, name)
     return text
 
 
 class Timers:
-    """`waiting`: how many messages wait, with those that were recalled, and how many bytes they have in the log."""
+    """The messages with a delivery time.
+
+    Attributes:
+        waiting: number of waiting messages, including recalled ones
+        waiting_bytes: size of these messages in the log
+    """
 
     def __init__(self, runtime: Runtime, folder: Path, topics: Topics, appender: Appender) -> None:
         limits = self._limits = runtime.limits
@@ -296,37 +311,39 @@ class Timers:
         self._clock = runtime.clock
         self._timer: Timer | None = None
         self._is_started = False
-        self._latest = _NOTHING  # the key that was taken out last
+        self._latest = _NOTHING  # the last key that was taken from the schedule
         self._dirty = False
         self.set_aside = 0
         state: dict[str, Any] = read_state(self._path) or {}
         end = self.queue.next
         self._delivered = key_of(*state.get("delivered", (0, 0)))
         self._taken = min(state.get("taken", 0), end)
-        self._carried = min(state.get("carried", 0), end)  # those below were delivered, or are stored once more behind
+        # messages below this offset were delivered, or stored again at the log's end
+        self._carried = min(state.get("carried", 0), end)
         self._behind = {offset for offset in state.get("behind", ()) if offset < self._taken}
         self._notes = Notes(appender, OF_TIMERS)
         self.waiting = int(state.get("waiting", 0))
         self.waiting_bytes = int(state.get("bytes", 0))
         self._recalled_path = folder / "recalled.json"
         self.journal = Journal(self._recalled_path)
-        # By time, topic and unique key, where the queue ended then. After a kill amid `carrying` a message is there twice.
+        # The end of the queue at the time of a recall, by delivery time, topic and unique key. A kill during `carrying`
+        # may leave two copies of a message, which are both recalled.
         self._recalled: dict[tuple[int, str, str], int] = {}
         for *item, recalled_end in (*(read_state(self._recalled_path) or ()), *self.journal.read()):
             self._recalled[tuple(item)] = recalled_end
-        self._kept = len(self._recalled)  # when they were written last, of which some may be over
+        self._kept = len(self._recalled)  # number of recalled messages at the last save; some may be past their time
         done, count, size = self._read_notes(int(state.get("notes", 0)))
         self._saved = self._delivered
         self._schedule = Schedule(folder / "timers", self.queue, self._is_done, limits)
         self._schedule.load(self._taken, self._delivered, self._behind)
-        self._take_in(done)
+        self._add_new(done)
         self._wait_for_less(count, size)
 
     def _read_notes(self, first: int) -> tuple[set[int], int, int]:
-        """Takes over the notes since the progress was saved. Returns the offsets of messages that were delivered since, and
-        how many wait no more, with their bytes."""
+        """Apply the notes since the progress was saved. Return the offsets of messages that were delivered since, the
+        number of messages that no longer wait, and their bytes."""
         notes, done, count, size = self._notes, set[int](), 0, 0
-        if notes.next < first:  # a power cut took the end of the log, and messages that were delivered with it
+        if notes.next < first:  # a power failure removed the end of the log, including delivered messages
             for note in notes.since(notes.next - 1):
                 self._delivered = min(self._delivered, key_of(*note["delivered"]))
         for note in notes.since(first):
@@ -338,8 +355,9 @@ class Timers:
         self._behind = {offset for offset in self._behind - done if offset >= self._carried}
         return done, count, size
 
-    def _note(self, delivered: int, carried: int, done: list[int], sizes: list[int]) -> None:
-        """Notes with the staged messages that others wait no more: those at the offsets `done`, or carried on."""
+    def _stage_note(self, delivered: int, carried: int, done: list[int], sizes: list[int]) -> None:
+        """Record in the same append as the staged messages which messages no longer wait: those at the offsets `done`,
+        or those that were carried."""
         self._notes.stage(
             {
                 "delivered": [due_of(delivered), offset_of(delivered)],
@@ -362,21 +380,22 @@ class Timers:
     # Waiting messages, by time
 
     def _is_done(self, key: int) -> bool:
-        """Whether a message that was taken is delivered, or stored once more behind."""
+        """Return True if the message of a key was delivered, or stored again at the log's end."""
         offset = offset_of(key)
         if offset < max(self._carried, self.queue.begin):
             return True
         return key <= self._delivered and offset not in self._behind
 
     def take(self) -> None:
-        """Messages were stored here: takes them in, and makes sure that a timer runs for the first one that is due."""
+        """Add newly stored messages to the schedule, and make sure that a timer runs for the first one that is due."""
         first = self._schedule.next
-        self._take_in()
+        self._add_new()
         if self._is_started and (self._timer is None or self._schedule.next != first):
             self._set_timer()
 
-    def _take_in(self, done: Container[int] = ()) -> None:
-        """done: offsets of messages that were delivered, which are counted and wait no more."""
+    def _add_new(self, done: Container[int] = ()) -> None:
+        """Add newly stored messages to the schedule. Messages at the offsets `done` were delivered, so that they are
+        only counted."""
         queue = self.queue
         while self._taken < queue.next:
             data = queue.entries(self._taken, min(queue.next - self._taken, ENTRIES_AT_ONCE))
@@ -390,7 +409,7 @@ class Timers:
 
     def _add(self, key: int, size: int) -> None:
         self._dirty = True
-        if key <= self._delivered:  # the clock went back
+        if key <= self._delivered:  # the clock was set back
             self._behind.add(offset_of(key))
         self.waiting += 1
         self.waiting_bytes += size
@@ -412,7 +431,7 @@ class Timers:
             self._timer = None
 
     def wait_s(self) -> float | None:
-        """How long until the first message is due; None if none waits."""
+        """Return the time in seconds until the first message is due; None if no message waits."""
         key = self._schedule.next
         return None if key is None else due_of(key) / 1000 - self._clock.time_s()
 
@@ -423,7 +442,7 @@ class Timers:
             self._timer = self._clock.call_later(min(max(wait_s, at_least_s), TIMER_POLL_INTERVAL_S), self._deliver)
 
     def _deliver(self) -> None:
-        """Stores the messages that are due, some hundreds at once, and sets the next timer, whatever happens."""
+        """Deliver messages that are due, up to some hundreds, and set the next timer, even after an error."""
         self._timer = None
         try:
             self._deliver_due()
@@ -439,7 +458,7 @@ class Timers:
     def _deliver_due(self) -> None:
         queue, end_s = self.queue, self._clock.time_s() + _EARLY_S
         taken: list[int] = []
-        done: list[int] = []  # sizes
+        done: list[int] = []  # sizes of delivered messages
         limits = self._limits
         try:
             with self._appender.batch():
@@ -448,20 +467,21 @@ class Timers:
                         break
                     self._schedule.take()
                     taken.append(key)
-                    is_again = key == self._latest  # it came back after a failure, and a file has it, too
+                    # the key was added again after a failure, and a run contains it as well
+                    is_again = key == self._latest
                     self._latest = key
                     if not is_again and not self._is_done(key):
                         done.append(queue.entry(offset_of(key))[1])
                         self._stage(queue, key)
                 if taken:
-                    self._note(max(self._delivered, *taken), self._carried, [*map(offset_of, taken)], done)
+                    self._stage_note(max(self._delivered, *taken), self._carried, [*map(offset_of, taken)], done)
         except BaseException:
             self._latest = _NOTHING
             self._schedule.add_again(taken)
             raise
         if taken:
             self._dirty = True
-            # Only now: if the batch was rolled back, all of it is delivered again.
+            # Only after the commit: if the batch is rolled back, all of its messages are delivered again.
             self._behind.difference_update(map(offset_of, taken))
             self._delivered = max(self._delivered, *taken)
             self._wait_for_less(len(done), sum(done))
@@ -472,22 +492,22 @@ class Timers:
             record = self._store.message(queue, offset)
             if not self._was_recalled(record, key) and not stage_due(record, self._topics, self._appender):
                 self.set_aside += 1
-        except (OSError, StoreFull, Unreadable):  # that may pass
+        except (OSError, StoreFull, Unreadable):  # temporary errors
             raise
-        except Exception as error:  # one that cannot be read or placed must not stop those behind it
+        except Exception as error:  # an unreadable message must not stop later ones
             self.set_aside += 1
             timers_log.error("timed_message_set_aside", offset=offset, due_ms=due_of(key), reason=str(error))
 
     # Recalling
 
     def recalling(self, topic: str, due_ms: int, unique_key: str) -> Work[bool]:
-        """Takes a message back that waits for its time, for good; whether there was one. Raises StoreFull, LimitExceeded."""
+        """Recall a waiting message permanently, and return False if there is none. Raises StoreFull, LimitExceeded."""
         found = False
         between = self._schedule.between(key_of(due_ms, 0), key_of(due_ms + 1, 0))
         keys = list(islice(between, self._limits.max_recall_looks))
         looks = looked_bytes = 0
         for key in keys:
-            if self._takes_back(key, topic, unique_key):
+            if self._recall_if_matches(key, topic, unique_key):
                 found = True
             looks, looked_bytes = looks + 1, looked_bytes + self.queue.entry(offset_of(key))[1]
             if looks >= RECALL_READS or looked_bytes > SEARCH_CHUNK_BYTES:
@@ -495,11 +515,11 @@ class Timers:
                 yield
         if not found and len(keys) == self._limits.max_recall_looks:
             raise LimitExceeded(
-                f"more than {self._limits.max_recall_looks} messages wait for this ms; it cannot be found among them"
+                f"more than {self._limits.max_recall_looks} messages wait for this ms; the search ends there"
             )
         return found
 
-    def _takes_back(self, key: int, topic: str, unique_key: str) -> bool:
+    def _recall_if_matches(self, key: int, topic: str, unique_key: str) -> bool:
         offset = offset_of(key)
         if self._is_done(key):
             return False
@@ -528,8 +548,8 @@ class Timers:
     # Keeping
 
     def carrying(self, position: int) -> Job[int]:
-        """Stores messages that wait, and that lie before a position of the log, once more at its end. Returns the position
-        before which nothing waits any more: a full disk may take less."""
+        """Store waiting messages before a position of the log again at its end. Return the position before which no
+        message waits, which is lower if the disk is full."""
         queue, had = self.queue, self._carried
         try:
             while (offset := max(self._carried, queue.begin)) < self._taken and queue.entry(offset)[0] < position:
@@ -537,10 +557,11 @@ class Timers:
                 yield None
             save = (yield from self.saving()) if self._carried != had else None
             if save is not None:
-                yield from self._store.syncing()  # messages delivered or stored once more, before that is noted
+                # sync messages that were delivered or stored again before the progress is saved
+                yield from self._store.syncing()
                 yield partial(save.write, True)
         except StoreFull as error:
-            timers_log.error("timed_messages_not_carried", reason=str(error), hint="the log keeps them where they are")
+            timers_log.error("timed_messages_not_carried", reason=str(error), hint="their segments are kept")
             self._dirty = True
             return min(position, queue.entry(offset)[0]) if offset < queue.next else position
         return position
@@ -564,7 +585,7 @@ class Timers:
                     self._carry_one(queue, offset, due_ms)
                 offset += 1
             if carried:
-                self._note(self._delivered, offset, [], carried)
+                self._stage_note(self._delivered, offset, [], carried)
         self._carried = offset
         self._wait_for_less(len(carried), total)
         self._behind = {kept for kept in self._behind if kept >= offset}
@@ -582,7 +603,7 @@ class Timers:
             self._appender.stage_again(record, queue, record.properties.encode(), due_ms)
 
     def saving(self) -> Job[Save | None]:
-        """How to save what has changed; None if nothing has."""
+        """Return the state file to save; None if nothing has changed."""
         yield from self._schedule.saving(lambda: self._delivered, lambda: self._behind)
         if not self._dirty:
             return None
@@ -597,16 +618,16 @@ class Timers:
             "waiting": self.waiting,
             "bytes": self.waiting_bytes,
         }
-        return Save(self._path, orjson.dumps(state), self._again)
+        return Save(self._path, orjson.dumps(state), self._save_failed)
 
-    def _again(self) -> None:
+    def _save_failed(self) -> None:
         self._dirty = True
         self._saved = 0
 
     def saving_recalled(self) -> Job[None]:
-        """Writes all recalled messages when the journal has become long. Raises StoreFull."""
+        """Write the file of recalled messages if the journal has become long. Raises StoreFull."""
         if self.journal.lines > self._limits.journal_lines + self._kept:
-            # A message that the saved progress does not have as done may come up again.
+            # Messages after the saved progress may be loaded again after a kill, so their recalls are kept.
             self._recalled = {item: end for item, end in self._recalled.items() if item[0] >= due_of(self._saved)}
             self._kept = len(self._recalled)
             content = orjson.dumps([[*item, end] for item, end in self._recalled.items()])
@@ -618,23 +639,23 @@ def _one(call: partial[None]) -> Job[None]:
 
 
 def waiting_text(text: str, due_ms: int, topic: str, queue_id: int) -> str:
-    """The properties of a message that waits for a time."""
+    """Return the properties of a message that waits for a delivery time."""
     return props.appended(with_real_queue(text, topic, queue_id), props.TIMER_OUT_MS, str(due_ms))
 
 
 # ------------------------------------------------------------------------------
-# Recalls of messages by their producer before their time, with the handles that doors give out and take.
+# Recalls of messages by their producer before their delivery time, by handles that the protocol servers return.
 
 
 class RecallFault(Enum):
     ILLEGAL_HANDLE = "illegal handle"
-    """The handle is none, or another topic's or broker's."""
+    """The handle is invalid, or belongs to another topic or broker."""
     NOT_WAITING = "not waiting"
-    """The message was delivered, or recalled before, or never was there."""
+    """The message was delivered or recalled already, or never existed."""
 
 
 class Recall(NamedTuple):
-    """The outcome of a recall. `fault` is None for a message that was taken back; `reason` says it in words."""
+    """Result of a recall. `fault` is None for a recalled message; otherwise `reason` describes the error."""
 
     unique_key: str
     fault: RecallFault | None = None
@@ -642,8 +663,8 @@ class Recall(NamedTuple):
 
 
 def handle_of(text: str, topic: str, broker_name: str, due_ms: int) -> str:
-    """The handle of a message with these properties that waits for a time; empty if it can have none: it needs a unique key,
-    and Apache gives none for retries."""
+    """Return the handle of a message with a delivery time; empty if the message has no unique key or is a retry, as in
+    Apache's brokers."""
     unique_key = props.find(text, props.UNIQUE_KEY)
     if not unique_key or " " in unique_key or topic.startswith(RETRY_PREFIX):
         return ""
@@ -651,8 +672,8 @@ def handle_of(text: str, topic: str, broker_name: str, due_ms: int) -> str:
 
 
 def recalling(timers: Timers, broker_name: str, topic: str, text: str) -> Work[Recall]:
-    """Takes back the message that a handle names. On disk when this is done, as an acknowledged message is. Raises StoreFull,
-    LimitExceeded."""
+    """Recall the message of a handle. The recall is durable when this returns, like an acknowledged message. Raises
+    StoreFull, LimitExceeded."""
     try:
         handle = decode_handle(text)
     except HandleError as fault:
@@ -666,26 +687,26 @@ def recalling(timers: Timers, broker_name: str, topic: str, text: str) -> Work[R
         return Recall("", RecallFault.ILLEGAL_HANDLE, reason)
     found = yield from timers.recalling(topic, handle.due_ms, handle.unique_key)
     if not found:
-        reason = "recall failed, no such message waits: it was delivered, or recalled already"
+        reason = "recall failed, no such message is waiting: it was delivered or recalled already"
         return Recall(handle.unique_key, RecallFault.NOT_WAITING, reason)
     return Recall(handle.unique_key)
 
 
 # ------------------------------------------------------------------------------
-# Notes of what was delivered of delayed and timed messages, in the log itself.
+# Notes: records of delivered delayed messages in the log itself.
 #
-# A note is stored in the same append as the messages that it speaks of, so a broker that is killed has both or none.
-# State files hold what was delivered when they were written, and the number of the next note. A start reads the notes
-# since then.
+# A note is stored in the same append as the messages that it describes, so that after a kill the log contains both or
+# none. State files contain the progress at the time of their save, and the number of the next note. A start reads later
+# notes.
 
 
-OF_DELAYS: Final = 0  # queues of the topic
+OF_DELAYS: Final = 0  # queue ids of the topic of notes
 OF_TIMERS: Final = 1
 QUEUES: Final = 2
 
 
 class Notes:
-    """The notes of one kind."""
+    """The notes of delay levels or of delivery times."""
 
     def __init__(self, appender: Appender, queue_id: int) -> None:
         self._appender = appender
@@ -702,15 +723,15 @@ class Notes:
         return self._queue.next
 
     def stage(self, value: Any) -> None:
-        """Notes a value with the messages that are staged."""
+        """Stage a note together with the staged messages."""
         self._appender.stage(self._queue, orjson.dumps(value), b"", 0, 0, 0, self._store.now_ms, self._store.store_host)
 
     def since(self, number: int) -> Iterator[Any]:
-        """The values of this note and of those after it, oldest first."""
+        """Yield the values of a note and of all later notes, oldest first."""
         queue = self._queue
         for offset in range(max(number, queue.begin), queue.next):
             try:
                 yield orjson.loads(self._store.message(queue, offset).body)
             except (Damaged, ValueError) as error:
-                hint = "messages that it speaks of may be delivered again"
+                hint = "messages of this note may be delivered again"
                 notes_log.error("delivery_note_unreadable", offset=offset, reason=str(error), hint=hint)

@@ -29,14 +29,14 @@ log = structlog.get_logger("rocketlet.topics")
 
 
 # ------------------------------------------------------------------------------
-# The broker's topics: their settings, how they come into being, and the file that keeps them.
+# The broker's topics: their settings, their creation, and the file in which they are stored.
 
 
-PERM_TEMPLATE = PERM_READ_WRITE | PERM_INHERIT  # a send to a new topic may make it like this one
+PERM_TEMPLATE = PERM_READ_WRITE | PERM_INHERIT  # a send to an unknown topic may create a copy of this topic
 
 
 def _checked(topic: TopicConfig) -> TopicConfig:
-    """A topic that may come into being. Raises IllegalName, LimitExceeded."""
+    """Return a topic after a check of its name and settings. Raises IllegalName, LimitExceeded."""
     fault = names.topic_fault(topic.name)
     if fault:
         raise names.IllegalName(fault)
@@ -48,23 +48,26 @@ def _checked(topic: TopicConfig) -> TopicConfig:
 
 
 def _queues(topic: TopicConfig | None) -> int:
-    """How many queues a topic has to read or to write."""
+    """Return the number of queues of a topic, readable or writable; 0 for None."""
     return max(topic.read_queues, topic.write_queues) if topic is not None else 0
 
 
 class MessageChanges:
-    """The facts that topics and the log report to the parts above them. The broker overrides what it needs."""
+    """Events that topics and the log report to the parts above them. The broker overrides the methods that it needs."""
 
     def topic_changed(self, topic: TopicConfig) -> None:
-        """A topic is new, or has other settings."""
+        """Handle a new topic, or changed settings."""
 
     def appended(self, queues: list[ConsumeQueue]) -> None:
-        """Messages were stored in these queues."""
+        """Handle messages that were stored in these queues."""
 
 
 class Topics:
-    """Settings by name. `deleted`: where the log ended when a topic was deleted, for as long as it may hold records of
-    it."""
+    """The settings of all topics, by name.
+
+    `deleted` has the end of the log at the time of each deletion, for as long as the log may contain records of the
+    deleted topic.
+    """
 
     def __init__(self, runtime: Runtime, config: BrokerConfig, changes: MessageChanges | None = None) -> None:
         clock = runtime.clock
@@ -72,13 +75,13 @@ class Topics:
         self._path: Path = config.data_dir / "topics.json"
         self._config = config
         self._topics: dict[str, TopicConfig] = {}
-        self._queues = 0  # all topics'
+        self._queues = 0  # number of queues of all topics
         self._since: dict[str, int] = {}
         self._identities: dict[str, str] = {}
         self.deleted: dict[str, int] = {}
         self.journal = Journal(self._path)
-        self._is_behind = False  # whether neither file nor journal has all topics
-        self.is_current = False  # whether there can be no other topics than those in the file
+        self._is_behind = False  # True if neither the file nor the journal has all topics
+        self.is_current = False  # True if the file and the journal contain every topic that exists
         self.version = DataVersion(clock.time_ms())
         self._changes = changes or MessageChanges()
         self.generation = runtime.generation
@@ -87,12 +90,14 @@ class Topics:
         for topic in self._built_in():
             fault = names.topic_fault(topic.name)
             if fault:
-                raise StoreError(f"the broker's and its cluster's name become topics, and {fault}; choose another one")
+                raise StoreError(
+                    f"the names of the broker and its cluster are also topics, and {fault}; choose another name"
+                )
             self._take(topic)
         self._load()
 
     def _built_in(self) -> Iterator[TopicConfig]:
-        """The topics that Apache's TopicConfigManager makes at the start, with as many queues."""
+        """Yield the topics that Apache's TopicConfigManager creates at the start, with the same numbers of queues."""
         config, levels = self._config, len(self._config.delay_levels_ms)
         yield TopicConfig(names.SELF_TEST_TOPIC, 1, 1)
         if config.auto_create_topics:
@@ -132,13 +137,13 @@ class Topics:
             self._identities[topic.name] = str(item.get("identity", self._since[topic.name]))
 
     def queues_of(self, name: str) -> int:
-        """How many queues of a topic may be read here."""
+        """Return the number of readable queues of a topic."""
         topic = self._topics.get(name)
         return topic.read_queues if topic else 0
 
     def queue_now(self, name: str, queue_id: int) -> int | None:
-        """The queue for a message that has waited for this one: the same, or another one if the topic was recreated with
-        fewer; None if the topic is gone."""
+        """Return the queue for a message that has waited for `queue_id`: the same queue, or another one if the topic
+        was recreated with fewer queues; None if the topic no longer exists."""
         topic = self._topics.get(name)
         if topic is None:
             return None
@@ -147,21 +152,22 @@ class Topics:
         return queue_id % (topic.read_queues or topic.write_queues or 1)
 
     def all_queues_of(self, name: str) -> int:
-        """How many there are to read or to write."""
+        """Return the number of queues of a topic, readable or writable."""
         return _queues(self._topics.get(name))
 
     def __iter__(self) -> Iterator[TopicConfig]:
         return iter(list(self._topics.values()))
 
     def since(self) -> list[tuple[str, int]]:
-        """Each topic's name and the commit log position at which it was created."""
+        """Return each topic's name, and the commit log position at which it was created."""
         return [(name, self._since.get(name, 0)) for name in self._topics]
 
     def adopt(self, topics: Mapping[str, int]) -> None:
-        """Takes in topics that the log knows and the file, which is lost or old, does not: how many queues each has."""
+        """Add topics that are in the log, but not in the file, which was lost or is older. `topics` has their numbers
+        of queues."""
         for name, queues in topics.items():
             log.error(
-                "topic_settings_lost", topic=name, queues=queues, hint="the topic was found in the commit log only"
+                "topic_settings_lost", topic=name, queues=queues, hint="the topic was found only in the commit log"
             )
             self._take(TopicConfig(name, queues, queues))
             self._since[name] = 0
@@ -170,24 +176,28 @@ class Topics:
             try:
                 self._save()
             except StoreFull as error:
-                log.error("topics_save_failed", reason=str(error), hint="the next change tries again")
+                log.error("topics_save_failed", reason=str(error), hint="the next change retries the save")
                 self._is_behind = True
 
     def identity(self, name: str) -> str:
-        """An id that no later topic of this name has, here or on another disk; empty if it is lost."""
+        """Return an id that no later topic of this name has, on this or another disk; empty if it is lost."""
         return self._identities.get(name, "")
 
     def is_built_in(self, name: str) -> bool:
         return names.is_system_topic(name) or any(topic.name == name for topic in self._built_in())
 
     def put(self, topic: TopicConfig, position: int) -> TopicConfig:
-        """Creates or alters a topic and keeps it. `position`: the end of the commit log.
+        """Create or change a topic, and store it. Raises IllegalName, LimitExceeded, StoreFull.
 
-        Raises IllegalName, LimitExceeded, StoreFull."""
+        Args:
+            topic: the settings
+            position: end of the commit log
+        """
         _checked(topic)
         if topic.name not in self._topics and len(self._topics) >= self._limits.max_topics:
             raise LimitExceeded(
-                f"this broker takes {self._limits.max_topics} topics; delete some, or send to another broker"
+                f"the broker has {self._limits.max_topics} topics, which is the maximum; delete some, or send to another "
+                "broker"
             )
         before = self._topics.get(topic.name)
         more = _queues(topic) - _queues(before)
@@ -200,17 +210,18 @@ class Topics:
         self._since.setdefault(topic.name, position)
         self._identities.setdefault(topic.name, secrets.token_hex(8))
         try:
-            self._keep(self._json(topic))
+            self._append(self._json(topic))
         except Exception:
             self._restore(topic.name, before)
             raise
         self.deleted.pop(topic.name, None)
-        # Only after it is kept: name servers must not announce a topic that a restart would forget.
+        # Reported only after it is stored, because name servers must not announce a topic that is missing after a
+        # restart.
         self._changes.topic_changed(topic)
         return topic
 
     def ensure(self, topic: TopicConfig, position: int) -> TopicConfig:
-        """The topic as it is, or made as asked. Raises as `put`."""
+        """Return the existing topic, or create it. Raises the errors of `put`."""
         return self._topics.get(topic.name) or self.put(topic, position)
 
     def _restore(self, name: str, before: TopicConfig | None) -> None:
@@ -222,7 +233,7 @@ class Topics:
             self._take(before)
 
     def change_config(self, config: BrokerConfig) -> None:
-        """The settings that topics follow have changed: permissions, and TBW102 comes, goes, or has other queues."""
+        """Apply changed settings of the broker: permissions, and the existence and queues of TBW102."""
         self._config = config
         self._touch()
         self._drop(names.DEFAULT_TOPIC)
@@ -240,12 +251,13 @@ class Topics:
         self.generation.increment()
 
     def delete(self, name: str, position: int) -> None:
-        """`position`: the end of the commit log. Raises StoreFull; the topic is still there then."""
-        self._keep({"deleted": name, "at": position})
+        """Delete a topic. `position` is the end of the commit log. Raises StoreFull; the topic then still exists."""
+        self._append({"deleted": name, "at": position})
         self._forget(name, position)
 
     def forget_deletions(self, begin: int) -> None:
-        """Topics that were deleted before `begin`, the commit log's first position, cannot come back."""
+        """Forget deletions before `begin`, the commit log's first position: the log contains no records of these topics
+        any more."""
         for name in [name for name, position in self.deleted.items() if position <= begin]:
             del self.deleted[name]
 
@@ -259,22 +271,24 @@ class Topics:
         self._identities.pop(name, None)
 
     def auto_create(self, name: str, template: str, queues: int, position: int) -> TopicConfig | None:
-        """The topic that a send to an unknown name makes, by the template's INHERIT permission; None if it may not."""
+        """Create a topic for a send to an unknown name, as a copy of the template; return None if the template lacks
+        the INHERIT permission."""
         pattern = self._topics.get(template)
         if pattern is None or not pattern.perm & PERM_INHERIT:
             return None
-        # TopicConfigManager.createTopicInSendMessageMethod: as many as the client asks for, the template's at most.
+        # TopicConfigManager.createTopicInSendMessageMethod: as many queues as the client requests, but at most those of
+        # the template.
         count = max(min(queues, pattern.write_queues), 1)
         return self.put(
             replace(pattern, name=name, read_queues=count, write_queues=count, perm=PERM_READ_WRITE), position
         )
 
     def _touch(self) -> None:
-        """Name servers take over topics whose version is new to them."""
+        """Increase the version, because name servers accept topics only with a new version."""
         self.version = DataVersion(self._clock.time_ms(), self.version.counter + 1)
 
-    def _keep(self, change: dict[str, Any]) -> None:
-        """A change costs a line."""
+    def _append(self, change: dict[str, Any]) -> None:
+        """Append a change to the journal."""
         if self._is_behind:
             self._save()
         self._touch()
@@ -282,21 +296,24 @@ class Topics:
 
     def _save(self) -> None:
         self._touch()
-        kept = [self._json(topic) for topic in self._topics.values() if topic.name in self._since]
-        write_state(self._path, {"topics": kept, "deleted": self.deleted})
+        stored = [self._json(topic) for topic in self._topics.values() if topic.name in self._since]
+        write_state(self._path, {"topics": stored, "deleted": self.deleted})
         self.journal.clear()
         self._is_behind = False
 
     def saving(self, begin: int) -> Job[None]:
-        """Writes the whole file when the journal has become long. `begin`: of the commit log. Raises StoreFull; it is tried
-        again the next time."""
+        """Write the whole file if the journal has become long. Raises StoreFull; the write is retried the next time.
+
+        Args:
+            begin: start of the commit log
+        """
         self.forget_deletions(begin)
         if self.journal.lines > self._limits.journal_lines + len(self._topics):
             yield from self.journal.shortening(self._saving())
 
     def _saving(self) -> Job[None]:
-        kept = [topic for topic in self._topics.values() if topic.name in self._since]
-        content = yield from joined(orjson.dumps(self._json(topic)) for topic in kept)
+        stored = [topic for topic in self._topics.values() if topic.name in self._since]
+        content = yield from joined(orjson.dumps(self._json(topic)) for topic in stored)
         yield partial(
             replace_state, self._path, b'{"topics":[%b],"deleted":%b}' % (content, orjson.dumps(self.deleted))
         )
@@ -306,11 +323,11 @@ class Topics:
 
 
 # ------------------------------------------------------------------------------
-# Counters behind the rates that administration shows: messages put per topic, got per topic and group.
+# Counters for the rates that administrative tools show: messages stored per topic, and read per topic and group.
 #
-# Puts are computed from the ends of queues, so a send costs nothing here; a pull costs one addition. A sample is
-# taken every 10 s and kept for one hour, if there is room: it has the counts since the one before. A broker has
-# 500,000 queues at most, so work on all of them is done in pieces.
+# Stored messages are computed from the ends of queues, so that a send costs nothing here; a pull costs one addition. A
+# sample with the counts since the previous sample is taken every 10 s and kept for one hour, within a memory limit. A
+# broker may have 500,000 queues, so work on all of them is done in pieces.
 
 
 PUT = "TOPIC_PUT_NUMS"
@@ -322,25 +339,25 @@ SENT_BACK = "SNDBCK_PUT_NUMS"
 _SAMPLES = int(3600 / SAMPLE_INTERVAL_S) + 1
 
 CountKey = tuple[str, str]
-"""A statistic's name in Apache's words, and its key: `topic` of what was put, `topic@group` of the others."""
+"""Apache's name of a statistic, and its key: `topic` for stored messages, `topic@group` for others."""
 
 
 class Rate(NamedTuple):
-    """Over a window: how many, and how many a second."""
+    """Count and rate over a time window."""
 
     total: int
     per_second: float
 
 
 class Totals(NamedTuple):
-    """How many of each, and of each name."""
+    """Counts by statistic and key, and sums by statistic."""
 
     of: dict[CountKey, int]
     sums: Mapping[str, int]
 
 
 class _Sample(NamedTuple):
-    """`grown`: by how much since the sample before."""
+    """A sample. `grown` has the increase of each count since the sample before."""
 
     time_s: float
     grown: dict[CountKey, int]
@@ -348,14 +365,16 @@ class _Sample(NamedTuple):
 
 
 class Statistics:
+    """Counts and rates of stored and read messages."""
+
     def __init__(self, runtime: Runtime, store: Store, topics: Topics) -> None:
         self._limits = runtime.limits
         self._store = store
         self._clock = clock = runtime.clock
         self._queues_of = topics.all_queues_of
         self._samples: deque[_Sample] = deque()
-        self._sampled = 0  # counters in all samples
-        self.got: Counter[str] = Counter()  # by `topic@group`; pulls add to it, and to the next
+        self._sampled = 0  # number of counts in all samples
+        self.got: Counter[str] = Counter()  # by `topic@group`; incremented by pulls, like the next one
         self.got_bytes: Counter[str] = Counter()
         self.sent_back: Counter[str] = Counter()
         self.boot_ms = clock.time_ms()
@@ -374,7 +393,7 @@ class Statistics:
             self.sent_back[key] += 1
 
     def totals(self) -> Work[Totals]:
-        """The current counts."""
+        """Return the present counts."""
         totals: dict[CountKey, int] = {}
         sums = dict.fromkeys((GOT, GOT_BYTES, SENT_BACK, PUT, PUT_BYTES), 0)
         for kind, counted in ((GOT, self.got), (GOT_BYTES, self.got_bytes), (SENT_BACK, self.sent_back)):
@@ -398,7 +417,7 @@ class Statistics:
         last, grown = self._last.of, dict[CountKey, int]()
         for number, (key, total) in enumerate(totals.of.items(), 1):
             before = last.get(key, 0)
-            if total != before:  # a recreated one begins at 0
+            if total != before:  # a recreated topic starts at 0
                 grown[key] = total - before if total > before else total
             if number % LOOKS == 0:
                 yield
@@ -414,7 +433,7 @@ class Statistics:
         yield from self._trimming(grown)
 
     def _trimming(self, grown: Mapping[CountKey, int]) -> Work[None]:
-        """Forgets topics and groups beyond the limit: those that nobody reads now, then the oldest."""
+        """Remove counters beyond the limit: first those of groups that do not read now, then the oldest."""
         for is_idle in (True, False):
             for number, key in enumerate(list(self.got), 1):
                 if len(self.got) <= self._limits.max_counted_reads:
@@ -429,7 +448,7 @@ class Statistics:
         return time.localtime(self._clock.time_s()).tm_yday
 
     def _now(self, key: CountKey) -> int:
-        """The current count of one statistic."""
+        """Return the present count of one statistic and key."""
         name, of = key
         counted = {GOT: self.got, GOT_BYTES: self.got_bytes, SENT_BACK: self.sent_back}.get(name)
         if counted is not None:
@@ -438,14 +457,16 @@ class Statistics:
         return sum((queue.next if name == PUT else queue.put_bytes) for queue in queues if queue is not None)
 
     def _since(self, since_s: float) -> tuple[float, list[_Sample]]:
-        """When the oldest sample since then was taken, or the newest of all, and those after it, newest first."""
+        """Return the time of the oldest sample since `since_s` (or of the newest sample if there is none), and the
+        samples after it, newest first."""
         found = list(takewhile(lambda sample: sample.time_s >= since_s, reversed(self._samples)))
         if not found:
             return self._samples[-1].time_s, []
         return found[-1].time_s, found[:-1]
 
     def all_rates(self, window_s: float) -> Work[tuple[Totals, dict[CountKey, float]]]:
-        """The current count of every statistic and key, and its rate per second over the last `window_s` seconds."""
+        """Return the present count of every statistic and key, and its rate per second over the last `window_s`
+        seconds."""
         now_s, totals = self._clock.monotonic_s(), (yield from self.totals())
         then_s, samples = self._since(now_s - window_s)
         rates: dict[CountKey, float] = {}
@@ -457,27 +478,27 @@ class Statistics:
         return totals, rates
 
     def rate(self, name: str, of: str, window_s: float) -> Rate:
-        """The count and rate of the last `window_s` seconds, an hour at most."""
+        """Return count and rate over the last `window_s` seconds, at most an hour."""
         now_s, key = self._clock.monotonic_s(), (name, of)
         then_s, samples = self._since(now_s - window_s)
         count = self._now(key) - self._last.of.get(key, 0) + sum(sample.grown.get(key, 0) for sample in samples)
         return Rate(count, count / max(now_s - then_s, 1.0))
 
     def today(self, name: str, of: str) -> Rate:
-        """The count and rate since midnight, or since the start if that was later."""
+        """Return count and rate since midnight, or since the start if that was later."""
         count = self._now((name, of)) - self._midnight.of.get((name, of), 0)
         return Rate(count, count / max(self._clock.monotonic_s() - self._midnight_s, 1.0))
 
     def sums(self, name: str, now: Totals) -> tuple[int, int, int]:
-        """The count of all keys yesterday morning, this morning, and now."""
+        """Return the sum of all keys at the start of yesterday, at the start of today, and now."""
         return self._yesterday.sums[name], self._midnight.sums[name], now.sums[name]
 
     def since_start(self, now: Totals) -> Mapping[str, int]:
-        """The count of all keys, by statistic, since the broker started."""
+        """Return the sum of all keys since the broker's start, by statistic."""
         return {name: count - self._start[name] for name, count in now.sums.items()}
 
     def rate_of_all(self, name: str, now: Totals, window_s: float) -> Rate:
-        """Like `rate`, for all keys together."""
+        """Return count and rate over the last `window_s` seconds, for all keys together."""
         now_s = self._clock.monotonic_s()
         then = next((sample for sample in self._samples if sample.time_s >= now_s - window_s), self._samples[-1])
         count = now.sums[name] - then.sums[name]
@@ -488,7 +509,7 @@ class Statistics:
         return Rate(count, count / max(self._clock.monotonic_s() - self._midnight_s, 1.0))
 
     def rates(self, name: str, now: Totals) -> str:
-        """Messages per second of all keys over 10 s, 1 min and 10 min, in Apache's form."""
+        """Return messages per second of all keys over 10 s, 1 min and 10 min, in Apache's format."""
         now_s = self._clock.monotonic_s()
         rates: list[str] = []
         for window_s in (10, 60, 600):

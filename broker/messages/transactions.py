@@ -1,9 +1,9 @@
 """Transactions: half messages wait in RMQ_SYS_TRANS_HALF_TOPIC until their producer commits or rolls back.
 
-An outcome is noted in RMQ_SYS_TRANS_OP_HALF_TOPIC, in the same append as the committed message. If a producer stays silent,
-it or another one of its group is asked (CHECK_TRANSACTION_STATE). After 15 times the message is moved to
-TRANS_CHECK_MAX_TIME_TOPIC. Unlike Apache's broker, this one does not store a new copy with each check, so a late answer still
-finds its half message, and a second commit stores nothing.
+An outcome is recorded in RMQ_SYS_TRANS_OP_HALF_TOPIC, in the same append as the committed message. If a producer sends
+no outcome, the broker requests it from this producer or another one of its group (CHECK_TRANSACTION_STATE). After 15
+requests the message is moved to TRANS_CHECK_MAX_TIME_TOPIC. Unlike Apache's broker, this broker stores no new copy with
+each check, so that a late outcome still finds its half message, and a second commit stores nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .topics import Topics
 
 log = structlog.get_logger("rocketlet.transactions")
 
-# MessageConst's names; producers set the second to be asked later, or sooner
+# names of MessageConst; producers set the second property to be checked later or sooner
 CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
 CHECK_IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 
@@ -43,8 +43,8 @@ _OUTCOMES = (_COMMITTED, _ROLLED_BACK, _SET_ASIDE)
 
 
 def half_properties(text: str, topic: str, queue_id: int) -> str:
-    """Return the properties with which a half message is stored: its real queue, and its transaction id, which is the unique
-    key (TransactionalMessageBridge.parseHalfMessageInner of 5.x). Consumers see the id once the message is committed."""
+    """Return the properties with which a half message is stored: its target queue, and its transaction id, which is the
+    unique key (TransactionalMessageBridge.parseHalfMessageInner of 5.x). Consumers see the id after the commit."""
     text = with_real_queue(text, topic, queue_id)
     if unique_key := props.find(text, props.UNIQUE_KEY):
         text = props.appended(props.without(text, props.TRANSACTION_ID), props.TRANSACTION_ID, unique_key)
@@ -61,8 +61,11 @@ class Half:
 
 
 class Transactions:
-    """The half messages without an outcome, by offset in the half queue. The state file has how far everything is
-    resolved, and how often the rest was asked for."""
+    """Half messages without an outcome, by offset in the half queue.
+
+    The state file contains the offset before which all half messages have outcomes, and the number of checks of the
+    others.
+    """
 
     def __init__(
         self,
@@ -84,14 +87,14 @@ class Transactions:
         self._clients = clients
         self._retention_time = retention_time
         self._halves: dict[int, Half] = {}
-        self._ended: OrderedDict[int, str] = OrderedDict()  # the latest outcomes
+        self._ended: OrderedDict[int, str] = OrderedDict()  # latest outcomes by offset
         self._op_begin = 0
         self._dirty = False
         self._load()
 
     @property
     def waiting(self) -> int:
-        """How many half messages have no outcome."""
+        """The number of half messages without an outcome."""
         return len(self._halves)
 
     @property
@@ -118,12 +121,12 @@ class Transactions:
                 self._halves[offset] = Half(position, stored_ms, checks.get(offset, 0))
 
     def _resolved(self, ops: range) -> Iterator[int]:
-        """The offsets of half messages whose outcome is noted, which are remembered."""
+        """Yield the offsets of half messages whose outcomes are recorded, and remember the outcomes."""
         for offset in ops:
             try:
                 note = self._store.message(self._op_queue, offset)
                 half = int(note.body)
-                ended = props.find(note.properties, props.KEYS)  # notes of older releases do not say
+                ended = props.find(note.properties, props.KEYS)  # notes of earlier releases lack the outcome
                 if ended in _OUTCOMES:
                     self._remember(half, ended)
                 yield half
@@ -131,12 +134,12 @@ class Transactions:
                 log.error("transaction_outcome_unreadable", offset=offset, reason=str(error))
 
     def saving(self) -> Job[Save | None]:
-        """How to save what has changed; None if nothing has."""
+        """Return the state file to save; None if nothing has changed."""
         if not self._dirty:
             return None
         self._dirty = False
         yield None
-        # Everything before is decided, so the next start reads from here (decision 11).
+        # All half messages before this one have outcomes, so the next start reads from here (decision 11).
         first = min(self._halves, default=self.half_queue.next)
         if not self._halves:
             self._op_begin = self._op_queue.next
@@ -147,26 +150,26 @@ class Transactions:
             if number % LOOKS == 0:
                 yield None
         content = orjson.dumps({"half": first, "op": self._op_begin, "checks": checks})
-        return Save(self._path, content, self._again)
+        return Save(self._path, content, self._save_failed)
 
-    def _again(self) -> None:
+    def _save_failed(self) -> None:
         self._dirty = True
 
     def expect(self, offset: int, position: int, stored_ms: int) -> None:
-        """A half message was stored."""
+        """Record a stored half message."""
         self._halves[offset] = Half(position, stored_ms)
         self._dirty = True
 
     # Outcomes
 
     def end(self, header: EndTransaction) -> str | None:
-        """Commits or rolls back; returns why it cannot. An outcome that is known already changes nothing.
-        Raises StoreFull."""
+        """Commit or roll back. Return the reason why this is impossible; None on success. An outcome that was recorded
+        before changes nothing. Raises StoreFull."""
         offset = header.tran_state_table_offset
         half = self._halves.get(offset)
         record = self._store.record_at(header.commit_log_offset)
-        # EndTransactionProcessor.checkPrepareMessage: a producer ends only what its own group has prepared, and both
-        # positions must fit. The id must, too: after a power cut another half message may be there.
+        # EndTransactionProcessor.checkPrepareMessage: the producer group and both positions must match. The id must
+        # match as well, because after a power failure another half message may be at this position.
         is_there = record is not None and record.topic == names.HALF_TOPIC and record.queue_offset == offset
         if record is None or not is_there or not record.may_be(header.msg_id):
             return f"no half message is at {header.commit_log_offset} with the queue offset {offset}"
@@ -188,14 +191,15 @@ class Transactions:
         return None
 
     def _contradiction(self, offset: int, commits: bool) -> str | None:
-        """Why an outcome is not the one that the message has had; None if it is, or if that was too long ago."""
+        """Return an error if an outcome contradicts the recorded one; None if both are equal, or if the recorded one is
+        no longer known."""
         ended = self._ended.get(offset)
         if ended is None or ended == (_COMMITTED if commits else _ROLLED_BACK):
             return None
-        return f"the message was {ended} before: it cannot be {_COMMITTED if commits else _ROLLED_BACK} any more"
+        return f"the message was {ended} before, so it cannot be {_COMMITTED if commits else _ROLLED_BACK}"
 
     def _target(self, record: Record) -> tuple[str, int] | None:
-        """The queue for a committed message; None if its topic is gone."""
+        """Return the queue for a committed message; None if its topic no longer exists."""
         topic, wanted = real_queue(record)
         queue_id = self._topics.queue_now(topic, wanted)
         if queue_id is None:
@@ -204,17 +208,17 @@ class Transactions:
             log.info("message_in_another_queue", topic=topic, queue=queue_id, wanted=wanted)
         return topic, queue_id
 
-    def _set_aside(self, offset: int, half: Half, record: Record, why: str) -> None:
-        """Keep a message for inspection, and do not deliver it, like
+    def _set_aside(self, offset: int, half: Half, record: Record, reason: str) -> None:
+        """Store a message for inspection instead of delivering it, like
         DefaultTransactionalMessageCheckListener.resolveDiscardMsg."""
-        log.warning("transaction_set_aside", topic=real_queue(record)[0], checks=half.checks, hint=why)
+        log.warning("transaction_set_aside", topic=real_queue(record)[0], checks=half.checks, hint=reason)
         self._resolve(offset, record, (names.CHECK_MAX_TIME_TOPIC, 0), _SET_ASIDE)
 
     def _resolve(self, offset: int, record: Record, target: tuple[str, int] | None, ended: str) -> None:
-        """target: the queue in which the message is stored; None rolls back."""
-        # TransactionalMessageUtil.REMOVETAG: Apache's tools read these notes
+        """Record the outcome of a half message, and store the message in `target`, or nowhere if `target` is None."""
+        # TransactionalMessageUtil.REMOVETAG, which Apache's tools read
         text = f"{props.TAGS}{props.NAME_END}d{props.PAIR_END}{props.KEYS}{props.NAME_END}{ended}"
-        with self._appender.batch():  # the message and the note of its outcome: both or none
+        with self._appender.batch():  # the message and its outcome in one append
             if target is not None:
                 self._stage_real(record, target)
             self._appender.stage(
@@ -249,18 +253,18 @@ class Transactions:
     # Checks
 
     def checking(self) -> Work[None]:
-        """Asks for the outcome of every half message that is old enough, a message a piece."""
-        now_ms = int(self._retention_time.now_s() * 1000)  # a wall clock set ahead must not end all of them
+        """Request the outcome of every half message that is old enough, one per piece of work."""
+        now_ms = int(self._retention_time.now_s() * 1000)  # a wall clock that jumps ahead must not end all transactions
         keep_ms = self._settings.now.retain_hours * 3_600_000
         for offset, half in sorted(self._halves.items()):
-            if self._halves.get(offset) is not half:  # ended meanwhile
+            if self._halves.get(offset) is not half:
                 continue
             try:
                 self._check_one(offset, half, now_ms, keep_ms)
             except StoreFull as error:
                 log.error("transaction_check_failed", reason=str(error))
                 return
-            except Exception:  # the others are asked about all the same
+            except Exception:  # continue with the other half messages
                 log.exception("transaction_check_impossible", offset=offset, position=half.position)
             yield
 
@@ -270,29 +274,29 @@ class Transactions:
             log.warning("half_message_lost", offset=offset, hint="it has expired or is damaged, and had no outcome")
             del self._halves[offset]
             return
-        half.stored_ms = min(half.stored_ms, now_ms)  # it was stored when the clock was ahead
-        if now_ms - half.stored_ms < self._patience_ms(record):
+        half.stored_ms = min(half.stored_ms, now_ms)  # the clock was ahead when the message was stored
+        if now_ms - half.stored_ms < self._check_delay_ms(record):
             return
         if half.checks >= self._settings.now.transaction_check_max or now_ms - half.stored_ms > keep_ms:
             self._set_aside(offset, half, record, "it has no outcome")
         else:
-            self._ask(half, record)
+            self._request_outcome(half, record)
 
-    def _patience_ms(self, record: Record) -> float:
+    def _check_delay_ms(self, record: Record) -> float:
         asked = props.find(record.properties, CHECK_IMMUNITY) or ""
         if asked.isdecimal() and len(asked) <= 9:
             return int(asked) * 1000
         return self._settings.now.transaction_timeout_s * 1000
 
-    def _ask(self, half: Half, record: Record) -> None:
-        """Asks a producer of the group for the outcome. Without one the check does not count: the message waits until one
-        is back."""
+    def _request_outcome(self, half: Half, record: Record) -> None:
+        """Request the outcome from a producer of the group. If none is connected, the check does not count, and the
+        message waits for a producer."""
         session = self._clients.any_producer(
             props.find(record.properties, props.PRODUCER_GROUP) or "", real_queue(record)[0]
         )
         if session is None:
             return
-        # Counted before the answer: a producer that dies of each question must not be asked for ever.
+        # Counted before the response, because a producer that crashes on each request must not be queried forever.
         half.checks += 1
         self._dirty = True
         session.tell(OutcomeWanted(record, half.checks))

@@ -351,7 +351,7 @@ async def test_messages_stay_in_flight_while_the_table_of_topics_has_no_room_for
         (finding,) = [
             one for one in await diagnose(admin, ObservationTimes(0, 0, 0)) if one.kind == "dead_letters_refused"
         ]
-    assert "g: this broker takes 20 topics" in finding.text
+    assert "g: the broker has 20 topics" in finding.text
     node.broker.topics.delete("more-0", node.broker.store.end)
     node.clock.advance(DEAD_LETTER_RETRY_S)
     await eventually(lambda: node.broker.pops.unfinished("g") == 0)
