@@ -43,11 +43,12 @@ from .messages.appender import Appender
 from .messages.filters import Filters
 from .messages.held_pulls import HeldPulls
 from .messages.later import Delays, Timers, tag_code_of
-from .messages.lite import LiteChanges, LiteTopics
+from .messages.lite import LiteChanges, LiteTopic, LiteTopics
 from .messages.sending import Retries, SendService
 from .messages.topics import Statistics, Topics
 from .messages.transactions import Transactions
 from .nameserver import Routes
+from .pops.lite import LiteOffsets
 from .pops.pops import Pops
 from .runtime import MACHINE, Clock, Device, FairQueue, Histogram, Job, LiveConfig, Runtime, Timer, run
 from .sessions import Clients, GroupChanged, GrpcClientStats, Recent, Session
@@ -148,6 +149,7 @@ class BrokerController:
         self.groups = self._make_groups(config.name)
         self.offsets = Offsets(folder / "offsets.json", self.groups, self.topics, limits)
         self.offsets.apply_journal(self.topics.deleted)
+        self.lite_offsets = LiteOffsets(folder / "lite_offsets.json", self.lites, self.topics)
         self.offsets.clamp(self.store.queues)
         self.group_configs = groups = GroupConfigs(
             self.runtime, self.groups, folder / "groups.json", auto_create=config.auto_create_groups
@@ -234,6 +236,7 @@ class BrokerController:
             frames,
             self.name_servers,
             self.flusher,
+            self.lite_offsets,
         )
 
     def _make_registration(self) -> Registration:
@@ -267,6 +270,7 @@ class BrokerController:
         )
         self.delays.start()
         self.timers.start()
+        self.pops.expiry.start()
 
     async def stop(self) -> None:
         """Stops the timers, answers held pulls, saves everything and unlocks the folder. Connections that close later free
@@ -362,6 +366,7 @@ class BrokerController:
         steps = [self.store.syncing(is_synced), *(save.saving(is_synced) for save in saves)]
         steps += [
             self.offsets.saving(is_synced),
+            self.lite_offsets.saving(is_synced),
             self.topics.saving(self.store.begin),
             self.group_configs.saving(),
             self.pops.saving(),
@@ -382,6 +387,7 @@ class BrokerController:
         if dropped:
             log.info("segments_expired", segments=dropped, begin=self.store.begin)
             self.turns.do_alone("lost messages", self.progress.noting_lost)
+            self.turns.do_alone("lite topics", self.pops.expiry.retained)
 
     def _expiring_members(self) -> Work[None]:
         for connection in self.groups.expired():
@@ -416,12 +422,16 @@ class _Changes(GroupChanges, LiteChanges):
 
     def topic_changed(self, topic: TopicConfig) -> None:
         self._broker.registration.topic_changed(topic)
+        self._broker.pops.expiry.settings_changed(topic)
 
     def appended(self, queues: list[ConsumeQueue]) -> None:
         broker = self._broker
         broker.held_pulls.wake(queues)
         if broker.pops.pools:
             broker.pops.appended(queues)
+
+    def lite_appended(self, lites: list[LiteTopic]) -> None:
+        self._broker.pops.lite_appended(lites)
 
     def members_changed(self, group: ConsumerGroup) -> None:
         self._broker.pops.changed(group)

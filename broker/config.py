@@ -156,6 +156,13 @@ SAMPLE_INTERVAL_S: Final = 10.0  # interval of the samples from which rates are 
 
 MAX_POP_MESSAGES: Final = 32  # messages of one pop, as at Apache's broker
 MAX_POP_BYTES: Final = 4 * 1024 * 1024  # message bytes of one pop response; it has at least one message
+MAX_SYNCED_LITE_TOPICS: Final = 20_000  # lite topics in one synchronization of a client's subscriptions
+LITE_SYNC_S: Final = (
+    180.0  # a client's subscriptions to lite topics without a synchronization for this long are dropped
+)
+LITE_SUBSCRIPTION_BYTES: Final = 250  # memory counted for a subscription to a lite topic
+LITE_EXPIRED_AT_ONCE: Final = 64  # expired lite topics of a parent topic that are deleted in one event-loop iteration
+MAX_IDLE_LITE: Final = 1024  # finished lite topics of a group whose deliveries stay in memory, about 1 KB each
 MAX_LOST_LITE_OFFSETS: Final = (
     100_000  # messages of a lite topic that are lost in a row; more count as a new lite topic
 )
@@ -370,6 +377,7 @@ class Limits:
     max_unfinished: int = 20_000  # unacknowledged deliveries of a group in one queue; further pops wait
     # unacknowledged deliveries of a group in all queues, about 350 bytes each; further pops wait
     max_unfinished_of_group: int = 200_000
+    max_lite_subscriptions: int = 500_000  # subscriptions to lite topics of all clients, about 250 bytes each
     max_lite_topics: int = 500_000  # lite topics of all parent topics, about 200 bytes each
     # unacknowledged deliveries of an ordered group in one queue, with messages that wait for them
     max_unfinished_in_order: int = 2000

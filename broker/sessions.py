@@ -164,6 +164,14 @@ class OutcomeWanted(NamedTuple):
     checks: int
 
 
+class LiteTaken(NamedTuple):
+    """Another client of an exclusive group has subscribed to a lite topic, which is no longer this client's."""
+
+    group: str
+    lite_topic: str
+    client_id: str
+
+
 class OffsetsReset(NamedTuple):
     """An administrator has set the offsets of a group in a topic. `is_for_cpp`: the one who asked reads a list of queues."""
 
@@ -175,7 +183,7 @@ class OffsetsReset(NamedTuple):
     is_for_cpp: bool = False
 
 
-Event = GroupChanged | OutcomeWanted | OffsetsReset
+Event = GroupChanged | OutcomeWanted | LiteTaken | OffsetsReset
 
 
 class ForwardedRequest(NamedTuple):

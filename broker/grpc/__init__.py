@@ -4,5 +4,6 @@ server     HTTP/2 connections, the table of methods, dispatch
 clients    sessions by client id, the context of handlers, routes
 producing  SendMessage, EndTransaction, RecallMessage
 consuming  ReceiveMessage, AckMessage, ChangeInvisibleDuration, Telemetry
+lite       SyncLiteSubscription, settings of lite consumers
 schema     the protobuf messages, status codes, checks of names
 """

@@ -545,7 +545,7 @@ def query_assignment(
     name = topic_of(request.topic)
     group = group_of(request.group)
     settings = context.broker.group_configs.ensure(group)
-    is_in_order = settings is not None and settings.consume_orderly
+    is_in_order = settings is not None and settings.consume_orderly and not settings.lite_topic
     return _answer(context, call, name, partial(_assignments, call, request, is_in_order))
 
 

@@ -16,7 +16,7 @@ from ...protocol.codes import PERM_READ, SYS_COMPRESSED, Language
 from ...protocol.config import MAX_BODY_BYTES
 from ...protocol.grpc import Status
 from ...protocol.message import Inflater, MessageError, Record, decode_record
-from ...protocol.names import SQL92, TAG, Subscription, SubscriptionError, parse_subscription
+from ...protocol.names import SQL92, TAG, Subscription, SubscriptionError, lite_queue, parse_subscription
 from ..config import (
     DEADLINE_MARGIN_S,
     MAX_ACKS,
@@ -36,9 +36,10 @@ from ..config import (
 )
 from ..pops.deliveries import AckStatus, Delivered, PopRequest, PopResult, Why
 from ..pops.pool import Receive
-from ..sessions import Event, OutcomeWanted, Refusal
+from ..sessions import Event, LiteTaken, OutcomeWanted, Refusal
 from ..store.files import StoreError
 from .clients import GrpcCall, GrpcClient, HandlerContext, set_status
+from .lite import LITE_CLIENTS, fill_lite, settle_lite
 from .producing import asking, filling, set_ms
 from .schema import (
     AckMessageResponse,
@@ -212,7 +213,7 @@ class GrpcReceive(Receive[GrpcCall]):
         request = self.request
         try:
             self._context.broker.pops.to_dead_letters(
-                request.group, request.topic, delivered.handle, reason, lambda outcomes: None
+                request.group, delivered.topic, delivered.handle, reason, lambda outcomes: None
             )
         except (StoreError, LimitExceeded) as error:
             log.error("dead_letter_failed", group=request.group, topic=request.topic, reason=str(error))
@@ -384,7 +385,13 @@ def ack_message(context: HandlerContext, call: GrpcCall, request: Any) -> None:
         call.answer(response)
 
     handles = [entry.receipt_handle for entry in request.entries]
-    context.broker.pops.ack(group, topic, handles, answer, takes_late=False)
+    topics = [_place(topic, entry) for entry in request.entries]
+    context.broker.pops.ack(group, topic, handles, answer, takes_late=False, topics=topics)
+
+
+def _place(topic: str, request: Any) -> str:
+    """Return the topic in which a message is settled: the name of its lite topic's offsets, or the topic itself."""
+    return lite_queue(topic, request.lite_topic) if request.lite_topic else topic
 
 
 def _heard(context: HandlerContext, call: GrpcCall) -> None:
@@ -397,7 +404,12 @@ def change_invisible_duration(context: HandlerContext, call: GrpcCall, request: 
     invisible_ms = _checked_invisible_ms(request, 0)
     _heard(context, call)
     changed = context.broker.pops.change(
-        group, topic, request.receipt_handle, invisible_ms, is_counted=not request.suspend, takes_late=False
+        group,
+        _place(topic, request),
+        request.receipt_handle,
+        invisible_ms,
+        is_counted=not request.suspend,
+        takes_late=False,
     )
     response = ChangeInvisibleDurationResponse(receipt_handle=changed.handle)
     set_status(response.status, _ACK_CODES[changed.outcome], _text(changed.outcome))
@@ -414,7 +426,7 @@ def forward_to_dead_letters(context: HandlerContext, call: GrpcCall, request: An
         call.answer(response)
 
     try:
-        context.broker.pops.to_dead_letters(group, topic, request.receipt_handle, reason, answer)
+        context.broker.pops.to_dead_letters(group, _place(topic, request), request.receipt_handle, reason, answer)
     except StoreError as error:
         raise StatusError(Code.INTERNAL_SERVER_ERROR, str(error)) from None
 
@@ -435,7 +447,7 @@ PRODUCER, PUSH_CONSUMER, SIMPLE_CONSUMER = 1, 2, 3
 _NODE: Final = frozenset(("HTTP", "NODE_JS"))  # the names that Node's client sends
 _NODE_READS_BACKOFFS: Final = (1, 0, 8)  # its first release that reads a list of backoffs
 _is_version: Final = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})\.([0-9]{1,4})", re.ASCII).match
-_NAMES: Final = {4: "PULL_CONSUMER", 5: "LITE_PUSH_CONSUMER", 6: "LITE_SIMPLE_CONSUMER"}
+_NAMES: Final = {4: "PULL_CONSUMER"}
 # Redeliveries wait as Apache's do: 1 to 30 s, 1 to 10 min, 20 and 30 min, 1 and 2 h
 _BACKOFF_S: Final = (1, 5, 10, 30, *range(60, 601, 60), 1200, 1800, 3600, 7200)
 _SEND_ATTEMPTS: Final = 3
@@ -491,19 +503,28 @@ def _settle(context: HandlerContext, call: GrpcCall, settings: Any) -> Any:
         group = group_of(settings.subscription.group)
         for entry in settings.subscription.subscriptions:
             topic_of(entry.topic)
+        is_lite = settings.client_type in LITE_CLIENTS
+        config = settle_lite(context, settings) if is_lite else context.broker.group_configs.ensure(group)
+        if config is not None and config.lite_topic and not is_lite:
+            hint = "use a lite consumer, or another group"
+            raise StatusError(Code.ILLEGAL_CONSUMER_GROUP, f"the group {group} consumes lite topics: {hint}")
         client = context.clients.hear(call)
         client.group = group
-        _for_consumer(answer.settings, context.broker.group_configs.ensure(group))
+        _for_consumer(answer.settings, config)
+        if is_lite and config is not None:
+            fill_lite(answer.settings.subscription, config)
     client.stream = call
     if settings.HasField("request_timeout"):
         client.request_timeout_s = max(duration_ms(settings.request_timeout) / 1000, 0.0)
-    call.on_abort(lambda: _closed(client, call))
+    call.on_abort(lambda: _closed(context, client, call))
     return answer
 
 
-def _closed(client: GrpcClient, call: GrpcCall) -> None:
+def _closed(context: HandlerContext, client: GrpcClient, call: GrpcCall) -> None:
+    """The telemetry stream has ended. A lite consumer synchronizes its subscriptions again when it is back."""
     if client.stream is call:
         client.stream = None
+        context.broker.pops.lite.client_gone(client.pop_client)
 
 
 def _publish(context: HandlerContext, call: GrpcCall, client: GrpcClient, topics: tuple[str, ...]) -> None:
@@ -540,7 +561,7 @@ def _for_consumer(settings: Any, group: GroupConfig | None) -> None:
 
 
 def heartbeat(context: HandlerContext, call: GrpcCall, request: Any) -> Any:
-    if request.client_type in (PUSH_CONSUMER, SIMPLE_CONSUMER):
+    if request.client_type in (PUSH_CONSUMER, SIMPLE_CONSUMER, *LITE_CLIENTS):
         group = group_of(request.group)
         context.clients.hear(call).group = group
         _check_version(call)
@@ -574,7 +595,14 @@ def notify_termination(context: HandlerContext, call: GrpcCall, request: Any) ->
 
 
 def tell(do: Callable[[Work[None]], object], client: GrpcClient, event: Event) -> None:
-    """Send an event on a client's Telemetry stream. The only event is a check of a half message, for producers."""
+    """Send an event on a client's Telemetry stream: a check of a half message to a producer, a lite topic that another client
+    has taken over to a lite consumer."""
     call = client.stream
-    if call is not None and not call.is_over and isinstance(event, OutcomeWanted):
+    if call is None or call.is_over:
+        return
+    if isinstance(event, OutcomeWanted):
         do(asking(call, event.half))
+    elif isinstance(event, LiteTaken):
+        command = TelemetryCommand()
+        command.notify_unsubscribe_lite_command.lite_topic = event.lite_topic
+        call.send(command)

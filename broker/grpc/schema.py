@@ -73,6 +73,8 @@ SendMessageRequest = _class("SendMessageRequest")
 SendMessageResponse = _class("SendMessageResponse")
 SendResultEntry = _class("SendResultEntry")
 Settings = _class("Settings")
+SyncLiteSubscriptionRequest = _class("SyncLiteSubscriptionRequest")
+SyncLiteSubscriptionResponse = _class("SyncLiteSubscriptionResponse")
 TelemetryCommand = _class("TelemetryCommand")
 
 
@@ -173,6 +175,11 @@ def sends(request: Any) -> list[Need]:
 
 def consumes(request: Any) -> list[Need]:
     return [group(full_name(request.group)), topic(full_name(request.topic), SUB)]
+
+
+def syncs(request: Any) -> list[Need]:
+    """Return the needs of a lite consumer's subscriptions; none for an empty set, which only keeps its client known."""
+    return consumes(request) if request.lite_topic_set else []
 
 
 def receives(request: Any) -> list[Need]:

@@ -37,7 +37,7 @@ from ..runtime import MACHINE
 from ..sessions import AddressShares, GrpcClientStats, Refusal
 from ..store.files import StoreError
 from ..tls import ClientTransport
-from . import clients, consuming, producing, schema
+from . import clients, consuming, lite, producing, schema
 from .clients import GrpcCall, GrpcClient, GrpcClients, HandlerContext, Method, set_status
 from .consuming import tell
 from .producing import GrpcSends
@@ -573,6 +573,13 @@ METHODS: Final[Mapping[str, Method]] = {
             schema.NotifyClientTerminationResponse,
             consuming.notify_termination,
             schema.is_of_group,
+        ),
+        Method(
+            "SyncLiteSubscription",
+            schema.SyncLiteSubscriptionRequest,
+            schema.SyncLiteSubscriptionResponse,
+            lite.sync_lite_subscription,
+            schema.syncs,
         ),
         # producers
         Method(SEND, schema.SendMessageRequest, schema.SendMessageResponse, _staged, schema.sends),

@@ -175,6 +175,8 @@ class Division:
         pool = self._pools.find(name, topic)
         if pool is None:
             return None
+        if pool.is_lite:
+            return _fault_of(name, topic)
         group = self._groups.get(name)
         member = group.members.get(session) if group is not None else None
         if pool.owned is None and not pool.is_used(self._clock.monotonic_s()):

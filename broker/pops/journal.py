@@ -129,7 +129,7 @@ class PopJournal:
 
     def _definition(self, deliveries: QueueDeliveries) -> bytes:
         queue = deliveries.queue
-        place = PoolPlace(self._topics.identity(queue.topic), deliveries.group, queue.topic, queue.queue_id)
+        place = PoolPlace(self._topics.identity(deliveries.pool.topic), deliveries.group, queue.topic, queue.queue_id)
         return records.define(deliveries.number, place)
 
     # Writing

@@ -11,7 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 import structlog
 
 from ...protocol.bodies import SLICE, Work
-from ...protocol.message import offset_in, properties_in, split_records
+from ...protocol.message import Record, offset_in, properties_in, split_records
 from ...protocol.names import Subscription
 from ...protocol.properties import TAGS, find
 from ..config import (
@@ -40,6 +40,7 @@ from .deliveries import (
     Delivery,
     DeliveryState,
     Event,
+    Handle,
     KeptQueue,
     Order,
     PopClient,
@@ -87,6 +88,7 @@ class QueueDeliveries:
         self._limits = limits
         self._store = store
         self.number = number
+        self.key: Any = queue.queue_id  # by which the pool has it
         self.pool = pool
         self.group = pool.group
         self.queue = queue
@@ -202,6 +204,18 @@ class QueueDeliveries:
         if any(item.delivery is first for item in taken):
             while self._visible and self._visible[0] == first.offset:
                 heappop(self._visible)
+
+    def message(self, offset: int) -> Record:
+        """Return a message. Raises Damaged if it cannot be read."""
+        return self._store.message(self.queue, offset)
+
+    def saved_offset(self, offsets: Offsets) -> int | None:
+        """Return the group's committed offset."""
+        return offsets.get(self.group, self.queue.topic, self.queue.queue_id)
+
+    def save_offset(self, offsets: Offsets, offset: int) -> None:
+        """Commit the group's offset."""
+        offsets.put(self.group, self.queue.topic, self.queue.queue_id, offset)
 
     def record(self, offset: int) -> bytes | None:
         """Return the record at an offset, or None if it is damaged or retention has deleted it."""
@@ -386,7 +400,7 @@ class QueueDeliveries:
         """Take the queue out of its pool."""
         self.clear()
         self.is_ended = True
-        del self.pool.queues[self.queue.queue_id]
+        del self.pool.queues[self.key]
 
     # Order
 
@@ -552,12 +566,14 @@ class Pool:
         member_ids: the member id of each client in a divided pool.
     """
 
+    is_lite = False
+
     def __init__(self, pools: Pools, of: ConsumerGroup, topic: str) -> None:
         self._pools = pools
         self.of = of
         self.group = of.name
         self.topic = topic
-        self.queues: dict[int, QueueDeliveries] = {}
+        self.queues: dict[Any, QueueDeliveries] = {}
         self.ready: OrderedDict[int, None] = OrderedDict()
         self.clients: dict[PopClient, PoolClient] = {}
         self._waiting: dict[int | None, OrderedDict[Receive[Any], None]] = {}  # by the queue that they wait for
@@ -573,6 +589,11 @@ class Pool:
         self.member_ids: dict[PopClient, str] = {}
         self._payer: Session | None = None
         self._paid_bytes = 0
+
+    @property
+    def is_pinned(self) -> bool:
+        """True if the pool stays although no client receives now."""
+        return False
 
     def is_used(self, now_s: float) -> bool:
         """Return True if a receive waits, a message is unfinished, or a client asked lately."""
@@ -816,13 +837,19 @@ class Pools:
         return pool
 
     def make(self, group: str, topic: str) -> Pool:
-        of = self._groups.obtain(group)
-        pool = Pool(self, of, topic)
-        self.all[pool] = None
-        self._groups.add_pool(of, topic, pool)
-        self.by_topic.setdefault(topic, {})[pool] = None
-        self._unused[pool] = None
+        pool = Pool(self, self._groups.obtain(group), topic)
+        self.add(pool)
         return pool
+
+    def add(self, pool: Pool) -> None:
+        """Add a pool that is new."""
+        self.all[pool] = None
+        self._groups.add_pool(pool.of, pool.topic, pool)
+        self.by_topic.setdefault(pool.topic, {})[pool] = None
+        self._unused[pool] = None
+
+    def now_s(self) -> float:
+        return self._clock.monotonic_s()
 
     def has_priorities(self, topic: str) -> bool:
         """Return True if the topic is for messages with priorities: a queue for each level, the highest last."""
@@ -1025,12 +1052,23 @@ class Pools:
 
     def delivery(self, group: str, topic: str, text: str) -> tuple[QueueDeliveries, Delivery] | AckStatus:
         """Return the delivery of a receipt handle, or why there is none."""
+        handle = self.own_handle(text)
+        if not isinstance(handle, Handle):
+            return handle
+        pool = self.find(group, topic)
+        deliveries = pool.queues.get(handle.queue_id) if pool is not None and handle.mark == TOPIC_MARK else None
+        return AckStatus.UNKNOWN if deliveries is None else self.delivery_in(deliveries, handle)
+
+    def own_handle(self, text: str) -> Handle | AckStatus:
+        """Return a receipt handle of this broker, or what is wrong with it."""
         handle = decode_handle(text)
         if handle is None:
             return AckStatus.UNREADABLE
-        pool = self.find(group, topic)
-        deliveries = pool.queues.get(handle.queue_id) if pool is not None and handle.mark == TOPIC_MARK else None
-        if handle.broker_name != self._broker_name or deliveries is None or handle.offset >= deliveries.next:
+        return handle if handle.broker_name == self._broker_name else AckStatus.UNKNOWN
+
+    def delivery_in(self, deliveries: QueueDeliveries, handle: Handle) -> tuple[QueueDeliveries, Delivery] | AckStatus:
+        """Return the delivery of a handle among those of its queue, or why there is none."""
+        if handle.offset >= deliveries.next:
             return AckStatus.UNKNOWN
         delivery = deliveries.unfinished.get(handle.offset)
         if delivery is None:
@@ -1079,7 +1117,7 @@ class Pools:
         """Yield the pools without clients, each once, when nobody has popped it for a while or there are too many."""
         for pool in list(self._unused):
             is_crowded = self.is_crowded
-            if pool.clients or pool.waits:
+            if pool.clients or pool.waits or pool.is_pinned:
                 del self._unused[pool]
             elif pool.owned is None and (is_crowded or now_s - pool.used_s >= POOL_IDLE_S):
                 del self._unused[pool]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from heapq import heapify, heappop, heappush
-from itertools import count
+from itertools import count, repeat
 from typing import Any, Final, NamedTuple
 
 import structlog
@@ -21,6 +21,7 @@ from ...protocol.names import SQL92, tag_code
 from ..config import (
     DEAD_LETTER_RETRY_S,
     EXPIRED_AT_ONCE,
+    MAX_IDLE_LITE,
     MAX_POP_MESSAGES,
     MAX_RENEWED_S,
     POOL_SENT_BACK,
@@ -37,6 +38,7 @@ from ..groups.offsets import Offsets, Watch
 from ..groups.settings import GroupConfigs, RequestModes
 from ..messages.appender import Appender, property_bytes
 from ..messages.filters import Filters
+from ..messages.lite import LiteTopic
 from ..messages.sending import sent_back
 from ..messages.topics import Topics
 from ..runtime import Clock, Job, Runtime, Timer, run
@@ -60,7 +62,8 @@ from .deliveries import (
 )
 from .division import Division
 from .journal import PopJournal
-from .pool import Pool, Pools, QueueDeliveries, Receive, TakenDelivery
+from .lite import LiteDeliveries, LiteExpiry, LiteOffsets, LitePart, LitePool, LitePools, LiteSubscriptions
+from .pool import Pool, QueueDeliveries, Receive, TakenDelivery
 
 log = structlog.get_logger("rocketlet.pops")
 
@@ -80,7 +83,7 @@ Answered = Callable[[Sequence[AckStatus]], object]
 _OVER: Final = object()
 
 
-class Pops:
+class Pops(LitePart):
     """The entry point of POP. Raises StoreError if the state of the last run cannot be read.
 
     Args:
@@ -106,6 +109,7 @@ class Pops:
         frames: Frames,
         routes: RouteFinder,
         flusher: Flusher | None,
+        lite_offsets: LiteOffsets,
     ) -> None:
         clock, limits = runtime.clock, runtime.limits
         self._limits = limits
@@ -118,7 +122,10 @@ class Pops:
         self._deadlines = Deadlines(clock, self)
         self._attempts: OrderedDict[Attempt, list[GivenDelivery]] = OrderedDict()
         self._journal = PopJournal(frames, topics, clock)
-        self._pools = Pools(runtime, broker_name, topics, appender, groups, offsets)
+        self._pools = LitePools(runtime, broker_name, topics, appender, groups, offsets, settings, lite_offsets)
+        self.lite = LiteSubscriptions(runtime, self._pools, settings, self)
+        self.expiry = LiteExpiry(runtime, topics, self._pools, self)
+        self.find_lite, self.lite_pools = self._pools.find_lite, self._pools.lite_pools
         self.pools = self._pools.all  # empty as long as no client pops, which is all that pulls then have to check
         self.clients = self._pools.clients_of
         self.unfinished, self.redelivered = self._pools.unfinished, self._pools.redelivered
@@ -183,7 +190,9 @@ class Pops:
             receive.request = request = replace(request, matches=matches)
         now_s = self._clock.monotonic_s()
         pool = self._pools.find(request.group, request.topic)
-        if pool is None or pool.owned is not None or not pool.is_used(now_s):
+        if pool is None:
+            pool = self._pools.get_or_make_lite(request)
+        if pool is None or (not pool.is_lite and (pool.owned is not None or not pool.is_used(now_s))):
             fault = self._admit(request, pool, now_s)
             if fault is not None:
                 return PopResult(Why.PULLED, fault=fault)
@@ -231,7 +240,7 @@ class Pops:
         now_ms = self._clock.time_ms()
         wanted, room = min(request.count, MAX_POP_MESSAGES), request.max_bytes
         settings = self._settings.get(request.group)
-        is_in_order = pool.is_in_order or (settings is not None and settings.consume_orderly)
+        is_in_order = not pool.is_lite and (pool.is_in_order or (settings is not None and settings.consume_orderly))
         pool.is_by_priority = not is_in_order and self._pools.has_priorities(request.topic)
         found: list[Delivered] = []
         given: list[GivenDelivery] = []
@@ -246,7 +255,7 @@ class Pops:
             taken = deliveries.take(request, wanted - len(found), room, allowed)
             if taken:
                 room -= self._deliver(deliveries, taken, request, now_ms, found)
-                if request.attempt_id and is_in_order:
+                if request.attempt_id and (is_in_order or pool.is_lite):
                     given += [GivenDelivery(deliveries, item.delivery, item.delivery.pop_ms) for item in taken]
             else:
                 pool.is_cut = pool.is_cut or before < deliveries.next < deliveries.queue.next
@@ -333,10 +342,21 @@ class Pops:
     def appended(self, queues: Iterable[ConsumeQueue]) -> None:
         """Serve the receives that wait for messages of these queues."""
         for queue in dict.fromkeys(queues):
-            for pool in list(self._pools.by_topic.get(queue.topic, ())):
+            for pool in [pool for pool in self._pools.by_topic.get(queue.topic, ()) if not pool.is_lite]:
                 pool.offer(queue.queue_id)
                 if pool.waits:
                     self._serve(pool)
+
+    def lite_appended(self, lites: Iterable[LiteTopic]) -> None:
+        """Serve the receives that wait for messages of these lite topics."""
+        touched: dict[LitePool, None] = {}
+        for lite in lites:
+            for pool in self._pools.lite_pools(lite.queue.topic):
+                pool.offer(lite.name)
+                touched[pool] = None
+        for pool in touched:
+            self.serve(pool)
+        self.expiry.appended(lites)
 
     def _serve(self, pool: Pool) -> None:
         pool.is_served_later = False
@@ -352,7 +372,8 @@ class Pops:
                 continue
             if pool.is_cut:
                 self._serve_later(pool)
-            return
+            if not pool.is_lite or pool.next_receive() is receive:  # in lite topics others may have something
+                return
 
     def _serve_later(self, pool: Pool) -> None:
         """Serve the receives of a pool in the next event-loop iteration, because a filter had to stop early."""
@@ -379,7 +400,7 @@ class Pops:
     def put_back(self, group: str, topic: str, messages: Iterable[Delivered]) -> None:
         """A result did not reach its client: its messages can be popped immediately, and the attempt does not count."""
         for message in messages:
-            found = self._find(group, topic, message.handle)
+            found = self._find(group, message.topic, message.handle)
             if isinstance(found, AckStatus) or found[1].state is not DeliveryState.IN_FLIGHT:
                 continue
             deliveries, delivery = found
@@ -388,15 +409,25 @@ class Pops:
             # Later: the next receive may be of the same client, which puts its result back, too.
             self._serve_later(deliveries.pool)
 
-    def ack(self, group: str, topic: str, handles: Sequence[str], answer: Answered, *, takes_late: bool = True) -> None:
+    def ack(
+        self,
+        group: str,
+        topic: str,
+        handles: Sequence[str],
+        answer: Answered,
+        *,
+        takes_late: bool = True,
+        topics: Sequence[str] | None = None,
+    ) -> None:
         """Acknowledge messages. `answer` gets an outcome for each when that is on the disk.
 
         Args:
+            topics: the topic of each message, if they differ, as those of lite topics do.
             takes_late: True if this finishes messages whose visibility timeout has expired, unless they were redelivered.
         """
         outcomes = []
-        for handle in handles:
-            found = self._find(group, topic, handle)
+        for of_topic, handle in zip(topics or repeat(topic, len(handles)), handles, strict=True):
+            found = self._find(group, of_topic, handle)
             if isinstance(found, AckStatus):
                 outcomes.append(found)
             elif not takes_late and found[1].state is DeliveryState.VISIBLE:
@@ -449,6 +480,8 @@ class Pops:
             self._pools.stop_extending(delivery)
         if not is_counted:
             delivery.attempts = max(delivery.attempts - 1, 0)
+            if isinstance(deliveries, LiteDeliveries):
+                self._suspend(deliveries, delivery, invisible_ms)
         if invisible_ms > 0:
             delivery.turn(Event.CHANGE)
             delivery.is_delayed = not renews
@@ -459,6 +492,16 @@ class Pops:
         until_ms = self._clock.time_ms() + invisible_ms
         outcome = AckStatus.LATE if is_late else AckStatus.DONE
         return Changed(outcome, handle, delivery.pop_ms, until_ms - delivery.pop_ms)
+
+    def _suspend(self, deliveries: LiteDeliveries, suspended: Delivery, invisible_ms: int) -> None:
+        """Suspend the other messages that were popped with one: their client handles none of them meanwhile."""
+        for delivery in deliveries.batch_of(suspended):
+            if delivery is not suspended:
+                if delivery.renewals >= 0:
+                    self._pools.stop_extending(delivery)
+                delivery.attempts = max(delivery.attempts - 1, 0)
+                delivery.is_delayed = True
+                self._prolong(deliveries, delivery, self._clock.monotonic_s() + invisible_ms / 1000)
 
     def to_dead_letters(self, group: str, topic: str, handle: str, reason: str, answer: Answered) -> None:
         """Store a copy in the group's dead-letter topic and acknowledge the message; a second time does nothing. Raises
@@ -547,7 +590,7 @@ class Pops:
         deliveries.release(delivery)
         if delivery.deadline_s > self._clock.monotonic_s():  # else the journal knows it by the deadline
             self._changed(deliveries, delivery)
-        deliveries.pool.refresh(deliveries.queue.queue_id)
+        deliveries.pool.refresh(deliveries.key)
 
     def _changed(self, deliveries: QueueDeliveries, delivery: Delivery) -> None:
         self._journal.changed(deliveries, delivery)
@@ -558,11 +601,50 @@ class Pops:
         for deliveries in queues:
             pool = deliveries.pool
             if not deliveries.is_ended:
-                pool.refresh(deliveries.queue.queue_id)
+                pool.refresh(deliveries.key)
+                if isinstance(deliveries, LiteDeliveries):
+                    self._lite_finished(deliveries)
             if pool.waits:
                 self._serve(pool)
             if pool.leaving:
                 self._division.progressed(pool)
+
+    # Lite topics
+
+    def _lite_finished(self, deliveries: LiteDeliveries) -> None:
+        """End deliveries that nobody needs now, beyond some that are kept for the next message."""
+        pool = deliveries.pool
+        if not deliveries.unfinished and deliveries.next >= deliveries.lite.next:
+            self.expiry.finished(deliveries.lite)
+        while len(pool.idle) > MAX_IDLE_LITE:
+            idle = pool.queues.get(pool.idle.popitem(last=False)[0])
+            if idle is not None and not idle.unfinished:
+                self._writer.commit(idle)
+                self._journal.yielded(idle, idle.next)
+                self._end_deliveries(idle)
+
+    def lite_offset_reset(self, pool: LitePool, name: str) -> None:
+        """The group's offset in a lite topic was set. Messages popped before can no longer be acknowledged."""
+        deliveries = pool.queues.get(name)
+        if deliveries is not None:
+            for delivery in deliveries.unfinished.values():
+                if delivery.renewals >= 0:
+                    self._pools.stop_extending(delivery)
+            deliveries.restart(pool.offsets.get(name, 0), self._clock.time_ms())
+            self._journal.restarted(deliveries)
+            self._write_now()
+        pool.offer(name)
+        self.serve(pool)
+
+    def end_lite(self, pool: LitePool, name: str) -> None:
+        """A lite topic is deleted."""
+        deliveries = pool.queues.get(name)
+        if deliveries is not None:
+            self._journal.ended(deliveries)
+            self._end_deliveries(deliveries)
+            self._write_now()
+        pool.idle.pop(name, None)
+        pool.offer(name)
 
     # Queues that are handed over (PoolOwner)
 
@@ -617,6 +699,8 @@ class Pops:
     def expire_clients(self) -> None:
         """Redeliver messages in flight to clients without contact, and remove what is kept of clients and pools that are not
         used any more."""
+        self.lite.expire()
+        self.expiry.check_kept()
         for client in self._pools.silent_clients():
             self.client_gone(client)
         self._pools.remove_idle_clients(self._clock.monotonic_s() - POP_CLIENT_SILENT_S)
@@ -685,6 +769,7 @@ class Pops:
             return
         found = self._pools.clients.get(client)
         self._pools.remove_client(client)
+        self.lite.client_gone(client)
         touched: dict[Pool, None] = {}
         if found is not None:
             for receive in list(found.receives):
@@ -718,6 +803,7 @@ class Pops:
     def group_deleted(self, group: str) -> None:
         self._delete(self._pools.of_group(group), Why.GROUP_GONE)
         self._pools.group_deleted(group)
+        self._pools.lite_offsets.group_deleted(group)
 
     def end_receives(self, group: str) -> None:
         """The group was deleted, but not its offsets and its messages in flight."""
@@ -728,11 +814,15 @@ class Pops:
     def topic_deleted(self, topic: str) -> None:
         """A topic that is recreated by this name has another identity."""
         self._delete(list(self._pools.by_topic.get(topic, ())), Why.TOPIC_GONE)
+        self._pools.lite_offsets.topic_deleted(topic)
+        self.expiry.topic_deleted(topic)
 
     def _delete(self, pools: Iterable[Pool], why: Why) -> None:
         for pool in pools:
             for receive in pool.waiting():
                 self._end(receive, PopResult(why))
+            if isinstance(pool, LitePool):
+                self.lite.pool_deleted(pool)
             for deliveries in pool.queues.values():
                 self._journal.ended(deliveries)
             self._division.pool_deleted(pool)
@@ -767,6 +857,7 @@ class Pops:
         self._is_stopped = True
         self._deadlines.stop()
         self._division.stop()
+        self.expiry.stop()
         for receive in self._waiting():
             self._end(receive, PopResult(Why.STOPPED))
         self._writer.write()
@@ -900,14 +991,12 @@ class JournalWriter:
         """Commit the queue's lowest unfinished offset, unless the queue has left its pool."""
         committed = deliveries.committed
         if committed != deliveries.reported and not deliveries.is_ended and not self.follow_reset(deliveries):
-            queue = deliveries.queue
-            self._offsets.put(deliveries.group, queue.topic, queue.queue_id, committed)
+            deliveries.save_offset(self._offsets, committed)
             deliveries.reported = committed
 
     def follow_reset(self, deliveries: QueueDeliveries) -> bool:
         """Continue from the group's offset if it was reset, such as by an administrator. Returns True if it was."""
-        queue = deliveries.queue
-        offset = self._offsets.get(deliveries.group, queue.topic, queue.queue_id)
+        offset = deliveries.saved_offset(self._offsets)
         if offset is None or offset == deliveries.reported:
             return False
         deliveries.restart(offset, self._clock.time_ms())
@@ -1056,7 +1145,7 @@ class DeadLetterWriter:
     def dead_letter(self, deliveries: QueueDeliveries, delivery: Delivery, reason: str) -> None:
         """Store a copy in the group's dead-letter topic. Raises StoreError if the message cannot be read, or the copy cannot
         be stored."""
-        record = self._store.message(deliveries.queue, delivery.offset)
+        record = deliveries.message(delivery.offset)
         name = names.dlq_topic(deliveries.group)
         topic = self._topics.ensure(TopicConfig(name, 1, 1), self._store.end)
         text = _dead(record, reason)
@@ -1078,7 +1167,7 @@ class DeadLetterWriter:
 
     def send_back(self, deliveries: QueueDeliveries, delivery: Delivery) -> None:
         """Store a copy for members that pull, as if one of them had sent the message back. Raises as `dead_letter` does."""
-        record = self._store.message(deliveries.queue, delivery.offset)
+        record = deliveries.message(delivery.offset)
         settings = self._settings.get(deliveries.group)
         queues = settings.retry_queues if settings is not None else 1
         topic = self._topics.ensure(TopicConfig(names.retry_topic(deliveries.group), queues, queues), self._store.end)
@@ -1093,7 +1182,7 @@ def _dead(record: Record, reason: str) -> str:
     """Return the properties of a dead letter, with its origin and the reason if there is room for them."""
     text = record.properties
     reason = "".join(char if char.isprintable() else " " for char in reason)  # a client may have sent it
-    for name in _OF_OTHER_TIMES:
+    for name in (*_OF_OTHER_TIMES, props.LITE_QUEUE, props.LITE_OFFSET):
         text = props.without(text, name)
     message_id = props.find(text, props.UNIQUE_KEY) or record.offset_id
     topic = props.find(text, props.RETRY_TOPIC) or record.topic

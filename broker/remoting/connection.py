@@ -83,6 +83,7 @@ from ..sessions import (
     ForwardedRequest,
     GroupChanged,
     HandlingWanted,
+    LiteTaken,
     Memory,
     OffsetsReset,
     OffsetsWanted,
@@ -611,6 +612,9 @@ def _told(event: Event) -> Content:
             key = props.find(half.properties, props.UNIQUE_KEY)
             header = CheckTransaction(half.queue_offset, half.physical_offset, key, key, half.offset_id)
             return Content(RequestCode.CHECK_TRANSACTION_STATE, write(header), _for_producer(half, checks))
+        case LiteTaken(group, lite_topic, client_id):
+            ext: Ext = {"liteTopic": lite_topic, "consumerGroup": group, "clientId": client_id}
+            return Content(RequestCode.NOTIFY_UNSUBSCRIBE_LITE, ext)
         case OffsetsReset():
             return _offsets_reset(event)
 

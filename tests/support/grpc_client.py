@@ -22,6 +22,7 @@ KINDS = {
     "QueryAssignment": schema.QueryAssignmentResponse,
     "Telemetry": schema.TelemetryCommand,
     "Heartbeat": schema.HeartbeatResponse,
+    "SyncLiteSubscription": schema.SyncLiteSubscriptionResponse,
     "NotifyClientTermination": schema.NotifyClientTerminationResponse,
     "SendMessage": schema.SendMessageResponse,
     "EndTransaction": schema.EndTransactionResponse,

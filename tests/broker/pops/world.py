@@ -16,9 +16,11 @@ from rocketlet.broker.groups.offsets import Offsets, Watch
 from rocketlet.broker.groups.settings import GroupConfigs, RequestModes
 from rocketlet.broker.messages.appender import Appender
 from rocketlet.broker.messages.filters import Filters
+from rocketlet.broker.messages.lite import LiteChanges, LiteTopics
 from rocketlet.broker.messages.topics import Topics
 from rocketlet.broker.pops.deliveries import AckStatus, PopClient, PopRequest, PopResult
 from rocketlet.broker.pops.division import Divided, PopMember
+from rocketlet.broker.pops.lite import LiteOffsets
 from rocketlet.broker.pops.pool import Receive
 from rocketlet.broker.pops.pops import Pops
 from rocketlet.broker.runtime import MovableClock, Runtime, run
@@ -128,9 +130,11 @@ class World:
             queues_until(0),
         )  # fmt: skip
         watch = Watch(runtime, self.members, self.locks, history, self.topics)
+        lites = LiteTopics(runtime, self.topics, self.store, LiteChanges())
         self.pops = Pops(
             runtime, "b", self.topics, self.appender, Filters(runtime), self.offsets, self.groups, self.members,
             self.locks, watch, RequestModes(folder / "modes.json"), history, Frames(self.journal), _NoRoutes(), None,
+            LiteOffsets(folder / "lite_offsets.json", lites, self.topics),
         )  # fmt: skip
         self.pops._journal.journal_bytes = self.journal_bytes
 

@@ -1,0 +1,1000 @@
+"""Lite topics in groups: deliveries in order, the lite topics that each client is subscribed to, offsets, expiration."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator
+from enum import Enum
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import orjson
+import structlog
+
+from ...protocol.bodies import (
+    LITE_RESET_EXCLUSIVE,
+    LITE_RESET_UNSUBSCRIBED,
+    NO_EXPIRATION,
+    SLICE,
+    GroupConfig,
+    TopicConfig,
+    Work,
+    joined,
+)
+from ...protocol.message import Record, decode_record
+from ...protocol.names import is_lite_queue, parent_and_name
+from ..config import (
+    LITE_EXPIRED_AT_ONCE,
+    LITE_SUBSCRIPTION_BYTES,
+    LITE_SYNC_S,
+    MAX_POP_MESSAGES,
+    Limits,
+)
+from ..groups.group import ConsumerGroup, ConsumerGroups
+from ..groups.offsets import Offsets
+from ..groups.settings import GroupConfigs
+from ..messages.appender import Appender
+from ..messages.lite import LiteTopic, LiteTopics
+from ..messages.topics import Topics
+from ..runtime import Clock, Job, Runtime, Timer
+from ..sessions import LiteTaken, Session
+from ..store.files import Damaged, StoreFull, read_state, replace_state
+from ..store.journals import Journal
+from ..store.store import Store
+from .deliveries import (
+    AckStatus,
+    Delivered,
+    Delivery,
+    DeliveryState,
+    KeptQueue,
+    PopClient,
+    PopNumbers,
+    PopRequest,
+)
+from .pool import Pool, Pools, QueueDeliveries, Receive, TakenDelivery
+
+log = structlog.get_logger("rocketlet.lite")
+
+
+# ------------------------------------------------------------------------------
+# The offsets of groups in lite topics. They are apart from those in queues, because a group may have 100,000 of them, each
+# of which takes about 100 bytes here.
+
+
+class LiteOffsets:
+    """The committed offsets of all groups in lite topics, by group and parent topic, then by the lite topic's name."""
+
+    def __init__(self, path: Path, lites: LiteTopics, topics: Topics) -> None:
+        self._path = path
+        self._topics = topics
+        self.lites = lites
+        self._journal = Journal(path)
+        self._dirty = False
+        self.all: dict[tuple[str, str], dict[str, int]] = {}
+        for key, kept in (read_state(path) or {}).items():
+            parent, _, group = key.partition("@")
+            if kept["identity"] == topics.identity(parent) and topics.get(parent) is not None:
+                self.all[group, parent] = {name: int(offset) for name, offset in kept["offsets"].items()}
+        for parent, name in self._journal.read():
+            self._forget(parent, name)
+        for (group, parent), offsets in self.all.items():
+            self._clamp(lites, group, parent, offsets)
+
+    def _clamp(self, lites: LiteTopics, group: str, parent: str, offsets: dict[str, int]) -> None:
+        """Remove the offsets of lite topics that are gone, and set back offsets beyond the end, which was lost."""
+        for name, offset in list(offsets.items()):
+            lite = lites.get(parent, name)
+            if lite is None:
+                del offsets[name]
+            elif offset > lite.next:
+                log.warning(
+                    "offset_set_back", group=group, topic=parent, lite_topic=name, offset=offset, end=lite.next,
+                    hint="it was beyond the end of the lite topic",
+                )  # fmt: skip
+                offsets[name] = lite.next
+
+    def of(self, group: str, parent: str) -> dict[str, int]:
+        found = self.all.get((group, parent))
+        if found is None:
+            found = self.all[group, parent] = {}
+        return found
+
+    def changed(self) -> None:
+        self._dirty = True
+
+    def lite_deleted(self, parent: str, name: str) -> None:
+        """A lite topic is deleted. This is on the disk before the first message of the next one."""
+        if self._forget(parent, name):
+            self._dirty = True
+            try:
+                self._journal.append([parent, name])
+            except StoreFull as error:
+                log.error("offsets_not_saved", reason=str(error), hint="they are saved with all others, within 5 s")
+
+    def _forget(self, parent: str, name: str) -> bool:
+        is_known = False
+        for (_, topic), offsets in self.all.items():
+            is_known |= topic == parent and offsets.pop(name, None) is not None
+        return is_known
+
+    def topic_deleted(self, parent: str) -> None:
+        for key in [key for key in self.all if key[1] == parent]:
+            del self.all[key]
+            self._dirty = True
+
+    def group_deleted(self, group: str) -> None:
+        for key in [key for key in self.all if key[0] == group]:
+            del self.all[key]
+            self._dirty = True
+
+    def saving(self, is_synced: bool) -> Job[None]:
+        """Save what has changed. Raises StoreFull; it is tried again the next time."""
+        if not self._dirty:
+            return
+        self._dirty = False
+        try:
+            yield from self._journal.shortening(self._saving(is_synced))
+        except StoreFull:
+            self._dirty = True
+            raise
+
+    def _saving(self, is_synced: bool) -> Job[None]:
+        parts: list[bytes] = []
+        for (group, parent), offsets in list(self.all.items()):
+            items = (orjson.dumps(name) + b":%d" % offset for name, offset in list(offsets.items()))
+            content = yield from joined(items)
+            key, identity = orjson.dumps(f"{parent}@{group}"), orjson.dumps(self._topics.identity(parent))
+            parts.append(b'%b:{"identity":%b,"offsets":{%b}}' % (key, identity, content))
+        yield partial(replace_state, self._path, b"{%b}" % b",".join(parts), sync=is_synced)
+
+
+# ------------------------------------------------------------------------------
+# The deliveries of one lite topic in one group. Its order is kept: new messages are delivered when all earlier ones are
+# finished, and a message is redelivered with those after it that are visible, and before them. Only what was not
+# acknowledged is redelivered.
+
+
+class LiteDeliveries(QueueDeliveries):
+    """The deliveries of a lite topic. `queue` is the lite topic."""
+
+    pool: LitePool
+
+    def __init__(
+        self, number: int, pool: LitePool, lite: LiteTopic, begin: int, store: Store, limits: Limits, lites: LiteTopics
+    ) -> None:
+        super().__init__(number, pool, lite, begin, store, limits)  # type: ignore[arg-type]  # as far as it is used
+        self.key = lite.name
+        self.lite = lite
+        self._lites = lites
+
+    @property
+    def is_ready(self) -> bool:
+        first = next(iter(self.unfinished.values()), None)
+        if first is not None:
+            return first.state is DeliveryState.VISIBLE
+        return max(self.next, self.lite.begin) < self.lite.next
+
+    def take(self, request: PopRequest, wanted: int, room: int, allowed: int) -> list[TakenDelivery]:
+        if not self.unfinished:
+            return self._take_next(request, min(wanted, allowed), room)
+        taken: list[TakenDelivery] = []
+        for delivery in list(self.unfinished.values()):
+            if delivery.state is not DeliveryState.VISIBLE or len(taken) == wanted:
+                return taken
+            record = self.record(delivery.offset)
+            if record is None:
+                self._lose(delivery)
+                continue
+            if len(record) > room and (taken or room < request.max_bytes):
+                return taken
+            taken.append(TakenDelivery(delivery, record))
+            room -= len(record)
+        return taken or self._take_next(request, min(wanted, allowed), room)
+
+    def _take_next(self, request: PopRequest, wanted: int, room: int) -> list[TakenDelivery]:
+        taken: list[TakenDelivery] = []
+        position = max(self.next, self.lite.begin)
+        for _ in range(MAX_POP_MESSAGES):
+            if len(taken) >= wanted or position >= self.lite.next:
+                break
+            record = self.record(position)
+            if record is not None:
+                if len(record) > room and (taken or room < request.max_bytes):
+                    break
+                taken.append(TakenDelivery(Delivery(position), record))
+                room -= len(record)
+            position += 1
+        if position > self.next:
+            self.next = position
+            self.is_passed = True
+        return taken
+
+    def record(self, offset: int) -> bytes | None:
+        return self._lites.record(self.lite, offset)
+
+    def message(self, offset: int) -> Record:
+        record = self.record(offset)
+        if record is None:
+            raise Damaged(f"message {offset} of the lite topic {self.lite.name} is damaged or lost")
+        return decode_record(record)
+
+    def peek(self, wanted: int) -> list[Delivered]:
+        return []
+
+    def put_back(self, taken: Iterable[TakenDelivery]) -> None:
+        """They are still visible."""
+
+    def _free(self, delivery: Delivery) -> None:
+        """The first of `unfinished` says what is free."""
+
+    def set_order(self, is_in_order: bool) -> None:
+        """A lite topic has one order only."""
+
+    def saved_offset(self, offsets: Offsets) -> int | None:
+        return self.pool.offsets.get(self.lite.name, 0)
+
+    def save_offset(self, offsets: Offsets, offset: int) -> None:
+        self.pool.offsets[self.lite.name] = offset
+        self.pool.of_all.changed()
+
+    def batch_of(self, delivery: Delivery) -> list[Delivery]:
+        """Return the deliveries in flight that were popped together with one."""
+        return [
+            item
+            for item in self.unfinished.values()
+            if item.state is DeliveryState.IN_FLIGHT and item.pop_ms == delivery.pop_ms
+        ]
+
+
+# ------------------------------------------------------------------------------
+# The clients of a lite group, and what each of them is subscribed to.
+#
+# A client that is subscribed to a lite topic with messages has its name among its *ready* ones. A receive of the client
+# tries these only. So neither a message nor a receive looks at lite topics that have nothing new.
+
+
+class LiteSubscriber:
+    """A client of a lite group.
+
+    Attributes:
+        names: the lite topics that it is subscribed to.
+        ready: those of them that may have a message, the one served longest ago first. Clients that receive from all lite
+            topics share one.
+        evicted: lite topics that another client of an exclusive group has taken over.
+        waiting: its receives that wait.
+        synced_s: when it last synchronized its subscriptions.
+    """
+
+    __slots__ = ("_charged_bytes", "client", "evicted", "names", "ready", "session", "synced_s", "waiting")
+
+    def __init__(self, client: PopClient) -> None:
+        self.client = client
+        self.names: dict[str, None] = {}
+        self.ready: OrderedDict[str, None] = OrderedDict()
+        self.evicted: set[str] = set()
+        self.waiting: OrderedDict[Receive[Any], None] = OrderedDict()
+        self.synced_s = 0.0
+        self.session: Session | None = None
+        self._charged_bytes = 0
+
+    def pay(self) -> None:
+        """Have its session pay for its subscriptions."""
+        size = LITE_SUBSCRIPTION_BYTES * len(self.names)
+        if self.session is not None and size != self._charged_bytes:
+            self.session.charge(size - self._charged_bytes)
+            self._charged_bytes = size
+
+    def stop_paying(self) -> None:
+        if self.session is not None:
+            self.session.charge(-self._charged_bytes)
+        self.session, self._charged_bytes = None, 0
+
+
+class LitePool(Pool):
+    """The pool of a lite group: the lite topics of its parent topic by name.
+
+    Attributes:
+        offsets: the group's committed offsets by name.
+        subscribers: the clients that have synchronized their subscriptions.
+        is_wildcard: True if clients receive from every lite topic.
+        lost: how many messages expired before the group had finished them, since the start.
+    """
+
+    is_lite = True
+
+    def __init__(
+        self, pools: Pools, of: ConsumerGroup, parent: str, lites: LiteTopics, of_all: LiteOffsets, *, wildcard: bool
+    ) -> None:
+        super().__init__(pools, of, parent)
+        self._lites = lites
+        self.of_all = of_all
+        self.offsets = of_all.of(of.name, parent)
+        self.subscribers: dict[PopClient, LiteSubscriber] = {}
+        self._of_name: dict[str, LiteSubscriber | tuple[LiteSubscriber, ...]] = {}
+        self._serveable: OrderedDict[LiteSubscriber, None] = (
+            OrderedDict()
+        )  # with something ready and a receive that waits
+        self.idle: OrderedDict[str, None] = OrderedDict()  # lite topics with deliveries that nobody needs now
+        self.is_wildcard = wildcard
+        self._all_ready: OrderedDict[str, None] = OrderedDict()
+        self.lost = 0
+        if wildcard:
+            self._all_ready.update((name, None) for name in lites.of(parent) if self.has_news(name))
+
+    @property
+    def is_pinned(self) -> bool:
+        """True while a client is subscribed."""
+        return bool(self.subscribers)
+
+    def rest(self) -> int:
+        return 0
+
+    # Readiness
+
+    def has_news(self, name: str) -> bool:
+        """Return True if a receive may find a message in a lite topic."""
+        deliveries = self.queues.get(name)
+        if deliveries is not None:
+            return deliveries.is_ready
+        lite = self._lites.of(self.topic).get(name)
+        return lite is not None and max(self.offsets.get(name, 0), lite.begin) < lite.next
+
+    def subscribers_of(self, name: str) -> Collection[LiteSubscriber]:
+        if self.is_wildcard:
+            return self.subscribers.values()
+        found = self._of_name.get(name, ())
+        return (found,) if isinstance(found, LiteSubscriber) else found
+
+    def offer(self, name: Any) -> None:
+        """Find whether a lite topic has a message, for the clients that are subscribed to it."""
+        self._set_ready(name, is_ready=self.has_news(name))
+
+    def _set_ready(self, name: str, *, is_ready: bool) -> None:
+        if self.is_wildcard and (name in self._all_ready) is not is_ready:
+            if is_ready:
+                self._all_ready[name] = None
+            else:
+                del self._all_ready[name]
+        for subscriber in self.subscribers_of(name):
+            if self.is_wildcard:
+                pass
+            elif is_ready:
+                subscriber.ready[name] = None
+            else:
+                subscriber.ready.pop(name, None)
+            self._note_serveable(subscriber)
+
+    def _note_serveable(self, subscriber: LiteSubscriber) -> None:
+        if subscriber.ready and subscriber.waiting:
+            self._serveable[subscriber] = None
+        else:
+            self._serveable.pop(subscriber, None)
+
+    def places(self, request: PopRequest) -> Iterator[Any]:
+        subscriber = self.subscribers.get(request.client)
+        if subscriber is None:
+            return
+        for _ in range(len(subscriber.ready)):
+            name = next(iter(subscriber.ready), None)
+            if name is None:
+                return
+            yield name
+
+    def rotate(self, name: Any) -> None:
+        is_ready = self.has_news(name)
+        self._set_ready(name, is_ready=is_ready)
+        if is_ready:
+            for subscriber in self.subscribers_of(name):
+                subscriber.ready.move_to_end(name)
+        deliveries = self.queues.get(name)
+        if deliveries is not None and not deliveries.unfinished and not is_ready:
+            self.idle[name] = None
+        else:
+            self.idle.pop(name, None)
+
+    def refresh(self, name: Any) -> None:
+        self.rotate(name)
+        if not self.clients:
+            self._pools.note_unused(self)
+
+    def hold(self, receive: Receive[Any]) -> None:
+        super().hold(receive)
+        subscriber = self.join(receive.request.client)
+        subscriber.waiting[receive] = None
+        self._note_serveable(subscriber)
+
+    def remove(self, receive: Receive[Any]) -> None:
+        super().remove(receive)
+        subscriber = self.subscribers.get(receive.request.client)
+        if subscriber is not None:
+            subscriber.waiting.pop(receive, None)
+            self._note_serveable(subscriber)
+
+    def next_receive(self) -> Receive[Any] | None:
+        subscriber = next(iter(self._serveable), None)
+        return next(iter(subscriber.waiting), None) if subscriber is not None else None
+
+    # Subscriptions
+
+    def join(self, client: PopClient) -> LiteSubscriber:
+        """Return a client's subscriptions, which are none if it is new."""
+        found = self.subscribers.get(client)
+        if found is None:
+            found = self.subscribers[client] = LiteSubscriber(client)
+            if self.is_wildcard:
+                found.ready = self._all_ready
+            found.synced_s = self._pools.now_s()
+        return found
+
+    def subscribe(self, subscriber: LiteSubscriber, name: str) -> None:
+        if name in subscriber.names:
+            return
+        subscriber.names[name] = None
+        found = self._of_name.get(name)
+        if found is None:
+            self._of_name[name] = subscriber
+        else:
+            self._of_name[name] = (*(found if isinstance(found, tuple) else (found,)), subscriber)
+        if self.has_news(name):
+            subscriber.ready[name] = None
+            self._note_serveable(subscriber)
+
+    def unsubscribe(self, subscriber: LiteSubscriber, name: str) -> None:
+        if name not in subscriber.names:
+            return
+        del subscriber.names[name]
+        subscriber.ready.pop(name, None)
+        self._note_serveable(subscriber)
+        found = self._of_name[name]
+        left = tuple(item for item in found if item is not subscriber) if isinstance(found, tuple) else ()
+        if not left:
+            del self._of_name[name]
+        else:
+            self._of_name[name] = left[0] if len(left) == 1 else left
+
+    def leave(self, client: PopClient) -> LiteSubscriber | None:
+        """Forget the subscriptions of a client. What it has in flight stays in flight."""
+        subscriber = self.subscribers.get(client)
+        if subscriber is None:
+            return None
+        for name in list(subscriber.names):
+            self.unsubscribe(subscriber, name)
+        subscriber.stop_paying()
+        subscriber.evicted.clear()
+        if not subscriber.waiting:
+            del self.subscribers[client]
+            self._serveable.pop(subscriber, None)
+            if not self.clients:
+                self._pools.note_unused(self)
+        return subscriber
+
+    def set_wildcard(self, *, is_wildcard: bool) -> None:
+        """Follow the group's settings."""
+        if is_wildcard is self.is_wildcard:
+            return
+        self.is_wildcard = is_wildcard
+        names = self._lites.of(self.topic) if is_wildcard else ()
+        self._all_ready = OrderedDict((name, None) for name in names if self.has_news(name))
+        for subscriber in self.subscribers.values():
+            own = OrderedDict((name, None) for name in subscriber.names if self.has_news(name))
+            subscriber.ready = self._all_ready if is_wildcard else own
+            self._note_serveable(subscriber)
+
+    # Reports
+
+    def lag(self, lite: LiteTopic) -> int:
+        """Return how many messages of a lite topic the group has not finished."""
+        deliveries = self.queues.get(lite.name)
+        if deliveries is not None:
+            return max(lite.next - max(deliveries.next, lite.begin), 0) + len(deliveries.unfinished)
+        return max(lite.next - max(self.offsets.get(lite.name, 0), lite.begin), 0)
+
+
+# ------------------------------------------------------------------------------
+# The pools of all groups, lite groups among them.
+
+
+class LitePools(Pools):
+    """Every pool. A group that is bound to a parent topic has a pool of lite topics there."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        broker_name: str,
+        topics: Topics,
+        appender: Appender,
+        groups: ConsumerGroups,
+        offsets: Offsets,
+        settings: GroupConfigs,
+        lite_offsets: LiteOffsets,
+    ) -> None:
+        super().__init__(runtime, broker_name, topics, appender, groups, offsets)
+        self._settings = settings
+        self.lites = lite_offsets.lites
+        self.lite_offsets = lite_offsets
+
+    def get_or_make_lite(self, request: PopRequest) -> LitePool | None:
+        """Return the pool of a lite group; None for other groups."""
+        return self.lite_pool(request.group, request.topic) if self._is_bound(request.group, request.topic) else None
+
+    def _is_bound(self, group: str, topic: str) -> bool:
+        settings = self._settings.get(group)
+        return settings is not None and settings.lite_topic == topic and self.lites.is_parent(topic)
+
+    def lite_pool(self, group: str, parent: str) -> LitePool:
+        pool = self.find(group, parent)
+        if not isinstance(pool, LitePool):
+            of = self._groups.obtain(group)
+            settings = self._settings.get(group)
+            is_wildcard = settings is not None and settings.lite_is_wildcard
+            pool = LitePool(self, of, parent, self.lites, self.lite_offsets, wildcard=is_wildcard)
+            self.add(pool)
+        return pool
+
+    def find_lite(self, group: str, parent: str) -> LitePool | None:
+        pool = self.find(group, parent)
+        return pool if isinstance(pool, LitePool) else None
+
+    def lite_pools(self, parent: str | None = None) -> list[LitePool]:
+        pools = self.all if parent is None else self.by_topic.get(parent, ())
+        return [pool for pool in pools if isinstance(pool, LitePool)]
+
+    def open_queue(self, pool: Pool, queue_id: Any) -> QueueDeliveries:
+        if not isinstance(pool, LitePool):
+            return super().open_queue(pool, queue_id)
+        found = pool.queues.get(queue_id)
+        if found is None:
+            lite = self.lites.of(pool.topic)[queue_id]
+            found = self._lite_deliveries(pool, lite, pool.offsets.get(lite.name, 0))
+        return found
+
+    def _lite_deliveries(self, pool: LitePool, lite: LiteTopic, start: int) -> LiteDeliveries:
+        self._last_number += 1
+        found = LiteDeliveries(self._last_number, pool, lite, start, self._store, self._limits, self.lites)
+        pool.queues[lite.name] = found
+        pool.pay()
+        return found
+
+    def delivery(self, group: str, topic: str, text: str) -> tuple[QueueDeliveries, Delivery] | AckStatus:
+        place = parent_and_name(topic) if is_lite_queue(topic) else None
+        if place is None:
+            return super().delivery(group, topic, text)
+        pool = self.find_lite(group, place[0])
+        handle = self.own_handle(text)
+        if not isinstance(handle, tuple):
+            return handle
+        deliveries = pool.queues.get(place[1]) if pool is not None else None
+        if deliveries is None:
+            is_finished = pool is not None and handle.offset < pool.offsets.get(place[1], 0)
+            return AckStatus.DONE if is_finished else AckStatus.UNKNOWN
+        return self.delivery_in(deliveries, handle)
+
+    def make_ready(self, pool: Pool) -> None:
+        if not isinstance(pool, LitePool):
+            super().make_ready(pool)
+
+    def adopt(
+        self, kept: Iterable[KeptQueue], last_number: int, to_monotonic_s: Callable[[int], float]
+    ) -> Iterator[QueueDeliveries]:
+        kept = list(kept)
+        lite = [item for item in kept if is_lite_queue(item.place.topic)]
+        yield from super().adopt(
+            [item for item in kept if not is_lite_queue(item.place.topic)], last_number, to_monotonic_s
+        )
+        for item in lite:
+            place = parent_and_name(item.place.topic)
+            if place is None or self._topics.identity(place[0]) != item.place.identity:
+                continue
+            found = self.lites.get(*place)
+            if found is None:
+                continue
+            pool = self.lite_pool(item.place.group, place[0])
+            if item.is_yielded and not item.unfinished:
+                pool.offsets[place[1]] = max(pool.offsets.get(place[1], 0), min(item.next, found.next))
+                continue
+            deliveries = self._lite_deliveries(pool, found, 0)
+            deliveries.adopt(item, to_monotonic_s)
+            deliveries.reported = pool.offsets[place[1]] = deliveries.committed
+            yield deliveries
+
+    def has_some(self, pool: Pool, request: PopRequest) -> bool:
+        if not isinstance(pool, LitePool):
+            return super().has_some(pool, request)
+        return next(pool.places(request), None) is not None
+
+    # Reports, in which lite topics are not queues
+
+    def peek(self, group: str, topic: str, queue_id: int | None, wanted: int) -> list[Delivered]:
+        return [] if self._is_bound(group, topic) else super().peek(group, topic, queue_id, wanted)
+
+    def numbers(self, group: str, topic: str) -> dict[int, PopNumbers]:
+        return {} if self.find_lite(group, topic) else super().numbers(group, topic)
+
+
+# ------------------------------------------------------------------------------
+# Subscriptions, as SyncLiteSubscription and LITE_SUBSCRIPTION_CTL change them.
+
+
+class LiteAction(Enum):
+    PARTIAL_ADD = 0
+    PARTIAL_REMOVE = 1
+    COMPLETE_ADD = 2
+    COMPLETE_REMOVE = 3
+
+
+class OffsetPolicy(Enum):
+    LAST = 0
+    MIN = 1
+    MAX = 2
+    OFFSET = 3
+    TAIL = 4
+    TIMESTAMP = 5
+
+
+class LiteOffset(NamedTuple):
+    """Where a group goes on in the lite topics that a client adds. `value`: the offset, the number of messages before the
+    committed offset, or a time in ms."""
+
+    policy: OffsetPolicy
+    value: int = 0
+
+
+class LiteSync(NamedTuple):
+    """A request to change the subscriptions of a client. Its protocol server has checked all names."""
+
+    client: PopClient
+    session: Session | None
+    parent: str
+    action: LiteAction
+    names: Collection[str]
+    offset: LiteOffset | None = None
+
+
+class SyncFault(Enum):
+    """Why a change of subscriptions is refused."""
+
+    NOT_BOUND = "the group is not bound to this topic"
+    OVER_QUOTA = "the client subscribes to more lite topics than its group allows"
+    BROKER_FULL = "the broker has as many subscriptions to lite topics as it may"
+    WILDCARD = "clients of this group receive from every lite topic; synchronize an empty set"
+
+
+_LAST: Final = LiteOffset(OffsetPolicy.LAST)
+
+
+class LitePart:
+    """What a lite pool needs of `Pops`: to serve receives that wait, and to follow offsets that were reset."""
+
+    def serve(self, pool: Pool) -> None:
+        raise NotImplementedError
+
+    def yield_pool(self, pool: Pool) -> None:
+        raise NotImplementedError
+
+    def lite_offset_reset(self, pool: LitePool, name: str) -> None:
+        raise NotImplementedError
+
+    def end_lite(self, pool: LitePool, name: str) -> None:
+        raise NotImplementedError
+
+
+class LiteSubscriptions:
+    """The subscriptions of all lite groups.
+
+    Attributes:
+        count: how many there are, of all clients.
+    """
+
+    def __init__(self, runtime: Runtime, pools: LitePools, settings: GroupConfigs, pops: LitePart) -> None:
+        self._clock: Clock = runtime.clock
+        self._limits = runtime.limits
+        self._pools = pools
+        self._settings = settings
+        self._pops = pops
+        self.count = 0
+
+    def sync(self, group: GroupConfig, change: LiteSync) -> SyncFault | None:
+        """Change the subscriptions of a client. Returns why it is refused."""
+        if group.lite_topic != change.parent or not self._pools.lites.is_parent(change.parent):
+            return SyncFault.NOT_BOUND
+        if change.action is LiteAction.COMPLETE_REMOVE:
+            self.client_gone(change.client, group.name)
+            return None
+        former = self._pools.find(group.name, change.parent)
+        if former is not None and not former.is_lite:  # from before the group was bound
+            self._pops.yield_pool(former)
+        pool = self._pools.lite_pool(group.name, change.parent)
+        pool.set_wildcard(is_wildcard=group.lite_is_wildcard)
+        if group.lite_is_wildcard and change.action is LiteAction.PARTIAL_ADD:
+            return SyncFault.WILDCARD
+        fault = self._quota_fault(group, pool, change)
+        if fault is not None:
+            return fault
+        subscriber = pool.join(change.client)
+        subscriber.synced_s = self._clock.monotonic_s()
+        before = len(subscriber.names)
+        if not group.lite_is_wildcard:
+            self._change(group, pool, subscriber, change)
+        self.count += len(subscriber.names) - before
+        if subscriber.session is not change.session:
+            subscriber.stop_paying()
+            subscriber.session = change.session
+        subscriber.pay()
+        self._pops.serve(pool)
+        return None
+
+    def _quota_fault(self, group: GroupConfig, pool: LitePool, change: LiteSync) -> SyncFault | None:
+        if change.action is LiteAction.PARTIAL_REMOVE or group.lite_is_wildcard:
+            return None
+        subscriber = pool.subscribers.get(change.client)
+        held = subscriber.names if subscriber is not None else {}
+        is_whole = change.action is LiteAction.COMPLETE_ADD
+        wanted = len(change.names) if is_whole else len(held) + sum(name not in held for name in change.names)
+        if 0 <= group.lite_quota < wanted and wanted > len(held):
+            return SyncFault.OVER_QUOTA
+        if wanted > len(held) and self.count + wanted - len(held) > self._limits.max_lite_subscriptions:
+            return SyncFault.BROKER_FULL
+        return None
+
+    def _change(self, group: GroupConfig, pool: LitePool, subscriber: LiteSubscriber, change: LiteSync) -> None:
+        if change.action is LiteAction.COMPLETE_ADD:
+            if change.names == subscriber.names.keys() and not subscriber.evicted:
+                return  # as nearly always
+            wanted = dict.fromkeys(change.names)
+            for name in [name for name in subscriber.names if name not in wanted]:
+                self._remove(group, pool, subscriber, name)
+            subscriber.evicted.intersection_update(wanted)
+            for name in wanted:
+                if group.lite_is_exclusive and self._is_anothers(pool, subscriber, name):
+                    _notify(group, subscriber, name)
+                else:
+                    pool.subscribe(subscriber, name)
+            return
+        for name in change.names:
+            if change.action is LiteAction.PARTIAL_REMOVE:
+                subscriber.evicted.discard(name)
+                self._remove(group, pool, subscriber, name)
+                continue
+            if group.lite_is_exclusive:
+                self._evict(group, pool, subscriber, name)
+            subscriber.evicted.discard(name)
+            self._set_offset(pool, name, change.offset or _LAST)
+            pool.subscribe(subscriber, name)
+
+    def _remove(self, group: GroupConfig, pool: LitePool, subscriber: LiteSubscriber, name: str) -> None:
+        if name in subscriber.names:
+            pool.unsubscribe(subscriber, name)
+            if group.resets_lite(LITE_RESET_UNSUBSCRIBED):
+                self._set_offset(pool, name, LiteOffset(OffsetPolicy.MIN))
+
+    def _is_anothers(self, pool: LitePool, subscriber: LiteSubscriber, name: str) -> bool:
+        others = [other for other in pool.subscribers_of(name) if other is not subscriber]
+        if not others:
+            subscriber.evicted.discard(name)
+        return bool(others)
+
+    def _evict(self, group: GroupConfig, pool: LitePool, subscriber: LiteSubscriber, name: str) -> None:
+        """Take a lite topic from the client of an exclusive group that has it. What that has in flight stays with it."""
+        for other in [other for other in pool.subscribers_of(name) if other is not subscriber]:
+            pool.unsubscribe(other, name)
+            other.evicted.add(name)
+            other.pay()
+            self.count -= 1
+            if group.resets_lite(LITE_RESET_EXCLUSIVE):
+                self._set_offset(pool, name, LiteOffset(OffsetPolicy.MIN))
+            _notify(group, other, name)
+
+    def _set_offset(self, pool: LitePool, name: str, option: LiteOffset) -> None:
+        """Set the group's offset in a lite topic. Handles from before become void if it changes."""
+        policy, value = option
+        lite = self._pools.lites.of(pool.topic).get(name)
+        if policy is OffsetPolicy.LAST or lite is None:
+            return
+        begin, end = lite.begin, lite.next
+        committed = pool.offsets.get(name)
+        offset = {
+            OffsetPolicy.MIN: lambda: begin,
+            OffsetPolicy.MAX: lambda: end,
+            OffsetPolicy.OFFSET: lambda: min(value, end),
+            OffsetPolicy.TAIL: lambda: (end if committed is None else committed) - value,
+            OffsetPolicy.TIMESTAMP: lambda: self._pools.lites.first_not_before(lite, value),
+        }[policy]()
+        self.reset(pool, name, max(offset, begin))
+
+    def reset(self, pool: LitePool, name: str, offset: int) -> None:
+        """Set the group's offset in a lite topic, and forget what is in flight."""
+        if offset == pool.offsets.get(name, 0) and name not in pool.queues:
+            return
+        pool.offsets[name] = offset
+        pool.of_all.changed()
+        self._pops.lite_offset_reset(pool, name)
+
+    # Clients that are gone
+
+    def client_gone(self, client: PopClient, group: str | None = None) -> None:
+        """Forget the subscriptions of a client, in one group or in all."""
+        for pool in self._pools.lite_pools():
+            if client in pool.subscribers and group in (None, pool.group):
+                self.count -= len(pool.subscribers[client].names)
+                pool.leave(client)
+
+    def pool_deleted(self, pool: LitePool) -> None:
+        """The group or its parent topic is deleted."""
+        for client in list(pool.subscribers):
+            self.count -= len(pool.subscribers[client].names)
+            pool.leave(client)
+
+    def expire(self) -> None:
+        """Forget the subscriptions of clients that have not synchronized them for too long."""
+        before_s = self._clock.monotonic_s() - LITE_SYNC_S
+        for pool in self._pools.lite_pools():
+            for subscriber in [item for item in pool.subscribers.values() if item.synced_s < before_s]:
+                self.count -= len(subscriber.names)
+                pool.leave(subscriber.client)
+
+
+def _expires(topic: TopicConfig) -> bool:
+    return topic.is_lite and topic.lite_expiration_min != NO_EXPIRATION
+
+
+def _notify(group: GroupConfig, subscriber: LiteSubscriber, name: str) -> None:
+    """Notify a client that another one has taken over a lite topic."""
+    if subscriber.session is not None:
+        subscriber.session.tell(LiteTaken(group.name, name, subscriber.client.client_id))
+
+
+# ------------------------------------------------------------------------------
+# Expiration: a lite topic without a message for the time that its parent topic names is deleted, at that time.
+#
+# While a client is subscribed whose group has messages of it left, it is kept until the group has finished them, or
+# retention deletes them. Otherwise the messages that a group has not finished are counted and reported.
+
+
+class LiteExpiry:
+    """Deletes lite topics when their time is over.
+
+    Attributes:
+        expired: how many were deleted since the start.
+    """
+
+    def __init__(self, runtime: Runtime, topics: Topics, pools: LitePools, pops: LitePart) -> None:
+        self._clock: Clock = runtime.clock
+        self._topics = topics
+        self._lites = pools.lites
+        self._pools = pools
+        self._pops = pops
+        self._parents: set[str] = {topic.name for topic in topics if _expires(topic)}
+        self._kept: dict[LiteTopic, None] = {}  # their time is over, and a group has messages left
+        self._timer: Timer | None = None
+        self._is_stopped = False
+        self.expired = 0
+
+    def start(self) -> None:
+        self._set_timer()
+
+    def stop(self) -> None:
+        self._is_stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def appended(self, lites: Iterable[LiteTopic]) -> None:
+        """Lite topics have new messages: one of them may be the only one."""
+        for lite in lites if self._kept else ():
+            self._kept.pop(lite, None)
+        if self._timer is None and self._parents:
+            self._set_timer()
+
+    def settings_changed(self, topic: TopicConfig) -> None:
+        """A topic is new, or has other settings."""
+        if _expires(topic):
+            self._parents.add(topic.name)
+        elif topic.name in self._parents:
+            self._parents.discard(topic.name)
+        else:
+            return
+        self._set_timer()
+
+    def _deadline_ms(self, parent: str, lite: LiteTopic) -> int | None:
+        topic = self._topics.get(parent)
+        if topic is None or not _expires(topic):
+            return None
+        return self._lites.last_ms(lite) + topic.lite_expiration_min * 60_000
+
+    def _first_ms(self, parent: str) -> int | None:
+        """Return when the next lite topic of a parent topic expires, except those that are kept."""
+        topics = self._lites.of(parent).values() if self._lites.is_parent(parent) else ()
+        first = next((lite for lite in topics if lite not in self._kept), None)
+        return None if first is None else self._deadline_ms(parent, first)
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        due_ms = min((time_ms for time_ms in map(self._first_ms, self._parents) if time_ms is not None), default=None)
+        if due_ms is not None and not self._is_stopped:
+            delay_s = max(due_ms - self._clock.time_ms(), 0) / 1000
+            self._timer = self._clock.call_later(delay_s, self._fire)
+
+    def _fire(self) -> None:
+        self._timer = None
+        try:
+            for parent in list(self._parents):
+                if self._lites.is_parent(parent):
+                    self._expire_some(parent)
+                else:
+                    self._parents.discard(parent)
+        except Exception:
+            log.exception("lite_topics_not_expired")
+        else:
+            self._set_timer()
+
+    def _expire_some(self, parent: str) -> None:
+        of_parent, now_ms = self._lites.of(parent), self._clock.time_ms()
+        for _ in range(min(LITE_EXPIRED_AT_ONCE, len(of_parent))):
+            lite = next(iter(of_parent.values()))
+            due_ms = self._deadline_ms(parent, lite)
+            if due_ms is None or due_ms > now_ms:
+                return
+            if self.is_needed(lite):
+                of_parent[lite.name] = of_parent.pop(lite.name)
+                self._kept[lite] = None
+            else:
+                self.delete(lite, "lite_topic_expired")
+
+    def check_kept(self) -> None:
+        """Delete lite topics that were kept for a group whose client has unsubscribed since."""
+        for lite in list(islice(self._kept, LITE_EXPIRED_AT_ONCE)):
+            del self._kept[lite]
+            if self.is_needed(lite):
+                self._kept[lite] = None  # now the last one
+            else:
+                self.finished(lite)
+
+    def is_needed(self, lite: LiteTopic) -> bool:
+        """Return True if a client is subscribed whose group has not finished the messages."""
+        parent = lite.queue.topic
+        return any(pool.subscribers_of(lite.name) and pool.lag(lite) for pool in self._pools.lite_pools(parent))
+
+    def finished(self, lite: LiteTopic) -> None:
+        """A group has finished all messages of a lite topic, which may have been kept for it."""
+        due_ms = self._deadline_ms(lite.queue.topic, lite)
+        if due_ms is not None and due_ms <= self._clock.time_ms() and not self.is_needed(lite):
+            self.delete(lite, "lite_topic_expired")
+
+    def delete(self, lite: LiteTopic, event: str) -> None:
+        """Delete a lite topic, with the offsets and deliveries of all groups."""
+        parent = lite.queue.topic
+        for pool in self._pools.lite_pools(parent):
+            is_read = lite.name in pool.offsets or lite.name in pool.queues
+            lost = pool.lag(lite) if is_read or pool.subscribers_of(lite.name) else 0
+            if lost:
+                pool.lost += lost
+                hint = "they were not consumed in time; set a longer lite.topic.expiration"
+                log.warning(
+                    "lite_topic_expired_unread",
+                    group=pool.group, topic=parent, lite_topic=lite.name, messages=lost, hint=hint,
+                )  # fmt: skip
+        self._kept.pop(lite, None)
+        self._lites.delete(lite)
+        self._pools.lite_offsets.lite_deleted(parent, lite.name)
+        for pool in self._pools.lite_pools(parent):
+            self._pops.end_lite(pool, lite.name)
+        self.expired += 1
+        log.debug(event, topic=parent, lite_topic=lite.name)
+
+    def topic_deleted(self, parent: str) -> None:
+        self._parents.discard(parent)
+        for lite in [lite for lite in self._kept if lite.queue.topic == parent]:
+            del self._kept[lite]
+
+    def retained(self) -> Work[None]:
+        """Retention has deleted messages: delete the lite topics that have none left, some at a time."""
+        for parent in self._lites.parents:
+            emptied = yield from self._lites.emptied(parent)
+            for number, lite in enumerate(emptied, 1):
+                if lite.begin == lite.next:
+                    self.delete(lite, "lite_topic_emptied")
+                if number % SLICE == 0:
+                    yield
