@@ -32,11 +32,11 @@ groups_log = structlog.get_logger("rocketlet.groups")
 
 
 # ------------------------------------------------------------------------------
-# A broker's links to its name servers: to the table in its own process, and to others by connections.
+# A broker's links to its name servers: the one in its own process is called directly, others by connections.
 
 
 class FrameSigner:
-    """Signs frames as one of the accounts, whose secret may change. Raises AclError."""
+    """Signs frames with one of the accounts, whose secret may change. Raises AclError if the account does not exist."""
 
     def __init__(self, file: AclFile, access_key: str) -> None:
         if access_key not in file.policy.accounts:
@@ -46,7 +46,7 @@ class FrameSigner:
 
     def signed(self, frame: Frame) -> Frame:
         account = self._file.policy.accounts.get(self._access_key)
-        if account is None:  # it is gone from the file since: the name server refuses, with a reason
+        if account is None:  # removed from the file since; the name server refuses the frame with a reason
             return frame
         ext = {**frame.ext, ACCESS_KEY: self._access_key}
         return frame._replace(ext={**ext, SIGNATURE: account.signer.signature(ext, frame.body)})
@@ -65,7 +65,7 @@ class Link:
         self._lock = asyncio.Lock()
 
     async def request(self, frame: Frame) -> Frame:
-        """Raises OSError, TimeoutError or FrameError, the connection then closed."""
+        """Send a request and return its response. Raises OSError, TimeoutError or FrameError, and closes the connection."""
         async with self._lock, asyncio.timeout(REGISTER_TIMEOUT_S):
             try:
                 return await self._request(frame._replace(opaque=next(self._numbers)))
@@ -78,7 +78,7 @@ class Link:
             self.close()
             host, _, port = self.address.rpartition(":")
             if not 0 < int(port) < 65_536:
-                raise ValueError(f"{self.address} is no address: its port is none")
+                raise ValueError(f"invalid address {self.address!r}; expected HOST:PORT with a port from 1 to 65535")
             self._streams = await asyncio.open_connection(
                 host.strip("[]"), int(port), ssl=self._tls.name_server_context
             )
@@ -95,7 +95,7 @@ class Link:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether the server may be a new one: it has hung up, or was never told."""
+        """True if the server may be a new process: it closed the connection, or has not been connected to."""
         return self._streams is None or self._streams[0].at_eof()
 
     def close(self) -> None:
@@ -105,8 +105,13 @@ class Link:
 
 
 class NameServers:
-    """`local`: the table of the name server in this process, if there is one. tls: whether and how to encrypt
-    links. signer: the account that signs, if name servers have accounts."""
+    """The name servers of a broker.
+
+    Args:
+        local: The routes of the name server in this process; None without one.
+        tls: The settings of encrypted links.
+        signer: Signs requests; None if name servers have no accounts.
+    """
 
     def __init__(self, addresses: Iterable[str], local: Routes | None, tls: Tls, signer: FrameSigner | None) -> None:
         self.local = local
@@ -114,28 +119,29 @@ class NameServers:
 
     @property
     def are_elsewhere(self) -> bool:
-        """Whether there are name servers in other processes."""
+        """True if there are name servers in other processes."""
         return bool(self._links)
 
     @property
     def any_is_fresh(self) -> bool:
-        """Whether one of them may know nothing of this broker yet."""
+        """True if one of them may not have this broker's registration yet."""
         return any(link.is_fresh for link in self._links)
 
     async def find_route(self, topic: str) -> Route | None:
-        """A topic's route, of the name server in this process or of the first one that knows it."""
+        """Return a topic's route from the name server in this process, or else from the first that has it; None without."""
         if self.local is not None:
             return self.local.route(topic)
         request = Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext=write(TopicName(topic)))
         for link in self._links:
             answer = await self._ask(link, request)
             route = _route(link, answer) if answer is not None else None
-            if route is not None:  # a name server that has just started does not know all topics yet
+            if route is not None:  # a name server that has just started lacks some topics
                 return route
         return None
 
     async def tell(self, frame: Frame) -> bool:
-        """Asks all at once; returns when each has answered or failed to. Whether one has taken it."""
+        """Send a request to all name servers concurrently, and return when each has responded or failed. True if at least one
+        accepted it."""
         return any(await asyncio.gather(*(self._tell(link, frame) for link in self._links)))
 
     async def _tell(self, link: Link, frame: Frame) -> bool:
@@ -167,11 +173,10 @@ def _route(link: Link, answer: Frame) -> Route | None:
 
 
 # ------------------------------------------------------------------------------
-# A broker's connections to other brokers, opened when there is something to say, and closed when there is nothing for
-# long.
+# A broker's connections to its peers, opened for the first request and closed when idle for long.
 #
-# Each gets one request at a time. Changes of a group that come while a request is under way are sent once, in their
-# latest state.
+# Each peer gets one request at a time. Changes of a group during a request are sent in one request after it, in their latest
+# state.
 
 
 Make = Callable[[], Word | None]
@@ -188,14 +193,17 @@ class Peers:
         self._links: dict[str, Link] = {}
         self._due: dict[str, dict[str, tuple[Make, Failed]]] = {}  # by address and group
         self._idle: dict[str, Timer] = {}
-        self._refused: set[str] = set()  # logged already
-        self._is_crowded = False  # the log has it
+        self._refused: set[str] = set()  # addresses that are logged already
+        self._is_crowded = False  # the limit on connections is logged already
         self._asking = 0
         self._is_closed = False
 
     def say(self, address: str, group: str, make: Make, failed: Failed) -> None:
-        """Sends what `make` gives when its turn comes, or nothing if that is None. `failed(is_for_good)`: the broker cannot
-        be reached, or refuses; for good if it does not know the request."""
+        """Send the message that `make` returns when the peer is free; nothing if it returns None.
+
+        `failed(is_for_good)` is called if the peer is unreachable or refuses the message; `is_for_good` is True if the peer
+        does not know the request code.
+        """
         if self._is_closed:
             return
         if address in self._due:
@@ -212,7 +220,7 @@ class Peers:
                 make, failed = due.pop(group)
                 word = make()
                 code = await self._ask(address, _frame(word)) if word is not None else ResponseCode.SUCCESS
-                if code is None:  # the others would wait in vain, too
+                if code is None:  # requests for other groups would fail, too
                     failed(False)
                     for _, other_failed in list(due.values()):
                         other_failed(False)
@@ -225,7 +233,7 @@ class Peers:
             self._close_later(address)
 
     async def _ask(self, address: str, frame: Frame) -> int | None:
-        """The code of the answer; None if there is none."""
+        """Return the response code; None if the peer is unreachable."""
         if not self._has_room(address):
             return None
         link = self._links.setdefault(address, Link(address, self._tls, self._signer))
@@ -235,7 +243,7 @@ class Peers:
         except TimeoutError:
             reason = "timeout"
         except (OSError, FrameError, ValueError) as error:  # ValueError: of an address
-            # it may have closed a connection on which nothing was said for long
+            # The peer may have closed an idle connection: retry on a new one
             if was_open:
                 return await self._ask(address, frame)
             reason = str(error)
@@ -249,12 +257,15 @@ class Peers:
 
     @property
     def may_ask(self) -> bool:
-        """Whether there is room for one more `confirms`."""
+        """True if the limit allows another `confirms`."""
         return self._asking < self._limits.max_proofs
 
     async def confirms(self, address: str, question: Frame) -> bool:
-        """Whether the broker at this address says yes. Asks by a connection of its own: a request on the other one may wait
-        for an answer that waits for this."""
+        """Return True if the broker at this address confirms the question.
+
+        The request has a connection of its own, because a request on the shared one may wait for a response that depends on
+        this.
+        """
         link = Link(address, self._tls, self._signer)
         self._asking += 1
         try:
@@ -266,7 +277,8 @@ class Peers:
             link.close()
 
     def _has_room(self, address: str) -> bool:
-        """Whether a broker may be connected to. Anybody may register some at a name server without accounts, ever others."""
+        """Return True if a connection to this peer may be opened; close an idle one if necessary. The limit exists because
+        anybody may register brokers at a name server without accounts."""
         if address in self._links or len(self._links) < self._limits.max_peer_links:
             return True
         idle = next((other for other in self._links if other not in self._due), None)
@@ -301,7 +313,7 @@ class Peers:
                 link.close()
 
     def close(self) -> None:
-        """Sends nothing any more. The owner of the tasks ends them."""
+        """Close the connections and send nothing more. The owner of the tasks ends them."""
         self._is_closed = True
         for timer in self._idle.values():
             timer.cancel()
@@ -358,7 +370,7 @@ class Registration:
         self._due_s = clock.monotonic_s() + REGISTER_INTERVAL_S
 
     async def start(self) -> None:
-        """Returns when every name server has answered or failed to."""
+        """Register, and return when every name server has responded or failed."""
         self._is_running = True
         await self._register(list(self._topics))
         if self._name_servers.are_elsewhere:
@@ -376,7 +388,7 @@ class Registration:
         self._name_servers.close()
 
     def topic_changed(self, topic: TopicConfig) -> None:
-        """A topic is new or altered. Before the start all of them are."""
+        """Register a topic that was created or changed. Ignored before `start`, which registers all topics."""
         if not self._is_running:
             return
         self._register_locally([topic])
@@ -387,12 +399,12 @@ class Registration:
             self._wake.set()
 
     def config_changed(self) -> None:
-        """Registers anew: topics are registered with the broker's settings."""
+        """Register all topics again, because registrations contain the broker's settings."""
         self._register_locally(list(self._topics))
         self._wake.set()
 
     def moved(self, former: str) -> None:
-        """The broker has another address than it had."""
+        """Handle a change of the broker's address."""
         config, local = self._settings.now, self._name_servers.local
         if local is None:
             return
@@ -405,7 +417,7 @@ class Registration:
             self._wake.set()
 
     async def _run(self) -> None:
-        """Registers when a topic has changed, a name server has hung up, or the interval is over."""
+        """Register when a topic has changed, a name server has closed its connection, or the interval is over."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -416,11 +428,11 @@ class Registration:
 
     async def _register_due(self) -> None:
         self._due_s = self._clock.monotonic_s() + REGISTER_INTERVAL_S
-        # A name server that has hung up may have restarted, with no routes: it hears all of them, the others the new ones.
+        # A name server that closed its connection may have restarted without routes, so it gets all topics.
         changed, self._changed = self._changed, {}
         all_are_due = self._name_servers.any_is_fresh or not changed
         await self._register(list(self._topics) if all_are_due else list(changed.values()))
-        # After the name servers: a member that hears of it asks them, and must not get the former number of queues.
+        # Only now, because a notified member requests the route, and must not get the previous number of queues
         for topic in changed.values():
             self._changes.topic_changed(topic)
         if all_are_due:
@@ -452,7 +464,7 @@ class Registration:
             finish(work)
 
     def _as_permitted(self, topic: TopicConfig) -> TopicConfig:
-        """A broker that may not be read or written says so of all its topics."""
+        """Return the topic with the broker's own permission, if that forbids reading or writing."""
         permission = self._settings.now.permission
         if permission & PERM_READ_WRITE == PERM_READ_WRITE:
             return topic

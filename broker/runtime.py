@@ -25,14 +25,13 @@ tasks_log = structlog.get_logger("rocketlet.tasks")
 
 
 # ------------------------------------------------------------------------------
-# The time that a broker reads and waits by, once, so that it can be turned.
+# The broker's only source of time, so that tests can move it.
 #
-# Whatever expires, is due or is stamped asks its broker's `Clock`, and waits with its `call_later`. `MovableClock` is
-# one that a test moves forward: delayed messages, leases, checks of transactions and retention come at once. The
-# simulation goes one level below: it replaces the time module and the event loop, so that the same `Clock` is virtual
-# there.
+# Everything that expires, becomes due or gets a timestamp reads the broker's `Clock` and waits with its `call_later`. A test
+# moves a `MovableClock` forward, so that delayed messages, leases, transaction checks and retention become due immediately.
+# The simulation replaces the time module and the event loop instead, which makes the same `Clock` virtual.
 #
-# Waiting for another process, such as a name server that does not answer, takes the event loop's own time.
+# Timeouts of requests to another process, such as a name server, use the event loop's own time.
 
 
 class Timer(Protocol):
@@ -40,14 +39,14 @@ class Timer(Protocol):
 
 
 class Clock:
-    """The machine's."""
+    """The machine's clock."""
 
     def monotonic_s(self) -> float:
-        """The time for durations: it never goes back."""
+        """Return the time for durations, in seconds, which never goes back."""
         return time.monotonic()
 
     def time_s(self) -> float:
-        """Seconds since the epoch, for times that are stored or shown."""
+        """Return the seconds since the epoch, for times that are stored or shown."""
         return time.time()
 
     def time_ms(self) -> int:
@@ -65,7 +64,7 @@ MACHINE: Final = Clock()
 
 
 class MovableClock(Clock):
-    """The machine's time, and as much more as it was advanced by. `stands`: it moves by `advance` only."""
+    """The machine's time plus the time that it was advanced by. If `stands`, only `advance` moves it."""
 
     def __init__(self, *, stands: bool = False) -> None:
         self._stands = stands
@@ -89,7 +88,7 @@ class MovableClock(Clock):
         return timer
 
     def advance(self, seconds: float) -> None:
-        """Moves on, and runs everything that falls due on the way, each at its time and in order."""
+        """Move the clock forward, and run all timers that become due, each at its time and in order."""
         end_s = self.monotonic_s() + seconds
         self._is_advancing = True
         try:
@@ -103,13 +102,13 @@ class MovableClock(Clock):
         self._wait()
 
     def stop(self) -> None:
-        """Forgets all timers."""
+        """Drop all timers."""
         self._timers.clear()
         self._wait()
 
     def _wait(self) -> None:
-        """Lets the event loop wake us for the first timer."""
-        if self._is_advancing:  # once is enough, at the end
+        """Schedule the first timer in the event loop."""
+        if self._is_advancing:  # `advance` calls this once at its end
             return
         if self._next is not None:
             self._next.cancel()
@@ -128,7 +127,7 @@ class _MovableTimer:
         self._action = None
 
     def run(self) -> None:
-        """Runs like a timer of the event loop: an exception goes to the loop's handler, and ends nothing else."""
+        """Run the action. An exception goes to the loop's exception handler, as with timers of the loop."""
         if self._action is None:
             return
         try:
@@ -139,22 +138,21 @@ class _MovableTimer:
 
 
 # ------------------------------------------------------------------------------
-# Turns of the event loop: what takes long is done in pieces, so that everybody else waits for a few ms at most.
+# Cooperative scheduling: long work is done in pieces, so that other clients wait for a few ms at most.
 #
-# Work is a generator that yields after each piece (`protocol.work`). It begins at once. When a turn's time is over,
-# the rest of it waits for the next turns, in which all that waits does a piece after the other. One turn is all that
-# they get together, between two looks at the sockets, however many they are. Of the work of clients each address has
-# a piece in turn, however many connections it has, and the broker's own work has every other piece.
+# Work is a generator that yields after each piece (`protocol.bodies.Work`). Its first piece runs immediately if the time
+# slice of this event-loop iteration (a turn) allows it. All waiting work shares one time slice between two polls of the
+# sockets, whatever its amount, and runs a piece each in round-robin order: each client address in its turn, however many
+# connections it has, and every other piece the broker's own work.
 #
-# Requests that have just been read are served at once, as long as that takes little (`Moment`); the rest of them is
-# such work.
+# Requests that were just read are served immediately as long as that is short (`Moment`); longer ones become such work.
 
 
 class Turns:
     def __init__(self, turn_s: float = TURN_S) -> None:
         self._turn_s = turn_s
         self._own: deque[Work[Any]] = deque()
-        self._of_clients: dict[str, deque[Work[Any]]] = {}  # by address, the one that has its turn first
+        self._of_clients: dict[str, deque[Work[Any]]] = {}  # by address, in the order of their turns
         self._is_own_turn = True
         self.waiting = 0
         self._alone: set[str] = set()
@@ -162,8 +160,11 @@ class Turns:
         self._end_s = 0.0
 
     def do(self, work: Work[Any], address: str = "") -> None:
-        """Does the work, now if there is time left in this turn and nothing else waits. address: of the client whose work it
-        is."""
+        """Do the work, immediately if time is left in this turn and no other work waits.
+
+        Args:
+            address: The address of the client whose work it is; empty for the broker's own.
+        """
         is_new = not self._is_due
         self.do_later(work, address)
         if is_new:
@@ -172,7 +173,7 @@ class Turns:
             self._go_on()
 
     def do_later(self, work: Work[Any], address: str = "") -> None:
-        """Does the work from the next turn on."""
+        """Do the work from the next turn on."""
         (self._of_clients.setdefault(address, deque()) if address else self._own).append(work)
         self.waiting += 1
         if not self._is_due:
@@ -181,15 +182,15 @@ class Turns:
             asyncio.get_running_loop().call_soon(self._turn)
 
     def call(self, action: Callable[..., object], *arguments: Any) -> None:
-        """A call that is short, but perhaps one of very many."""
+        """Schedule a short call as work of one piece, because there may be very many."""
         self.do(_call(action, arguments))
 
     def call_for(self, address: str, action: Callable[..., object], *arguments: Any) -> None:
-        """The same for a client, from the next turn on."""
+        """Schedule a short call as work of a client, from the next turn on."""
         self.do_later(_call(action, arguments), address)
 
     def do_alone(self, name: str, begin: Callable[[], Work[None]]) -> None:
-        """Does the first piece at once and the rest in turns; nothing if such work is not done yet."""
+        """Do the first piece immediately and the rest in turns; nothing if earlier work of this name is not done yet."""
         if name not in self._alone:
             self._alone.add(name)
             work = self._ending(name, begin())
@@ -203,7 +204,7 @@ class Turns:
             self._alone.discard(name)
 
     async def done(self) -> None:
-        """Returns when nothing waits any more."""
+        """Return when no work waits."""
         while self.waiting:  # noqa: ASYNC110 (each turn does a piece)
             await asyncio.sleep(0)
 
@@ -239,8 +240,8 @@ class Turns:
 
 
 class Moment:
-    """How long requests were served at once since the event loop has looked at the sockets. When that is too long, for all
-    or for an address, what else is read waits for its turn."""
+    """The time spent on requests since the event loop last polled the sockets. Beyond MOMENT_S in all, or a share of it for
+    one address, further requests become work in turns."""
 
     def __init__(self) -> None:
         self.used_s = 0.0
@@ -264,7 +265,7 @@ class Moment:
 
 
 class OnePerIteration:
-    """Calls that wait until all that the sockets have brought is done. Each turn of the event loop makes one, in order."""
+    """A queue of calls, of which each iteration of the event loop makes one, after the input of its sockets was served."""
 
     def __init__(self) -> None:
         self._waiting: deque[Callable[[], None]] = deque()
@@ -282,8 +283,8 @@ class OnePerIteration:
 
 
 class FairQueue:
-    """Long work of one kind that clients ask for. One piece of work of each client is under way at a time, and `at_once` of
-    all clients; what else they ask for waits in line, and the clients take turns."""
+    """Long requests of one kind, shared fairly among clients. One request of each client runs at a time, and `at_once` of all
+    clients; others wait, and clients take turns."""
 
     def __init__(self, turns: Turns, at_once: int, max_waiting: int) -> None:
         self._turns = turns
@@ -294,7 +295,7 @@ class FairQueue:
         self._is_stopped = False
 
     def join(self, client: object, work: Work[None]) -> None:
-        """Raises LimitExceeded if too much of this client waits."""
+        """Run the work when it is the client's turn. Raises LimitExceeded if too many requests of this client wait."""
         line = self._waiting.get(client)
         if self._is_stopped or (line is not None and len(line) >= self._max_waiting):
             raise LimitExceeded(f"{self._max_waiting} requests such as this one wait already; retry later")
@@ -302,7 +303,7 @@ class FairQueue:
         self._begin()
 
     def stop(self) -> None:
-        """Begins nothing more. Work that is under way ends with its current piece."""
+        """Start no more work. Running work ends with its current piece."""
         self._is_stopped = True
         self._waiting.clear()
 
@@ -330,7 +331,7 @@ class FairQueue:
 
 
 def _is_over(work: Work[None]) -> bool:
-    """Does a piece."""
+    """Do a piece of the work. Return True if it was the last one."""
     for _ in work:
         return False
     return True
@@ -343,7 +344,7 @@ def _call(action: Callable[..., object], arguments: tuple[Any, ...]) -> Work[Non
 
 
 # ------------------------------------------------------------------------------
-# A broker's background tasks: work at intervals, and work that waits for something. One owner, one way to end them.
+# A broker's background tasks: periodic work, and coroutines. `Tasks` owns them and ends them all.
 
 
 class Tasks:
@@ -353,7 +354,7 @@ class Tasks:
         self._timers: dict[str, Timer] = {}
 
     def every(self, interval_s: float, name: str, action: Callable[[], object]) -> None:
-        """Calls `action` at this interval, whether it fails or not: no timer dies silently."""
+        """Call `action` at this interval, even after it raised, so that no timer stops silently."""
         self._timers[name] = self._clock.call_later(interval_s, self._tick, interval_s, name, action)
 
     def _tick(self, interval_s: float, name: str, action: Callable[[], object]) -> None:
@@ -376,7 +377,7 @@ class Tasks:
             tasks_log.error("task_failed", exc_info=error)
 
     async def stop(self) -> None:
-        """Ends the timers, cancels the tasks, and returns when they have ended."""
+        """Stop the timers, cancel the tasks, and return when they have ended."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
@@ -387,11 +388,10 @@ class Tasks:
 
 
 # ------------------------------------------------------------------------------
-# Work that also waits for the device, such as to save a state file.
+# Work that also waits for the device, for example to save a state file.
 #
-# A job is a generator. It yields None after each piece of work, and calls that may take as long as the device wants
-# to. `run` makes these at once. A broker makes them in a thread, and does something else meanwhile: a slow disk stops
-# nobody.
+# A job is a generator. It yields None after each piece of work, and yields calls that may wait for the device. A broker
+# makes these calls in a thread, so that a slow disk does not block the event loop. `run` makes them immediately.
 
 
 T = TypeVar("T")
@@ -401,13 +401,14 @@ Job = Generator[Call | None, None, T]
 
 
 def make_all(calls: Iterable[Call]) -> None:
-    """Makes the calls one after the other, with nothing between them."""
+    """Make the calls one after the other."""
     for call in calls:
         call()
 
 
 async def do(job: Job[T], make: Callable[[Call | None], Awaitable[object]]) -> T:
-    """Does the job: `make` makes its calls, and is free where the job yields None. Raises the job's exceptions."""
+    """Do a job and return its result. `make` makes the job's calls, and yields to the loop for None. Raises the job's
+    exceptions."""
     fault: Exception | None = None
     while True:
         try:
@@ -423,13 +424,13 @@ async def do(job: Job[T], make: Callable[[Call | None], Awaitable[object]]) -> T
 
 
 def run(job: Job[T]) -> T:
-    """Does the job without doing anything else meanwhile. Raises its exceptions."""
+    """Do a job and return its result, blocking until it is done. Raises the job's exceptions."""
     try:
         do(job, _make_at_once).send(None)
     except StopIteration as end:
         result: T = end.value
         return result
-    raise RuntimeError("a job waited that is done at once")
+    raise RuntimeError("a job that runs synchronously waited for the loop")
 
 
 async def _make_at_once(call: Call | None) -> None:
@@ -438,19 +439,19 @@ async def _make_at_once(call: Call | None) -> None:
 
 
 # ------------------------------------------------------------------------------
-# The thread that waits for the device: a slow disk stops nobody else.
+# The thread that waits for the device, so that a slow disk does not block the event loop.
 
 
 class Device:
-    """Does jobs one after the other, in the loop; their calls that wait are made in one thread."""
+    """Does jobs one after the other in the event loop, and makes their blocking calls in one thread."""
 
     def __init__(self) -> None:
-        # not the loop's own executor: a handler in the same loop may have shut that down
+        # Not the loop's default executor, because user code in the same loop may have shut that down
         self._thread = ThreadPoolExecutor(1, "device")
         self._jobs = asyncio.Lock()
 
     async def do(self, job: Job[T]) -> T:
-        """Does a job in turns, and waits for the device in the thread. Raises its exceptions."""
+        """Do a job in pieces and return its result. Raises the job's exceptions."""
         async with self._jobs:
             return await do(job, self._make)
 
@@ -458,21 +459,21 @@ class Device:
         await (asyncio.sleep(0) if call is None else self.make([call]))
 
     async def make(self, calls: list[Call]) -> None:
-        """Makes the calls in the thread. Returns behind all that were asked for before, also without any: what those keep
-        is then kept."""
+        """Make the calls in the thread, after all earlier ones, and return when they are done. An empty list waits for the
+        earlier calls only."""
         await asyncio.get_running_loop().run_in_executor(self._thread, make_all, calls)
 
     def end(self) -> None:
-        """Makes no calls any more. One that hangs may still end."""
+        """Drop the calls that have not started. A running call may still end."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 # ------------------------------------------------------------------------------
-# How long something took, counted in buckets. Prometheus computes quantiles of them, also over many brokers.
+# Durations counted in buckets, from which Prometheus computes quantiles, even over many brokers.
 
 
 class Histogram:
-    """`bounds_s` are the upper bounds of the buckets, in seconds; what takes longer than the last is in one more."""
+    """`bounds_s` are the upper bounds of the buckets, in seconds; a last bucket has all longer durations."""
 
     __slots__ = ("bounds_s", "counts", "sum_s")
 
@@ -486,7 +487,7 @@ class Histogram:
         self.sum_s += duration_s * count
 
     def buckets(self) -> list[tuple[str, int]]:
-        """Each bound as Prometheus writes it, and how many took that long or less."""
+        """Return each bound as Prometheus writes it, with the number of durations up to it."""
         found: list[tuple[str, int]] = []
         total = 0
         for bound, count in zip((*map(str, self.bounds_s), "+Inf"), self.counts, strict=True):
@@ -498,13 +499,13 @@ class Histogram:
 # ------------------------------------------------------------------------------
 # The number by which cached checks are invalidated.
 #
-# The checks of a request look at topics, groups and their members, permissions, leases and drains. Every change of
-# these increments the generation. A check that has passed counts for the same request as long as the generation is the
-# one that was read before the check began. A check whose outcome depends on the time alone must not be cached.
+# The checks of a request depend on topics, groups and their members, permissions, leases and drains. Every change of these
+# increments the generation. A passed check is valid for the same request until the generation differs from the one that was
+# read before the check. Results that depend on the current time are not cached.
 
 
 class Generation:
-    """A number that every change increments. Call `increment` after the change: a thread may make it."""
+    """A number that every change increments. Call `increment` after the change; any thread may call it."""
 
     __slots__ = ("_numbers", "number")
 
@@ -517,7 +518,7 @@ class Generation:
 
 
 class LiveConfig:
-    """The settings in force. UPDATE_BROKER_CONFIG replaces them while the broker runs; parts that must follow keep this."""
+    """The current settings, which UPDATE_BROKER_CONFIG replaces while the broker runs."""
 
     __slots__ = ("_generation", "changes", "now")
 

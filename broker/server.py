@@ -47,19 +47,25 @@ tls_log = structlog.get_logger("rocketlet.tls")
 
 
 # ------------------------------------------------------------------------------
-# Listens, and owns what runs in this process: a broker, a name server, or both, on one port.
+# The server of a process: a broker, a name server, or both, on one port.
 
 
-_HTTP2 = b"P"  # with which its preface begins; a frame of the other door cannot, it would be too long
+_HTTP2 = b"P"  # first byte of the HTTP/2 preface; a remoting frame that began with it would exceed the size limit
 _NO_GRPC = "a gRPC client connected, and protobuf is missing here: pip install '.[broker]'"
 
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """How clients reach a server, and who may do what. external_port: a second port, for clients outside the brokers'
-    network; routes asked for there hold the brokers' external addresses. grpc_port: one of its own for gRPC, which the
-    others take, too. tls: of all ports; without it they speak plain text. acl: the accounts and their
-    permissions; without it everybody may do everything."""
+    """How clients reach a server, and what they may do.
+
+    Attributes:
+        external_port: A second port, for clients outside of the brokers' network; it returns routes with the brokers'
+            external addresses.
+        grpc_port: An additional port for gRPC, which the other ports accept, too.
+        tls: TLS for all ports; None for plain text only.
+        acl: Accounts and their permissions; None to allow everything to everybody.
+        admin_is_local: True to accept administrative requests from this machine only.
+    """
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -80,8 +86,13 @@ def _untapped(serve: S) -> S:
 
 
 class Taps(NamedTuple):
-    """Hooks between clients and the dispatch, so that tests see and delay requests. connection_type: the class of a client's
-    connection. serve: makes another function of the dispatch's `serve`; calls: of the one by which gRPC's door serves."""
+    """Hooks with which the test kit sees and delays requests.
+
+    Attributes:
+        connection_type: The class of client connections.
+        serve: Wraps the function that serves remoting requests.
+        calls: Wraps the function that serves gRPC calls.
+    """
 
     connection_type: type[RemotingConnection] = RemotingConnection
     serve: Callable[[Serve], Serve] = _untapped
@@ -92,7 +103,7 @@ _NO_TAPS: Final = Taps()
 
 
 class Server:
-    """`async with Server(...)`: listens until the block ends, then drains and closes."""
+    """A context manager: listens until the block ends, then drains the connections and closes them."""
 
     def __init__(
         self, listening: Listening, *, broker: BrokerController | None, routes: Routes | None, taps: Taps = _NO_TAPS
@@ -147,7 +158,7 @@ class Server:
 
     @property
     def port(self) -> int:
-        """The port it listens on, also when 0 was asked for."""
+        """The port that the server listens on, even if port 0 was given."""
         if self._server is None:
             return self._port
         return int(self._server.sockets[0].getsockname()[1])
@@ -226,12 +237,12 @@ class Server:
 
     @cached_property
     def grpc_server(self) -> GrpcServer | None:
-        """None without the extra."""
+        """The gRPC server; None without the extra `broker`."""
         make_server = _load_grpc()
         return make_server(self._broker, self._acl, self._tap_calls) if make_server is not None else None
 
     def _protocol_of(self, connection: RemotingConnection, first: bytes) -> asyncio.Protocol:
-        """Choose the protocol server by a client's first bytes, those of TLS aside."""
+        """Return the protocol for a client's first bytes, after TLS."""
         if not first.startswith(_HTTP2):
             return connection
         if self._loading is not None and not self._loading.done():
@@ -248,7 +259,7 @@ class Server:
         return connection
 
     async def _listen_for_vip(self) -> None:
-        """The port below by two, where clients with a VIP channel send to: as Apache's broker, but it may be taken."""
+        """Listen on the VIP channel (the port minus 2), as Apache's broker does; skip it if the port is in use."""
         loop = asyncio.get_running_loop()
         port = int(self._broker.config.address.rpartition(":")[2]) - VIP_DISTANCE if self._broker else 0
         try:
@@ -260,17 +271,17 @@ class Server:
 
     @property
     def grpc_port(self) -> int | None:
-        """The port of its own that gRPC has, also when 0 was asked for; None without one."""
+        """The additional port for gRPC, even if port 0 was given; None without one."""
         return int(self._grpc.sockets[0].getsockname()[1]) if self._grpc else None
 
     @property
     def metrics_port(self) -> int | None:
-        """The port of the metrics, also when 0 was asked for."""
+        """The port of the metrics, even if port 0 was given; None without one."""
         return self._metrics.port if self._metrics else None
 
     @property
     def vip_connections(self) -> int:
-        """How many clients are connected to the VIP channel."""
+        """The number of connections on the VIP channel."""
         return sum(connection.is_vip for connection in self._connections)
 
     def opened(self, connection: RemotingConnection) -> None:
@@ -285,7 +296,7 @@ class Server:
         self._of_address[connection.address] += 1
 
     def _refusal(self, connection: RemotingConnection) -> tuple[str, int]:
-        """Why another connection is not taken, and the limit; empty if it may be."""
+        """Return the reason to refuse a connection, and the limit; an empty reason if it is accepted."""
         if len(self._connections) >= self.max_connections and not self._make_room(connection.address):
             return "there are too many; raise `ulimit -n`, or close idle clients", self.max_connections
         of_address = int(self.max_connections * ADDRESS_SHARE)
@@ -294,8 +305,8 @@ class Server:
         return "", 0
 
     def _make_room(self, newcomer: str) -> bool:
-        """Ends the connection that was silent for longest, of the address that has most; False if that has hardly more than
-        the newcomer's address."""
+        """Close the longest silent connection of the address with most connections. Return False if that address has at most
+        one more than the newcomer's."""
         address = max(self._of_address, key=lambda item: self._of_address[item])
         if self._of_address[address] <= self._of_address[newcomer] + 1:
             return False
@@ -322,7 +333,7 @@ class Server:
             self._turns.do_alone("routes", self._routes.freeing)
 
     def _reload(self) -> None:
-        """Has a thread read changed files: neither a long file nor a slow device stops anybody."""
+        """Read changed TLS and account files in a thread, so that a slow device does not block the event loop."""
         self._tls.warn_of_expiry(self._clock.time_ms() / 1000)
         for settings in (self._tls, self._acl):
             if settings is not None and settings.look():
@@ -353,8 +364,10 @@ async def _load_grpc_ahead() -> None:
 
 
 def _load_grpc() -> type[GrpcServer] | None:
-    """The gRPC door's class; None without the extra. Its modules take a seventh of the time of all others, so a server is
-    ready before a thread loads them. A client that comes sooner waits (`LazyProtocol`)."""
+    """Return the class of the gRPC server; None without the extra `broker`.
+
+    Its import takes long, so a thread does it after the server is ready. Earlier clients wait (`LazyProtocol`).
+    """
     try:
         from .grpc.server import GrpcServer
     except ModuleNotFoundError as missing:
@@ -365,7 +378,7 @@ def _load_grpc() -> type[GrpcServer] | None:
 
 
 def _aborting(connections: set[Session]) -> Work[None]:
-    """Closes them, also those that do not read, which would never be closed otherwise."""
+    """Abort the connections, because a connection whose client does not read would never finish a normal close."""
     for number, connection in enumerate(connections, 1):
         connection.abort()
         if number % SLICE == 0:
@@ -373,18 +386,17 @@ def _aborting(connections: set[Session]) -> Work[None]:
 
 
 # ------------------------------------------------------------------------------
-# The way into a port that also takes plain text: the first byte of a connection decides.
+# One port for TLS and plain text, which the first byte of a connection distinguishes.
 #
-# A TLS client begins with the byte 22, a handshake record (RFC 8446, 5.1). A plain remoting frame begins with the
-# high byte of its length, which is 0 or 1 for every size that is allowed, and HTTP/2 with a letter. So one port
-# serves both, as Apache's does (NettyRemotingServer.HandshakeHandler):
+# A TLS client starts with the byte 22, a handshake record (RFC 8446, 5.1). A plain remoting frame starts with the high byte
+# of its length, which is 0 or 1 for every allowed size, and HTTP/2 starts with a letter. So one port serves both, like
+# Apache's (NettyRemotingServer.HandshakeHandler):
 #
-# 1. `TlsDetector` stands between a new socket and its `RemotingConnection` until the first bytes are there.
-# 2. Plain: the Connection becomes the socket's protocol, and the Entrance is gone. Nothing is slower from then on.
-# 3. TLS: the handshake waits for its turn (`handshakes`). Then `loop.start_tls` puts its own protocol before the
-#     socket, and
-#    `TlsRecords` stands before that. When the handshake is done, the Connection writes to the encrypted transport.
-# 4. A client that the mode does not allow is refused with a reason, in its own protocol where that is possible.
+# 1. `TlsDetector` is the protocol of a new socket until its first bytes have arrived.
+# 2. Plain text: the `RemotingConnection` or gRPC connection replaces it, without any cost from then on.
+# 3. TLS: the handshake waits for its turn (`Handshakes`). Then `loop.start_tls` inserts its own protocol at the socket, and
+#    `TlsRecords` is inserted before that. After the handshake, the connection writes to the encrypted transport.
+# 4. A client that the TLS mode does not allow is refused with a reason, if possible in its own protocol.
 
 
 _HANDSHAKE: Final = 22
@@ -402,8 +414,12 @@ C = TypeVar("C", bound=Client)
 
 
 class TlsDetector(asyncio.Protocol, Generic[C]):
-    """A socket's protocol until the client's protocol is known; while TLS is being set up, it stands behind that. in_turn:
-    calls a function in the turn of an address."""
+    """A socket's protocol until the client's protocol is known; during a TLS handshake, the protocol above TLS.
+
+    Args:
+        in_turn: Schedules a call in the turn of a client address.
+        make_protocol: Returns the client's protocol for its first bytes.
+    """
 
     __slots__ = (
         "_early",
@@ -440,9 +456,9 @@ class TlsDetector(asyncio.Protocol, Generic[C]):
 
     def data_received(self, data: bytes) -> None:
         assert self._transport is not None
-        if self._early is not None:  # the client's first request came with the end of its handshake
+        if self._early is not None:  # the client sent its first request with the end of its handshake
             self._early.append(data)
-            self.connection.read_bytes += len(data)  # these records had data: see `TlsRecords`
+            self.connection.read_bytes += len(data)  # so that `TlsRecords` does not count these records as empty
         elif self.connection.is_encrypted:
             self._hand_over(data)
         elif data[0] != _HANDSHAKE:
@@ -465,7 +481,7 @@ class TlsDetector(asyncio.Protocol, Generic[C]):
         self._transport.close()
 
     def _hand_over(self, data: bytes) -> None:
-        """Choose the protocol server by the client's first bytes, and hands the socket over to it."""
+        """Give the socket to the client's protocol, which its first bytes show."""
         assert self._transport is not None
         protocol = self._make_protocol(self.connection, data)
         self._transport.set_protocol(protocol)
@@ -498,12 +514,12 @@ class TlsDetector(asyncio.Protocol, Generic[C]):
         return self._transport is None or self._transport.is_closing()
 
     async def shake_hands(self, first: bytes) -> None:
-        """Returns when the connection is encrypted, or has ended."""
+        """Return when the connection is encrypted, or has ended."""
         try:
             await self._encrypt(first)
             self._tls.handshakes += 1
         except OSError as error:  # ssl.SSLError and TimeoutError are
-            if not self._is_refused:  # then the log has the reason
+            if not self._is_refused:  # a refusal has been logged already
                 self._tls.failed(self.connection.peer, str(error) or "the client did not finish in time")
             self.abort()
             self.connection_lost(error)
@@ -511,7 +527,7 @@ class TlsDetector(asyncio.Protocol, Generic[C]):
     async def _encrypt(self, first: bytes) -> None:
         raw, context = self._transport, await self._tls.ready()
         assert raw is not None
-        if raw.is_closing():  # start_tls would wait until the timeout
+        if raw.is_closing():  # `start_tls` would wait until its timeout
             raise ConnectionResetError("the connection was closed")
         loop = asyncio.get_running_loop()
         starting = loop.create_task(
@@ -524,20 +540,20 @@ class TlsDetector(asyncio.Protocol, Generic[C]):
                 ssl_shutdown_timeout=TLS_SHUTDOWN_TIMEOUT_S,
             )
         )
-        # start_tls puts its protocol before the socket in its first step, which runs before this task's next one, and
-        # has it connected by call_soon; what is called soon after that comes before anything else is read.
+        # The first step of `start_tls`, which runs before this task continues, sets its protocol and connects it by
+        # call_soon. Another call_soon after that runs before any further bytes are read.
         await asyncio.sleep(0)
         loop.call_soon(self._take_records, raw, first)
         try:
             encrypted = await starting
         finally:
-            del starting  # its exception refers to this frame; a reference back would be a circle: see `garbage`
-        if encrypted is None or raw.is_closing():  # closed amid the handshake: start_tls does not mind
+            del starting  # its exception refers to this frame, so a reference back would be a reference cycle
+        if encrypted is None or raw.is_closing():  # closed during the handshake, which `start_tls` does not report
             raise ConnectionResetError("the connection was closed")
         self._use(encrypted)
 
     def _take_records(self, raw: asyncio.Transport, first: bytes) -> None:
-        """From now on, the client's bytes go through `TlsRecords`."""
+        """Pass the client's bytes through `TlsRecords` from now on."""
         if raw.is_closing():
             return
         tls = cast("asyncio.BufferedProtocol", raw.get_protocol())
@@ -567,8 +583,8 @@ class TlsDetector(asyncio.Protocol, Generic[C]):
         self.connection.resume_writing()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The connection is told once, whoever hears of it first: asyncio tells nobody of a client that leaves amid a
-        handshake, but of other ends it does."""
+        """Notify the connection once. asyncio does not report a client that disconnects during a handshake, but it reports
+        other ends, so both callers come here."""
         if not self._is_lost:
             self._is_lost = True
             self.connection.connection_lost(error)
@@ -584,15 +600,15 @@ class TlsDetector(asyncio.Protocol, Generic[C]):
 
 
 # ------------------------------------------------------------------------------
-# Decides which TLS handshakes run, and which wait.
+# The schedule of TLS handshakes.
 #
-# Every client that connects can ask for a private-key operation, and copying a hello costs it nothing. 400 at once
-# stopped the event loop for 223 ms. So a few begin at a time; the others wait, and each client address has one in
-# turn, so that an address that asks for very many keeps only itself waiting.
+# Every client that connects can request a private-key operation by sending a copied hello, which costs it nothing. 400 of
+# them blocked the event loop for 223 ms. So only a few handshakes start at a time. The others wait in round-robin order by
+# client address, so that an address with very many handshakes delays only itself.
 
 
 class Entering(Protocol):
-    """A client that asks for a handshake."""
+    """A client that requests a handshake."""
 
     @property
     def address(self) -> str: ...
@@ -610,8 +626,8 @@ class Entering(Protocol):
 class Handshakes:
     def __init__(self, limits: Limits = LIMITS) -> None:
         self._limits = limits
-        self._waiting: dict[str, deque[tuple[Entering, bytes]]] = {}  # by address; the first address is the next
-        self._running: dict[Entering, None] = {}  # the oldest first
+        self._waiting: dict[str, deque[tuple[Entering, bytes]]] = {}  # by address, in the order of their turns
+        self._running: dict[Entering, None] = {}  # oldest first
         self._tasks: set[asyncio.Task[None]] = set()
         self._opening: set[Entering] = set()
         self.waiting = 0
@@ -621,7 +637,7 @@ class Handshakes:
         return len(self._running)
 
     def begin(self, entering: Entering, first: bytes) -> None:
-        """Starts a handshake, or has it wait. first: the client's first bytes."""
+        """Start a handshake, or queue it. `first` are the client's first bytes."""
         self._waiting.setdefault(entering.address, deque()).append((entering, first))
         self.waiting += 1
         if self.waiting > self._limits.max_waiting_handshakes:
@@ -629,7 +645,7 @@ class Handshakes:
         self._go_on()
 
     def opened(self, entering: Entering) -> None:
-        """The private-key operation is done; the rest takes no longer than a request."""
+        """Start the next handshake, because this one's private-key operation is done and the rest is cheap."""
         self._opening.discard(entering)
         self._go_on()
 
@@ -662,7 +678,7 @@ class Handshakes:
             self.opened(entering)
 
     def _drop(self) -> None:
-        """Drops the newest waiting handshake of the address that has most of them."""
+        """Refuse the newest waiting handshake of the address with most of them."""
         address = max(self._waiting, key=lambda address: len(self._waiting[address]))
         entering, _ = self._waiting[address].pop()
         if not self._waiting[address]:
@@ -671,19 +687,19 @@ class Handshakes:
         entering.refuse("too many TLS handshakes wait")
 
     def _make_room(self) -> None:
-        """Ends the oldest running handshake of the address that has most of them: it has had its chance."""
+        """Abort the oldest running handshake of the address with most of them."""
         address, _ = Counter(entering.address for entering in self._running).most_common(1)[0]
         oldest = next(entering for entering in self._running if entering.address == address)
-        del self._running[oldest]  # its task ends later; the next one that comes must end another
+        del self._running[oldest]  # its task ends later, so that the next call picks another one
         oldest.abort()
 
 
 # ------------------------------------------------------------------------------
-# A client's protocol while the modules of its door are loaded in a thread: its bytes wait, and nobody else does.
+# The protocol of a gRPC client that connects before the gRPC server was imported in a thread.
 
 
 class LazyProtocol(asyncio.Protocol):
-    """door: makes the client's protocol, once `loading` is done."""
+    """Keeps the client's bytes until `loading` is done, then gives them and the socket to the result of `make_protocol`."""
 
     def __init__(
         self, connection: ClientTransport, loading: asyncio.Future[None], make_protocol: Callable[[], asyncio.Protocol]

@@ -44,11 +44,11 @@ log = structlog.get_logger("rocketlet.memory")
 
 
 # ------------------------------------------------------------------------------
-# A client, whichever door it came in by.
+# A connected client, by either protocol server.
 #
-# State keeps sessions as the identity of members, owners, readers and waiters. It charges them for its memory, and
-# tells and asks them in values (`events`). A door writes those, and decides what a session is: a connection of the
-# remoting protocol, or a client id over several HTTP/2 connections.
+# Groups, leases and waiting pulls keep a session as the identity of a member, owner or reader. They charge memory to it, and
+# send it events and requests as values, which the protocol servers encode. A session is a connection of the remoting
+# protocol, or a gRPC client id, which may have several HTTP/2 connections.
 
 
 def is_loopback(address: str) -> bool:
@@ -56,16 +56,18 @@ def is_loopback(address: str) -> bool:
 
 
 class Session(Protocol):
-    """Hashable by identity. Its charges count against `--memory` until it is gone.
+    """A client, hashable by identity. Its charges count against `--memory` until it is gone.
 
-    `known` belongs to the check of accounts. `held_pulls` is how many of its pulls wait.
+    Attributes:
+        known: The result of authentication, which `access` keeps here.
+        held_pulls: The number of its pulls that wait for messages.
     """
 
     held_pulls: int
 
     @property
     def number(self) -> int:
-        """Rises with each session."""
+        """The number of the session; later sessions have greater numbers."""
         ...
 
     @property
@@ -75,7 +77,7 @@ class Session(Protocol):
 
     @property
     def born_host(self) -> bytes:
-        """The peer's address in the form of a message's record."""
+        """The peer's address as a record has it."""
         ...
 
     @property
@@ -86,70 +88,72 @@ class Session(Protocol):
 
     @property
     def is_left(self) -> bool:
-        """Whether the client has ended the session itself; only counts once it is gone."""
+        """True if the client ended the session on its own. Only valid once the session is gone."""
         ...
 
     @property
     def is_external(self) -> bool:
-        """Whether it came by the port for clients outside of the brokers' network."""
+        """True if the client connected to the port for clients outside of the brokers' network."""
         ...
 
     @property
     def address(self) -> str:
-        """The client's, without the port."""
+        """The client's address, without the port."""
         ...
 
     @property
     def reached(self) -> str:
-        """The address of ours that the client has connected to, as `host:port`; empty once it is gone."""
+        """The broker's address that the client connected to, as `host:port`; empty once the session is gone."""
         ...
 
     @property
     def is_closed(self) -> bool:
-        """Whether it is gone, or will be at once: events for it are lost."""
+        """True if the session is gone or closing, so that events for it are lost."""
         ...
 
     def tell(self, event: Event) -> None:
-        """Tells it something that needs no answer; does nothing if it is closed."""
+        """Send an event, which has no response. Ignored if the session is closed."""
         ...
 
     def ask(self, number: int, question: Question) -> None:
-        """Asks it something. The door gives the answer to `Clients.answer` under the same number."""
+        """Send a request. The protocol server passes the response to `Clients.answer` with the same number."""
         ...
 
     def charge(self, size: int) -> None:
-        """State keeps so many bytes more, or less, for this client."""
+        """Add to the memory that the broker keeps for this client, in bytes; negative to release some."""
         ...
 
     def is_news(self, event: str) -> bool:
-        """Whether the log does not have this event of the client's address yet; it counts as logged then."""
+        """True if this event was not logged for the client's address lately. It then counts as logged."""
         ...
 
     def when_read(self, action: Callable[[], None]) -> None:
-        """Calls `action`, which answers, as soon as the client reads."""
+        """Call `action`, which writes a response, as soon as the client reads."""
         ...
 
     def on_lost(self, action: Callable[[Session], None]) -> None:
-        """Calls `action(session)` once when it is gone."""
+        """Call `action(session)` once when the session is gone."""
         ...
 
     def close(self) -> None:
-        """Ends it when all that was written is sent."""
+        """Close the session when everything written has been sent."""
         ...
 
     def abort(self) -> None:
-        """Ends it at once."""
+        """Close the session immediately."""
         ...
 
 
 # ------------------------------------------------------------------------------
-# The state's events for clients, and its questions. Each door writes them in its own protocol.
+# Events and requests that the broker sends to clients. Each protocol server encodes them in its own protocol.
 
 
 class GroupChanged(NamedTuple):
-    """The group of a member is another than before, or `topic` has other queues. By topic: which of the members the
-    receiver is, or its share where the broker shares out, so that it need not ask. Where there are none for it any more,
-    its earlier shares are over."""
+    """The members of a group have changed, or `topic` has other queues.
+
+    `places` has, by topic, the receiver's position among the members; `shares` its queues where the broker allocates them.
+    With them the receiver need not request the member list. If both are None, earlier ones are no longer valid.
+    """
 
     group: str
     topic: str | None = None
@@ -158,7 +162,7 @@ class GroupChanged(NamedTuple):
 
 
 class OutcomeWanted(NamedTuple):
-    """A half message whose outcome its producer has not said. checks: how often it was asked for, with this time."""
+    """A check of a half message without an outcome. `checks` counts the checks of this message, including this one."""
 
     half: Record
     checks: int
@@ -173,7 +177,8 @@ class LiteTaken(NamedTuple):
 
 
 class OffsetsReset(NamedTuple):
-    """An administrator has set the offsets of a group in a topic. `is_for_cpp`: the one who asked reads a list of queues."""
+    """An administrator has reset the offsets of a group in a topic. `is_for_cpp`: the body is a list of queues, as C++
+    clients read it."""
 
     topic: str
     group: str
@@ -187,7 +192,7 @@ Event = GroupChanged | OutcomeWanted | LiteTaken | OffsetsReset
 
 
 class ForwardedRequest(NamedTuple):
-    """Fields of the request that a tool has sent, which are handed on with a question."""
+    """Fields of a tool's request that are forwarded to the client with the broker's request."""
 
     group: str
     client_id: str
@@ -195,27 +200,27 @@ class ForwardedRequest(NamedTuple):
 
 
 class RunningWanted(NamedTuple):
-    """How the client is running: its subscriptions, queues and times."""
+    """Requests the client's running info: subscriptions, queues and times."""
 
     asked: ForwardedRequest
 
 
 class HandlingWanted(NamedTuple):
-    """The client is to handle a message now, whatever its offset; the record as it lies in the log."""
+    """Requests that the client consume one message directly; `record` is its bytes in the log."""
 
     asked: ForwardedRequest
     record: bytes
 
 
 class OffsetsWanted(NamedTuple):
-    """The offsets of a topic that are in the hands of a member."""
+    """Requests the offsets of a topic that a member has consumed, committed or not."""
 
     group: str
     topic: str
 
 
 class ReplyWanted(NamedTuple):
-    """The client is to take the reply to a request of its own."""
+    """Pushes the reply to a request of the client."""
 
     push: PushReply
     body: bytes
@@ -225,7 +230,7 @@ Question = RunningWanted | HandlingWanted | OffsetsWanted | ReplyWanted
 
 
 class Answer(NamedTuple):
-    """A client's answer to a question. `detail` is for the door that passes it on: the answer as it came."""
+    """A client's response to a request. `detail` is the response as it arrived, for the protocol server that forwards it."""
 
     is_ok: bool
     body: bytes = b""
@@ -233,11 +238,11 @@ class Answer(NamedTuple):
 
 
 # ------------------------------------------------------------------------------
-# The clients behind the sessions: producers by group, sessions by client id, and the broker's questions to clients.
+# The clients behind the sessions: producers by group, sessions by client id, and the broker's requests to clients.
 
 
 _NONE: frozenset[str] = frozenset()
-MAX_NUMBER = 0x7FFF_FFFF  # a question's number: as the remoting protocol numbers its requests
+MAX_NUMBER = 0x7FFF_FFFF  # of a request to a client; the remoting protocol numbers its requests up to here
 Answered = Callable[[Answer | None], None]
 
 
@@ -254,7 +259,7 @@ class Accounts(Protocol):
 
 
 class Clients:
-    """accounts: None if every client may do everything."""
+    """The producers and client ids of all sessions. `accounts` is None if every client may do everything."""
 
     def __init__(self, runtime: Runtime, accounts: Accounts | None = None) -> None:
         self._limits = runtime.limits
@@ -280,9 +285,12 @@ class Clients:
         *,
         is_asked: bool = True,
     ) -> None:
-        """Record a client and its producer groups. Unless `is_asked` is False, replies to that id go to the session from now
-        on, unless a session of another account has the id. Raises LimitExceeded beyond 16 client ids or 256 producer groups
-        of one session."""
+        """Record a client and its producer groups.
+
+        If `is_asked`, replies to the client id are sent to this session from now on, unless a session of another account
+        has the id. Raises LimitExceeded if the session has too many client ids or producer groups (`Limits.max_client_ids`,
+        `max_producer_groups`).
+        """
         ids, known = self._ids.get(session, _NONE), self._groups.get(session, _NONE)
         if client_id not in ids or not known.issuperset(groups):
             self._take(session, client_id, groups)
@@ -294,14 +302,15 @@ class Clients:
                 self._producers.setdefault(group, {})[session] = info
 
     def _may_have(self, session: Session, client_id: str) -> bool:
-        """A client that reconnects has another session. One of another account would get replies that are not its own."""
+        """Return True if a session may take over a client id: a client that reconnected may, but one of another account would
+        receive the first one's replies."""
         former, accounts = self._by_id.get(client_id, session), self._accounts
         if former is session or former.is_closed or accounts is None:
             return True
         return accounts.account_name(former) == accounts.account_name(session)
 
     def _take(self, session: Session, client_id: str, groups: tuple[str, ...]) -> None:
-        """A client id or a producer group that the session has not named before."""
+        """Register a client id or producer group that is new to the session. Raises LimitExceeded."""
         ids, known = self._ids.get(session, _NONE), self._groups.get(session, _NONE)
         fresh = known.union(groups)
         if client_id not in ids and len(ids) >= self._limits.max_client_ids:
@@ -313,7 +322,7 @@ class Clients:
         self._groups[session] = fresh
 
     def forget_producer(self, group: str, session: Session) -> None:
-        """Forgets a producer group that a client has left."""
+        """Remove a client from a producer group that it left."""
         known = self._groups.get(session, _NONE)
         if group in known:
             self._groups[session] = known - {group}
@@ -327,11 +336,11 @@ class Clients:
             self._producers.pop(group, None)
 
     def drop(self, session: Session) -> None:
-        """The session is gone; callers that wait for its answer get None."""
+        """Remove a session that is gone. Callers that wait for its response get None."""
         for group in self._groups.pop(session, ()):
             self._drop_producer(group, session)
         for client_id in self._ids.pop(session, ()):
-            # A client that has reconnected is known by its new session already.
+            # A client that has reconnected is already registered with its new session.
             if self._by_id.get(client_id) is session:
                 del self._by_id[client_id]
         for number in list(self._asked.get(session, ())):
@@ -344,27 +353,35 @@ class Clients:
         return {group: list(members.values()) for group, members in self._producers.items()}
 
     def any_producer(self, group: str, topic: str) -> Session | None:
-        """A session of the group that may send to the topic, each in turn; None without one. Any client that knows a
-        group's name can join it, and would otherwise see the messages of others."""
+        """Return a session of the producer group that may publish to the topic, round-robin; None if there is none.
+
+        The check keeps messages of denied topics from clients, because any client may join any producer group.
+        """
         accounts, sessions = self._accounts, list(self._producers.get(group, ()))
         if accounts is not None:
             sessions = [session for session in sessions if accounts.may_publish(session, topic)]
         return sessions[next(self._turn) % len(sessions)] if sessions else None
 
     def only_id(self, session: Session) -> str | None:
-        """The id of the client at that session, if there is one alone."""
+        """Return the session's client id; None if it has none or several."""
         ids = self._ids.get(session, _NONE)
         return next(iter(ids)) if len(ids) == 1 else None
 
     def session_of(self, client_id: str) -> Session | None:
         return self._by_id.get(client_id)
 
-    # Questions to clients
+    # Requests to clients
 
     def ask(self, session: Session, question: Question, answered: Answered, *, by: Session) -> None:
-        """Asks a client; `answered` gets the answer, or None after 10 s or when the client hangs up. by: the client because
-        of which it is asked. Raises LimitExceeded if one of the two has too many questions: clients that never answer take
-        nobody else's places."""
+        """Send a request to a client.
+
+        Args:
+            answered: Called with the response; with None after CLIENT_ANSWER_S, or if the client disconnects.
+            by: The client on whose behalf the request is sent.
+
+        Raises LimitExceeded if either client has too many open requests, so that clients that never respond use up only
+        their own limit.
+        """
         if len(self._asked.get(session, ())) >= self._limits.max_asked:
             raise LimitExceeded(f"the client has not answered {self._limits.max_asked} requests yet; retry later")
         if self._asking[by] >= self._limits.max_asked:
@@ -379,11 +396,11 @@ class Clients:
         session.ask(number, question)
 
     def is_asked(self, session: Session) -> bool:
-        """Whether the client has an unanswered question."""
+        """True if a request to the client is open."""
         return session in self._asked
 
     def answer(self, session: Session, number: int, answer: Answer) -> None:
-        """A client's answer to the question of this number; one that nobody waits for is dropped."""
+        """Pass on a client's response to the request with this number; ignored if nobody waits for it any more."""
         self._settle((session, number), answer)
 
     def _settle(self, key: tuple[Session, int], answer: Answer | None) -> None:
@@ -403,7 +420,7 @@ class Clients:
 
 
 # ------------------------------------------------------------------------------
-# Why a client's request is refused. Each door has its own code for each reason.
+# Why a client's request is refused. Each protocol server has its own code for each reason.
 
 
 class Reason(Enum):
@@ -416,21 +433,21 @@ class Reason(Enum):
     NO_GROUP = auto()
     """The group does not exist, and is not created."""
     ILLEGAL_MESSAGE = auto()
-    """The message is too large, or says what cannot be."""
+    """The message is too large or invalid."""
     ILLEGAL = auto()
-    """The request says what cannot be."""
+    """The request is invalid."""
     BAD_EXPRESSION = auto()
-    """The subscription's expression cannot be read."""
+    """The subscription's expression cannot be parsed."""
     NOT_SUBSCRIBED = auto()
     """No member of the group subscribes to the topic, or the group has none."""
     UNKNOWN_MEMBER = auto()
-    """It reads a queue that a member of the group has read, and has sent no heartbeat."""
+    """The client has sent no heartbeat, and pulls a queue that a member of the group reads."""
     SUBSCRIPTION_NOT_LATEST = auto()
     """The client names a later version of its subscription than its last heartbeat."""
     TOO_MANY_LITE_TOPICS = auto()
     """The broker has as many lite topics as it may."""
     BUSY = auto()
-    """Too much is under way; the same request may be served later."""
+    """The broker has too many such requests; the client may retry later."""
 
 
 class Refusal(Exception):
@@ -440,24 +457,24 @@ class Refusal(Exception):
 
 
 # ------------------------------------------------------------------------------
-# The memory of all connections together: half frames, requests that wait, answers that nobody reads, held pulls.
+# The memory of all connections together: incomplete frames, waiting requests, responses that clients do not read, and held
+# pulls.
 #
-# A connection counts itself when it holds something large; a sweep counts the others that have read or written since,
-# so that idle ones cost nothing. Beyond the budget, the address whose connections hold most together loses some of
-# them, until another address holds more or there is room: first those that hold much, of these the one that was
-# silent for longest first, then the others by what they hold. So nobody takes another address's share, neither by one
-# large request nor by very many small ones.
+# A connection counts itself when it holds something large. A sweep counts the others that have read or written since, so
+# that idle ones cost nothing. Beyond the budget, connections of the address that holds most are closed, until another
+# address holds more or the budget is met: first connections with large holdings, the longest silent one first, then the
+# others by size. Neither one large request nor very many small ones can therefore use up another address's share.
 
 
 def subscription_bytes(subscription: Subscription) -> int:
-    """About how much memory a subscription takes. Characters beyond Latin-1 take two or four bytes."""
+    """Return about how much memory a subscription takes, in bytes. Characters beyond Latin-1 take two or four."""
     text = getsizeof(subscription.expression)
     tags = len(subscription.tags)
     return SUBSCRIPTION_BYTES + text + (text + TAG_BYTES * tags if tags else 0)
 
 
 class Holder(Protocol):
-    """A connection. `counted_bytes` is its memory at the last count, `heard_s` when its client was last heard of."""
+    """A connection. `counted_bytes` is its memory at the last count, `heard_s` the time of the last data from its client."""
 
     counted_bytes: int
     heard_s: float
@@ -470,7 +487,7 @@ class Holder(Protocol):
     def held_bytes(self) -> int: ...
 
     def is_changing(self) -> bool:
-        """Whether it will hold less by itself, as when its client reads."""
+        """True if the holding will shrink on its own, for example when the client reads."""
         ...
 
     def is_news(self, event: str) -> bool:
@@ -486,32 +503,32 @@ class Memory:
         self.used_bytes = 0
         self.closed = 0
         self._marked: dict[Holder, None] = {}
-        # The holder may hold something else than it was counted with; the next sweep looks. A call for each read and each
-        # answer, so it is the table's own.
+        # Marks a holder whose memory may have changed, for the next sweep. Called for each read and each response, so it is
+        # the dictionary's own method.
         self.mark: Callable[[Holder], object] = self._marked.setdefault
-        self._changing: dict[Holder, None] = {}  # those that this sweep has counted, and the next one will
+        self._changing: dict[Holder, None] = {}  # counted in this sweep, and to be counted again in the next one
         self._holding: dict[Holder, None] = {}
 
     def count(self, holder: Holder) -> None:
-        """Counts a connection whose memory has changed."""
+        """Count a connection whose memory has changed. Beyond the budget, close connections."""
         self._marked[holder] = None
         self._recount(holder)
         if self.used_bytes > self.budget_bytes:
             self._make_room()
 
     def forget(self, holder: Holder) -> None:
-        """The connection is gone."""
+        """Remove a connection that is gone."""
         self.used_bytes -= holder.counted_bytes
         holder.counted_bytes = 0
         for table in (self._marked, self._changing, self._holding):
             table.pop(holder, None)
 
     def sweeping(self) -> Work[None]:
-        """Counts those anew that may have changed, and makes room if that is too much."""
+        """Count the marked connections, and close some beyond the budget."""
         for number in range(len(self._marked)):
             if number % SLICE == SLICE - 1:
                 yield
-            if not self._marked:  # they hung up meanwhile
+            if not self._marked:  # the rest was closed meanwhile
                 break
             holder, _ = self._marked.popitem()
             if holder.is_changing():
@@ -532,7 +549,8 @@ class Memory:
             self._holding.pop(holder, None)
 
     def _make_room(self) -> None:
-        """When only small ones can be closed, some more than needed, so that it is not to be done again for each read."""
+        """Close connections until the budget is met. If only small ones can be closed, close some more than needed, so that
+        this is not repeated for each read."""
         victims: dict[str, list[Holder]] = {}
         sums: Counter[str] = Counter()
         for holder in self._holding:
@@ -575,17 +593,17 @@ class Memory:
 
 
 def _order(holder: Holder) -> tuple[bool, float]:
-    """The first to be closed is the last one."""
+    """Return the sort key of a holder; the last one in this order is closed first."""
     size = holder.counted_bytes
     return (True, -holder.heard_s) if size > LARGE_HOLDING_BYTES else (False, size)
 
 
 # ------------------------------------------------------------------------------
-# Remembers recent refusals, to report them while they go on: a client that is refused comes again.
+# Recent refusals, which are reported for as long as clients repeat them.
 
 
 class Recent:
-    """A text for each key, for as long as it comes again within `keep_s`."""
+    """The latest text of each key, until the key was not recorded for `keep_s`."""
 
     def __init__(self, clock: Clock = MACHINE, keep_s: float = REFUSED_S) -> None:
         self._now_s = clock.monotonic_s
@@ -599,17 +617,17 @@ class Recent:
             del self._latest[next(iter(self._latest))]
 
     def texts(self) -> list[str]:
-        """Newest last."""
+        """Return the texts, newest last."""
         since_s = self._now_s() - self._keep_s
         return [text for at_s, text in self._latest.values() if at_s >= since_s]
 
 
 # ------------------------------------------------------------------------------
-# Logs clients' faults. A client that keeps trying does not fill the log.
+# Logging of clients' errors. A client that keeps retrying does not fill the log.
 
 
 class Reports:
-    """One report for an address and reason in ten minutes, and a limited number in all."""
+    """Allows one report for each address and reason in REPORT_AGAIN_S, and a limited number in all."""
 
     def __init__(self, clock: Clock = MACHINE) -> None:
         self._now_s = clock.monotonic_s
@@ -617,7 +635,7 @@ class Reports:
         self._since_s = clock.monotonic_s()
 
     def is_due(self, peer: str, reason: str) -> bool:
-        """Whether this is to be reported; it then counts as reported."""
+        """True if this is to be reported. It then counts as reported."""
         if self._now_s() - self._since_s >= REPORT_AGAIN_S:
             self._reported.clear()
             self._since_s = self._now_s()
@@ -629,15 +647,16 @@ class Reports:
 
 
 # ------------------------------------------------------------------------------
-# Clients of 5.x: how many connections they have, what they were answered, and which of their calls failed lately.
+# Statistics of gRPC clients: connections, responses by code, and calls that failed lately.
 
 
 _EXPECTED: Final = frozenset((20000, 30000, 40401, 40013, 40100))
-"""Well, nothing to receive, a handle whose time is over; and what an account may not do, of which accounts tell."""
+"""Codes that are no failure: success, no message, an expired receipt handle, and refused permissions, which `access`
+reports."""
 
 
 class GrpcClientStats:
-    """`answers`: by method and code."""
+    """The responses by method and code, and recent failures."""
 
     def __init__(self, clock: Clock) -> None:
         self.answers: Counter[tuple[str, str]] = Counter()
@@ -648,27 +667,27 @@ class GrpcClientStats:
         self.outdated = self._outdated.texts
 
     def answered(self, method: str, code: int, reason: str, client: str) -> None:
-        """`client`: its id and address."""
+        """Count a response. `client` is the client's id and address."""
         self.answers[method, str(code)] += 1
         if code not in _EXPECTED:
             self._failed.note((method, code, client), f"{code} {method} of {client}: {reason[:MAX_NAMED_CHARS]}")
 
     def note_outdated(self, client: str, reason: str) -> None:
-        """Record a client whose release has a defect that this broker cannot make up for."""
+        """Record a client whose version has a defect that the broker cannot work around."""
         self._outdated.note(client, f"{client}: {reason}")
 
     def ended(self, method: str, status: int) -> None:
-        """Without a message: with a status of gRPC alone."""
+        """Count a call that ended with a gRPC status and without a message."""
         self.answers[method, f"gRPC {status}"] += 1
 
 
 # ------------------------------------------------------------------------------
-# Limits of all clients together, of which each address has a share.
+# A limit on all clients together, of which each address may use a share.
 
 
 class AddressShares:
-    """How much of a limit is used, and by which address. One address may use a part of it only, so that it never refuses
-    everybody else; the machine's own may use all, because a proxy there speaks for many."""
+    """The use of a limit by address. One address may use only ADDRESS_SHARE of it, so that it cannot lock others out.
+    Loopback may use all of it, because a proxy on this machine may serve many clients."""
 
     __slots__ = ("_of_address", "count", "most")
 
