@@ -19,7 +19,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rocketlet.client import Access, AdminClient, Consumer, Message, Producer, Reject, RocketletError
 from rocketlet.demo.processes import ServerProcess
@@ -100,9 +100,6 @@ class Stage:
             await consumer.commit()
 
 
-Play = Callable[[Stage], AbstractAsyncContextManager[None]]
-
-
 @dataclass(frozen=True, slots=True)
 class Incident:
     """An incident and what must name it.
@@ -114,18 +111,28 @@ class Incident:
         readiness: The status of /readyz of `process`.
     """
 
+    play: Callable[[Stage], AbstractAsyncContextManager[None]]
     finding: str
     subject: str
     metric: str
     event: str
-    play: Play
     within_s: float = 20.0
     is_zero: bool = False
     process: str = "a"
     readiness: int = 200
 
 
-@asynccontextmanager
+INCIDENTS: dict[str, Incident] = {}
+
+
+def incident(name: str, finding: str, subject: str, metric: str, event: str, **about: Any) -> Callable[..., None]:
+    def added(play: Callable[[Stage], AsyncIterator[None]]) -> None:
+        INCIDENTS[name] = Incident(asynccontextmanager(play), finding, subject, metric, event, **about)
+
+    return added
+
+
+@incident("broker gone", "broker_gone", "b", "rocketlet_name_server_departed_broker{", "broker_gone", process="ns")
 async def broker_gone(stage: Stage) -> AsyncIterator[None]:
     ns = await stage.start("ns", "nameserver")
     for name in ("a", "b"):
@@ -139,7 +146,7 @@ async def broker_gone(stage: Stage) -> AsyncIterator[None]:
     yield
 
 
-@asynccontextmanager
+@incident("name server gone", "", "", "rocketlet_registered{", "name_server_unreachable", is_zero=True, readiness=503)
 async def name_server_gone(stage: Stage) -> AsyncIterator[None]:
     ns = await stage.start("ns", "nameserver")
     await stage.start("a", "broker", "--nameserver", ns)
@@ -147,7 +154,7 @@ async def name_server_gone(stage: Stage) -> AsyncIterator[None]:
     yield
 
 
-@asynccontextmanager
+@incident("disk full", "writes_refused", "a", "rocketlet_store_full{", "writes_refused", readiness=503)
 async def disk_full(stage: Stage) -> AsyncIterator[None]:
     await stage.start("a", "start", file_bytes=FULL_BYTES)
     producer = await stage.producer()
@@ -157,7 +164,7 @@ async def disk_full(stage: Stage) -> AsyncIterator[None]:
     yield
 
 
-@asynccontextmanager
+@incident("damaged", "damaged", "a", "rocketlet_messages_damaged_total{", "damaged_message_skipped")
 async def damaged(stage: Stage) -> AsyncIterator[None]:
     await stage.start("a", "start")
     producer = await stage.producer()
@@ -171,7 +178,7 @@ async def damaged(stage: Stage) -> AsyncIterator[None]:
     yield
 
 
-@asynccontextmanager
+@incident("certificate", "certificate", "a", "rocketlet_certificate_expires_timestamp_seconds{", "certificate_expires")
 async def certificate_expires(stage: Stage) -> AsyncIterator[None]:
     import trustme
 
@@ -183,7 +190,7 @@ async def certificate_expires(stage: Stage) -> AsyncIterator[None]:
     yield
 
 
-@asynccontextmanager
+@incident("signatures", "requests_refused", "a", "rocketlet_requests_refused_total{", "request_refused")
 async def signatures_refused(stage: Stage) -> AsyncIterator[None]:
     file = stage.folder / "plain_acl.yml"
     file.write_text(ACCOUNTS)
@@ -197,7 +204,7 @@ async def signatures_refused(stage: Stage) -> AsyncIterator[None]:
     yield
 
 
-@asynccontextmanager
+@incident("heartbeats", "heartbeat_refused", "a", "rocketlet_heartbeats_refused_total{", "heartbeat_refused")
 async def heartbeats_refused(stage: Stage) -> AsyncIterator[None]:
     await stage.start("a", "start")
     await (await stage.admin()).create_topic("orders", queues=2)
@@ -208,7 +215,7 @@ async def heartbeats_refused(stage: Stage) -> AsyncIterator[None]:
     yield
 
 
-@asynccontextmanager
+@incident("stuck", "stuck_queue", "shop", "rocketlet_group_oldest_seconds{", "", within_s=75.0)
 async def handler_stuck(stage: Stage) -> AsyncIterator[None]:
     await stage.start("a", "start")
     forever = asyncio.Event()
@@ -224,7 +231,7 @@ async def handler_stuck(stage: Stage) -> AsyncIterator[None]:
     forever.set()
 
 
-@asynccontextmanager
+@incident("nobody reads", "no_members", "shop", "rocketlet_group_lag{", "member_changed")
 async def nobody_reads(stage: Stage) -> AsyncIterator[None]:
     await stage.start("a", "start")
     producer = await stage.producer()
@@ -233,7 +240,7 @@ async def nobody_reads(stage: Stage) -> AsyncIterator[None]:
     yield
 
 
-@asynccontextmanager
+@incident("disagreement", "disagreement", "shop", "rocketlet_group_disagreements{", "members_disagree")
 async def members_disagree(stage: Stage) -> AsyncIterator[None]:
     await stage.start("a", "start")
     await (await stage.admin()).create_topic("orders", queues=4)
@@ -242,7 +249,7 @@ async def members_disagree(stage: Stage) -> AsyncIterator[None]:
     yield
 
 
-@asynccontextmanager
+@incident("given up", "dead_letters", "shop", "rocketlet_dead_letters{", "")
 async def given_up(stage: Stage) -> AsyncIterator[None]:
     await stage.start("a", "start")
     await (await stage.admin()).create_group(GroupConfig("shop", retry_max_times=0))
@@ -251,7 +258,9 @@ async def given_up(stage: Stage) -> AsyncIterator[None]:
     yield
 
 
-@asynccontextmanager
+@incident(
+    "expired", "retention", "shop", "rocketlet_messages_expired_unread_total{", "messages_expired_unread", within_s=90.0
+)
 async def expired_unread(stage: Stage) -> AsyncIterator[None]:
     await stage.start("a", "start", "--segment-bytes", "64K", "--retain-bytes", "128K")
     admin, producer = await stage.admin(), await stage.producer()
@@ -260,45 +269,6 @@ async def expired_unread(stage: Stage) -> AsyncIterator[None]:
     for _ in range(400):
         await producer.send("orders", b"x" * 1_000)
     yield
-
-
-INCIDENTS = {
-    "broker gone": Incident(
-        "broker_gone", "b", "rocketlet_name_server_departed_broker{", "broker_gone", broker_gone, process="ns"
-    ),
-    "name server gone": Incident(
-        "", "", "rocketlet_registered{", "name_server_unreachable", name_server_gone, is_zero=True, readiness=503
-    ),
-    "disk full": Incident("writes_refused", "a", "rocketlet_store_full{", "writes_refused", disk_full, readiness=503),
-    "damaged": Incident("damaged", "a", "rocketlet_messages_damaged_total{", "damaged_message_skipped", damaged),
-    "certificate": Incident(
-        "certificate",
-        "a",
-        "rocketlet_certificate_expires_timestamp_seconds{",
-        "certificate_expires",
-        certificate_expires,
-    ),
-    "signatures": Incident(
-        "requests_refused", "a", "rocketlet_requests_refused_total{", "request_refused", signatures_refused
-    ),
-    "heartbeats": Incident(
-        "heartbeat_refused", "a", "rocketlet_heartbeats_refused_total{", "heartbeat_refused", heartbeats_refused
-    ),
-    "stuck": Incident("stuck_queue", "shop", "rocketlet_group_oldest_seconds{", "", handler_stuck, within_s=75.0),
-    "nobody reads": Incident("no_members", "shop", "rocketlet_group_lag{", "member_changed", nobody_reads),
-    "disagreement": Incident(
-        "disagreement", "shop", "rocketlet_group_disagreements{", "members_disagree", members_disagree
-    ),
-    "given up": Incident("dead_letters", "shop", "rocketlet_dead_letters{", "", given_up),
-    "expired": Incident(
-        "retention",
-        "shop",
-        "rocketlet_messages_expired_unread_total{",
-        "messages_expired_unread",
-        expired_unread,
-        within_s=90.0,
-    ),
-}
 
 
 async def incidents(limit: Limit, seed: int, folder: Path, outcome: Outcome) -> None:
