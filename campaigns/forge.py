@@ -21,7 +21,7 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -42,12 +42,13 @@ from rocketlet.protocol.message import (
     MAX_RECORD_BYTES,
     decode_record,
     encode_batch,
-    encode_record,
 )
+
+from tests.support import forged
 
 from .common import Limit, Outcome, config_in, serving
 from .peers import SEND, Peer, request
-from .store import HOST, Place, differences, intact, open_broker, read_all
+from .store import Place, differences, intact, open_broker, read_all
 
 TRIES_OF_A_FOLDER = 8
 MAX_START_S = 20.0
@@ -65,19 +66,17 @@ KEY: Final = "k"
 FAR: Final = "a record far away"
 
 Contents = Callable[[int], bytes]
-"""Makes a body, given the position in the log at which it begins."""
+"""Makes a body for a position in the log."""
 
 
 def forged_record(at: int, topic: str, offset: int, text: str = "", body: bytes = FORGED, mark: bytes = b"") -> bytes:
-    """`mark`: where an append has it that begins with the record."""
-    name = topic.encode()
-    text = f"{text}\x02KEYS\x01{KEY}" if text else f"KEYS\x01{KEY}"
-    place = (0, 0, offset, at, 0, 1, HOST, int(time.time() * 1000), HOST, 0, 0)
-    return encode_record(*place, body, bytes((len(name),)) + name, text.encode() + mark)
+    """Return a record that claims this place. mark: where an append has a mark that starts with the record."""
+    properties = "\x02".join(filter(None, (text, f"KEYS\x01{KEY}"))) + mark.decode()
+    return forged.record(at, body, topic, 0, offset, properties)
 
 
 def mark_in(record: bytes) -> bytes:
-    """The mark that everybody sees who pulls the record; empty if it has none."""
+    """Return the mark of a record, which every consumer can see; empty if it has none."""
     mark = record[-CHECKSUM_BYTES - BEGIN_BYTES : -CHECKSUM_BYTES]
     return mark if mark.startswith(BEGIN_MARK) else b""
 
@@ -87,17 +86,6 @@ def _row(at: int, count: int, topic: str, offset: int, text: str = "", mark: byt
     for number in range(count):
         found += forged_record(at + len(found), topic, offset + number, text, mark=mark)
     return found
-
-
-def _heads(at: int, count: int) -> bytes:
-    end = at + 36 * count
-    return b"".join(
-        min(end - place + 200, MAX_RECORD_BYTES).to_bytes(4, "big")
-        + MAGIC.to_bytes(4, "big")
-        + bytes(20)
-        + place.to_bytes(8, "big")
-        for place in range(at, end, 36)
-    )
 
 
 def contents_of(chance: random.Random, next_offset: int, known_mark: bytes) -> tuple[str, Contents]:
@@ -110,7 +98,7 @@ def contents_of(chance: random.Random, next_offset: int, known_mark: bytes) -> t
         "records with a known mark": lambda at: _row(at, count, VICTIM, next_offset, mark=known_mark),
         "half messages": lambda at: _row(at, count, names.HALF_TOPIC, 0, half),
         "delayed messages": lambda at: _row(at, count, names.SCHEDULE_TOPIC, 0, half),
-        "heads": lambda at: _heads(at, 200 * count),
+        "heads": lambda at: forged.heads_at(at - forged.HEAD_BYTES, 200 * count),
         "a record of many bytes": lambda at: forged_record(at, VICTIM, next_offset, body=FORGED * 20_000),
         "bare heads": lambda at: (MAX_RECORD_BYTES.to_bytes(4, "big") + MAGIC.to_bytes(4, "big") + b"\0") * 300 * count,
     }
@@ -145,39 +133,12 @@ def _position(frame: Frame) -> int:
     return int(str(frame.ext["msgId"])[-16:], 16)
 
 
-async def _plain(attacker: Client, body: bytes) -> Frame:
-    return await attacker.send(body)
-
-
-async def _with_properties(attacker: Client, body: bytes) -> Frame:
-    """With what looks like marks and checksums behind the properties, too."""
-    mark, checksum = BEGIN_MARK.decode() + "A" * (BEGIN_BYTES - 2), "\x02\x0300000000"
-    return await attacker.send(body, i=f"A\x01b{mark}{checksum}{mark}{checksum}")
-
-
-async def _batch(attacker: Client, body: bytes) -> Frame:
-    entries = [(0, b"first", ""), (0, body, ""), (0, b"last", "")]
-    return await attacker.send(encode_batch(entries), RequestCode.SEND_BATCH_MESSAGE, m="true")
-
-
-async def _reply(attacker: Client, body: bytes) -> Frame:
-    return await attacker.send(body, RequestCode.SEND_REPLY_MESSAGE_V2, i="REPLY_TO_CLIENT\x01nobody")
-
-
-async def _half(attacker: Client, body: bytes) -> Frame:
-    return await attacker.send(body, i="TRAN_MSG\x01true\x02PGROUP\x01p", f=4)
-
-
 async def _committed(attacker: Client, body: bytes) -> Frame:
-    half = await _half(attacker, body)
+    half = await WAYS["half message"](attacker, body)
     if half.code:
         return half
     end = {"producerGroup": "p", "tranStateTableOffset": half.ext["queueOffset"], "commitLogOffset": _position(half)}
     return await attacker.ask(RequestCode.END_TRANSACTION, {**end, "commitOrRollback": 8})
-
-
-async def _delayed(attacker: Client, body: bytes) -> Frame:
-    return await attacker.send(body, i="DELAY\x012")
 
 
 async def _sent_back(attacker: Client, body: bytes) -> Frame:
@@ -191,7 +152,22 @@ def _back(position: int) -> Ext:
     }  # fmt: skip
 
 
-WAYS = (_plain, _with_properties, _batch, _reply, _half, _committed, _delayed, _sent_back)
+MARK, CHECKSUM = BEGIN_MARK.decode() + "A" * (BEGIN_BYTES - 2), "\x02\x0300000000"
+REPLY = "reply"
+WAYS: dict[str, Callable[[Client, bytes], Awaitable[Frame]]] = {
+    "message": lambda attacker, body: attacker.send(body),
+    # texts after the properties that look like marks and checksums, too
+    "message with marks": lambda attacker, body: attacker.send(body, i=f"A\x01b{MARK}{CHECKSUM}{MARK}{CHECKSUM}"),
+    "batch": lambda attacker, body: attacker.send(
+        encode_batch([(0, b"first", ""), (0, body, ""), (0, b"last", "")]), RequestCode.SEND_BATCH_MESSAGE, m="true"
+    ),
+    REPLY: lambda attacker, body: attacker.send(body, RequestCode.SEND_REPLY_MESSAGE_V2, i="REPLY_TO_CLIENT\x01nobody"),
+    "half message": lambda attacker, body: attacker.send(body, i="TRAN_MSG\x01true\x02PGROUP\x01p", f=4),
+    "committed message": _committed,
+    "delayed message": lambda attacker, body: attacker.send(body, i="DELAY\x012"),
+    "returned message": _sent_back,
+}
+"""The ways of a body into the log."""
 
 
 class Aimed(NamedTuple):
@@ -275,12 +251,12 @@ class Round:
     async def _aim(self) -> Aimed | None:
         """Sends a body whose contents know their place; None if the broker refuses it."""
         chance, store = self._chance, self._broker.store
-        way = chance.choice(WAYS)
+        name, way = chance.choice(list(WAYS.items()))
         last = store.queue(VICTIM, 0)
         own = store.read_log(*last.entry(last.next - 1)[:2])  # which everybody can pull
         kind, contents = contents_of(chance, last.next + 4, mark_in(own))
         before, filler = bytes(chance.choice((0, 3, 40))), bytes(chance.choice((0, 0, 50, 3000)))
-        if way is _reply and chance.random() < 0.3:
+        if name == REPLY and chance.random() < 0.3:
             filler += bytes(MAX_BODY_BYTES)
         size = len(before) + len(contents(store.end)) + len(filler)
         token = chance.randbytes(16)
@@ -288,7 +264,7 @@ class Round:
         sent = await way(self._attacker, token + bytes(size - 16))
         if store.end == base:
             if sent.code != ResponseCode.MESSAGE_ILLEGAL:
-                self._outcome.fault(f"{kind}, {way.__name__[1:]}: refused with {sent.code}, {sent.remark}")
+                self._outcome.fault(f"{kind}, {name}: refused with {sent.code}, {sent.remark}")
             return None
         log = store.read_log(base, store.end - base)
         found = [at for at in range(len(log)) if log.startswith(token, at)] if len(log) < 100_000 else [log.find(token)]
@@ -300,7 +276,7 @@ class Round:
         if len(places) != 1 or store.read_log(at, len(body)) != body:
             self._outcome.add(missed=1)
             return None
-        return Aimed(f"{kind}, {way.__name__[1:]}", at, tuple(_inside(at, body)), *places[0])
+        return Aimed(f"{kind}, {name}", at, tuple(_inside(at, body)), *places[0])
 
     # While the broker runs
 
