@@ -7,6 +7,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from rocketlet.broker.messages.later import waiting_text
 from rocketlet.broker.pops.deliveries import AckStatus, Delivered, PopClient, PopRequest, Why
 from rocketlet.broker.pops.pool import Receive
 from rocketlet.broker.runtime import MACHINE, Call, Clock, Job, MovableClock, do
+from rocketlet.broker.store.files import StoreError
 from rocketlet.broker.store.index import ConsumeQueue
 from rocketlet.broker.store.store import Flusher, Retention
 from rocketlet.protocol.bodies import TopicConfig
@@ -211,7 +213,7 @@ class Work:
                 self._jobs[0].send(None)
             except StopIteration:
                 del self._jobs[0]
-            except PowerCut:
+            except BaseException:  # a PowerCut, or a StoreError
                 del self._jobs[0]
                 raise
 
@@ -225,7 +227,8 @@ class Work:
     def submit(self, function: Callable[..., object], *arguments: object) -> Future[object]:
         """Stand for the thread that waits for the device, which makes one call after the other."""
         if self._waits_for_device:
-            self._continue()
+            with suppress(StoreError):  # of the job, which is over then
+                self._continue()
         done: Future[object] = Future()
         try:
             done.set_result(function(*arguments))
