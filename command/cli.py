@@ -1,4 +1,4 @@
-"""The `rocketlet` command. It imports only the modules that the given command needs, and so answers at once."""
+"""The `rocketlet` command. It imports only the modules that the given command needs, so that it starts quickly."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def hoisted(arguments: Sequence[str]) -> list[str]:
 
 
 def configure_logs(level: str) -> None:
-    """Configures logs at once for commands with loggers of structlog, such as a broker. The others seldom log, and
-    structlog takes as long to import as all the rest of them."""
+    """Configure logging now if structlog is imported already, as for a broker. Other commands configure it at their
+    first log entry, because they seldom log and importing structlog would double their start time."""
     if "structlog" in sys.modules:
         from .plumbing import logs
 

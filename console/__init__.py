@@ -3,16 +3,16 @@
 server      listens, and ends with its streams
 application the routes, from paths to pages
 console     what all pages share: one client, samples, notices
-guard       what a request must have: a known host, and for a change a token of ours
+guard       checks of requests: a known host, and a token for changes
 page        renders a page, then sends the parts of it that change (server-sent events)
-form        what was filled in, checked
-change      asks, does, and says what it did
-rotation    asks for one thing after another, at a cost that does not grow with them
-samples     groups and topics as they were seen last, and their lag over time
-group_watch a group that somebody looks at: its queues, owners, events and hand-overs
-oldest      when the first message of a queue was stored
+form        the checked values of a form
+change      asks for confirmation, makes a change, and reports it
+rotation    queries groups and topics in rotation, at a cost that does not grow with their number
+samples     the last samples of groups and topics, and their lag over time
+group_watch a group that a page shows: its queues, owners, events and rebalances
+oldest      store times of the first messages of queues
 charts      lines and the picture of a rebalance, as SVG
 message_text  a body as text, JSON, MessagePack and hex
-text        numbers, times and names as people read them
-config      every limit
+text        numbers, times and names, formatted for people
+config      all limits
 """

@@ -41,7 +41,7 @@ class Console:
         self.groups = Rotation[GroupSample](self._group_names, self._sample_group)
         self.topics = Rotation[TopicSample](self._topic_names, partial(sample_topic, admin))
         self.oldest = Oldest(admin)
-        self.examining = asyncio.Lock()  # one look at the whole cluster at a time
+        self.examining = asyncio.Lock()  # only one examination of the whole cluster at a time
         self.closing = asyncio.Event()
         self.streams = 0
         self._watches: OrderedDict[str, GroupWatch] = OrderedDict()
@@ -140,7 +140,7 @@ class Console:
         return [(points[0][0], sum(point[1 if sent else 2] for point in points)) for points in rounds][::-1]
 
     def findings(self) -> list[Finding]:
-        """What is wrong in the cluster by the last looks at its brokers, topics and groups, worst first."""
+        """Return the last findings about brokers, topics and groups, worst first."""
         found = list(self._of_brokers)
         for topic in self.topics.found.values():
             found += () if self.is_own_topic(topic.name) else topic.findings
@@ -149,7 +149,8 @@ class Console:
         return sorted(set(found))
 
     def watch(self, group: str) -> GroupWatch:
-        """The close look at a group, shared by all pages that show it; the one that was not looked at for longest goes."""
+        """Return the watch of a group, which all pages that show it share. Drop the least recently used one if there are
+        too many."""
         found = self._watches.pop(group, None) or GroupWatch(self.admin, group)
         self._watches[group] = found
         if len(self._watches) > MAX_WATCHES:
@@ -160,7 +161,7 @@ class Console:
         self._watches.pop(group, None)
 
     def notice(self, text: str) -> str:
-        """Keeps the report of a change, for the page that comes after it. Returns its key."""
+        """Keep the report of a change for the next page. Return its key."""
         key = secrets.token_urlsafe(9)
         self._notices[key] = text
         if len(self._notices) > MAX_NOTICES:

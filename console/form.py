@@ -91,4 +91,4 @@ async def posted(request: Request) -> Form:
 
 def check_token(request: Request, form: Form) -> None:
     if not is_token(request, form.text(TOKEN)):
-        raise ConfigError("the form is from another session of the console: send it once more")
+        raise ConfigError("the form is from another session of the console; submit it a second time")

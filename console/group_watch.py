@@ -1,7 +1,8 @@
 """A group that a page shows: its queues, members, owners and events.
 
-All pages that show a group share one watch, which asks at most once a second. Rocketlet's brokers tell the events; on
-Apache's the watch makes them itself, from the queues that members say they read: coarser, and only while somebody looks.
+All pages that show a group share one watch, which queries the brokers at most once a second. Rocketlet's brokers return
+events. With Apache's brokers the watch derives them from the queues that members report, which is coarser and happens
+only while a page shows the group.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ class GroupWatch:
         self._note_lags()
 
     async def _report(self, broker: str) -> dict[str, Any]:
-        """A broker's events that are new to us by its own clock."""
+        """Query a broker's events since the last one that is known."""
         newest_ms, _ = self._heard.get(broker, (0, frozenset()))
         (report,) = await self._admin.history(self.group, {broker: self.masters[broker]}, since_ms=newest_ms)
         return report
@@ -146,13 +147,16 @@ class GroupWatch:
         del self.events[:-MAX_EVENTS]
 
     def _fresh(self, broker: str, events: list[Event]) -> list[Event]:
-        """The new events. Those of the newest ms come again, and are known."""
+        """Return the new events. The broker returns the known events of the newest ms, too, which are left out."""
         newest_ms, known = self._heard.get(broker, (0, frozenset[bytes]()))
-        told: list[Event] = [{"broker": broker, **event} for event in events]
-        fresh = [event for event in told if event["ms"] > newest_ms or _text_of(event) not in known]
+        all_events: list[Event] = [{"broker": broker, **event} for event in events]
+        fresh = [event for event in all_events if event["ms"] > newest_ms or _text_of(event) not in known]
         if fresh:
             newest_ms = max(event["ms"] for event in fresh)
-            self._heard[broker] = newest_ms, frozenset(_text_of(event) for event in told if event["ms"] == newest_ms)
+            self._heard[broker] = (
+                newest_ms,
+                frozenset(_text_of(event) for event in all_events if event["ms"] == newest_ms),
+            )
         return fresh
 
     async def _look_at_foreign(

@@ -32,12 +32,14 @@ def rate_of(status: Mapping[str, str], name: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class GroupSample:
-    """A group at one moment.
+    """The state of a group at one time.
 
-    lags: the time (ms) and the number of messages that are not consumed, oldest first.
-    reads: the time and the sum of the offsets of `queues` queues.
-    findings: what `rocketlet doctor` finds in the group, worst first; None until it was looked at twice.
-    dead: the dead letters that were neither replayed nor discarded.
+    Attributes:
+        ms: the time of the sample, in ms since the epoch.
+        lags: times (ms since the epoch) with the number of unconsumed messages, oldest first.
+        reads: times with the sum of the committed offsets of `queues` queues.
+        findings: the findings of `rocketlet doctor` about the group, worst first; None until it was observed twice.
+        dead: the number of dead letters that were neither replayed nor discarded.
     """
 
     name: str
@@ -54,7 +56,7 @@ class GroupSample:
 
     @property
     def rate(self) -> float | None:
-        """Messages that it finished per second in the last RATE_S; None as long as that is not known."""
+        """Messages per second that the group consumed in the last RATE_S; None while unknown."""
         recent = [point for point in self.reads if point[0] >= self.ms - RATE_S * 1000]
         if len(recent) < 2 or recent[-1][0] <= recent[0][0] or recent[-1][1] < recent[0][1]:
             return None
@@ -62,8 +64,8 @@ class GroupSample:
 
     @property
     def caught_up(self) -> str:
-        """When the group will have no lag if it continues as in the last CATCH_UP_S. A lag that it reads in a moment is that
-        of messages in flight."""
+        """When the group will have no lag if it continues as in the last CATCH_UP_S. A lag that it reads in a moment is
+        that of messages in flight."""
         if self.broadcasts:
             return "–"
         if self.lag <= SHORT_LAG_S * (self.rate or 0):

@@ -1,7 +1,7 @@
-"""The machine, as brokers and clients both need it.
+"""Functions about the machine that brokers and clients both need.
 
-address  the address under which others reach this machine
-files    files that users name: a limit on each, and no wait at a pipe
-memory   freed memory, kept for the next use
+address  the address at which other machines reach this machine
+files    files whose paths users give: size limits, no pipes, locks
+memory   keeps freed memory in the process
 version  Rocketlet's version
 """

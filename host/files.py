@@ -1,6 +1,7 @@
-"""Files that users name, such as certificates. A pipe is refused, because its reader would wait, and so is a large file.
+"""Files whose paths users give, such as certificates. Pipes are rejected, because reading one could block, and large
+files, too.
 
-A file that is rewritten each time is locked by a file beside it.
+A file that is replaced at each write is locked with a separate lock file.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ except ImportError:  # Windows
 
 
 def check_file(path: str | Path, max_bytes: int) -> None:
-    """Raises OSError unless this is a regular file of at most `max_bytes`."""
+    """Raise OSError if a path is not a regular file of at most `max_bytes`."""
     _check(os.stat(path), path, max_bytes)
 
 
 def read_file(path: str | Path, max_bytes: int) -> bytes:
-    """Raises OSError unless this is a regular file of at most `max_bytes`, also when it grows meanwhile."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # opening a pipe would wait for its writer
+    """Return the content of a regular file of at most `max_bytes`. Raises OSError for any other, even if it grows
+    meanwhile."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # opening a pipe must not wait for a writer
     try:
         _check(os.fstat(descriptor), path, max_bytes)
         with os.fdopen(descriptor, "rb", closefd=False) as file:
@@ -37,8 +39,10 @@ def read_file(path: str | Path, max_bytes: int) -> bytes:
 
 
 def locked_beside(path: Path) -> BinaryIO:
-    """`PATH.lock`, locked until it is closed or the process ends. Raises BlockingIOError if somebody else has it. Where no
-    file can be locked, it is opened only."""
+    """Open and lock `PATH.lock`, until it is closed or the process ends. Return the open file.
+
+    Raises BlockingIOError if another process has locked it. On systems that do not support locks, the file is only opened.
+    """
     file = path.with_name(f"{path.name}.lock").open("ab")
     try:
         if fcntl is not None:
@@ -47,7 +51,7 @@ def locked_beside(path: Path) -> BinaryIO:
         file.close()
         raise
     except OSError:
-        pass  # some network file systems lock nothing
+        pass  # some network file systems do not support locks
     return file
 
 
@@ -55,4 +59,4 @@ def _check(found: os.stat_result, path: str | Path, max_bytes: int) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     if found.st_size > max_bytes:
-        raise OSError(errno.EFBIG, f"it has {found.st_size} bytes; {max_bytes} are allowed", str(path))
+        raise OSError(errno.EFBIG, f"it has {found.st_size} bytes (maximum {max_bytes})", str(path))

@@ -1,4 +1,4 @@
-"""Rocketlet's version, as it is installed."""
+"""The version of the installed Rocketlet."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 @cache
 def own_version() -> str:
-    """Stands beside the version of RocketMQ whose protocol is spoken."""
+    """Return the version of the installed Rocketlet; "unknown" if it is not installed as a package."""
     try:
         return version("rocketlet")
     except PackageNotFoundError:

@@ -44,20 +44,15 @@ log = get_logger("rocketlet.mirror")
 # ------------------------------------------------------------------------------
 # Copies topics and the progress of groups to another cluster, queue by queue, Rocketlet's or Apache's.
 #
-# 1. Each queue of the source has one queue over there, always the same: the n-th of the source, counted by broker and
-#     number,
-#    is queue n // brokers of broker n % brokers. So order is kept.
-# 2. A copy has one property more, its origin: where the original lies. Nothing else is stored: a mirror that resumes
-#     looks for
-#    the newest copy in the queue over there and continues behind its original. That is how a mirror survives its own
-#     end and
-#    that of either cluster, without a gap.
-# 3. A send without an answer may have been stored or not. The newest copy shows which, unless the request is still under
-#     way: then
-#    one batch is there twice, and nothing else ever is.
-# 4. A group's offset is the offset of the first copy whose original the group has not consumed: a binary search,
-#     because
-#    originals are in order. Groups that have members over there are left alone.
+# 1. Each queue of the source is copied to a fixed queue of the target: the n-th queue of the source, ordered by broker and
+#    number, to queue n // brokers of broker n % brokers. So the order of messages is kept.
+# 2. A copy has an additional property, its origin: the position of the original. No other state is stored. A mirror that
+#    resumes finds the newest copy in the queue at the target and continues after its original, so that it misses no message
+#    after a crash of the mirror or of either cluster.
+# 3. After a send without a response it is unknown whether the messages were stored. The newest copy shows it, unless the
+#    request is still in flight: then one batch is stored twice. There are no other duplicates.
+# 4. A group's offset at the target is that of the first copy whose original the group has not consumed, found by binary
+#    search, because copies are in the order of their originals. Groups that have members at the target are not changed.
 
 
 _KEPT: Final = frozenset((props.TAGS, props.KEYS))
@@ -68,35 +63,41 @@ _NOTHING: Final = Range(0, 0, 0)
 
 
 class Way(Enum):
-    """Which messages the target has beside copies."""
+    """The messages that the target may have besides copies."""
 
     COPY = auto()
-    """Messages of others, which the source's groups do not read."""
+    """Messages of other producers, which the source's groups do not read."""
     MOVE = auto()
-    """Messages of the source's producers, which have gone there: its groups read them behind the copies."""
+    """Messages of the source's producers, which have moved to the target. The source's groups read them after the
+    copies."""
     RETURN = auto()
-    """As MOVE; and messages of the source may have their originals there, which are not copied."""
+    """Like MOVE, for a move in the opposite direction: originals of the source's messages that the target has are not
+    copied."""
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The begin of a queue that has no copies yet: the first message, the newest `last` messages, or the first one that was
-    stored at `since_ms` (ms since the epoch) or later."""
+    """The start position in a queue that has no copies yet: the first message, the newest `last` messages, or the first
+    message that was stored at `since_ms` (ms since the epoch) or later."""
 
     last: int | None = None
     since_ms: int | None = None
 
     def __post_init__(self) -> None:
         if self.last is not None and self.since_ms is not None:
-            raise ConfigError("last and since: give one of them")
+            raise ConfigError("last, since: both are given; give only one of them")
         if self.last is not None:
             check_count("last", self.last, 0)
 
 
 @dataclass(slots=True)
 class QueueCopy:
-    """How far a queue is copied. `next`: the offset of the next original; None until it is known. `end`: the offset over
-    there behind the last copy that was acknowledged."""
+    """The progress of copying one queue.
+
+    Attributes:
+        next: the offset of the next original to copy; None until it is known.
+        end: the offset at the target after the last copy that was acknowledged.
+    """
 
     source: Queue
     target: Queue
@@ -104,9 +105,9 @@ class QueueCopy:
     end: int = 0
     copied: int = 0
     dropped: int = 0
-    """Originals that were deleted before they were copied."""
+    """The number of originals that were deleted before they were copied."""
     span: Range = _NOTHING
-    """The source's messages at the last poll."""
+    """The offsets of the source's messages at the last poll."""
 
     @property
     def done(self) -> int:
@@ -115,7 +116,8 @@ class QueueCopy:
 
 @dataclass(frozen=True, slots=True)
 class MirrorProgress:
-    """How many of a topic's messages are over there, also from earlier times, and how many there are."""
+    """The number of a topic's messages that are copied, including copies of earlier runs, and the number of all
+    messages."""
 
     topic: str
     done: int
@@ -124,8 +126,12 @@ class MirrorProgress:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Messages that wait at the source. `retries`: those that a group handed back, by group: it must handle them there.
-    `delayed`: by topic; they are copied when they are due."""
+    """The numbers of messages at the source that are not due yet.
+
+    Attributes:
+        retries: messages that wait for a retry, by group. They are not copied, so the group must handle them at the source.
+        delayed: delayed messages, by topic. They are copied when they are due.
+    """
 
     retries: Mapping[str, int]
     delayed: Mapping[str, int]
@@ -134,11 +140,12 @@ class Waiting:
 class Mirror:
     """`async with Mirror("a:9876", "b:9876", topics=["orders"], groups=["shop"]) as mirror: await mirror.run()`
 
-    - `topics`: default all.
-    - `groups`: whose settings and progress are copied; default all that read these topics.
-    - `begin`: where queues begin that have no copies yet.
-    - `way`: which other messages the target has.
-    - `patience_s`: how long `run` waits for a cluster that is away; with `follow` it waits for ever.
+    - `topics`: the topics to copy. Default: all.
+    - `groups`: the groups whose settings and progress are copied. Default: all groups that read these topics.
+    - `begin`: the start position in queues that have no copies yet.
+    - `way`: the messages that the target may have besides copies.
+    - `patience_s`: the time in seconds for which `run` retries while a cluster is unreachable; with `follow` it retries
+      until it is cancelled.
 
     Raises RocketletError.
     """
@@ -158,11 +165,11 @@ class Mirror:
         limits: ClientLimits = CLIENT_LIMITS,
     ) -> None:
         if source == target:
-            raise ConfigError(f"source and target are both {source}")
+            raise ConfigError(f"source and target are both {source}; give two clusters")
         check_seconds("patience_s", patience_s)
         self._source = AdminClient(source, access=source_access, limits=limits)
         self._target = AdminClient(target, access=target_access, limits=limits)
-        # no send is repeated blindly: after a send without a response the newest copy shows what to do
+        # No automatic retries, because after a send without a response the newest copy shows whether it was stored.
         self._producer = Producer(target, "rocketlet-mirror", retries=0, access=target_access, limits=limits)
         self._limits = limits
         self._names = tuple(topics)
@@ -176,7 +183,7 @@ class Mirror:
         self._copying = ""
         self.copies: dict[Queue, QueueCopy] = {}
         self.offsets: dict[tuple[str, Queue], int] = {}
-        """The offsets set at the target, by its group and queue."""
+        """The offsets that were set at the target, by group and queue."""
 
     async def __aenter__(self) -> Self:
         try:
@@ -191,7 +198,7 @@ class Mirror:
         await self._stack.aclose()
 
     async def run(self, *, follow: bool = False) -> None:
-        """Copies the present messages, then the progress of groups; with `follow`, continues until it is cancelled."""
+        """Copy the present messages, then the progress of groups. With `follow`, continue until cancelled."""
         deadline_s, copied, logged = 0.0, -1, ""
         while True:
             try:
@@ -203,8 +210,8 @@ class Mirror:
                 if isinstance(error, BrokerRefused) and error.code not in _BUSY:
                     raise
                 if isinstance(error, TopicNotFound) and not follow and not self.copies:
-                    raise  # nothing is away: the name is wrong
-                if self._copied != copied:  # patience counts from the first failure since something was copied
+                    raise  # the topic does not exist, so retrying is useless
+                if self._copied != copied:  # the time is counted from the first failure since the last progress
                     deadline_s, copied = _now_s() + self._patience_s, self._copied
                 if not follow and _now_s() > deadline_s:
                     raise
@@ -226,13 +233,13 @@ class Mirror:
 
     @property
     def progress(self) -> MirrorProgress | None:
-        """How far the topic is that is copied, or was the last one; None before the first."""
+        """Progress of the topic being copied, or of the last one; None before the first."""
         copies = [copy for copy in self.copies.values() if copy.source.topic == self._copying]
         total = sum(copy.span.end - copy.span.begin for copy in copies)
         return MirrorProgress(self._copying, sum(copy.done for copy in copies), total) if copies else None
 
     async def waiting(self) -> Waiting:
-        """The messages at the source that will not be copied as they are."""
+        """Return the numbers of messages at the source that wait for a retry or a delay."""
         later = await delayed(self._source)
         topics = [topic.name for topic in await self._topics()]
         groups = {group for topic in topics for group in await self._groups_of(topic)}
@@ -248,7 +255,7 @@ class Mirror:
         return sum(item.lag for queue, item in progress.items() if queue.topic == retry)
 
     async def _topics(self) -> list[Topic]:
-        """The topics to copy, as they are now at the source."""
+        """Query the topics to copy at the source."""
         return [await self._source.topic(name) for name in self._names or await self._source.topics()]
 
     # Messages
@@ -258,7 +265,7 @@ class Mirror:
         self._copying = topic.name
         for source, target in zip(topic.ranges, targets, strict=True):
             self.copies.setdefault(source, QueueCopy(source, target)).span = topic.ranges[source]
-        # all of them end before any is retried: two copies of a queue at once would mix
+        # Wait for all of them before any is retried, because concurrent copies of the same queue would get out of order.
         ended = await asyncio.gather(
             *(self._copy_queue(self.copies[source], span) for source, span in topic.ranges.items()),
             return_exceptions=True,
@@ -268,7 +275,7 @@ class Mirror:
                 raise error
 
     async def _queues_over_there(self, topic: Topic) -> list[Queue]:
-        """A queue for each of the source's; the topic is made, or gets more queues, if it needs to."""
+        """Return the target's queue for each queue of the source. Create the topic or add queues if necessary."""
         brokers = [broker.name for broker in await self._target.brokers() if 0 in broker.addresses]
         if not brokers:
             raise ConnectionFailed("the target's name servers know no broker")
@@ -280,7 +287,7 @@ class Mirror:
         there = found.config if found is not None else {}
         if set(there) != set(brokers):
             perm = max(config.perm for config in topic.config.values())
-            if self._way is not Way.COPY:  # producers come when the last copy is there, and not between
+            if self._way is not Way.COPY:  # read-only until the last copy, so that no producer writes before it
                 perm &= ~PERM_WRITE
             most = max((config.read_queues for config in there.values()), default=0)
             await self._target.create_topic(topic.name, queues=max(count, most), perm=perm)
@@ -311,14 +318,14 @@ class Mirror:
                     copy.next = messages[-1].queue_offset + 1
 
     def _original_there(self, copy: QueueCopy, message: Message) -> int | None:
-        """The original's offset at the target, if it has the original."""
+        """Return the offset of the original at the target; None if the target does not have the original."""
         origin = origin_of(message) if self._way is Way.RETURN else None
         if origin is None or origin[:2] != (copy.target.broker_name, copy.target.queue_id):
             return None
         return origin.offset
 
     async def _place(self, copy: QueueCopy, span: Range) -> int:
-        """The offset behind the original of the newest copy, or where a queue without copies begins."""
+        """Return the offset after the original of the newest copy, or the start position of a queue without copies."""
         there = (await self._target_as_copied([copy]))[copy.target]
         end = there.end
         while end > there.begin and there.end - end < MIRROR_LOOK_BACK:
@@ -334,7 +341,7 @@ class Mirror:
         return span.begin
 
     async def _newest_original(self, copy: QueueCopy, begin: int, end: int) -> int | None:
-        """The largest offset of an original that has its copy in this range, which may take several answers to read."""
+        """Return the largest offset of an original that has its copy in this range of the target; None without any."""
         newest = None
         async for messages in self._target.read(copy.target, begin, end):
             for message in messages:
@@ -344,8 +351,11 @@ class Mirror:
         return newest
 
     async def _target_as_copied(self, copies: Iterable[QueueCopy]) -> Mapping[Queue, Range]:
-        """The target's queues, as soon as they show each copy that was acknowledged: Apache's brokers index a message a
-        moment later (ReputMessageService). A copy that they do not show after some seconds was lost, and is made again."""
+        """Return the ranges of the target's queues, once they contain each copy that was acknowledged.
+
+        Apache's brokers index a message a moment after they acknowledge it (ReputMessageService). A copy that is missing
+        after some seconds was lost, and is copied again.
+        """
         wanted = {copy.target: copy.end for copy in copies}
         topic = next(iter(wanted)).topic
         deadline_s = _now_s() + MIRROR_INDEXED_LIMIT_S
@@ -356,7 +366,7 @@ class Mirror:
                 return there
             if _now_s() > deadline_s:
                 raise RequestTimeout(
-                    f"{missing[0]} does not show all copies that were acknowledged; were they lost over there?"
+                    f"{missing[0]} does not show all copies that were acknowledged; were they lost at the target?"
                 )
             await asyncio.sleep(MIRROR_INDEXED_S)
 
@@ -372,7 +382,7 @@ class Mirror:
             )
 
     async def _groups_of(self, topic: str) -> list[str]:
-        """The groups that read a topic and whose progress is copied."""
+        """Return the groups that read a topic and whose progress is to be copied."""
         found = (group for group in await self._source.consumed_by(topic) if not names.is_made_by_brokers(group))
         return [group for group in found if self._groups is None or group in self._groups]
 
@@ -391,7 +401,7 @@ class Mirror:
             wanted[copy.target] = await self._first_copy(copy, there[copy.target], offset)
         await self._copy_settings(group)
         if (await self._target.group(group)).members:
-            log.info("mirror_leaves_group", group=group, hint="it has members over there")
+            log.info("mirror_leaves_group", group=group, hint="it has members at the target")
         else:
             await self._target.reset(group, topic, wanted)
             self.offsets |= {(group, queue): offset for queue, offset in wanted.items()}
@@ -404,8 +414,8 @@ class Mirror:
                 break
 
     async def _first_copy(self, copy: QueueCopy, there: Range, offset: int) -> int:
-        """The offset over there of the first copy of an original at `offset` or behind it; without one the place behind the
-        copies before it: others may have sent there since."""
+        """Return the offset at the target of the first copy whose original has at least `offset`. Without one, return
+        the offset after the last copy of an earlier original, because other producers may have sent messages after it."""
         came_from = await self._came_from(copy, offset)
         if came_from is not None:
             return came_from
@@ -428,7 +438,8 @@ class Mirror:
         return there.end if low == there.begin and self._way is Way.COPY else low
 
     async def _came_from(self, copy: QueueCopy, offset: int) -> int | None:
-        """The offset over there of a message that came from there; None of others."""
+        """Return the offset at the target of a source's message that is itself a copy from the target; None for other
+        messages."""
         if self._way is Way.RETURN and offset >= 0:
             async for messages in self._source.read(copy.source, offset, offset + 1):
                 if messages:
@@ -436,7 +447,7 @@ class Mirror:
         return None
 
     async def _next_copy(self, copy: QueueCopy, begin: int, end: int) -> tuple[int, int] | None:
-        """The first copy from an offset on, and the offset of its original."""
+        """Return the offset of the first copy from `begin` on, and the offset of its original."""
         async for messages in self._target.read(copy.target, begin, end):
             for message in messages:
                 offset = _offset_of(copy, message)
@@ -446,7 +457,8 @@ class Mirror:
 
 
 def _batches(copy: QueueCopy, messages: Iterable[Message]) -> Iterable[tuple[int, list[BatchEntry]]]:
-    """Batches for one request each: bodies that are compressed alike, as they are, and the flag that says how."""
+    """Split messages into batches for one request each. A batch has bodies with the same compression, which are not
+    decompressed, and is returned with the system flag of that compression."""
     batch: list[BatchEntry] = []
     size = sys_flag = 0
     for message in messages:
@@ -464,7 +476,8 @@ def _batches(copy: QueueCopy, messages: Iterable[Message]) -> Iterable[tuple[int
 
 
 def _entry(copy: QueueCopy, message: Message) -> BatchEntry:
-    """The message as the source has it, whatever its sender gave it: nothing that a broker took stops a mirror."""
+    """Return a message as the source has stored it, with its origin. Any message that a broker has stored can be copied;
+    if its properties are too long, some are dropped."""
     kept = {
         name: value
         for name, value in message.properties.items()
@@ -477,16 +490,15 @@ def _entry(copy: QueueCopy, message: Message) -> BatchEntry:
 
 
 def _offset_of(copy: QueueCopy, message: Message) -> int | None:
-    """The original's offset; None for a message that somebody else sent, perhaps with any properties. Raises ConfigError
-    for a copy of another queue."""
+    """Return the offset of a copy's original; None for a message that is not a copy. Raises ConfigError for a copy of
+    another queue."""
     origin = origin_of(message)
     if origin is None:
         return None
     if origin[:2] != (copy.source.broker_name, copy.source.queue_id):
         raise ConfigError(
-            f"{copy.target} holds copies of queue {origin.queue_id} of {origin.broker_name}, and should hold those of "
-            f"{copy.source}: the brokers of one side have changed since; delete the topic over there, or mirror to another "
-            "cluster"
+            f"{copy.target} contains copies of queue {origin.queue_id} of {origin.broker_name} instead of {copy.source}, "
+            "because the brokers of one cluster have changed; delete the topic at the target, or mirror to another cluster"
         )
     return origin.offset
 
@@ -496,14 +508,15 @@ def _now_s() -> float:
 
 
 # ------------------------------------------------------------------------------
-# Messages that wait at the brokers for their time: sent with a delay, or sent back by a consumer for a retry.
+# Messages that brokers deliver later: sent with a delay, or returned by a consumer for a retry.
 #
-# They lie in SCHEDULE_TOPIC_XXXX, a queue for each level, or, sent to a time, in rmq_sys_wheel_timer; no lag counts
-# them. Brokers report how far a level is delivered.
+# They are stored in SCHEDULE_TOPIC_XXXX, which has a queue for each delay level, or in rmq_sys_wheel_timer if they have
+# a delivery time. They are not part of any group's lag. Brokers report the delivered offset of each level.
 
 
 async def delayed(admin: AdminClient) -> Counter[str]:
-    """How many wait, by the topic that they will be stored in: of those that were handed back, the group's retry topic."""
+    """Return the number of delayed messages by target topic, which is the group's retry topic for messages that wait for a
+    retry."""
     return await _at_levels(admin) + await _to_times(admin)
 
 
@@ -519,7 +532,7 @@ async def _at_levels(admin: AdminClient) -> Counter[str]:
 
 
 async def _to_times(admin: AdminClient) -> Counter[str]:
-    """Counts messages by the times that they have; recalled ones count, too."""
+    """Return the number of messages with a delivery time by target topic, including recalled ones."""
     waiting: Counter[str] = Counter()
     now_ms = time.time() * 1000
     for queue, span in (await _ranges(admin, names.TIMER_TOPIC)).items():

@@ -23,7 +23,8 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """`lag`: messages that it has not committed; `retries`: messages that wait for a retry; `dead`: its dead letters."""
+    """A group in a plan: the numbers of its uncommitted messages (`lag`), of messages that wait for a retry (`retries`),
+    and of its dead letters (`dead`)."""
 
     name: str
     members: int
@@ -34,7 +35,13 @@ class GroupPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`topics`: how many messages each has. `stays`: what is not moved, in words; `blocks`: why nothing can begin."""
+    """The plan of a move.
+
+    Attributes:
+        topics: the number of messages of each topic.
+        stays: texts about what is not moved.
+        blocks: texts about what prevents the move.
+    """
 
     topics: dict[str, int]
     groups: list[GroupPlan]
@@ -44,7 +51,8 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A group that may resume at the target: how many messages wait for it, and how many of them wait for a retry."""
+    """A group that may resume at the target, with the number of messages that wait for it, and how many of them are
+    retries."""
 
     name: str
     lag: int
@@ -53,7 +61,8 @@ class Taken:
 
 
 class Move:
-    """`async with Move("a:9876", "b:9876") as move: ...`; `say` gets each line of progress. Raises RocketletError."""
+    """`async with Move("a:9876", "b:9876") as move: ...`; `say` is called with each line of progress. Raises
+    RocketletError."""
 
     def __init__(
         self,
@@ -68,7 +77,7 @@ class Move:
     ) -> None:
         self._limits = limits
         if source == target:
-            raise ConfigError(f"source and target are both {source}")
+            raise ConfigError(f"source and target are both {source}; give two clusters")
         self._addresses = source, target
         self._access = source_access, target_access
         self._way = Way.RETURN if returns else Way.MOVE
@@ -88,13 +97,13 @@ class Move:
 
     @property
     def progress(self) -> MirrorProgress | None:
-        """How far the topic is that is copied, or was the last one."""
+        """Progress of the topic being copied, or of the last one; None before the first."""
         return self._mirror.progress if self._mirror is not None else None
 
     # Planning
 
     async def plan(self) -> Plan:
-        """Changes nothing."""
+        """Return the plan of the move, without changing anything."""
         later = await delayed(self._source)
         topics = {name: (await self._source.topic(name)).messages for name in await self._source.topics()}
         groups = [await self._plan_of(name, later[names.retry_topic(name)]) for name in await self._source.groups()]
@@ -121,10 +130,10 @@ class Move:
             if count and not topic.startswith(names.RETRY_PREFIX)
         ]
         stays += [
-            "brokers' settings and the accounts of --acl: set them up over there",
+            "brokers' settings and the accounts of --acl: set them up at the target",
             "messages in transactions without an outcome: let their producers end them first",
             "what broadcasting members have read: they keep that themselves",
-            "the times and places of messages: copies have those of their storing over there; their ids, keys and tags stay",
+            "store times and offsets of messages: copies have new ones; ids, keys and tags stay the same",
         ]
         if len(await self._target.brokers()) != len(await self._source.brokers()):
             stays.append("queues' places: the other side has another number of brokers; the order in each queue stays")
@@ -136,14 +145,18 @@ class Move:
             members = await self._target.connections(name)
             if any(known.members for known in members.values()):
                 blocks.append(
-                    f"the group {name} has members over there already: stop them, or its offsets cannot be set"
+                    f"the group {name} has members at the target already: stop them, or its offsets cannot be set"
                 )
         return blocks
 
     # Steps
 
     async def copy(self, groups: Sequence[str] | None = None) -> int:
-        """Copies what is not over there yet; how many messages that were. groups: default all."""
+        """Copy messages and progress that are not at the target yet. Return the number of messages that were copied.
+
+        Args:
+            groups: the groups whose progress is copied. Default: all.
+        """
         dead = [names.dlq_topic(name) for name in groups or await self._source.groups() if await self._dead(name)]
         topics, copied = await self._source.topics(), 0
         for chosen in (topics, dead):
@@ -163,16 +176,19 @@ class Move:
         return copied
 
     async def _open(self, topics: Sequence[str]) -> None:
-        """Topics over there take messages of producers."""
+        """Allow producers to send to the topics at the target."""
         for name in topics:
             for broker, config in (await self._target.topic(name)).config.items():
                 if not config.perm & PERM_WRITE:
                     await self._target.change_topic(name, perm=config.perm | PERM_WRITE, brokers=[broker])
 
     async def close(self) -> int:
-        """The source takes no more messages, all that it has is copied, and the target takes messages; how many were copied.
-        Until then the target's topics are read-only: behind a producer's message no copy may come, or a group's offset could
-        not stand for both."""
+        """Make the source's topics read-only, copy the rest of their messages, and let the target's topics be written.
+        Return the number of messages that were copied.
+
+        Until then the target's topics are read-only. No copy may follow a producer's message, or a group's offset could not
+        separate consumed and unconsumed messages.
+        """
         copied = await self.copy()
         topics = await self._source.topics()
         for name in topics:
@@ -184,8 +200,8 @@ class Move:
         return copied
 
     async def _quieted(self) -> int:
-        """Copies until nobody has sent for the time in which every producer notices it: brokers do not refuse, clients look
-        at the permission when they ask for the route, every 30 s."""
+        """Copy until no message was sent for as long as producers need to notice the new permission: brokers do not
+        reject messages; clients see the permission when they query the route, every 30 s."""
         copied, told, limits = 0, False, self._limits
         quiet_s = _now_s()
         while _now_s() - quiet_s < limits.move_quiet_s:
@@ -202,14 +218,14 @@ class Move:
         return copied
 
     async def is_closed(self) -> bool:
-        """Whether no topic of the source takes messages."""
+        """Return True if all topics of the source are read-only."""
         topics = [await self._source.topic(name) for name in await self._source.topics()]
         return not any(config.perm & PERM_WRITE for topic in topics for config in topic.config.values())
 
     async def take(self, group: str) -> Taken:
-        """Waits until the group has no members at the source, and takes what is its own over there."""
+        """Wait until the group has no members at the source, then move its offsets and pending retries to the target."""
         if not await self.is_closed():
-            raise ConfigError("the source still takes messages: move the producers first (--producers)")
+            raise ConfigError("the source's topics are still writable; move the producers first (--producers)")
         told = -1
         while members := sum(len(known.members) for known in (await self._source.connections(group)).values()):
             if members != told:
@@ -226,7 +242,8 @@ class Move:
         return Taken(group, await self._checked(group), retries, dead)
 
     async def _retries(self, group: str) -> int:
-        """Send what waits for a retry to the group at the target, each once: the source's offset records the progress."""
+        """Send the group's pending retries to the target, each once. The group's offset at the source records the
+        progress."""
         retry, moved, told = names.retry_topic(group), 0, -1
         while True:
             moved += await self._due_retries(group, retry)
@@ -258,7 +275,8 @@ class Move:
         return moved
 
     async def _retries_there(self, retry: str) -> set[Origin]:
-        """The originals of the newest messages over there: a move that was killed had not noted the last one."""
+        """Return the originals of the newest retries at the target, because a move that was killed may have sent a retry
+        without committing its offset."""
         try:
             ranges = (await self._target.topic(retry)).ranges
         except TopicNotFound:
@@ -277,14 +295,15 @@ class Move:
             await self._target.create_topic(retry, queues=1)
 
     async def _checked(self, group: str) -> int:
-        """How many messages wait for the group over there; raises ConfigError if they are fewer than at the source."""
+        """Return the number of messages that wait for the group at the target. Raises ConfigError if fewer wait there
+        than at the source."""
         here, there = await self._waiting(self._source, group), await self._waiting(self._target, group)
         for topic, count in here.items():
             if there.get(topic, 0) < count:
                 raise ConfigError(
-                    f"{count} messages of {topic} wait for {group} at the source, and {there.get(topic, 0)} over there: "
-                    "repeat this step, and do not start its members there before. If `rocketlet doctor` finds messages in "
-                    "queues that may not be read any more, make the queues readable first"
+                    f"{count} messages of {topic} wait for {group} at the source, and {there.get(topic, 0)} at the target: "
+                    "repeat this step before you start its members there. If `rocketlet doctor` finds messages in queues "
+                    "that may not be read any more, make these queues readable first"
                 )
         return sum(there.values())
 

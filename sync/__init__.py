@@ -8,11 +8,11 @@
         for message in consumer.messages(timeout_s=5):
             print(message.body)
 
-They are the asynchronous ones, in an event loop of one thread that all of them share: heartbeats and commits continue while
-your code works. All methods may be called from any thread and from the cells of a notebook, but not in a coroutine. Handlers,
-listeners and `check` are plain functions, which run in threads and may block.
+They wrap the asynchronous classes. All of them share one event loop in a background thread, so that heartbeats and
+commits continue while your code runs. All methods may be called from any thread and from the cells of a notebook, but
+not in a coroutine. Handlers, listeners and `check` are plain functions, which run in threads and may block.
 
-A forked process makes its own: clients made before the fork raise ConfigError there.
+After a fork, create new clients in the child process: clients that were created before the fork raise ConfigError there.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ _loop = Loop()
 
 
 def _threaded(function: Callable[[Any], Any] | None) -> Any:
-    """A listener or check that runs in a thread. In the loop, which all share, it might neither block nor call what does."""
+    """Return a listener or check that runs the plain function in a thread, because it must not block the loop that all
+    clients share."""
     if not callable(function) or inspect.iscoroutinefunction(function):
         return function
 
@@ -57,7 +58,7 @@ def _threaded(function: Callable[[Any], Any] | None) -> Any:
 
 @takes(ProducerOptions)
 class Producer:
-    """Like `rocketlet.Producer`; `check` is a plain function."""
+    """The synchronous version of `rocketlet.Producer`. `check` is a plain function."""
 
     def __init__(self, name_server: str, group: str = PRODUCER_GROUP, **options: Unpack[ProducerOptions]) -> None:
         if "check" in options:
@@ -76,14 +77,15 @@ class Producer:
         self.stop()
 
     def start(self) -> None:
-        """Raises as that of `rocketlet.Producer`."""
+        """Start the producer. Raises what `rocketlet.Producer.start` raises."""
         _loop.run(self._producer.start())
 
     def stop(self) -> None:
         _loop.run(self._producer.stop())
 
     def send(self, topic: str, body: bytes, **options: Unpack[SendOptions]) -> SendResult:
-        """Sends one message and returns when the broker has it. Takes and raises what that of `rocketlet.Producer` does."""
+        """Send one message. Return when the broker has stored it. Options and errors are those of
+        `rocketlet.Producer.send`."""
         return _loop.run(self._producer.send(topic, body, **options))
 
     def send_batch(
@@ -94,38 +96,38 @@ class Producer:
         queue_key: str | None = None,
         queue: Queue | None = None,
     ) -> SendResult:
-        """Like `rocketlet.Producer`'s."""
+        """Send messages in one request, as `rocketlet.Producer.send_batch` does."""
         return _loop.run(self._producer.send_batch(topic, messages, queue_key=queue_key, queue=queue))
 
     def send_oneway(self, topic: str, body: bytes, **options: Unpack[MessageOptions]) -> None:
-        """Like `rocketlet.Producer`'s: sends without an answer, fast, but perhaps lost."""
+        """Send without waiting for a response, as `rocketlet.Producer.send_oneway` does. The message may be lost."""
         _loop.run(self._producer.send_oneway(topic, body, **options))
 
     def recall(self, sent: SendResult | str) -> bool:
-        """Like `rocketlet.Producer`'s: takes back a message that waits for its time."""
+        """Cancel the delivery of a delayed message, as `rocketlet.Producer.recall` does."""
         return _loop.run(self._producer.recall(sent))
 
     def queue_for(self, topic: str, queue_key: str) -> Queue:
-        """The queue for messages with this key. Raises TopicNotFound."""
+        """Return the queue for messages with this key. Raises TopicNotFound."""
         return _loop.run(self._producer.queue_for(topic, queue_key))
 
     def request(
         self, topic: str, body: bytes, *, timeout_s: float = REQUEST_TIMEOUT_S, **options: Unpack[MessageOptions]
     ) -> Message:
-        """Like `rocketlet.Producer`'s: sends a message and returns the reply. Raises RequestTimeout."""
+        """Send a message and return the reply, as `rocketlet.Producer.request` does. Raises RequestTimeout."""
         return _loop.run(self._producer.request(topic, body, timeout_s=timeout_s, **options))
 
     def reply(self, request: Message, body: bytes, *, properties: Mapping[str, str] | None = None) -> None:
-        """Like `rocketlet.Producer`'s."""
+        """Send the reply to a request, as `rocketlet.Producer.reply` does."""
         _loop.run(self._producer.reply(request, body, properties=properties))
 
     def resend(self, message: Message, topic: str | None = None) -> SendResult:
-        """Like `rocketlet.Producer`'s."""
+        """Send a copy of a received message, as `rocketlet.Producer.resend` does."""
         return _loop.run(self._producer.resend(message, topic))
 
     @contextmanager
     def transaction(self, topic: str, body: bytes, **options: Unpack[MessageOptions]) -> Iterator[SendResult]:
-        """Consumers see the message when the block has ended, and never if it raises."""
+        """Send a message that consumers get when the block ends without an exception, and never if the block raises."""
         block = self._producer.transaction(topic, body, **options)
         half = _loop.run(block.__aenter__())
         try:
@@ -137,7 +139,7 @@ class Producer:
 
 
 class Receiver:
-    """The common part of both kinds of consumers: messages one by one."""
+    """Common base of Consumer and SharedConsumer: receiving single messages."""
 
     _consumer: asynchronous.Consumer | AsyncSharedConsumer
 
@@ -152,11 +154,11 @@ class Receiver:
         raise NotImplementedError
 
     def start(self) -> None:
-        """Raises as that of the asynchronous one."""
+        """Start the consumer. Raises what `start` of the asynchronous class raises."""
         _loop.run(self._consumer.start())
 
     def receive(self, *, timeout_s: float | None = None) -> Message:
-        """The next message, to be settled by `ack`, `retry` or `reject`. Raises TimeoutError."""
+        """Return the next message. Settle it with `ack`, `retry` or `reject`. Raises TimeoutError."""
         came: list[Message] = []
 
         async def received() -> Message:
@@ -169,17 +171,20 @@ class Receiver:
 
         try:
             return _loop.run(received())
-        except BaseException:  # such as a signal handler's exception: a message may have come at the same moment
+        except BaseException:  # for example from a signal handler, while a message was received
             _loop.soon(release)
             raise
 
     def ack(self, message: Message) -> None:
-        """The message has been handled."""
+        """Acknowledge a message."""
         _loop.run(self._consumer.ack(message))
 
     def messages(self, *, timeout_s: float | None = None) -> Iterator[Message]:
-        """Messages one by one, until none has come for `timeout_s`. One is acknowledged when the next is asked for; a loop
-        that is left by `break` or an exception has the last one delivered again."""
+        """Iterate over single messages, until none has arrived for `timeout_s` seconds.
+
+        Requesting the next message acknowledges the previous one, unless that is settled already. If `break` or an
+        exception ends the loop, the last message is redelivered.
+        """
         while True:
             try:
                 message = self.receive(timeout_s=timeout_s)
@@ -199,8 +204,11 @@ class Receiver:
 
 @takes(ConsumerOptions)
 class Consumer(Receiver):
-    """Like `rocketlet.Consumer`. With a handler, which is a plain function and runs in threads, the consumer works until the
-    block ends; without one, ask for messages."""
+    """The synchronous version of `rocketlet.Consumer`.
+
+    With a handler, a plain function that runs in threads, the consumer calls it until the `with` block ends. Without a
+    handler, call `receive`, `messages` or `batches`.
+    """
 
     _consumer: asynchronous.Consumer
 
@@ -227,8 +235,10 @@ class Consumer(Receiver):
         self._consumer = _loop.run(made())
 
     def stop(self) -> None:
-        """Drains, commits and leaves. Messages that were received and not settled are delivered again. Raises ConfigError in
-        a handler, which cannot wait for its own end."""
+        """Wait for running handlers, commit and unregister. Messages that were received and not settled are redelivered.
+
+        Raises ConfigError if a handler calls it, because stopping waits for the handler.
+        """
         self._consumer.check_stop()
 
         async def stopped() -> None:
@@ -238,16 +248,16 @@ class Consumer(Receiver):
         _loop.run(stopped())
 
     def retry(self, message: Message, outcome: RetryLater = RetryLater()) -> None:  # noqa: B008 (it is frozen)
-        """The message is to be delivered again: `retry(message, RetryLater(delay_level=3))`."""
+        """Settle a message so that it is redelivered later: `retry(message, RetryLater(delay_level=3))`."""
         _loop.run(self._consumer.retry(message, outcome))
 
     def reject(self, message: Message, *, reason: str = "") -> None:
-        """The message goes to the dead-letter topic."""
+        """Settle a message by storing it in the dead-letter topic."""
         _loop.run(self._consumer.reject(message, reason=reason))
 
     def batches(self, *, timeout_s: float | None = None) -> Iterator[list[Message]]:
-        """Lists of up to `batch_size` messages of one queue, until none has come for `timeout_s`. They are acknowledged as in
-        `messages`."""
+        """Iterate over lists of up to `batch_size` messages of one queue, until none has arrived for `timeout_s`
+        seconds. They are acknowledged as in `messages`."""
         batches = self._consumer.batches()
 
         async def following() -> list[Message]:
@@ -269,32 +279,32 @@ class Consumer(Receiver):
                 raise
 
     def assignment(self) -> set[Queue]:
-        """The queues that this member owns now."""
+        """Return the queues that this member owns now."""
         return self._consumer.assignment()
 
     def assigned(self, timeout_s: float = 30.0) -> set[Queue]:
-        """Waits until this member holds the share that the last rebalance gave it. Returns its queues. Raises TimeoutError,
-        saying why."""
+        """Wait until this member owns all queues that the last rebalance assigned to it, and return them. Raises
+        TimeoutError with the reason."""
         return _loop.run(self._consumer.assigned(timeout_s))
 
     def pause(self, queues: Iterable[Queue] | None = None) -> None:
-        """Like `rocketlet.Consumer`'s: nothing of these queues, or of all, is handed out any more."""
+        """Pause these queues, or all if None, as `rocketlet.Consumer.pause` does."""
         _loop.run(self._consumer.pause(queues))
 
     def resume(self, queues: Iterable[Queue] | None = None) -> None:
-        """Ends a pause."""
+        """Resume these paused queues, or all if None."""
         _loop.run(self._consumer.resume(queues))
 
     def seek(self, to: SeekPosition, queues: Iterable[Queue] | None = None) -> None:
-        """Like `rocketlet.Consumer`'s."""
+        """Move the position of queues, as `rocketlet.Consumer.seek` does."""
         _loop.run(self._consumer.seek(to, queues))
 
     def commit(self) -> None:
-        """Commits acknowledged messages, and returns when the brokers have answered."""
+        """Commit the offsets of acknowledged messages. Return when the brokers have responded."""
         _loop.run(self._consumer.commit())
 
     def positions(self) -> dict[Queue, Position]:
-        """Like `rocketlet.Consumer`'s."""
+        """Return the progress of this member in each of its queues, as `rocketlet.Consumer.positions` does."""
         return _loop.run(self._consumer.positions())
 
     def lag(self) -> int:
@@ -304,8 +314,11 @@ class Consumer(Receiver):
 
 @takes(SharedOptions)
 class SharedConsumer(Receiver):
-    """Like `rocketlet.SharedConsumer`. With a handler, which is a plain function and runs in threads, the consumer works
-    until the block ends; without one, ask for messages."""
+    """The synchronous version of `rocketlet.SharedConsumer`.
+
+    With a handler, a plain function that runs in threads, the consumer calls it until the `with` block ends. Without a
+    handler, call `receive` or `messages`.
+    """
 
     _consumer: AsyncSharedConsumer
 
@@ -323,24 +336,25 @@ class SharedConsumer(Receiver):
         self._consumer = _loop.run(made())
 
     def stop(self) -> None:
-        """Lets running handlers finish, returns messages in flight and leaves. Raises ConfigError in a handler."""
+        """Wait for running handlers, release messages in flight and unregister. Raises ConfigError if a handler calls
+        it."""
         self._consumer.check_stop()
         _loop.run(self._consumer.stop())
 
     def retry(self, message: Message, outcome: RetryLater = RetryLater()) -> None:  # noqa: B008 (it is frozen)
-        """The message is to be delivered again: `retry(message, RetryLater(delay=2.5))`."""
+        """Settle a message so that it is redelivered later: `retry(message, RetryLater(delay=2.5))`."""
         _loop.run(self._consumer.retry(message, outcome))
 
     def reject(self, message: Message, *, reason: str = "") -> None:
-        """The message goes to the dead-letter topic, with the reason."""
+        """Settle a message by storing it in the dead-letter topic, with the reason."""
         _loop.run(self._consumer.reject(message, reason=reason))
 
     def pause(self) -> None:
-        """As that of `rocketlet.SharedConsumer`."""
+        """Pause the consumer, as `rocketlet.SharedConsumer.pause` does."""
         _loop.run(self._consumer.pause())
 
     def resume(self) -> None:
-        """Ends a pause."""
+        """Resume the consumer after a pause."""
         _loop.run(self._consumer.resume())
 
 
@@ -348,8 +362,8 @@ AnyReceiver = TypeVar("AnyReceiver", Consumer, SharedConsumer)
 
 
 def receive_any(consumers: Sequence[AnyReceiver], *, timeout_s: float | None = None) -> tuple[AnyReceiver, Message]:
-    """Return the next message that any of these consumers receives, and that consumer. If several have one already, the first
-    of the sequence is asked first. Raises TimeoutError, and what `receive` raises."""
+    """Return the next message that any of these consumers receives, and that consumer. If several have one already, the
+    first of the sequence is asked first. Raises TimeoutError, and what `receive` raises."""
     arrived: list[tuple[AnyReceiver, Message]] = []
 
     async def receive(consumer: AnyReceiver) -> None:

@@ -1,8 +1,9 @@
 """The event loop that all producers and consumers of `rocketlet.sync` share, in a thread of its own.
 
-It begins when it is first needed, again in a process that was forked, and it outlives anything that the user's code does in
-it: if it ended, everybody who waits for it would wait for ever. It ends with the interpreter. `atexit` calls the first
-registered function last, so functions that are registered after `import rocketlet.sync` may still stop their producers.
+It starts when it is first needed, and separately in a forked process. It continues whatever exceptions user code raises
+in it, because otherwise all threads that wait for a result would hang. It ends with the interpreter. `atexit` calls
+functions in the reverse order of their registration, so functions that are registered after `import rocketlet.sync` can
+still stop producers.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ log = get_logger("rocketlet.sync")
 
 T = TypeVar("T")
 
-END_S: Final = 2.0  # for the loop to end with the interpreter; a coroutine of the user may block it
+END_S: Final = 2.0  # timeout for the end of the loop at the interpreter's exit; a user's coroutine may block it
 _ASYNC: Final = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
 
 
 class Loop:
+    """An event loop in a background thread."""
+
     def __init__(self) -> None:
         self._parents: list[asyncio.AbstractEventLoop | None] = []
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -39,15 +42,21 @@ class Loop:
             os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
-        """The thread is not in a process that was forked, and its lock may be held for ever. The loop itself is kept as it
-        is: closing it would take the parent's sockets out of the epoll that both have."""
+        """Start afresh in a forked process, which does not have the thread, and in which the lock may never be released.
+
+        The parent's loop is kept unclosed, because closing it would remove the parent's sockets from the epoll object
+        that both processes share.
+        """
         self._parents.append(self._loop)
         self._loop = self._thread = None
         self._lock = threading.Lock()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of a coroutine, which is cancelled if this is interrupted, as by Ctrl-C. Raises ConfigError in a
-        coroutine, whose loop it would block, where gevent has replaced threads, and when the interpreter ends."""
+        """Run a coroutine in the loop and return its result. Cancel it if this call is interrupted, for example by Ctrl-C.
+
+        Raises ConfigError if a coroutine calls it, whose loop it would block; if gevent has replaced threads; and while the
+        interpreter exits.
+        """
         if _has_greenlets_as_threads():
             work.close()
             raise ConfigError(
@@ -60,7 +69,7 @@ class Loop:
         loop = self._started()
         if loop is None:
             work.close()
-            raise ConfigError("the interpreter ends; stop producers and consumers of rocketlet.sync before")
+            raise ConfigError("the interpreter is exiting; stop producers and consumers of rocketlet.sync before that")
         future = asyncio.run_coroutine_threadsafe(work, loop)
         try:
             return future.result()
@@ -69,8 +78,8 @@ class Loop:
             raise
 
     def soon(self, action: Callable[[], object]) -> None:
-        """Calls a function in the loop, before whatever is run later, and waits for nothing. The garbage collector may call
-        this in any thread, and at the interpreter's end."""
+        """Schedule a function in the loop without waiting for it. It is called before anything that is run later. The
+        garbage collector may call this in any thread, even while the interpreter exits."""
         if self._loop is not None and not self._has_ended:
             self._loop.call_soon_threadsafe(action)
 
@@ -86,8 +95,8 @@ class Loop:
         while not self._has_ended:
             try:
                 loop.run_forever()
-            except BaseException:  # KeyboardInterrupt and SystemExit leave a loop
-                log.exception("loop_interrupted", hint="middleware or a listener raised it; the others continue")
+            except BaseException:  # KeyboardInterrupt and SystemExit end `run_forever`
+                log.exception("loop_interrupted", hint="middleware or a listener raised it; other tasks continue")
 
     def _end(self) -> None:
         with self._lock:
@@ -96,12 +105,16 @@ class Loop:
         if loop is not None and thread is not None:
             loop.call_soon_threadsafe(loop.stop)
             thread.join(END_S)
-            if not thread.is_alive() and not asyncio.all_tasks(loop):  # asyncio complains of tasks that nobody stopped
+            if not thread.is_alive() and not asyncio.all_tasks(
+                loop
+            ):  # asyncio warns about unfinished tasks in a closed loop
                 loop.close()
 
     def _is_refused(self) -> bool:
-        """Whether waiting here would block an event loop that somebody else needs. A notebook's cells, and modules that are
-        imported, run within one, too, and may wait."""
+        """Return True if waiting here would block an event loop that other code needs.
+
+        The cells of a notebook, and modules that are imported, may run within a loop, too, but are allowed to block it.
+        """
         try:
             running = asyncio.get_running_loop()
         except RuntimeError:
@@ -115,10 +128,10 @@ def _has_greenlets_as_threads() -> bool:
 
 
 def _is_at_top(frame: FrameType | None) -> bool:
-    """Whether the code of a module or cell has called this, by plain functions only."""
+    """Return True if the code of a module or notebook cell has called this, through plain functions only."""
     while frame is not None:
         is_loop = str(frame.f_globals.get("__name__")).partition(".")[0] in ("asyncio", "uvloop")
-        if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # the code of no function
+        if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # the code of a module or cell
             return True
         if is_loop or frame.f_code.co_flags & _ASYNC:
             return False

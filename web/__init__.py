@@ -1,5 +1,5 @@
-"""HTTP, as the console and the control port serve it.
+"""The HTTP server of the console and the control port.
 
-server  listens, and limits connections
-config  every limit
+server  serves an application and limits connections
+config  all limits
 """

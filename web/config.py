@@ -1,4 +1,4 @@
-"""Every limit of the console's and the control port's connections."""
+"""Limits of HTTP connections to the console and the control port."""
 
 from __future__ import annotations
 

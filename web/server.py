@@ -1,8 +1,9 @@
-"""Serves an application at a port: uvicorn, in an event loop that does other things, too.
+"""Serves an application at a port with uvicorn, in an event loop that has other tasks, too.
 
-uvicorn waits without an end for a request that somebody has begun, and for an answer to be read, however many do so. Its
-`limit_concurrency` refuses everybody when there are too many. So a connection here ends when its client is silent for 10 s
-while it is its turn, and the one that has been so for longest makes room for a new one.
+uvicorn has no timeout for clients that do not finish their request or do not read the response, and its
+`limit_concurrency` rejects all new clients when there are too many. Therefore, a connection here is closed when the
+server has waited 10 s for its client. If there are too many connections, a new one replaces the connection whose client
+has been waited for longest.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from .config import CLIENT_S, MAX_CONNECTIONS
 
 
 class _Uvicorn(uvicorn.Server):
-    """Signals are their owner's business."""
+    """A uvicorn server that does not handle signals, because the program that runs it does."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -29,8 +30,11 @@ class _Uvicorn(uvicorn.Server):
 
 
 class WebServer:
-    """Serves at a socket that listens, from `start` to `stop`, which closes it. stop_s: how long open requests may take
-    then."""
+    """Serves an application at a listening socket from `start` to `stop`, which closes the socket.
+
+    Args:
+        stop_s: the maximum time in seconds for which `stop` waits for running requests.
+    """
 
     def __init__(self, application: Any, listening: socket.socket, *, stop_s: int) -> None:
         self._socket = listening
@@ -61,17 +65,21 @@ class WebServer:
 
 
 class _Connection(H11Protocol):
-    """`connections` are those that are open at this port, and the one whose client was heard of longest ago comes first."""
+    """A connection with timeouts for its client.
+
+    Args:
+        connections: the open connections of the port, ordered by their clients' last activity, the oldest first.
+    """
 
     def __init__(self, connections: dict[_Connection, None], **arguments: Any) -> None:
         super().__init__(**arguments)
         self._open = connections
         self._silent: asyncio.TimerHandle | None = None
-        self._unread = 0  # bytes of answers that the client had not read when it was last heard of
+        self._unread = 0  # the unwritten bytes of responses at the client's last activity
 
     @property
     def _awaits_client(self) -> bool:
-        """Whether the client has to write its request or to read the answer before anything goes on."""
+        """True if the connection waits for its client to send the request or to read the response."""
         cycle = self.cycle
         return cycle is None or cycle.response_complete or cycle.more_body or self.flow.write_paused
 
@@ -81,41 +89,41 @@ class _Connection(H11Protocol):
             waiting = (connection for connection in self._open if connection._awaits_client)
             next(waiting, self)._abort()
         if not transport.is_closing():
-            self._heard()
+            self._record_activity()
 
     def data_received(self, data: bytes) -> None:
-        self._heard()
+        self._record_activity()
         super().data_received(data)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._heard()
+        self._record_activity()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._heard()
+        self._record_activity()
 
     def on_response_complete(self) -> None:
-        self._heard()  # its turn begins
+        self._record_activity()  # from now on, the connection waits for the client
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget()
         super().connection_lost(exc)
 
-    def _heard(self) -> None:
+    def _record_activity(self) -> None:
         self._forget()
         self._open[self] = None
         self._unread = self.transport.get_write_buffer_size()
-        self._silent = self.loop.call_later(CLIENT_S, self._look)
+        self._silent = self.loop.call_later(CLIENT_S, self._check_silence)
 
-    def _look(self) -> None:
-        """The client has written nothing: while an answer is being made or read, that is as it should be."""
+    def _check_silence(self) -> None:
+        """Close the connection if it waits for its client. While the response is being computed or read, keep it."""
         reads = self.transport.get_write_buffer_size() < self._unread
         if self._awaits_client and not reads:
             self._abort()
         else:
-            self._heard()
+            self._record_activity()
 
     def _abort(self) -> None:
         self._forget()

@@ -7,9 +7,9 @@
     @broker.task
     async def cook(dish: str) -> None: ...
 
-`taskiq worker tasks:broker` runs workers. A task is acknowledged when taskiq says so, after it has run by default: one
-whose worker dies runs again in another. Labels of a task: `delay_level` (1 to 18) runs it later, `queue_key` keeps those of
-one key in one queue.
+`taskiq worker tasks:broker` runs workers. taskiq decides when a task is acknowledged, by default after it has run, so
+that the task of a worker that dies is redelivered to another worker. Labels of a task: `delay_level` (1 to 18) delays
+it, `queue_key` sends tasks with the same key to the same queue.
 """
 
 from __future__ import annotations
@@ -27,9 +27,14 @@ from rocketlet.client import Access, Consumer, Producer
 
 
 class RocketletBroker(AsyncBroker):
-    """`topic`, `group`: where tasks are and who works on them. `options` are those of `rocketlet.Consumer`; a new group
-    begins at the first task. Results go where `with_result_backend` says. One broker object lives once, from `startup` to
-    `shutdown`."""
+    """A taskiq broker that sends tasks to a topic and receives them as a member of a group.
+
+    - `topic`: the topic of the tasks.
+    - `group`: the consumer group of the workers. A new group starts at the first task.
+    - `options`: further options of `rocketlet.Consumer`.
+
+    Results are stored in the backend that `with_result_backend` sets. A broker object can be started only once.
+    """
 
     def __init__(
         self,
@@ -55,7 +60,7 @@ class RocketletBroker(AsyncBroker):
         await super().shutdown()
 
     async def kick(self, message: BrokerMessage) -> None:
-        """Sends a task. Raises what `rocketlet.Producer.send` raises."""
+        """Send a task. Raises what `rocketlet.Producer.send` raises."""
         key = message.labels.get("queue_key")
         await self._producer.send(
             self._topic,
@@ -67,7 +72,7 @@ class RocketletBroker(AsyncBroker):
         )
 
     async def listen(self) -> AsyncGenerator[AckableMessage, None]:
-        """The tasks of this worker, which joins the group with the first."""
+        """Join the group and yield the tasks of this worker."""
         await self._consumer.start()
         while True:
             message = await self._consumer.receive()

@@ -1,11 +1,10 @@
-"""Dead letters of a group: which are new, and which were sent again or discarded.
+"""Dead letters of a group: which are new, replayed or discarded.
 
-A dead letter stays where it is until its topic's messages expire. That somebody has dealt with it is said by a mark: a small
-message in a topic of marks, at the broker that has the letter. So marks outlive restarts and letters, and work on Apache's
-brokers.
+A dead letter stays in its topic until it expires. When it is replayed or discarded, a mark is stored: a small message in
+the topic of marks, at the broker that has the dead letter. So marks survive restarts, and work on Apache's brokers.
 
-A mark names offsets of a queue. It holds for letters that were stored before it, because a topic that was deleted and made
-anew counts from 0 again.
+A mark contains offsets of a queue. It applies only to dead letters that were stored before it, because the offsets of a
+topic that was deleted and recreated start at 0 again.
 """
 
 from __future__ import annotations
@@ -28,7 +27,11 @@ _MARKS: Final[frozenset[str]] = frozenset(("replayed", "discarded"))
 
 
 class HandledRange(NamedTuple):
-    """The offsets of a queue from `begin` up to `end`; `stored_ms`: when that was said, by the broker's clock."""
+    """The offsets of a queue from `begin` to before `end`, whose messages were replayed or discarded.
+
+    Attributes:
+        stored_ms: the time at which the mark was stored, by the broker's clock, in ms since the epoch.
+    """
 
     state: State
     begin: int
@@ -42,7 +45,13 @@ Marks = Mapping[Queue, list[HandledRange]]
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterTopic:
-    """`ranges`: the offsets that are stored, by queue; empty if the group has never given a message up."""
+    """The dead letters of one group.
+
+    Attributes:
+        ranges: the stored offsets by queue; empty if the group has no dead-letter topic.
+        marks: the valid marks by queue.
+        new: the number of dead letters without a mark.
+    """
 
     group: str
     ranges: Mapping[Queue, Range]
@@ -62,7 +71,11 @@ class DeadLetterTopic:
 
 
 async def dead_letters(admin: AdminClient, group: str, marks: Marks | None = None) -> DeadLetterTopic:
-    """`marks`, as `all_marks` gives them: a caller that asks for many groups reads them once. Raises RocketletError."""
+    """Query the dead letters of a group. Raises RocketletError.
+
+    Args:
+        marks: the result of `all_marks`, for a caller that queries several groups.
+    """
     try:
         ranges = (await admin.topic(names.dlq_topic(group))).ranges
     except TopicNotFound:
@@ -74,7 +87,7 @@ async def dead_letters(admin: AdminClient, group: str, marks: Marks | None = Non
 
 
 async def all_marks(admin: AdminClient) -> Marks:
-    """The marks of all groups. Raises RocketletError."""
+    """Read the marks of all groups. Raises RocketletError."""
     try:
         ranges = (await admin.topic(names.MARKS_TOPIC)).ranges
     except TopicNotFound:
@@ -89,11 +102,11 @@ async def all_marks(admin: AdminClient) -> Marks:
 
 
 def _read(message: Message, broker: str) -> list[tuple[Queue, HandledRange]]:
-    """Reads a mark; nothing if it is not ours."""
+    """Decode a mark. Return an empty list for a message that is not a mark."""
     try:
-        said: Any = json.loads(message.body)
-        state, queue = said["state"], Queue(names.dlq_topic(said["group"]), broker, int(said["queue"]))
-        ranges = [(int(begin), int(end)) for begin, end in said["ranges"]]
+        value: Any = json.loads(message.body)
+        state, queue = value["state"], Queue(names.dlq_topic(value["group"]), broker, int(value["queue"]))
+        ranges = [(int(begin), int(end)) for begin, end in value["ranges"]]
     except (ValueError, TypeError, KeyError):
         return []
     if state not in _MARKS:
@@ -102,7 +115,7 @@ def _read(message: Message, broker: str) -> list[tuple[Queue, HandledRange]]:
 
 
 async def _valid(admin: AdminClient, queue: Queue, span: Range, marks: Iterable[HandledRange]) -> list[HandledRange]:
-    """Drops marks about letters that are gone, or about an earlier topic of the name."""
+    """Return the marks without those of dead letters that have expired or belonged to a deleted topic of the same name."""
     near = [mark for mark in marks if mark.end > span.begin and mark.begin < span.end]
     if not near:
         return []
@@ -112,7 +125,7 @@ async def _valid(admin: AdminClient, queue: Queue, span: Range, marks: Iterable[
 
 
 def _covered(span: Range, marks: Iterable[HandledRange]) -> int:
-    """How many offsets of a range have a mark."""
+    """Return the number of offsets of a range that have a mark."""
     count, reached = 0, span.begin
     for mark in sorted(marks, key=lambda mark: mark.begin):
         begin, end = max(mark.begin, reached), min(mark.end, span.end)
@@ -123,25 +136,25 @@ def _covered(span: Range, marks: Iterable[HandledRange]) -> int:
 
 
 async def mark(admin: AdminClient, group: str, places: Iterable[tuple[Queue, int]], state: State) -> None:
-    """Says that dead letters, by queue and offset, were sent again or discarded. Raises RocketletError."""
+    """Mark dead letters, given by queue and offset, as replayed or discarded. Raises RocketletError."""
     by_queue: dict[Queue, list[int]] = {}
     for queue, offset in places:
         by_queue.setdefault(queue, []).append(offset)
     for queue, offsets in by_queue.items():
-        await _make_topic(admin, queue.broker_name)
+        await _ensure_topic(admin, queue.broker_name)
         ranges = _ranges(sorted(offsets))
         for begin in range(0, len(ranges), MARKED_AT_ONCE):
-            said = {
+            value = {
                 "group": group,
                 "queue": queue.queue_id,
                 "state": state,
                 "ranges": ranges[begin : begin + MARKED_AT_ONCE],
             }
-            await admin.store(Queue(names.MARKS_TOPIC, queue.broker_name, 0), json.dumps(said).encode())
+            await admin.store(Queue(names.MARKS_TOPIC, queue.broker_name, 0), json.dumps(value).encode())
 
 
 def _ranges(offsets: Iterable[int]) -> list[list[int]]:
-    """Numbers that follow each other, as beginnings and ends."""
+    """Combine sorted offsets into ranges of consecutive ones: pairs of the first offset and the one after the last."""
     found: list[list[int]] = []
     for offset in offsets:
         if found and found[-1][1] >= offset:
@@ -151,7 +164,7 @@ def _ranges(offsets: Iterable[int]) -> list[list[int]]:
     return found
 
 
-async def _make_topic(admin: AdminClient, broker: str) -> None:
+async def _ensure_topic(admin: AdminClient, broker: str) -> None:
     try:
         if broker in (await admin.topic(names.MARKS_TOPIC)).config:
             return

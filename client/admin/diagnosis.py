@@ -48,10 +48,10 @@ from .admin_client import AdminClient, Group, Masters, Topic, are_broadcasting, 
 from .dead_letters import Marks, all_marks, dead_letters
 
 # ------------------------------------------------------------------------------
-# Finds what is wrong with a cluster, in order of harm, and says what to do about it: `rocketlet doctor`.
+# Finds problems of a cluster, the worst first, and how to fix them: `rocketlet doctor`.
 #
-# Everything is asked over the wire that Apache's brokers have, too. Rocketlet's brokers also tell who owns which
-# queue and which disagreements they saw, which makes some findings more exact.
+# All requests are supported by Apache's brokers, too. Rocketlet's brokers also return the owner of each queue and conflicts
+# between members, which makes some findings more exact.
 
 
 K = TypeVar("K", list, dict)  # type: ignore[type-arg]
@@ -59,12 +59,12 @@ K = TypeVar("K", list, dict)  # type: ignore[type-arg]
 
 @dataclass(frozen=True, slots=True)
 class ObservationTimes:
-    """How long groups are observed.
+    """How long groups are observed, in seconds.
 
     Args:
-        look_s: the time between two looks at a group.
-        watch_s: how long a queue that commits nothing is watched.
-        stuck_s: how long a message must have waited for its handler.
+        look_s: the interval between two observations of a group.
+        watch_s: the maximum time for which a queue without commits is observed.
+        stuck_s: the minimum time for which the next message of a queue must have waited for its queue to be reported.
     """
 
     look_s: float = LOOK_S
@@ -74,7 +74,7 @@ class ObservationTimes:
 
 @dataclass(slots=True)
 class Examined:
-    """How many groups `diagnose` has examined, for a progress bar. `total` is 0 until the groups are known."""
+    """The number of groups that `diagnose` has examined, for a progress bar. `total` is 0 until the groups are known."""
 
     done: int = 0
     total: int = 0
@@ -96,7 +96,7 @@ async def diagnose(
     skews: dict[str, float] = {}
     findings = await findings_of_brokers(admin, skews)
     if any(finding.kind in BROKERS_MISSING for finding in findings):
-        return findings  # groups and topics cannot be judged by a part of their brokers
+        return findings  # without all brokers, findings about groups and topics would be wrong
     for topic in await gather_limited(admin.topic, await admin.topics()):
         findings += findings_of_topic(topic)
     masters = await admin.masters()
@@ -115,11 +115,11 @@ async def diagnose(
 
 
 def _filter(topic: str, seen: Observed) -> str | Sql:
-    """The topic's filter, as members tell it; everything where they differ."""
+    """Return the filter of a topic that members report; one that matches all messages if their filters differ."""
     texts = {known.subscriptions[topic] for known in seen.group.connections.values() if topic in known.subscriptions}
     texts |= {member.subscriptions[topic] for member in seen.running.values() if topic in member.subscriptions}
     text = texts.pop() if len(texts) == 1 else "*"
-    return text if re.fullmatch(r"[\w\s|*.:%-]*", text) else Sql(text)  # members do not tell which kind it is
+    return text if re.fullmatch(r"[\w\s|*.:%-]*", text) else Sql(text)  # members do not report the filter's type
 
 
 # Brokers
@@ -161,7 +161,11 @@ def _gone(departed: Iterable[Departed]) -> Iterator[Finding]:
 
 
 async def _of_broker(admin: AdminClient, broker: BrokerData, skews: dict[str, float]) -> list[Finding]:
-    """skews: gets by how many seconds the broker's clock is ahead of ours."""
+    """Query a broker, and return the findings about it.
+
+    Args:
+        skews: gets the number of seconds that the broker's clock is ahead of this machine's, by broker name.
+    """
     address = broker.addresses.get(0)
     if address is None:
         text = "the broker has no master: nothing can be sent to it"
@@ -170,10 +174,12 @@ async def _of_broker(admin: AdminClient, broker: BrokerData, skews: dict[str, fl
         status = await admin.broker_status(address)
     except (ConnectionFailed, RequestTimeout) as error:
         cure = "start the broker; if it runs, advertise an address that clients can reach (--advertise)"
-        text = f"the name server says that it is at {address}, which does not answer here: {error}"
+        text = f"the name server has its address as {address}, which does not respond from here: {error}"
         return [Finding(Harm.STANDS, "broker_away", broker.name, text, cure)]
     except RocketletError as error:
-        return [Finding(Harm.RISK, "broker_unknown", broker.name, str(error), "give this command the right keys")]
+        return [
+            Finding(Harm.RISK, "broker_unknown", broker.name, str(error), "give this command the keys of an account")
+        ]
     skews[broker.name] = skew_s = _skew_s(status)
     return [
         *_writes(broker.name, status),
@@ -193,18 +199,18 @@ async def _of_broker(admin: AdminClient, broker: BrokerData, skews: dict[str, fl
 
 
 def _writes(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
-    """Only Rocketlet's brokers tell."""
+    """Find a broker that cannot write, which only Rocketlet's brokers report."""
     fault = status.get("writeFault")
     if fault:
-        cure = "free space on its disk; if it is not full: check the disk, then start the broker again"
-        yield Finding(Harm.STANDS, "writes_refused", broker, f"it refuses what is sent: {fault}", cure)
+        cure = "free space on its disk; if the disk is not full, check it and restart the broker"
+        yield Finding(Harm.STANDS, "writes_refused", broker, f"it rejects all messages: {fault}", cure)
 
 
 def _disk(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
     ratio = _disk_ratio(status)
     if ratio >= DISK_LOW_RATIO:
         harm = Harm.LOSS if ratio >= DISK_FULL_RATIO else Harm.RISK
-        text = f"its disk is {ratio:.0%} full; a broker without room refuses messages, Apache's deletes old ones early"
+        text = f"its disk is {ratio:.0%} full; a broker without free space rejects messages, Apache's deletes old ones early"
         yield Finding(harm, "disk", broker, text, "free space, or keep messages for a shorter time")
 
 
@@ -213,10 +219,10 @@ def _disk_ratio(status: Mapping[str, str]) -> float:
 
 
 def _refused(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
-    """Clients whose heartbeats a Rocketlet broker refuses: they read nothing, and most say nothing."""
-    for text in _told(status, "refusedHeartbeats", list):
-        what = f"it refuses the heartbeats of {text}"
-        cure = "change what the client subscribes to, or the limit that the reason names; it reads nothing until then"
+    """Find clients whose heartbeats a Rocketlet broker rejects. They receive no messages, and most of them log nothing."""
+    for text in _reported(status, "refusedHeartbeats", list):
+        what = f"it rejects the heartbeats of {text}"
+        cure = "change the client's subscriptions, or the limit that the reason names; it receives nothing until then"
         yield Finding(Harm.STANDS, "heartbeat_refused", broker, what, cure)
 
 
@@ -224,30 +230,33 @@ def _damaged(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
     damaged = status.get("damagedMessages", "0")
     if damaged != "0":
         unread = counted(int(damaged), "message cannot be read and was", "messages cannot be read and were")
-        text = f"{unread} left out, since its start"
+        text = f"{unread} skipped since its start"
         cure = "its log names them; check the disk, then `rocketlet fsck DIR` on the stopped broker"
         yield Finding(Harm.LOSS, "damaged", broker, text, cure)
 
 
 def _repeats(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
-    """Messages of foreign members that were, or may be, handled again. Rocketlet's brokers tell of the last ten minutes."""
-    told = _told(status, "repeats", dict)
-    for text in told.get("undrained", ()):
+    """Find foreign members whose messages were, or may be, handled twice. Rocketlet's brokers report the last ten
+    minutes."""
+    reported = _reported(status, "repeats", dict)
+    for text in reported.get("undrained", ()):
         what = f"queues moved while handlers of a foreign member ran: {text}; their messages are handled twice"
         cure = "make its handlers quicker than 2 s, or let it take fewer messages at a time (pullThresholdForQueue)"
         yield Finding(Harm.TWICE, "moved_undrained", broker, what, cure)
-    for text in told.get("left", ()):
-        what = f"a foreign member left {text} that it had not committed; those that its handlers had begun come again"
+    for text in reported.get("left", ()):
+        what = (
+            f"a foreign member left {text} that it had not committed; those whose handlers had started are redelivered"
+        )
         cure = "let it wait for its handlers: awaitTerminationMillisWhenShutdown in Java, your own wait in Go"
         yield Finding(Harm.RISK, "left_uncommitted", broker, what, cure)
-    for text in told.get("away", ()):
-        what = f"it cannot ask {text} about members: foreign members may be told of changes at different moments"
+    for text in reported.get("away", ()):
+        what = f"it cannot query {text} for members, so foreign members may learn of changes at different times"
         cure = "start that broker, or let this one reach it; messages may be handled twice until then"
         yield Finding(Harm.TWICE, "peer_away", broker, what, cure)
 
 
-def _told(status: Mapping[str, str], name: str, kind: type[K]) -> K:
-    """A value of the status that a Rocketlet broker tells as JSON; nothing for other brokers."""
+def _reported(status: Mapping[str, str], name: str, kind: type[K]) -> K:
+    """Return a value that a Rocketlet broker reports as JSON in its status; an empty one for other brokers."""
     try:
         found = orjson.loads(status.get(name, "null"))
     except ValueError:
@@ -256,56 +265,57 @@ def _told(status: Mapping[str, str], name: str, kind: type[K]) -> K:
 
 
 def _unauthorized(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
-    """A request that names an account is a service's, which stands; others may be anybody's."""
-    for text in _told(status, "refusedRequests", list):
+    """Find rejected requests. With a known account they come from a service, which is stalled; others may be from any
+    client."""
+    for text in _reported(status, "refusedRequests", list):
         is_known = str(text).startswith(("signature", "permission", "admin"))
         cure = "correct the client's keys, or the account in the broker's --acl file"
         harm = Harm.STANDS if is_known else Harm.RISK
-        yield Finding(harm, "requests_refused", broker, f"it refuses requests, {text}", cure)
+        yield Finding(harm, "requests_refused", broker, f"it rejects requests, {text}", cure)
 
 
 def _turned_away(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
-    """Connections that came to nothing. A scanner's do, too."""
-    for text in _told(status, "turnedAway", list):
-        cure = "if that is a client of yours: change what the reason names, in the client or at the broker's start"
-        yield Finding(Harm.RISK, "connections_refused", broker, f"it turns connections away, from {text}", cure)
+    """Find connections that a broker closed before a request. They may come from a port scanner."""
+    for text in _reported(status, "turnedAway", list):
+        cure = "if that is your client, fix the reason in the client or in the broker's options"
+        yield Finding(Harm.RISK, "connections_refused", broker, f"it closes connections from {text}", cure)
 
 
 def _unburied(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
-    """Messages that were tried often enough, and whose dead letters cannot be stored."""
-    for text in _told(status, "unburied", list):
+    """Find messages without retries left whose dead letters cannot be stored."""
+    for text in _reported(status, "unburied", list):
         what = f"it cannot store dead letters of the group {text}; their messages stay in flight"
         cure = "free disk space, or delete topics that nobody uses; the broker retries every second"
         yield Finding(Harm.STANDS, "dead_letters_refused", broker, what, cure)
 
 
 def _failed_calls(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
-    """Calls of 5.x clients. Those whose code begins with 5 fail at the broker."""
-    for text in _told(status, "failedCalls", list):
+    """Find failing calls of 5.x clients. If the code begins with 5, the broker is at fault."""
+    for text in _reported(status, "failedCalls", list):
         is_ours = str(text).startswith("5")
-        cure = "look at the broker's log" if is_ours else "change the client as the reason says"
+        cure = "check the broker's log" if is_ours else "change the client as the reason says"
         harm = Harm.STANDS if is_ours else Harm.RISK
         yield Finding(harm, "calls_failing", broker, f"calls of 5.x clients fail: {text}", cure)
 
 
 def _outdated_clients(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
-    for text in _told(status, "outdatedClients", list):
+    for text in _reported(status, "outdatedClients", list):
         yield Finding(Harm.STANDS, "old_client", broker, f"a 5.x client is too old: {text}", "upgrade it")
 
 
 def _certificates(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
-    for file, until_s in _told(status, "certificates", dict).items():
+    for file, until_s in _reported(status, "certificates", dict).items():
         left_s = until_s - time.time() if isinstance(until_s, int) else math.inf
         if left_s < CERTIFICATE_WARNING_S:
             when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(until_s))
             verb = "expires at" if left_s > 0 else "expired at"
-            cure = "put a new certificate in the file's place; the broker reads it by itself"
+            cure = "replace the file by a new certificate; the broker reloads it automatically"
             harm = Harm.RISK if left_s > 0 else Harm.STANDS
             yield Finding(harm, "certificate", broker, f"its TLS file {file} {verb} {when}", cure)
 
 
 def _skew_s(status: Mapping[str, str]) -> float:
-    """How far the broker's clock is ahead of ours, by when it started and for how long it has run."""
+    """Return the number of seconds that the broker's clock is ahead of this machine's, from its start time and uptime."""
     running_s = _duration_s(status.get("runtime", ""))
     if running_s is None or "bootTimestamp" not in status:
         return 0.0
@@ -316,21 +326,22 @@ def _clock(broker: str, skew_s: float) -> Iterator[Finding]:
     if abs(skew_s) > CLOCK_SKEW_S:
         text = f"its clock is {abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} this machine's"
         yield Finding(
-            Harm.RISK, "clock_skew", broker, text, "synchronise both; delays, retention and resets by time go by it"
+            Harm.RISK, "clock_skew", broker, text, "synchronise both; delays, retention and resets by time use it"
         )
 
 
 def _jump(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
-    """Only Rocketlet's brokers tell."""
+    """Find a broker whose clock was set ahead, which only Rocketlet's brokers report."""
     ahead_s = int(status.get("clockAheadSeconds") or 0)
     if ahead_s:
-        text = f"its machine's clock jumped {ahead_s} s ahead; segments expire by the time before for as long, a day at most"
-        cure = "if that clock is wrong set it back before then: messages would be deleted too early"
+        text = f"its machine's clock jumped {ahead_s} s ahead; retention ignores the jump for as long, up to a day"
+        cure = "if that clock is wrong, set it back before then, or messages are deleted too early"
         yield Finding(Harm.RISK, "clock_set_ahead", broker, text, cure)
 
 
 def _duration_s(text: str) -> float | None:
-    """Apache's `[ 1 days, 2 hours, 3 minutes, 4 seconds ]`, or the `[ 26:03:04 ]` of our earlier releases."""
+    """Parse an uptime into seconds: Apache's `[ 1 days, 2 hours, 3 minutes, 4 seconds ]`, or the `[ 26:03:04 ]` of earlier
+    releases. Return None for any other text."""
     numbers = [int(number) for number in re.findall(r"\d+", text)]
     weights = {3: (3600, 60, 1), 4: (86_400, 3600, 60, 1)}.get(len(numbers))
     return None if weights is None else float(sum(map(int.__mul__, numbers, weights)))
@@ -340,15 +351,15 @@ def _duration_s(text: str) -> float | None:
 
 
 def findings_of_topic(topic: Topic) -> Iterator[Finding]:
-    """The findings about a topic's settings."""
+    """Return the findings about a topic's settings."""
     for perm, verb in ((PERM_WRITE, "sent to"), (PERM_READ, "read")):
         if topic.config and not any(config.perm & perm for config in topic.config.values()):
-            text = f"no broker lets it be {verb}"
+            text = f"no broker allows it to be {verb}"
             cure = f"rocketlet topics set {topic.name} --perm 6"
             yield Finding(Harm.STANDS, "permission", topic.name, text, cure, "topic")
     for broker, config in topic.config.items():
         if config.read_queues < config.write_queues:
-            text = f"{broker} writes to {config.write_queues} queues and lets {config.read_queues} be read"
+            text = f"{broker} writes to {config.write_queues} queues, of which only {config.read_queues} may be read"
             cure = (
                 f"rocketlet topics set {topic.name} --read-queues {config.write_queues}: the others are not delivered"
             )
@@ -359,7 +370,7 @@ def findings_of_topic(topic: Topic) -> Iterator[Finding]:
 
 
 class _Packed(NamedTuple):
-    """The progress of a group in a few bytes for each queue, for as long as `diagnose` waits for its next look."""
+    """The progress of a group in a few bytes for each queue, while `diagnose` waits for the next observation."""
 
     queues: tuple[Queue, ...]
     ends: array[int]
@@ -374,7 +385,11 @@ class _Packed(NamedTuple):
 
 
 def _packed(progress: Mapping[Queue, QueueProgress], known: dict[tuple[Queue, ...], tuple[Queue, ...]]) -> _Packed:
-    """known: the queues of other groups, which equal ones share."""
+    """Pack the progress of a group.
+
+    Args:
+        known: the queues of other groups; groups with the same queues share one tuple.
+    """
     queues, items = tuple(progress), progress.values()
     return _Packed(
         known.setdefault(queues, queues),
@@ -385,7 +400,7 @@ def _packed(progress: Mapping[Queue, QueueProgress], known: dict[tuple[Queue, ..
 
 
 class _Watch:
-    """Groups that are looked at twice. Many wait for their second look concurrently, and a few are queried."""
+    """Observes groups twice. Many groups wait for their second observation concurrently, while only a few are queried."""
 
     def __init__(
         self,
@@ -422,9 +437,10 @@ class _Watch:
             group = replace(group, progress={})
             if self._examined.total > EARLY_LOOKS and self._patience.look_s < self._patience.watch_s:
                 await asyncio.sleep(self._patience.look_s)
-                async with self._places:  # while nobody else is queried, so that no group needs a look after its watch
+                # An early second observation, so that no group needs a further one after it was watched.
+                async with self._places:
                     early = list(_of_a_moment(await self._second(group, disagreements, began_s)))
-            at = await self._until_it_moves(group, packed, began_s)
+            at = await self._wait_for_progress(group, packed, began_s)
         async with self._places:
             if packed is not None:
                 group = replace(group, progress=packed.unpacked())
@@ -440,12 +456,12 @@ class _Watch:
             await asyncio.sleep(self._patience.look_s)
         async with self._places:
             lasting = [finding for finding in found if finding.kind not in OF_A_MOMENT]
-            again = _of_a_moment(await self._once_more(seen, asks_members=early is None))
+            again = _of_a_moment(await self._observe_again(seen, asks_members=early is None))
             return lasting + confirmed(found if early is None else early, again)
 
-    async def _until_it_moves(self, group: Group, packed: _Packed, began_s: float) -> dict[Queue, int]:
-        """Wait until each queue with messages makes progress, or until `watch_s` has passed. Return the offsets that members
-        reported at the first look here; they may be ahead of the committed ones."""
+    async def _wait_for_progress(self, group: Group, packed: _Packed, began_s: float) -> dict[Queue, int]:
+        """Wait until each queue with messages makes progress, or until `watch_s` has passed. Return the offsets that
+        members reported first, which may be ahead of the committed ones."""
         loop, patience = asyncio.get_running_loop(), self._patience
         at: dict[Queue, int] = {}
         while (left_s := began_s + patience.watch_s - loop.time()) > 0:
@@ -466,7 +482,7 @@ class _Watch:
         connections, progress = await asyncio.gather(
             self._admin.connections(name, self._masters), self._admin.progress(name, masters=self._masters, times=False)
         )
-        # an Apache broker does not tell: owners are then seen from the members' answers
+        # Apache's brokers do not report owners, which are then taken from the members' responses.
         reports = await self._admin.told(name, self._masters) if connections else []
         disagreements = {text for report in reports for text in report["disagreements"]}
         full = {text for report in reports for text in report["full"]}
@@ -474,8 +490,12 @@ class _Watch:
         group = Group(name, self._configs[name], connections, progress, locked(reports))
         return group, tuple(sorted(disagreements)), tuple(sorted(full))
 
-    async def _once_more(self, seen: Observed, *, asks_members: bool) -> Observed:
-        """The group with its members and owners of now. asks_members: True if the members' reports are old."""
+    async def _observe_again(self, seen: Observed, *, asks_members: bool) -> Observed:
+        """Return the observation with the group's current members and owners.
+
+        Args:
+            asks_members: True to query members, too, because their reports are old.
+        """
         name = seen.group.name
         connections = await self._admin.connections(name, self._masters)
         reports, running = await self._admin.told(name, self._masters), seen.running
@@ -503,21 +523,22 @@ class _Watch:
         return Observed(group, without_deleted(later, topics), topics, running, disagreements, seconds)
 
     async def _topic(self, name: str) -> Topic | None:
-        """Asked for once, however many groups read it."""
+        """Return a topic, which is queried only once even if several groups read it; None if that fails."""
         task = self._topics.get(name)
         if task is None:
-            task = self._topics[name] = asyncio.create_task(self._ask_topic(name))
+            task = self._topics[name] = asyncio.create_task(self._query_topic(name))
         return await asyncio.shield(task)
 
-    async def _ask_topic(self, name: str) -> Topic | None:
+    async def _query_topic(self, name: str) -> Topic | None:
         try:
             return await self._admin.topic(name)
-        except RocketletError:  # its members wait for it
+        except RocketletError:  # members may subscribe to a topic that does not exist yet
             return None
 
 
 def _advanced(at: Mapping[Queue, int], running: Mapping[str, Running]) -> frozenset[Queue]:
-    """The queues of which a member is further than `at`. Members commit every 5 s, and report their offset at any time."""
+    """Return the queues for which a member reports a higher offset than `at`. Members commit only every 5 s, but can report
+    their offset at any time."""
     return frozenset(
         queue
         for member in running.values()
@@ -527,8 +548,8 @@ def _advanced(at: Mapping[Queue, int], running: Mapping[str, Running]) -> frozen
 
 
 class BlockedMessages:
-    """Finds the next message of a queue that its group wants. Groups at the same offset with the same filter share the
-    result, and so do looks one after the other."""
+    """Finds the next message of a queue that matches the group's filter. Groups with the same offset and filter share
+    the result, and so do successive observations."""
 
     def __init__(self, admin: AdminClient, skews: Mapping[str, float], stuck_s: float = STUCK_S) -> None:
         self._admin = admin
@@ -537,9 +558,9 @@ class BlockedMessages:
         self._found: OrderedDict[tuple[Queue, int, str | Sql], asyncio.Task[Message | None]] = OrderedDict()
 
     async def waiting(self, seen: Observed) -> dict[Queue, BlockedMessage]:
-        """The messages that have waited too long for their owners, in queues that committed nothing, or less than arrived."""
+        """Return, for queues that committed nothing or less than arrived, the next message if it has waited too long."""
         found: dict[Queue, BlockedMessage] = {}
-        if not seen.group.members:  # nobody wants a message
+        if not seen.group.members:
             return found
         suspects = [queue for queue in suspects_of(seen.group.progress, seen.later) if queue not in seen.moving]
         suspects = [*suspects, *outpaced(seen)][:SUSPECTS]
@@ -566,7 +587,8 @@ class BlockedMessages:
         return task.result() if task.done() else await asyncio.shield(task)
 
     async def _read(self, queue: Queue, begin: int, end: int, wanted: str | Sql) -> Message | None:
-        """None if there is no such message, or if it cannot be found."""
+        """Return the first message from `begin` up to `end` that matches the filter; None if there is none or a read
+        fails."""
         try:
             async for messages in self._admin.read(queue, begin, end, expression=wanted):
                 if messages:
@@ -577,7 +599,8 @@ class BlockedMessages:
 
 
 def _waiting_of(message: Message, seconds: float, seen: Observed) -> BlockedMessage:
-    """A member that handles a queue in order counts attempts itself; other attempts are in the message."""
+    """Return a message as a BlockedMessage. An orderly consumer counts attempts itself; other attempts are in the
+    message."""
     failed = next(
         (member.failures[message.queue] for member in seen.running.values() if message.queue in member.failures), None
     )
@@ -586,9 +609,9 @@ def _waiting_of(message: Message, seconds: float, seen: Observed) -> BlockedMess
 
 
 class Examiner:
-    """Examines groups again and again, as the console does, with the checks of `rocketlet doctor`.
+    """Examines groups repeatedly, for the console, with the checks of `rocketlet doctor`.
 
-    A look at a group is compared with one that is `watch_s` older. In between, the last findings stay.
+    An observation of a group is compared with one that is at least `watch_s` older. Until then, the last findings stay.
     """
 
     def __init__(self, admin: AdminClient, *, watch_s: float = WATCH_S, stuck_s: float = STUCK_S) -> None:
@@ -601,7 +624,7 @@ class Examiner:
         self.skews: dict[str, float] = {}
 
     def keep(self, names: Iterable[str]) -> None:
-        """Drop what is known about other groups."""
+        """Forget all groups except these."""
         kept = set(names)
         for name in self._groups.keys() - kept:
             del self._groups[name]
@@ -614,7 +637,7 @@ class Examiner:
         connections: Mapping[str, GroupConnections],
         progress: Mapping[Queue, QueueProgress],
     ) -> tuple[Finding, ...] | None:
-        """Return the findings about a group as it is now, or None if they need another look, some seconds later."""
+        """Return the findings about a group, or None if they need a further observation some seconds later."""
         known = self._groups.setdefault(name, _Examination())
         progress = {} if are_broadcasting(connections) else progress
         now_s = asyncio.get_running_loop().time()
@@ -669,14 +692,20 @@ class Examiner:
     async def _topic(self, name: str) -> Topic | None:
         try:
             return await self._admin.topic(name)
-        except RocketletError:  # its members wait for it
+        except RocketletError:  # members may subscribe to a topic that does not exist yet
             return None
 
 
 @dataclass(slots=True)
 class _Examination:
-    """What is known of one group: an older look, the offsets that its members reported then, and the last findings, with
-    those of a moment and without."""
+    """The state of one group between two calls of `examine`.
+
+    Attributes:
+        before, before_s: the previous observation, and the loop's time of it.
+        at: the offsets that members reported then.
+        found: all findings of the last observation.
+        findings: those of them that are confirmed; None before the second observation.
+    """
 
     before: _Packed | None = None
     before_s: float = 0.0
@@ -686,59 +715,63 @@ class _Examination:
 
 
 def confirmed(before: Iterable[Finding], again: Iterable[Finding]) -> list[Finding]:
-    """The findings of a second examination. Those of a moment count only if the first one had findings of their kind."""
+    """Return the findings of a second examination. A kind of `OF_A_MOMENT` counts only if the first examination found
+    it, too."""
     kinds = {finding.kind for finding in before}
     return [finding for finding in again if finding.kind not in OF_A_MOMENT or finding.kind in kinds]
 
 
 async def _dead_letters(admin: AdminClient, marks: Marks, group: str) -> list[Finding]:
-    """The dead letters that nobody has dealt with."""
+    """Return the finding about a group's new dead letters, if any."""
     try:
         return findings_of_dead_letters(group, (await dead_letters(admin, group, marks)).new)
-    except RocketletError:  # it has just gone
+    except RocketletError:  # the topic was deleted meanwhile
         return []
 
 
 def findings_of_dead_letters(group: str, new: int) -> list[Finding]:
-    """The finding about a group's dead letters that were neither replayed nor discarded; none if there are none."""
+    """Return the finding about a group's dead letters that were neither replayed nor discarded; an empty list without
+    any."""
     if not new:
         return []
     text = (
         f"{counted(new, 'message was given up and lies', 'messages were given up and lie')} in {names.dlq_topic(group)}"
     )
     cure = (
-        f"rocketlet messages dead {group} shows them and why, rocketlet messages replay {group} sends them again, "
-        f"rocketlet messages discard {group} says that they are not wanted"
+        f"rocketlet messages dead {group} shows them with their reasons, rocketlet messages replay {group} resends them, "
+        f"rocketlet messages discard {group} marks them as discarded"
     )
     return [Finding(Harm.LOSS, "dead_letters", group, text, cure)]
 
 
 # ------------------------------------------------------------------------------
-# Finds what is wrong with one group, by two looks at it some seconds apart.
+# Finds problems of one group from two observations that are some seconds apart.
 #
-# A queue is not called stuck because its offset stands: members commit every 5 s, a handler may take its time, and
-# messages that no filter wants are skipped without a commit. It is stuck if a message that its owner wants has waited
-# for long.
+# A committed offset that does not change is no proof of a stuck queue: members commit every 5 s, a handler may run for
+# long, and messages that match no filter are skipped without a commit. A queue is stuck if a message that matches the
+# owner's filter has waited for long.
 
 
 class Harm(IntEnum):
-    """How much a finding hurts, worst first."""
+    """The severity of a finding, worst first."""
 
-    LOSS = 0  # messages are lost, or will be soon
+    LOSS = 0  # messages are lost, or will be lost soon
     STANDS = 1  # messages wait without progress; their handlers may be running
     TWICE = 2  # messages are handled more than once
-    SLOW = 3
-    RISK = 4
+    SLOW = 3  # messages are handled late
+    RISK = 4  # no harm yet
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Finding:
-    """A finding about one group, topic or broker.
+    """A finding about a group, topic, broker or the cluster.
 
-    subject: its name.
-    kind: a stable name of the finding, for programs.
-    cure: what to do about it.
-    about: what `subject` is.
+    Attributes:
+        kind: a stable name of the kind of finding, for programs.
+        subject: the name of the group, topic or broker.
+        text: the problem, for users.
+        cure: how to fix it, for users.
+        about: the type of the subject.
     """
 
     harm: Harm
@@ -750,18 +783,24 @@ class Finding:
 
 
 HEADINGS: Final[Mapping[Harm, str]] = {
-    Harm.LOSS: "messages are lost or given up",
+    Harm.LOSS: "messages are lost or dead-lettered",
     Harm.STANDS: "messages wait without progress",
     Harm.TWICE: "messages are handled more than once",
     Harm.SLOW: "messages are handled late",
-    Harm.RISK: "may hurt later",
+    Harm.RISK: "may cause problems later",
 }
-"""The heading of the findings of each harm, worst first."""
+"""The heading of the findings of each severity, worst first."""
 
 
 class BlockedMessage(NamedTuple):
-    """The next message of a queue that its owner wants, and for how long it has waited. attempt: 1 for the first. reason: why
-    the attempt before failed, if that is known."""
+    """The next message of a queue that matches its owner's filter.
+
+    Attributes:
+        seconds: the time for which the message has waited.
+        message_id, offset: the id and offset of the message; empty and -1 if they are unknown.
+        attempt: the number of the current attempt to handle it, from 1.
+        reason: the reason why the previous attempt failed, if known.
+    """
 
     seconds: float
     message_id: str = ""
@@ -770,7 +809,7 @@ class BlockedMessage(NamedTuple):
     reason: str = ""
 
     def named(self, queue: Queue) -> str:
-        """Words that name the message; empty if it is not known."""
+        """Return a text about the message for a finding; an empty one if the message is unknown."""
         if self.offset < 0:
             return ""
         attempt = f", attempt {self.attempt}" if self.attempt > 1 else ""
@@ -780,12 +819,19 @@ class BlockedMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A group at two looks, some seconds apart.
+    """Two observations of a group.
 
-    waiting: by queue, the next message that its owner wants; only of queues that committed nothing in between, or too little,
-        and only if it has waited too long.
-    full: queues of which brokers give pop members nothing new, because too many messages are not acknowledged.
-    moving: queues whose members made progress that is not committed yet.
+    Attributes:
+        group: the group at the first observation.
+        later: the progress at the second observation.
+        topics: the topics to which the group subscribes, by name.
+        running: the reports of members, by client id.
+        disagreements: the conflicts between members that brokers report.
+        seconds: the time between the observations.
+        waiting: by queue, the next message that matches its owner's filter, if it has waited too long. Only queues that
+            committed nothing between the observations, or less than arrived, are included.
+        full: queues of which brokers return no new messages to pop members, because too many are not acknowledged.
+        moving: queues whose members made progress that is not committed yet.
     """
 
     group: Group
@@ -800,8 +846,8 @@ class Observed:
 
 
 def without_deleted(progress: Mapping[Queue, QueueProgress], topics: Mapping[str, Topic]) -> dict[Queue, QueueProgress]:
-    """Deleted messages do not wait. Apache's brokers count them, and their 0 may mean that a group has committed
-    nothing."""
+    """Return the progress without deleted messages, which Apache's brokers count as lag. Their offset 0 may also mean
+    that a group has committed nothing."""
     begins = {queue: span.begin for topic in topics.values() for queue, span in topic.ranges.items() if span.begin > 0}
     found = dict(progress)
     for queue in begins.keys() & progress.keys():
@@ -813,13 +859,13 @@ def without_deleted(progress: Mapping[Queue, QueueProgress], topics: Mapping[str
 
 
 def findings_of_group(seen: Observed) -> Iterator[Finding]:
-    """The findings of all checks for a group that was looked at twice."""
+    """Return the findings of all checks for a group that was observed twice."""
     for check in _CHECKS:
         yield from check(seen)
 
 
 def _of_a_moment(seen: Observed) -> Iterator[Finding]:
-    """The findings of the checks that a group must fail twice, some seconds apart."""
+    """Return the findings of kinds that count only if they are found twice, some seconds apart."""
     for check in (_standing, _twice, _idle):
         yield from (finding for finding in check(seen) if finding.kind in OF_A_MOMENT)
 
@@ -853,7 +899,9 @@ def _standing(seen: Observed) -> Iterator[Finding]:
         yield Finding(Harm.STANDS, "consumption_off", name, text, "switch consumeEnable on")
     owned = _owned(seen)
     unread = [queue for queue in _subscribed(seen) if queue not in owned]
-    if unread and (owned or not are_broadcasting(seen.group.connections)):  # nobody owns what everybody reads
+    if unread and (
+        owned or not are_broadcasting(seen.group.connections)
+    ):  # queues of broadcasting members have no owner
         text = f"nobody reads {_some(unread)}"
         cure = "wait for a rebalance; if it stays, restart the members that subscribe to the topic"
         yield Finding(Harm.STANDS, "unread_queues", name, text, cure)
@@ -879,7 +927,8 @@ def _unreadable(seen: Observed) -> Iterator[Finding]:
 
 
 def suspects_of(before: Mapping[Queue, QueueProgress], later: Mapping[Queue, QueueProgress]) -> list[Queue]:
-    """Queues in which messages wait that nobody has popped, and nothing was committed between two looks."""
+    """Return the queues with messages that are neither handled nor popped, and without a commit between two
+    observations."""
     return [queue for queue, now in later.items() if queue in before and _is_suspect(before[queue], now)]
 
 
@@ -903,15 +952,15 @@ def _stuck(seen: Observed) -> Iterator[Finding]:
     for owner, queues in sorted(of_owner.items()):
         lag, oldest = sum(seen.later[queue].lag for queue in queues), max(queues, key=lambda queue: seen.waiting[queue])
         harm, idle = Harm.STANDS, f"their owner {owner} has committed"
-        cure = "look at that member's log: a slow or blocked handler, a paused consumer, or a message retried for ever"
+        cure = "check that member's log: a slow or blocked handler, a paused consumer, or a message retried forever"
         if owner == SHARED_OWNER:
             in_hand = sum(seen.later[queue].in_hand for queue in queues)
             idle = f"the members that share them, with {in_hand} of these in flight, have acknowledged"
-            cure = "look at those members' logs: consumers that do not receive any more, or handlers that hang"
+            cure = "check those members' logs: consumers that do not receive any more, or handlers that hang"
             if in_hand:
                 harm, cure = (
                     Harm.SLOW,
-                    "add members or concurrency if handlers need this long; if not, look at the members' logs",
+                    "add members or concurrency if handlers need this long; if not, check the members' logs",
                 )
         message = seen.waiting[oldest].named(oldest)
         text = (
@@ -924,13 +973,14 @@ def _stuck(seen: Observed) -> Iterator[Finding]:
 def _full(seen: Observed) -> Iterator[Finding]:
     if seen.full:
         shown = ", ".join(seen.full[:3]) + (f" and {len(seen.full) - 3} more" if len(seen.full) > 3 else "")
-        text = f"{shown}: nothing new is given, because too many messages are popped and not acknowledged"
-        cure = "see why its members neither acknowledge nor give back: handlers that hang, or a client that forgets to"
+        text = f"{shown}: brokers return no new messages, because too many are popped and not acknowledged"
+        cure = "check why members do not settle messages: handlers that hang, or a client that never acknowledges"
         yield Finding(Harm.STANDS, "too_many_in_hand", seen.group.name, text, cure)
 
 
 def outpaced(seen: Observed) -> dict[Queue, tuple[int, int]]:
-    """Queues with a lag to which more is sent than is consumed: how much of either. A filter may want nothing of it."""
+    """Return the queues whose lag grows, with the numbers of messages that arrived and that were consumed between the
+    observations. The group's filter may match none of the messages that arrived."""
     found: dict[Queue, tuple[int, int]] = {}
     for queue, now in seen.later.items():
         before = seen.group.progress.get(queue)
@@ -944,7 +994,7 @@ def outpaced(seen: Observed) -> dict[Queue, tuple[int, int]]:
 
 
 def _growing(seen: Observed) -> Iterator[Finding]:
-    """Finds lag that grows, topic by topic."""
+    """Find topics whose lag grows."""
     owned = _owned(seen) if seen.group.members and seen.waiting else {}
     of_topic: dict[str, list[tuple[Queue, int, int]]] = {}
     for queue, (arrived, consumed) in outpaced(seen).items() if owned else ():
@@ -966,7 +1016,7 @@ def _cure_of_lag(seen: Observed, name: str) -> str:
     queues = len(topic.ranges) if topic else 0
     if members >= queues and SHARED_OWNER not in seen.group.owners.values():
         return f"{name} has {counted(queues, 'queue')} for {counted(members, 'member')}: add queues, or faster handlers"
-    return "add members, or make the handlers faster (more of them at once, batches)"
+    return "add members, or make the handlers faster (higher concurrency, batches)"
 
 
 def _twice(seen: Observed) -> Iterator[Finding]:
@@ -977,16 +1027,16 @@ def _twice(seen: Observed) -> Iterator[Finding]:
     shared = [queue for queue, owners in owned.items() if len(owners) > 1]
     if shared:
         readers = ", ".join(owned[shared[0]])
-        text = f"{_some(shared)}: read by {readers} at once"
-        yield Finding(Harm.TWICE, "two_readers", group, text, "see who disagrees below; restart the older member")
+        text = f"{_some(shared)}: read by {readers} at the same time"
+        yield Finding(Harm.TWICE, "two_readers", group, text, "see conflicting members below; restart the older one")
     for client_id, count in _namesakes(seen):
-        text = f"{count} members call themselves {client_id}; they read the same queues"
+        text = f"{count} members have the client id {client_id}; they read the same queues"
         cure = "give each its own client id (instanceName in Java; containers that share a host name and pid)"
         yield Finding(Harm.TWICE, "client_id_twice", group, text, cure)
 
 
 def _namesakes(seen: Observed) -> list[tuple[str, int]]:
-    """Client ids that several members have, and how many."""
+    """Return client ids that several members have, with the number of members."""
     return [
         (client_id, count)
         for known in seen.group.connections.values()
@@ -999,7 +1049,7 @@ def _disagreeing(seen: Observed) -> Iterator[Finding]:
     group = seen.group.name
     cure = "give all members of the group the same subscriptions, strategy and model, or use two groups"
     named = tuple(f"live connections with the client id {client_id}" for client_id, _ in _namesakes(seen))
-    disagreements = [text for text in seen.disagreements if not text.endswith(named)]  # one line for one cause
+    disagreements = [text for text in seen.disagreements if not text.endswith(named)]  # reported as `client_id_twice`
     for text in disagreements:
         yield Finding(Harm.STANDS, "disagreement", group, text, cure)
     wanted: dict[str, list[str]] = {}
@@ -1034,7 +1084,8 @@ def _old(seen: Observed) -> Iterator[Finding]:
 
 
 OF_A_MOMENT = frozenset(("two_readers", "unread_queues", "idle_members"))
-"""Kinds that are found in a well group, too, if a queue changes hands between two questions: a second look must find them."""
+"""Kinds of findings that occur in a healthy group, too, if a queue moves to another member between two queries. They
+count only if a second observation finds them, too."""
 
 _CHECKS: tuple[Callable[[Observed], Iterator[Finding]], ...] = (
     _lost,
@@ -1051,7 +1102,7 @@ _CHECKS: tuple[Callable[[Observed], Iterator[Finding]], ...] = (
 
 
 def _owned(seen: Observed) -> dict[Queue, list[str]]:
-    """The members that say they read each queue, and the holder of its lock."""
+    """Return, for each queue, the holder of its lock and the members that report it as theirs."""
     owners: dict[Queue, list[str]] = {queue: [client_id] for queue, client_id in seen.group.owners.items()}
     for client_id, member in seen.running.items():
         for queue in member.commit_offsets:
@@ -1062,7 +1113,7 @@ def _owned(seen: Observed) -> dict[Queue, list[str]]:
 
 
 def _subscribed(seen: Observed) -> list[Queue]:
-    """The queues that the members should read between them."""
+    """Return the queues of all topics to which members subscribe."""
     wanted = {topic for known in seen.group.connections.values() for topic in known.subscriptions}
     wanted |= {topic for member in seen.running.values() for topic in member.subscriptions}
     return [queue for name in sorted(wanted & seen.topics.keys()) for queue in seen.topics[name].ranges]

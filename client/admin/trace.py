@@ -1,4 +1,4 @@
-"""Where a message went: Apache's message trace, and what each group did with a message."""
+"""Traces of messages: Apache's message trace, and the state of a message in each group."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ log = get_logger("rocketlet.message_trace")
 
 
 # ------------------------------------------------------------------------------
-# Apache's message trace: one message after another, who sent it, and who handled it with what outcome.
+# Apache's message trace: for each message its sender, the consumers that handled it, and their outcomes.
 #
-# `mqadmin queryMsgTraceById` reads it, and so does RocketMQ's dashboard. Middleware notes what happens; the notes of
-# a moment go into few messages of the trace topic. A trace that cannot be written is logged, and hurts no message.
+# `mqadmin queryMsgTraceById` and RocketMQ's dashboard read it. Middleware records events, and many records are sent in
+# one message to the trace topic. If a trace cannot be written, that is logged and has no effect on messages.
 
 
 GROUP = "rocketlet-trace"
@@ -39,13 +39,14 @@ Note = Callable[[Iterable[tuple[About, str]]], None]
 
 
 class MessageTrace:
-    """Off unless you make one. Give its middleware to producers and consumers, and close it after them:
+    """Writes Apache's message trace. Pass its middleware to producers and consumers, and close it after them:
 
         async with MessageTrace("host:port") as trace, Producer("host:port", "shop", middleware=[trace.sends("shop")]):
             ...
 
-    It notes all sends, outcomes of transactions, and how each message is handled. `topic`: as Apache's clients, the broker's
-    RMQ_SYS_TRACE_TOPIC.
+    It records all successful sends, outcomes of transactions, and the handling of each message.
+
+    - `topic`: the trace topic. Default: RMQ_SYS_TRACE_TOPIC, as with Apache's clients.
     """
 
     def __init__(
@@ -67,30 +68,30 @@ class MessageTrace:
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        """Raises ConnectionFailed if no name server can be reached."""
+        """Start to write the trace. Raises ConnectionFailed if no name server can be reached."""
         await self._producer.start()
         self._task = asyncio.create_task(self._write_on(), name="message trace")
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        """Writes the records that wait."""
+        """Write the remaining records and stop."""
         try:
-            async with self._writing:  # a write that is under way goes on
+            async with self._writing:  # wait for a write in flight
                 if self._task is not None:
                     await cancelled([self._task])
                 await self._write()
         finally:
             await self._producer.stop()
 
-    # Noting
+    # Recording
 
     def sends(self, group: str) -> SendMiddleware:
-        """Middleware of a producer of this group. As with Apache's client, a send that fails is not noted."""
+        """Return middleware for a producer of this group. Failed sends are not recorded, as with Apache's client."""
         check_group(group)
         return _Sends(group, self._note)
 
     def handlers(self, group: str) -> Middleware:
-        """Middleware of a consumer of this group, with a handler or without."""
+        """Return middleware for a consumer of this group, with or without a handler."""
         check_group(group)
         return _Handlers(group, self._note)
 
@@ -116,7 +117,9 @@ class MessageTrace:
         waiting, self._waiting = self._waiting, []
         dropped, self._dropped = self._dropped, 0
         if dropped:
-            log.warning("trace_dropped", records=dropped, hint="brokers take the trace too slowly")
+            log.warning(
+                "trace_dropped", records=dropped, hint="brokers store the trace more slowly than records arrive"
+            )
         messages = list(_packed(waiting, self._limits))
         answers = await asyncio.gather(*map(self._send, messages), return_exceptions=True)
         for answer in answers:
@@ -170,7 +173,7 @@ class _Handlers:
         return lambda outcome: noted(_how(outcome))
 
     def _begin(self, messages: Sequence[Message]) -> Callable[[admin_bodies.ConsumeReturnType], None]:
-        messages = [one for one in messages if one.properties.get(props.TRACE_ON) != "false"]  # so says the broker
+        messages = [one for one in messages if one.properties.get(props.TRACE_ON) != "false"]  # set by the broker
         handling_id, began_ms = os.urandom(16).hex().upper(), _now_ms()
         self._note(_before(messages, self._group, handling_id, began_ms))
         return lambda how: self._note(_after(messages, self._group, handling_id, began_ms, how))
@@ -181,7 +184,7 @@ def _how(outcome: Outcome) -> admin_bodies.ConsumeReturnType:
 
 
 def _packed(records: Iterable[tuple[About, str]], limits: ClientLimits) -> Iterator[Outgoing]:
-    """Messages with as many records as the limits allow; a record that is larger has one of its own."""
+    """Combine records into messages up to the limits. A record that exceeds them gets a message of its own."""
     keys: dict[str, None] = {}
     texts: list[bytes] = []
     size = keys_size = 0
@@ -203,7 +206,7 @@ def _packed(records: Iterable[tuple[About, str]], limits: ClientLimits) -> Itera
 
 def _sent(sending: Sending, result: SendResult, group: str, began_ms: int) -> Iterator[tuple[About, str]]:
     ids, offset_ids = result.message_id.split(","), result.offset_id.split(",")
-    if len(ids) != len(sending.messages):  # an id of its sender's has a comma
+    if len(ids) != len(sending.messages):  # an id that the sender has chosen contains a comma
         ids = [result.message_id] * len(sending.messages)
     took_ms = (_now_ms() - began_ms) // len(sending.messages)
     for number, message in enumerate(sending.messages):
@@ -251,7 +254,7 @@ def _now_ms() -> int:
 
 
 # ------------------------------------------------------------------------------
-# Finds out what became of a message in each group that reads its topic, by requests that Apache's brokers have, too.
+# Determines the state of a message in each group that reads its topic, with requests that Apache's brokers support, too.
 
 
 State = Literal["consumed", "waiting", "retry", "dead", "filtered", "unknown"]
@@ -259,12 +262,14 @@ State = Literal["consumed", "waiting", "retry", "dead", "filtered", "unknown"]
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """`state` of a message in a group:
+    """The state of a message in a group. The values of `state` are:
 
-    - `consumed`: the group is past it; `waiting`: it is not, `lag` messages of the queue come first.
-    - `retry`: a handler failed, and it will be delivered again; `retries` says how often it was tried again until now.
-    - `dead`: it was given up and lies in the group's dead-letter topic.
-    - `filtered`: the group's subscription leaves out its tag. `unknown`: the group has no offset in its queue.
+    - `consumed`: the group has committed an offset after the message.
+    - `waiting`: the group has not; `lag` is the number of messages of the queue before it.
+    - `retry`: a handler failed, and the message will be redelivered; `retries` is the number of retries so far.
+    - `dead`: the message is in the group's dead-letter topic.
+    - `filtered`: the group's subscription does not match the message's tag.
+    - `unknown`: the group has no offset in the message's queue.
     """
 
     group: str
@@ -274,7 +279,7 @@ class Track:
 
 
 async def tracks(admin: AdminClient, message: Message) -> list[Track]:
-    """The tracks of a message, one for each group that reads its topic, by name. Raises RocketletError."""
+    """Return the state of a message in each group that reads its topic. Raises RocketletError."""
     groups = await admin.consumed_by(message.topic)
     return list(await asyncio.gather(*(_track(admin, message, group) for group in groups)))
 
@@ -298,7 +303,8 @@ async def _track(admin: AdminClient, message: Message, group: str) -> Track:
 
 
 def _takes(message: Message, expression: str) -> bool:
-    """SQL is the broker's business: it counts as taken."""
+    """Return True if a message's tag matches a filter. An SQL filter counts as matching, because only brokers evaluate
+    it."""
     try:
         tags = parse_subscription(message.topic, expression).tags
     except ValueError:
@@ -307,8 +313,8 @@ def _takes(message: Message, expression: str) -> bool:
 
 
 async def _retried(admin: AdminClient, message: Message, group: str) -> Track | None:
-    """The fate of a message that was handed back: it waits for its time in the broker's schedule, then in the retry
-    topic."""
+    """Return the state of a message that was returned for a retry, which first waits in the broker's schedule and then
+    in the retry topic; None if it was not returned."""
     topic = names.retry_topic(group)
     tries = await _find(admin, message, topic)
     waits = [
@@ -329,7 +335,7 @@ async def _retried(admin: AdminClient, message: Message, group: str) -> Track | 
 
 
 async def _find(admin: AdminClient, message: Message, topic: str) -> list[Message]:
-    """The message's copies in a topic of its brokers; none in a topic that is not there."""
+    """Return the message's copies in a topic; an empty list if the topic does not exist."""
     try:
         return await admin.copies(message.message_id, topic)
     except (TopicNotFound, BrokerRefused):

@@ -19,7 +19,7 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
     verb(verbs, "list", "list the brokers of the cluster, including those that are gone", _list)
     show = verb(verbs, "show", "show a broker's state and settings", _show)
     show.add_argument("broker", help="the broker's name")
-    forget = verb(verbs, "forget", "tell name servers that a broker that is gone was retired for good", _forget)
+    forget = verb(verbs, "forget", "remove a permanently retired broker from the name servers", _forget)
     forget.add_argument("broker", help="the broker's name")
     set_ = verb(verbs, "set", "change settings until the broker ends", _set)
     set_.add_argument("broker", help="the broker's name")

@@ -84,7 +84,7 @@ def _show(group: str, reports: list[dict[str, Any]], output: Output, *, timeline
     _show_members(group, members, [owner for item in reports for owner in item["owners"]], output)
     _show_lag([entry for item in reports for entry in item.get("lag", ())], output)
     for queue in sorted({queue for item in reports for queue in item["full"]}):
-        output.text(f"  {queue}: nothing new is given, too many messages are popped and not acknowledged")
+        output.text(f"  {queue}: brokers return no new messages, because too many are popped and not acknowledged")
     for fault in sorted({fault for item in reports for fault in item["disagreements"]}):
         output.text(f"  disagreement: {fault}")
     _show_events(events, output)
@@ -115,15 +115,17 @@ def _show_members(group: str, members: dict[str, Any], owners: list[dict[str, An
 
 
 def _show_lag(lag: list[dict[str, Any]], output: Output) -> None:
-    """How far the group is behind in each topic: by its stored offsets, whether it has members or not."""
+    """Print the lag of the group in each topic, computed from its committed offsets."""
     now_ms = time.time() * 1000
     for topic in sorted({entry["topic"] for entry in lag}):
         entries = [entry for entry in lag if entry["topic"] == topic]
         since_ms = min((entry["oldestMs"] for entry in entries if entry["oldestMs"] is not None), default=None)
         age = "" if since_ms is None else f", the oldest stored {max(now_ms - since_ms, 0) / 1000:.1f} s ago"
         in_hand = sum(entry.get("inHand", 0) for entry in entries)
-        hands = f", {in_hand} of them in hand" if in_hand else ""
-        output.text(f"  {topic}: {counted(sum(entry['messages'] for entry in entries), 'message')} behind{hands}{age}")
+        in_flight = f", {in_hand} of them in flight" if in_hand else ""
+        output.text(
+            f"  {topic}: {counted(sum(entry['messages'] for entry in entries), 'message')} behind{in_flight}{age}"
+        )
 
 
 def _show_events(events: list[dict[str, Any]], output: Output) -> None:

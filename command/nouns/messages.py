@@ -297,8 +297,8 @@ async def _replay(options: argparse.Namespace, admin: AdminClient, output: Outpu
     if foreign:
         names_of = " ".join(f"--topic {name}" for name in sorted(foreign))
         print(
-            f"the group has not read {', '.join(sorted(foreign))}, which dead letters name as theirs; whoever can make dead "
-            f"letters can name any topic. Look at them, and add {names_of} to send them there.",
+            f"the group has not read {', '.join(sorted(foreign))}, which dead letters have as their topic; a client that can "
+            f"store dead letters can set any topic. Check them, and add {names_of} to send them there.",
             file=sys.stderr,
         )
         return 1
@@ -311,7 +311,7 @@ async def _replay(options: argparse.Namespace, admin: AdminClient, output: Outpu
             await admin.send_again(message, group=options.group if options.to == "group" else None)
             places.append((message.queue, message.queue_offset))
             sent += 1
-    finally:  # also after a part: sent ones must not be sent once more
+    finally:  # after an error, too, so that messages that were sent are not sent a second time
         await mark(admin, options.group, places, "replayed")
     again = counted(sent, "message was", "messages were")
     output.text(f"{again} sent again; the dead letters stay in {names.dlq_topic(options.group)}, marked")

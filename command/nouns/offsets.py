@@ -1,4 +1,4 @@
-"""`rocketlet offsets`: how far a group is, and where it is to go on."""
+"""`rocketlet offsets`: shows and resets the committed offsets of a group."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ..plumbing.output import Output, local_time
 
 
 def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
-    verbs = noun(commands, "offsets", "show and reset how far a group is")
+    verbs = noun(commands, "offsets", "show and reset the offsets of a group")
     show = verb(verbs, "show", "show a group's offsets and lag", _show)
     show.add_argument("group")
     show.add_argument("topic", nargs="?", default="", help="only of this topic")
-    reset = verb(verbs, "reset", "let a group go on from another place", _reset)
+    reset = verb(verbs, "reset", "reset a group to another position", _reset)
     reset.add_argument("group")
     reset.add_argument("topic")
     reset.add_argument(

@@ -1,7 +1,7 @@
-"""The commands that ask and change a cluster, Rocketlet's or Apache's: `rocketlet NOUN VERB`.
+"""The commands that query and change a cluster, Rocketlet's or Apache's: `rocketlet NOUN VERB`.
 
 Each command is a coroutine. It gets its options, an AdminClient and an Output, and returns the exit status: 0, or 1 if the
-thing asked for does not exist. The caller prints a RocketletError.
+requested object does not exist. The caller prints a RocketletError.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Command = Callable[[argparse.Namespace, AdminClient, Output], Awaitable[int]]
 
 
 def noun(commands: Commands[argparse.ArgumentParser], name: str, text: str) -> Commands[argparse.ArgumentParser]:
-    """A command with verbs."""
+    """Add a noun, and return the parsers of its verbs."""
     parser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
     return parser.add_subparsers(required=True, metavar="VERB")
 
@@ -31,13 +31,13 @@ def noun(commands: Commands[argparse.ArgumentParser], name: str, text: str) -> C
 def verb(
     commands: Commands[argparse.ArgumentParser], name: str, text: str, command: Command
 ) -> argparse.ArgumentParser:
-    """A verb that runs a command with the options that all of them have."""
+    """Add a verb that runs a command, with the options that all verbs have."""
     parser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
     parser.add_argument(
         "--nameserver",
         default=os.environ.get(NAME_SERVER_VARIABLE, NAME_SERVER),
         metavar="HOST:PORT[;HOST:PORT]",
-        help=f"the name servers to ask (default: ${NAME_SERVER_VARIABLE}, or {NAME_SERVER})",
+        help=f"the name servers to query (default: ${NAME_SERVER_VARIABLE}, or {NAME_SERVER})",
     )
     parser.add_argument("--json", action="store_true", help="print one line of JSON for each record")
     add_client_options(parser)
@@ -57,22 +57,22 @@ async def _run(command: Command, options: argparse.Namespace) -> int:
 
 
 def confirmed(options: argparse.Namespace, question: str) -> bool:
-    """Whether to go on: with --yes, or when the user says so at a terminal."""
+    """Return True if the command may continue: with --yes, or if the user confirms at a terminal."""
     if options.yes:
         return True
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)  # programs read stdout
     answer = sys.stdin.readline()
     if not answer:
-        print("nobody answers; add --yes to go on without a question", file=sys.stderr)
+        print("no answer on stdin; add --yes to continue without confirmation", file=sys.stderr)
     return answer.strip().lower() in ("y", "yes")
 
 
 def changing(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--yes", action="store_true", help="do it without a question")
+    parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
 
 
 def pairs(option: str, texts: Iterable[str]) -> dict[str, str]:
-    """Reads `name=value` texts. Raises ConfigError, which names the option."""
+    """Parse `name=value` texts. Raises ConfigError with the name of the option."""
     found: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")

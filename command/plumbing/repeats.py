@@ -1,4 +1,5 @@
-"""Warnings and errors that come again and again, as while a name server is away: once, then each minute with a count."""
+"""Limits repeated log entries, for example while a name server is unreachable: an entry is logged once, then once a
+minute with a count."""
 
 from __future__ import annotations
 
@@ -16,14 +17,17 @@ from ..config import REPEAT_INTERVAL_S, REPEATS_KNOWN
 
 
 class RepeatedEvents:
-    """Lines are alike if all of their fields are: two that differ in anything are both written."""
+    """Drops log entries that equal an earlier one in all fields."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
-        self._lines: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()  # written when; left out since
+        self._lines: OrderedDict[Hashable, tuple[float, int]] = (
+            OrderedDict()
+        )  # time of the last entry; number dropped since
 
     def left_out(self, event: str, fields: Mapping[str, Any]) -> int | None:
-        """How many lines like this one were left out since one was written; None if this one is to be left out, too."""
+        """Return how many equal entries were dropped since the last one was logged; None if this entry is to be dropped,
+        too."""
         error = sys.exc_info()[1] if fields.get("exc_info") else None
         line = (event, repr(error), *(f"{name}={value!r}" for name, value in fields.items()))
         written_s, left_out = self._lines.get(line, (None, 0))
@@ -38,7 +42,7 @@ class RepeatedEvents:
         return left_out
 
     def process(self, logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-        """A processor of structlog."""
+        """Process an entry, as a structlog processor."""
         if method in ("debug", "info"):
             return event
         left_out = self.left_out(str(event.get("event")), event)
@@ -47,12 +51,12 @@ class RepeatedEvents:
         return {**event, "repeated": left_out} if left_out else event
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """A filter of `logging`: the client's lines, and those of other libraries."""
+        """Filter a record of `logging`, from the client or another library."""
         if record.levelno < logging.WARNING:
             return True
         fields = getattr(record, "fields", None)
-        said: Mapping[str, Any] = {"message": record.getMessage()} if fields is None else fields
-        left_out = self.left_out(record.name, {**said, "event": getattr(record, "event", "")})
+        values: Mapping[str, Any] = {"message": record.getMessage()} if fields is None else fields
+        left_out = self.left_out(record.name, {**values, "event": getattr(record, "event", "")})
         if left_out and fields is not None:
             fields["repeated"] = left_out
         return left_out is not None

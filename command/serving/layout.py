@@ -23,8 +23,8 @@ NOT_PASSED: Final = frozenset(("control_port", "control_host", "grpc_port"))
 
 
 class BrokerLayout(NamedTuple):
-    """The place of one broker. `advertise` and `external` are the addresses that clients are told, as in `--advertise` and
-    `--advertise-external`."""
+    """The name, ports, folder and advertised addresses of one broker. `advertise` and `external` are the values of
+    `--advertise` and `--advertise-external`."""
 
     name: str
     port: int

@@ -47,7 +47,7 @@ def add_external_port_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--external-port",
         type=numbers.port,
-        help="also listen on this port; clients that ask there are told the brokers' --advertise-external addresses",
+        help="also listen on this port; clients that use it get the brokers' --advertise-external addresses",
     )
 
 
@@ -109,13 +109,13 @@ def _identity_options(parser: argparse.ArgumentParser) -> None:
         "--advertise",
         metavar="HOST[:PORT]",
         type=_advertised,
-        help="the address that clients are told to connect to; auto: the one at which a client asks, or --advertise-external "
-        "for clients from other networks (default: --host, or this host's address)",
+        help="address that clients connect to; auto: the one at which a client reaches the name server, or "
+        "--advertise-external for clients from other networks (default: --host, or this host's address)",
     )
     parser.add_argument(
         "--advertise-external",
         metavar="HOST:PORT",
-        help="the address for clients that ask at a name server's --external-port, such as a container's published port; "
+        help="address for clients that use a name server's --external-port, such as a container's published port; "
         "with --advertise auto also for clients from other networks (default there: localhost and --port)",
     )
     parser.add_argument(

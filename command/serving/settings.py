@@ -1,7 +1,7 @@
 """Options of servers from three places: the command line, then environment variables, then a TOML file.
 
-`--retain-hours 24` is `ROCKETLET_RETAIN_HOURS=24`, and `retain-hours = 24` in the file that `--config` or `ROCKETLET_CONFIG`
-names. A source of lower rank is not read where a higher one decides.
+`--retain-hours 24` is `ROCKETLET_RETAIN_HOURS=24`, and `retain-hours = 24` in the file that `--config` or
+`ROCKETLET_CONFIG` names. A source of lower rank is not read where a higher one decides.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SettingsParser(argparse.ArgumentParser):
         return next(iter(difflib.get_close_matches(text.partition("=")[0], known, 1, _NEAR_WORD)), None)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Names the choice that is most like the value, so that a mistyped verb is found at once."""
+        """Raise an error that suggests the most similar choice, for a mistyped verb."""
         if action.choices is not None and value not in action.choices:
             choices = list(map(str, action.choices))
             near = difflib.get_close_matches(str(value), choices, 1, _NEAR_WORD)

@@ -1,10 +1,10 @@
 """Keeps broker processes running, and stops them all.
 
-A broker that ends is started again: at once, and after growing pauses if it ends soon each time. One that ends before all
-were ready ends the start, because what kept it from starting would keep it again.
+A broker that ends is restarted: immediately, or after growing pauses if it repeatedly ends soon after its start. If a
+broker ends before all of them were ready, the start fails, because a restart would most likely fail for the same reason.
 
-Brokers run in sessions of their own, so that Ctrl-C reaches this process alone, which stops them in its order. They
-also stop by themselves when this process is gone, however it went: then nobody holds the other end of their standard input.
+Brokers run in sessions of their own, so that Ctrl-C reaches only this process, which stops them in order. They also stop
+on their own when this process ends for any reason, because that closes their standard input.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Supervised:
         await asyncio.sleep(delay_s)
 
     async def stop(self) -> None:
-        """Returns when the broker has ended, by itself or killed."""
+        """Stop the broker, and kill it if it does not end in time. Return when it has ended."""
         child, self.is_ready = self._child, False
         if child is None or child.returncode is not None:
             return

@@ -29,10 +29,10 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
         "--size", type=int, default=plain.size, metavar="BYTES", help=f"of a body (default: {plain.size})"
     )
     bench.add_argument(
-        "--queues", type=int, default=plain.queues, help=f"of the topic on each broker (default: {plain.queues})"
+        "--queues", type=int, default=plain.queues, help=f"queues of the topic on each broker (default: {plain.queues})"
     )
     bench.add_argument(
-        "--in-flight", type=int, default=plain.in_flight, help=f"sends at once (default: {plain.in_flight})"
+        "--in-flight", type=int, default=plain.in_flight, help=f"concurrent sends (default: {plain.in_flight})"
     )
 
 

@@ -126,7 +126,7 @@ class Dump:
         try:
             await asyncio.gather(*ways)
         except OSError:
-            pass  # one side is gone: the other one is told
+            pass  # one side has closed its connection, so the other one is closed, too
         finally:
             for other in (writer, there[1]):
                 other.close()

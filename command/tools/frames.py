@@ -36,8 +36,12 @@ def text_of(data: bytes) -> str:
 
 
 def fields(frame: Frame, asked: int | None, inflated_bytes: int = MAX_INFLATED_BYTES) -> dict[str, Any]:
-    """A frame for programs. `asked`: the code of the request that it answers; None if it is a request. It shows so many
-    bytes of a compressed body at most."""
+    """Return a frame as values for JSON.
+
+    Args:
+        asked: the code of the request to which the frame responds; None if the frame is a request.
+        inflated_bytes: the maximum number of bytes of a compressed body to decompress.
+    """
     found: dict[str, Any] = {
         "request": request_name(frame.code if asked is None else asked).partition(" ")[0],
         "opaque": frame.opaque,

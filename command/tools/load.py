@@ -35,7 +35,14 @@ _SENT_AT = struct.Struct("!Q")  # the begin of a body: when its send began, ns o
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`rate`: messages a second, 0 for as many as possible; `in_flight`: sends at once; `size` of a body, bytes."""
+    """The load of a benchmark.
+
+    Attributes:
+        seconds: the duration.
+        rate: messages per second; 0 for as many as possible.
+        size: the size of each body in bytes.
+        in_flight: the maximum number of concurrent sends.
+    """
 
     seconds: float = 5.0
     rate: float = 0.0
@@ -74,7 +81,7 @@ class LoadSide:
         return len(self.waits_ms) / took_s if took_s > 0 else 0.0
 
     def percentiles_ms(self, parts: Sequence[float]) -> list[float]:
-        """The smallest wait that is no shorter than so many of them; 0 if there are none."""
+        """Return percentiles of the latencies in ms, for example of 0.99 for p99; 0 if there are none."""
         waits = sorted(self.waits_ms)
         return [waits[max(math.ceil(part * len(waits)), 1) - 1] if waits else 0.0 for part in parts]
 
@@ -92,7 +99,7 @@ class Outcome:
 
 
 async def apply(name_server: str, load: Load, access: Access) -> Outcome:
-    """Sends and consumes at once. Raises RocketletError; single sends that fail are counted."""
+    """Send and consume concurrently. Raises RocketletError, but only counts single sends that fail."""
     name = f"rocketlet-bench-{secrets.token_hex(4)}"
     async with AdminClient(name_server, access=access) as admin:
         try:

@@ -23,8 +23,8 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     parser = commands.add_parser(
         "mirror",
         help="copy topics and the progress of groups to another cluster",
-        description="Copy topics with their messages, and the progress of groups, to another cluster. It goes on where "
-        "the newest copies are, so it may be stopped and started again.",
+        description="Copy topics with their messages, and the progress of groups, to another cluster. It resumes "
+        "after the newest copies, so it may be stopped and restarted.",
     )
     parser.add_argument(
         "--from", dest="source", required=True, metavar="HOST:PORT", help="the name servers to copy from"
@@ -32,15 +32,22 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     parser.add_argument("--to", dest="target", required=True, metavar="HOST:PORT", help="the name servers to copy to")
     parser.add_argument("--topics", type=_names, default=(), metavar="TOPIC[,...]", help="default: all")
     parser.add_argument(
-        "--groups", type=_names, metavar="GROUP[,...]", help="whose progress to copy; default: all that read the topics"
+        "--groups",
+        type=_names,
+        metavar="GROUP[,...]",
+        help="groups whose progress is copied; default: all that read the topics",
     )
     begin = parser.add_mutually_exclusive_group()
     begin.add_argument(
-        "--last", type=whole(0), metavar="COUNT", help="begin at the newest messages, so many of each queue"
+        "--last", type=whole(0), metavar="COUNT", help="start at the newest COUNT messages of each queue"
     )
-    begin.add_argument("--since", type=_time_ms, metavar="TIME", help="begin at a time, such as 2026-01-31T12:00:00")
-    parser.add_argument("--follow", action="store_true", help="go on until SIGTERM or Ctrl-C")
-    parser.add_argument("--json", action="store_true", help="print one line of JSON for each queue, and for what waits")
+    begin.add_argument("--since", type=_time_ms, metavar="TIME", help="start at a time, such as 2026-01-31T12:00:00")
+    parser.add_argument("--follow", action="store_true", help="continue until SIGTERM or Ctrl-C")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print one line of JSON for each queue, and for messages that are not due yet",
+    )
     add_client_options(parser, _FROM)
     add_client_options(parser, _TO)
     parser.set_defaults(run=_mirror, log_level="warning")
@@ -106,13 +113,13 @@ def _report(mirror: Mirror, waiting: Waiting, output: Output) -> None:
     ]
     output.records(("topic", "from", "to", "copied", "next", "deleted_before"), rows)
     for group, queues in _by_group(mirror).items():
-        output.text(f"the group {group} goes on at the same messages in {counted(queues, 'queue')}")
+        output.text(f"the group {group} resumes at the same messages in {counted(queues, 'queue')}")
     if output.as_json:
         for record in _waiting_records(waiting):
             output.json(record)
     for group, count in waiting.retries.items():
         retries = counted(count, "message to retry, which stays", "messages to retry, which stay")
-        output.text(f"the group {group} has {retries} at the source: let it handle that there")
+        output.text(f"the group {group} has {retries} at the source: let its members there handle them")
     for topic, count in waiting.delayed.items():
         output.text(f"{topic} has {count} delayed messages that are not due yet: run the mirror again when they are")
 

@@ -1,4 +1,4 @@
-"""`rocketlet move`: the users of a cluster go on at another one, and back again."""
+"""`rocketlet move`: moves the producers and groups of a cluster to another one, or back."""
 
 from __future__ import annotations
 
@@ -18,23 +18,25 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     parser = commands.add_parser(
         "move",
         help="move producers and groups to another cluster, step by step, or back",
-        description="Move producers and groups to another cluster. Without a step it copies what is not over there yet. "
-        "Then --producers, and --group for one group after the other. Each step may be repeated.",
+        description="Move producers and groups to another cluster. Without a step, copy the messages that are not "
+        "at the target yet. Then use --producers, and --group for one group after the other. Each step may be repeated.",
     )
     parser.add_argument("--from", dest="source", required=True, metavar="HOST:PORT", help="the name servers to leave")
     parser.add_argument("--to", dest="target", required=True, metavar="HOST:PORT", help="the name servers to go to")
     step = parser.add_mutually_exclusive_group()
     step.add_argument(
-        "--dry-run", action="store_true", help="say what there is and what cannot be moved; change nothing"
+        "--dry-run", action="store_true", help="show the topics, the groups, and what cannot be moved; change nothing"
     )
     step.add_argument(
-        "--producers", action="store_true", help="let the source take no more messages, and copy what came last"
+        "--producers", action="store_true", help="make the source's topics read-only, and copy the last messages"
     )
     step.add_argument(
-        "--group", metavar="GROUP", help="wait until the group's members have stopped, and take it over there"
+        "--group",
+        metavar="GROUP",
+        help="wait until GROUP's members have stopped, then move its offsets and pending retries",
     )
     parser.add_argument(
-        "--back", action="store_true", help="--to is where the messages came from: they are not copied again"
+        "--back", action="store_true", help="move back: messages that came from --to are not copied a second time"
     )
     parser.add_argument("--json", action="store_true", help="print one line of JSON for each record")
     add_client_options(parser, _FROM)
@@ -79,14 +81,14 @@ async def _step(options: argparse.Namespace, move: Move, output: Output) -> int:
         async with drawn(lambda: move.progress):
             copied = await move.close()
         output.records(("copied",), [{"copied": copied}])
-        output.text(f"{options.source} takes no more messages: start the producers with {options.target} now,")
+        output.text(f"{options.source} is read-only: start the producers with {options.target} now,")
         output.text("then move group by group: --group " + ", --group ".join(group.name for group in plan.groups))
         return 0
     _show(plan, output)
     async with drawn(lambda: move.progress):
         copied = await move.copy()
     output.records(("copied",), [{"copied": copied}])
-    output.text("everything that could be copied is over there, too; repeat this as you like, then --producers")
+    output.text("all messages that can be copied are at the target; repeat this as needed, then use --producers")
     return 0
 
 

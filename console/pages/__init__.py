@@ -1,13 +1,13 @@
 """The pages: one module for each section of the console.
 
-groups         groups, and one of them closely
-group_changes  made, changed, deleted, offsets reset
-overview       what comes in and goes out, and what is in trouble
-dead_letters   looked at, sent again, discarded
-topics         topics, and one of them; made, changed, deleted
-messages       found, followed, and one of them
-sending        a message that the user writes or copies
-brokers        how they do; what is wrong in the cluster
-listing        names that the user filters, sorts and turns the pages of
+groups         all groups, and one group
+group_changes  create, change and delete a group, reset its offsets
+overview       message rates and findings
+dead_letters   show, replay and discard dead letters
+topics         all topics, and one topic; create, change and delete
+messages       find and follow messages, and show one
+sending        send a message that the user writes or copies
+brokers        the state of brokers; findings about the cluster
+listing        a list of names with filter, order and pages
 paging         a part of a long list
 """

@@ -125,7 +125,8 @@ async def shown(request: Request) -> Page:
 
 
 async def doctor(request: Request) -> Page:
-    """The findings for the whole cluster: those of the console's looks, or when the user asks, of one look at everything."""
+    """Return the page with the findings about the cluster: the console's last ones, or those of a new examination on
+    request."""
     console = console_of(request)
     groups = [name for name in await console.groups.list(now=is_load(request)) if not names.is_system_group(name)]
     known = (console.groups.found.get(name) for name in groups)

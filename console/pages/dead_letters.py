@@ -1,4 +1,4 @@
-"""Dead letters of a group: look at them, send them again."""
+"""Dead letters of a group: show, replay and discard them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def replay(request: Request, form: Form) -> Change:
             for message in found:
                 await console.admin.send_again(message, group=group if to_group else None)
                 sent.append((message.queue, message.queue_offset))
-        finally:  # also after a part: sent ones must not be sent once more
+        finally:  # after an error, too, so that messages that were sent are not sent a second time
             await mark(console.admin, group, sent, "replayed")
         again = counted(len(found), "message was", "messages were")
         return f"{again} sent again {target}. The dead letters stay in {names.dlq_topic(group)}."
@@ -118,7 +118,7 @@ async def _wanted(console: Console, group: str, form: Form) -> list[Message]:
         found = await newest(console, letters.ranges, MAX_REPLAY, "*")
         found = [message for message in found if letters.state_of(message) == "new"]
         if not found:
-            raise FieldFault("which", "none is new: each was replayed or discarded; tick those to take once more")
+            raise FieldFault("which", "none is new: each was replayed or discarded; select those to include again")
         return found
     places = [parse_place(text, names.dlq_topic(group)) for text in form.all("place")]
     if not places:

@@ -84,11 +84,12 @@ async def delete(request: Request, form: Form) -> Change:
         return f"The group {name} and its offsets are deleted."
 
     effects = [
-        f"Its offsets of {counted(len(group.progress), 'queue')} are deleted: a new group of the name starts anew."
+        f"Its offsets of {counted(len(group.progress), 'queue')} are deleted. "
+        "A new group of the same name starts without offsets."
     ]
     if group.members:
         effects.append(
-            f"It has {counted(len(group.members), 'member')} now, which will make it again if not stopped first."
+            f"It has {counted(len(group.members), 'member')} now, which will recreate it unless they are stopped first."
         )
     return Change(f"Delete the group {name}?", act, "/groups", "Delete it", effects, is_harmful=True)
 
@@ -131,7 +132,7 @@ async def reset(request: Request, form: Form) -> Change:
         act,
         f"/groups/{part(group)}",
         "Reset it",
-        [f"{effect}.", "Members that are connected go on from there at once."],
+        [f"{effect}.", "Connected members continue from there immediately."],
         ("queue", "from", "to", "skips", "repeats"),
         rows,
         is_harmful=bool(skipped),

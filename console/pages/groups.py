@@ -28,19 +28,19 @@ _TOLD = {
     "closed": "{client} lost its connection",
     "expired": "{client} sent no heartbeat",
     "subscribed": "{client} changed its subscription",
-    "notified": "the members were told",
+    "notified": "the members were notified",
     "assigned": "{client} has {count} queues",
     "locked": "{client} owns {queue}",
-    "unlocked": "{client} gave {queue} up",
+    "unlocked": "{client} released {queue}",
     "lock lost": "{client} lost {queue}: its connection closed",
     "lock expired": "{client} lost {queue}: it did not renew its lease",
     "first pull": "{client} reads {queue}",
     "first commit": "{client} finished a first message of {queue}",
 }
 _ENDINGS = {
-    "unlocked": "the old owner to finish its messages and let go",
-    "lock lost": "the connection of the old owner to close",
-    "lock expired": "the lease of the old owner to run out",
+    "unlocked": "the previous owner to finish its messages and release",
+    "lock lost": "the connection of the previous owner to close",
+    "lock expired": "the lease of the previous owner to expire",
 }
 
 

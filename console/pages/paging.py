@@ -27,7 +27,7 @@ class Part(Generic[T]):
 
 
 def part_of(items: Sequence[T], number: int) -> Part[T]:
-    """The page, or the last one if there are not so many."""
+    """Return the page with a number, or the last one if there are fewer."""
     pages = max(-(-len(items) // PAGE_ROWS), 1)
     at = min(max(number, 1), pages)
     begin = (at - 1) * PAGE_ROWS

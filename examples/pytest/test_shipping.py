@@ -39,7 +39,7 @@ async def test_after_three_tries_an_order_is_a_dead_letter(rocketlet: Broker) ->
     assert calls == ["A1"] * 3
 
 
-async def test_what_cannot_be_read_is_given_up_at_once(rocketlet: Broker) -> None:
+async def test_unreadable_order_becomes_a_dead_letter_immediately(rocketlet: Broker) -> None:
     calls: list[str] = []
     async with Producer(rocketlet.address) as producer, Shipping(calls.append).consumer(rocketlet.address):
         await producer.send("orders", b"no JSON")
@@ -50,7 +50,7 @@ async def test_what_cannot_be_read_is_given_up_at_once(rocketlet: Broker) -> Non
 async def test_an_order_that_was_stored_twice_is_shipped_once(rocketlet: Broker) -> None:
     calls: list[str] = []
     rocketlet.create_topic("orders")
-    rocketlet.faults.add(Fault.close("SEND_MESSAGE_V2", after=True))  # stored, and the producer never hears of it
+    rocketlet.faults.add(Fault.close("SEND_MESSAGE_V2", after=True))  # stored, but the producer gets no response
     async with Producer(rocketlet.address) as producer, Shipping(calls.append).consumer(rocketlet.address):
         await producer.send("orders", b'{"id": "A1"}', queue_key="A1")
         await rocketlet.consumed("shipping", "orders")

@@ -117,8 +117,8 @@ async def test_a_group_with_members_over_there_is_not_taken(rocketlet: Broker, t
         await move.close()
         async with Consumer(there.address, "shop", "orders", Inbox()) as consumer:
             await consumer.assigned()
-            assert "has members over there already" in (await move.plan()).blocks[0]
-            with pytest.raises(ConfigError, match="members over there"):
+            assert "has members at the target already" in (await move.plan()).blocks[0]
+            with pytest.raises(ConfigError, match="members at the target"):
                 await move.take("shop")
 
 

@@ -88,7 +88,7 @@ async def test_topic_gets_fewer_queues_only_with_a_flag_that_allows_unreadable_m
 
 async def test_nothing_is_deleted_without_a_yes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     await run("topics", "create", "orders")
-    for answer, said in (("n\n", ""), ("", "nobody answers; add --yes")):
+    for answer, said in (("n\n", ""), ("", "no answer on stdin; add --yes")):
         monkeypatch.setattr("sys.stdin", StringIO(answer))
         ran = await run("topics", "delete", "orders", "--json")
         assert (ran.status, ran.out, said in ran.err) == (1, "", True)

@@ -363,7 +363,7 @@ async def test_one_client_id_twice_and_different_subscriptions(node: Node, conne
     for peer, topic in ((one, "t"), (two, "u")):
         await join(peer, "c1", topic)
     findings = await found(node, one, two)
-    assert "2 members call themselves c1" in findings["client_id_twice"].text
+    assert "2 members have the client id c1" in findings["client_id_twice"].text
     assert "disagreement" in findings
 
 
@@ -390,7 +390,7 @@ async def test_permissions_groups_switched_off_and_brokers_that_are_away(nodes: 
         await admin.create_group(GroupConfig("g", consume_enable=False))
     await join(wire, "c1")
     findings = await found(node, wire)
-    assert findings["permission"].text == "no broker lets it be sent to"
+    assert findings["permission"].text == "no broker allows it to be sent to"
     assert "consumption_off" in findings
 
 
@@ -469,7 +469,7 @@ async def test_groups_are_watched_concurrently_when_there_are_many(
             await all_watched.wait()
         return {}
 
-    monkeypatch.setattr(diagnosis._Watch, "_until_it_moves", watched)
+    monkeypatch.setattr(diagnosis._Watch, "_wait_for_progress", watched)
     examined = Examined()
     answering = asyncio.create_task(wire.refuse())
     async with AdminClient(node.address) as admin:

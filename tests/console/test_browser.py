@@ -97,7 +97,7 @@ async def test_a_rebalance_is_seen_as_it_happens(windows: Windows, node: Node) -
         assert await window.page.query_selector("#live_timeline rect.owner-1") is None
         async with Consumer(node.address, "shipping", "orders", Inbox()):
             await window.has("#live_timeline rect.owner-1")
-            await window.has("#live_hand_overs >> text=to finish its messages and let go")
+            await window.has("#live_hand_overs >> text=to finish its messages and release")
             await window.has("#live_members tbody tr:nth-child(2)")
             await window.has("#live_timeline .mark")
             async with Consumer(node.address, "shipping", "orders", Inbox()):

@@ -76,7 +76,10 @@ async def test_no_fault_is_lost(site: Site) -> None:
     odd = await site.post("/new/group", {"token": token, **GROUP, "consume": "perhaps"})
     assert "consume: 'perhaps' is not one of on, off" in plain(odd.text)
     stale = await site.post("/new/group", {"token": "0" * 64, **GROUP, "retries": "77"})
-    assert (stale.status_code, "another session of the console: send it once more" in plain(stale.text)) == (400, True)
+    assert (stale.status_code, "another session of the console; submit it a second time" in plain(stale.text)) == (
+        400,
+        True,
+    )
     assert 'value="77"' in stale.text
     assert token_of(stale.text) == token
     refused = await site.post("/new/topic", {"token": token, **TOPIC, "queues": "60000", "confirmed": "yes"})

@@ -114,7 +114,7 @@ async def test_a_group_shows_its_members_owners_and_hand_overs(site: Site, node:
         async with Consumer(node.address, "shipping", "orders", Inbox()) as second:
             await rebalanced(node.address, "shipping", members=2)
             async for name, part in site.stream("/groups/shipping"):
-                if name == "live_hand_overs" and "to finish its messages and let go" in part:
+                if name == "live_hand_overs" and "to finish its messages and release" in part:
                     assert "joined" in part
                     break
         html = await site.get("/groups/shipping")

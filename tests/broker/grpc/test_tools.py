@@ -49,7 +49,7 @@ async def test_members_lag_and_messages_in_flight_are_shown(
     text = capsys.readouterr().out
     assert "group g: 1 member, 1 queue shared" in text
     assert "  host@1@0@test  -  -  t [*]\n    shares messages\n" in text
-    assert "  t: 4 messages behind, 2 of them in hand" in text
+    assert "  t: 4 messages behind, 2 of them in flight" in text
     assert (watch.look.lag, watch.look.in_hand) == (4, 2)
     assert [(member.client_id, member.shares) for member in watch.look.members] == [("host@1@0@test", True)]
     answer = await wire.call(RequestCode.GET_CONSUME_STATS, write(ConsumeStats("g")))
@@ -93,9 +93,9 @@ async def test_too_many_messages_in_flight_are_named(
     assert len(await receive(client)) == 2
     async with AdminClient(node.address) as admin:
         kinds = {finding.kind: finding for finding in await diagnose(admin, AT_ONCE)}
-        assert "t:0: nothing new is given" in kinds["too_many_in_hand"].text
+        assert "t:0: brokers return no new messages" in kinds["too_many_in_hand"].text
         await report(admin, "g", Output(as_json=False))
-        assert "  t:0: nothing new is given" in capsys.readouterr().out
+        assert "  t:0: brokers return no new messages" in capsys.readouterr().out
         await report(admin, "g", Output(as_json=True))
         assert orjson.loads(capsys.readouterr().out)["brokers"][0]["full"] == ["t:0"]
 
