@@ -1,4 +1,4 @@
-"""The consumer that shares messages with the other members of its group, where `Consumer` shares queues."""
+"""`SharedConsumer`: a group member that pops single messages, whereas a `Consumer` owns queues."""
 
 from __future__ import annotations
 
@@ -31,18 +31,21 @@ log = get_logger("rocketlet.sharing")
 
 @takes(SharedOptions)
 class SharedConsumer(AnyConsumer):
-    """A member of a consumer group whose members share messages, not queues: any of them gets any message.
+    """A member of a consumer group whose members share messages instead of queues: any member can get any message.
 
         async with SharedConsumer("host:port", "group", "topic", work) as consumer: ...
 
-    A group may have more members than queues, nobody rebalances, and a slow or failing handler holds up nothing but its own
-    message. With a handler, messages are handled as they come. Without one, iterate (`async for message in consumer`), or
-    `await consumer.receive()` and settle each message by `ack`, `retry` or `reject`.
+    A group may have more members than queues, there is no rebalance, and a slow or failing handler delays no other
+    message. With a handler, the consumer calls it for each message that arrives. Without one, iterate (`async for
+    message in consumer`), or call `await consumer.receive()` and settle each message with `ack`, `retry` or `reject`.
 
-    - `subscriptions`: a topic, or expressions by topic: `*`, tags such as `TagA || TagB`, or `Sql("price > 5")`.
-    - `handler`: gets a `Message`. Returning None acknowledges; raising or returning RetryLater delivers again later, after
-      any time (`RetryLater(delay=2.5)`); Reject gives the message up. A plain function runs in a thread.
-    - `decode`: as a Consumer's. A message that cannot be decoded is rejected, with the reason.
+    - `subscriptions`: a topic, or a mapping from topics to filters: `*`, tags such as `TagA || TagB`, or `Sql("price >
+      5")`.
+    - `handler`: gets a `Message`. Returning None acknowledges the message, returning RetryLater or raising has it
+      redelivered after any delay (`RetryLater(delay=2.5)`), and returning Reject makes it a dead letter. A plain
+      function runs in a thread.
+    - `decode`: converts a message body to the handler's argument, as with a Consumer. A message whose body cannot be
+      decoded is rejected with the reason.
     """
 
     def __init__(
@@ -73,8 +76,7 @@ class SharedConsumer(AnyConsumer):
         self._running: list[asyncio.Task[None]] = []
         self._has_begun = False
 
-    # Life
-
+    # Start and stop
     async def _begin(self) -> None:
         self._sharing = sharing = Sharing(
             self._cluster,
@@ -83,7 +85,7 @@ class SharedConsumer(AnyConsumer):
             self._max_reconsume_times,
             self._register,
             self._options["middleware"],
-            tells=self._handler is None,
+            notifies=self._handler is None,
         )
         if self._handler is not None:
             inner = None if self._decode is None else Decoding(self._decode, self._handler).around
@@ -101,7 +103,7 @@ class SharedConsumer(AnyConsumer):
             self._held = sharing
         AdminRequests(self._cluster, self, sharing.spawn)
         await check_filters(self._cluster, self.client_id, self.group, self.subscriptions)
-        await self._greet()
+        await self._register_client()
         await sharing.begin()
         self._has_begun = True
         await self._heartbeats.beat()
@@ -112,14 +114,15 @@ class SharedConsumer(AnyConsumer):
             asyncio.create_task(StallDetector(self.group, self._cluster.limits).watch(), name="standing"),
         ]
 
-    async def _greet(self) -> None:
-        """Tells brokers our name, and not yet the group: the first receive makes it one in order, if that is wanted."""
+    async def _register_client(self) -> None:
+        """Send heartbeats without the group, because the first receive creates the group, as an orderly one if
+        requested."""
         for topic in self.subscriptions:
             await self._cluster.find_route(topic)
         await self._heartbeats.beat()
 
     async def _register(self, address: str) -> None:
-        """A broker hears who we are before it gives us a message, also on a new connection."""
+        """Send a heartbeat to a broker before the first receive on each connection."""
         if not self._heartbeats.is_registered(address):
             await self._heartbeats.register((address,))
 
@@ -150,7 +153,9 @@ class SharedConsumer(AnyConsumer):
                 await self._workers.drain(drain_s)
                 await self._workers.cancel()
 
-        async with AsyncExitStack() as after:  # also if cancelled, because handlers take too long for it
+        async with (
+            AsyncExitStack() as after
+        ):  # the callbacks run even if this is cancelled because handlers take too long
             after.push_async_callback(self._cluster.close)
             after.push_async_callback(self._heartbeats.stop)
             if self._workers is not None:
@@ -158,7 +163,7 @@ class SharedConsumer(AnyConsumer):
             await sharing.stop(handled)
 
     async def _leave(self) -> None:
-        """Says good-bye to the brokers, which then end our receives."""
+        """Unregister from the brokers, which then end this member's receives."""
         await asyncio.gather(*map(self._unregister, self._cluster.masters().values()))
 
     async def _unregister(self, address: str) -> None:
@@ -177,25 +182,26 @@ class SharedConsumer(AnyConsumer):
         return self._sharing
 
     async def pause(self) -> None:
-        """After it returns no handler begins; those that run finish. Messages that come meanwhile go to other members."""
+        """Pause the consumer. After this returns, no handler starts; running handlers finish. Messages that arrive
+        during the pause are released to other members."""
         self._checked().dispatcher.pause()
 
     async def resume(self) -> None:
-        """Ends a pause."""
+        """Resume the consumer after a pause."""
         self._checked().dispatcher.resume()
 
     async def lag(self) -> int:
-        """How many messages of its topics the group has not acknowledged; on Apache's brokers, how many nobody has received
-        yet. Raises RocketletError."""
+        """Return the number of messages of the subscribed topics that the group has not acknowledged; on Apache's
+        brokers, of those that no member has received yet. Raises RocketletError."""
         self._checked()
-        asked = {
+        places = {
             (topic, data.broker_name)
             for topic in self.subscriptions
             if (route := self._cluster.route(topic)) is not None
             for data in route.queues
             if data.read_queues
         }
-        return sum(await asyncio.gather(*(self._lag(topic, broker_name) for topic, broker_name in asked)))
+        return sum(await asyncio.gather(*(self._lag(topic, broker_name) for topic, broker_name in places)))
 
     async def _lag(self, topic: str, broker_name: str) -> int:
         connection = await self._cluster.broker(broker_name)
@@ -211,19 +217,22 @@ class SharedConsumer(AnyConsumer):
         return super()._held_messages()
 
     def __aiter__(self) -> SharedMessages:
-        """Messages one by one. A message is acknowledged when you ask for the next, unless `retry` or `reject` was called for
-        it. If you leave the loop by `break` or an exception, the last one goes to another member."""
+        """Return an iterator over single messages.
+
+        Requesting the next message acknowledges the previous one, unless you have settled that with `retry` or `reject`.
+        If `break` or an exception ends the loop, the last message is released to the group.
+        """
         return SharedMessages(self)
 
-    # Brokers' questions (Asked)
+    # Administrative requests (QueriedConsumer)
 
     @property
     def queues(self) -> Mapping[Queue, ProcessQueue]:
-        """Empty: members share messages."""
+        """An empty mapping, because members own no queues."""
         return {}
 
     def reset(self, offsets: Mapping[Queue, int]) -> None:
-        """An administrator set other offsets: brokers hand out from there."""
+        """Do nothing, because brokers deliver from the new offsets on their own."""
 
     # Heartbeats
 
@@ -238,7 +247,8 @@ class SharedConsumer(AnyConsumer):
 
 
 class SharedMessages:
-    """Messages one by one. An iteration that is dropped, as by `break`, gives the last one back."""
+    """An iterator over single messages. If it is garbage collected, for example after `break`, it releases its last
+    message."""
 
     def __init__(self, consumer: SharedConsumer) -> None:
         self._consumer = consumer

@@ -86,21 +86,24 @@ consumer_log = get_logger("rocketlet.consumer")
 # ------------------------------------------------------------------------------
 # A delivery of a popped message to this member.
 #
-# Its visibility timeout counts from when the response came, less the time for which this process was frozen meanwhile,
-# because the response may have waited in the socket for as long.
+# Its visibility timeout counts from the arrival of the response, minus the time for which this process was blocked
+# meanwhile, because the response may have waited in the socket for that time.
 
 
-_MARGIN: Final = 0.1  # the part of its visibility timeout by which a message is ours for less time than the broker says
+_MARGIN: Final = (
+    0.1  # the part of the visibility timeout by which the member's lease of a message ends before the broker's
+)
 
 
 class SharedDelivery:
     """A message and its receipt, which a renewal may replace.
 
     Attributes:
-        since_s: when the message came.
-        named_s: when the log last named its handler for taking long.
-        settle: sends its outcome as soon as the renewal in flight is answered.
-        is_settled: True if its outcome is known.
+        since_s: the time of `clock_s` at which the message arrived.
+        named_s: the time of `clock_s` at which a long-running handler was last logged.
+        is_renewing: True while a renewal is in flight.
+        settle: sends the outcome once the renewal in flight has a response.
+        is_settled: True if the outcome is known.
     """
 
     __slots__ = ("is_renewing", "is_settled", "message", "named_s", "receipt", "settle", "since_s")
@@ -117,8 +120,8 @@ class SharedDelivery:
         return self.message.lease
 
     def renewed(self, receipt: Receipt, asked_s: float, invisible_s: float) -> bool:
-        """Take over a renewal. False if the lease was over before the response came: it stays so, because somebody may have
-        asked and stopped working on the message."""
+        """Apply a renewal. Return False if the lease had expired before the response arrived. It stays expired, because
+        user code may have read `lease_lost` and stopped working on the message."""
         self.receipt = receipt
         if self.lease.is_over:
             return False
@@ -127,23 +130,25 @@ class SharedDelivery:
 
 
 class ReceiveStart:
-    """When a receive was sent, by the clock and by the time that this process ran."""
+    """The time at which a receive was sent, by `clock_s` and by the connection's `running_s`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._began_s, self._running_s = clock_s(), connection.running_s()
 
     def ends_s(self, invisible_s: float) -> float:
-        """Until when a message that came now is ours."""
+        """Return the time of `clock_s` at which the lease of a message that arrived now expires."""
         now_s = clock_s()
-        stood_s = max(now_s - self._began_s - (self._connection.running_s() - self._running_s), 0.0)
-        return now_s - stood_s + invisible_s * (1 - _MARGIN)
+        blocked_s = max(now_s - self._began_s - (self._connection.running_s() - self._running_s), 0.0)
+        return now_s - blocked_s + invisible_s * (1 - _MARGIN)
 
 
 def deliveries_of(answer: Frame, topic: str, broker_name: str, ends_s: float) -> tuple[list[SharedDelivery], int]:
-    """The messages of a receive, and about how many are left. A record that cannot be read is left to its broker, which
-    redelivers it and makes a dead letter of it in the end. Raises MessageError if it cannot be told where records begin, and
-    HeaderError."""
+    """Decode the response to a receive. Return its messages, and the approximate number of messages left at the broker.
+
+    A record that cannot be decoded is skipped, so the broker redelivers it until it is a dead letter. Raises
+    MessageError if the body cannot be split into records, and HeaderError.
+    """
     result = read(PopMessageResult, answer.ext)
     starts, tried = starts_of(result.start_offset_info or ""), tried_in(result.order_count_info or "")
     found = []
@@ -161,12 +166,12 @@ def deliveries_of(answer: Frame, topic: str, broker_name: str, ends_s: float) ->
         )
         if text is not None:
             receipt = receipt_of(text)
-        else:  # as Java's client makes it: PopCallback's processPopResponse
+        else:  # computed as in Java's client: PopCallback's processPopResponse
             queue_id, offset = message.queue.queue_id, offset_in(record)
             times = result.pop_time, result.invisible_time, result.revive_qid
             receipt = Receipt(starts.get(queue_id, offset), *times, "0", broker_name, queue_id, offset)
             count = tried.get(f"qo{queue_id}%{offset}", tried.get(str(queue_id), 0))
-            if count:  # in order the record stays as it was stored
+            if count:  # in an orderly group the stored record does not have the current number of attempts
                 stored = message.record._replace(reconsume_times=count)
                 message = Message(stored, message.queue, topic, message.lease)
         found.append(SharedDelivery(message, receipt))
@@ -174,20 +179,20 @@ def deliveries_of(answer: Frame, topic: str, broker_name: str, ends_s: float) ->
 
 
 # ------------------------------------------------------------------------------
-# Free slots of handlers, or callers of `receive`, for messages that come.
+# Free slots for messages: idle workers, or callers of `receive`.
 #
-# A receive takes no more messages than there are free slots, because a message that waits in our memory could be with
-# another member. So each receive reserves slots before it is sent.
+# A receive requests no more messages than there are free slots, because another member could handle a message that waits
+# in this process's memory. So each receive reserves slots before it is sent.
 
 
 class SlotDispatcher:
-    """Gives messages to waiting takers, each of which is a free slot.
+    """Passes messages to waiting takers, each of which is a free slot.
 
     Args:
-        unwanted: takes messages that come during a pause or after the end.
+        unwanted: called with messages that arrive during a pause or after `close`.
 
     Attributes:
-        sources: how many topics and brokers reserve slots.
+        sources: the number of sources (topics at brokers) that reserve slots.
     """
 
     def __init__(self, unwanted: Callable[[SharedDelivery], None]) -> None:
@@ -204,7 +209,7 @@ class SlotDispatcher:
     # Takers
 
     async def take(self) -> SharedDelivery | None:
-        """Return the next message; None after the end. A wait that is cancelled loses nothing."""
+        """Return the next message; None after `close`. Cancelling the wait loses no message."""
         while not self.is_closed:
             if self._waiting:
                 return self._waiting.popleft()
@@ -226,7 +231,7 @@ class SlotDispatcher:
         return None
 
     def drop(self, delivery: SharedDelivery) -> bool:
-        """Remove a message that waits. Returns True if it did."""
+        """Remove a message that waits for a taker. Return True if it was waiting."""
         try:
             self._waiting.remove(delivery)
         except ValueError:
@@ -240,7 +245,8 @@ class SlotDispatcher:
         return len(self._takers) - self._reserved - len(self._waiting)
 
     async def reserve(self, most: int) -> int:
-        """Wait for free slots, and return how many are reserved: one to `most`. Sources that wait get slots in order."""
+        """Wait for free slots and reserve them. Return their number, from 1 to `most`. Waiting sources get slots in
+        order."""
         granted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._line.append((granted, most))
         self._grant()
@@ -270,7 +276,7 @@ class SlotDispatcher:
         return self._free < self.sources - self._holders
 
     def put(self, deliveries: Iterable[SharedDelivery], places: int) -> None:
-        """Give out the messages that came for this many reserved slots, and end the reservation."""
+        """Pass on the messages that arrived for this many reserved slots, and end the reservation."""
         self._reserved -= places
         self._holders -= 1
         for delivery in deliveries:
@@ -302,7 +308,7 @@ class SlotDispatcher:
         self._grant()
 
     def close(self) -> None:
-        """End the waits of all takers, and give the messages that wait back."""
+        """End the waits of all takers, and release the waiting messages."""
         self.is_closed = True
         self._give_all_back()
         while self._takers:
@@ -318,9 +324,9 @@ class SlotDispatcher:
 # ------------------------------------------------------------------------------
 # Receives: one is in flight for each topic and broker while there are free slots.
 #
-# A receive that may wait at the broker reserves a single slot, and brings a single message. If the response says that there
-# are more, the next receive reserves all free slots and does not wait. In order, each brings one message: the broker
-# delivers the next message of its message group when that one is settled.
+# A receive that the broker may hold reserves one slot, for one message. If the response says that there are more
+# messages, the next receive reserves all free slots and is not held. In an orderly group each receive returns one
+# message, because the broker delivers the next message of its message group only when that one is settled.
 
 
 _EMPTY = frozenset((ResponseCode.PULL_NOT_FOUND, ResponseCode.POLLING_TIMEOUT))
@@ -331,7 +337,11 @@ Register = Callable[[str], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A member's settings for each topic. from_first: True if a new group starts at the first message, not after the last."""
+    """A member's settings for its receives.
+
+    Attributes:
+        from_first: True if a new group starts at the first message instead of after the last one.
+    """
 
     group: str
     invisible_s: float
@@ -343,10 +353,10 @@ class Source:
     """A topic at a broker.
 
     Args:
-        register: `register(address)` sends the broker a heartbeat, unless it has had one on this connection.
+        register: `register(address)` sends a heartbeat, unless this member is registered at the broker on this connection.
         on_arrived: called with each message.
-        on_other: called with a message whose tag only shares the hash of a wanted one.
-        late: where the group starts at a broker that was away when the member joined; None for another broker.
+        on_other: called with a message whose tag does not match the filter, but has the hash of one that does.
+        late: the start offsets at a broker that was unreachable when the member joined; None for another broker.
     """
 
     def __init__(
@@ -381,7 +391,7 @@ class Source:
         return self._subscription.topic
 
     async def begin(self) -> None:
-        """Send the first receive: messages that are sent from now on will be received. Raises RocketletError."""
+        """Send the first receive, so that the group gets all messages that are sent from now on. Raises RocketletError."""
         self._dispatcher.reserve_now(1)
         await self._receive(1, 0.0)
 
@@ -393,7 +403,7 @@ class Source:
             wait_s = POP_TURN_S if self._dispatcher.is_short else POP_WAIT_S
             try:
                 rest = await self._receive(places, 0.0 if many else wait_s)
-            except Exception as error:  # any: without this task nothing more would come
+            except Exception as error:  # any, because without this task no more messages would be received
                 await asyncio.sleep(self._report(error))
             else:
                 may_wait = not rest
@@ -402,7 +412,7 @@ class Source:
                     log.info("broker_back", broker=self.broker_name, topic=self.topic)
 
     def _report(self, error: Exception) -> float:
-        """Log the first of consecutive failures. Returns how long to wait."""
+        """Log the first of consecutive failures. Return the number of seconds to wait before the next receive."""
         if not isinstance(error, RocketletError):
             log.exception("pop_failed", broker=self.broker_name, topic=self.topic)
         elif not self._is_failing:
@@ -411,7 +421,8 @@ class Source:
         return self._limits.reconnect_s if isinstance(error, ConnectionFailed) else self._limits.pull_error_delay_s
 
     async def _receive(self, places: int, wait_s: float) -> int:
-        """Send one receive for reserved slots. Returns about how many messages are left. Raises RocketletError."""
+        """Send one receive for reserved slots. Return the approximate number of messages left at the broker. Raises
+        RocketletError."""
         found: list[SharedDelivery] = []
         self.is_asking = True
         try:
@@ -449,7 +460,7 @@ class Source:
         return [delivery for delivery in found if delivery not in others] if others else found, rest
 
     async def _set_begins(self, connection: Connection, late: LateQueues) -> None:
-        """Commit where the group starts in the queues of which it has no offset. Raises RocketletError."""
+        """Commit the start offsets of queues for which the group has no offset. Raises RocketletError."""
         route = self._cluster.route(self.topic)
         for queue in subscribe_queues(self.topic, route) if route is not None else ():
             if queue.broker_name != self.broker_name:
@@ -470,7 +481,7 @@ class Source:
         return props.find(delivery.message.record.properties, props.TAGS) in tags
 
     def _header(self, places: int, wait_s: float) -> PopMessage:
-        """Return the header without its time, because a broker with another clock would refuse it."""
+        """Return the header without a send time, because a broker whose clock differs would reject the request."""
         wanted, subscription = self._wanted, self._subscription
         return PopMessage(
             wanted.group,
@@ -489,15 +500,18 @@ class Source:
 
 
 # ------------------------------------------------------------------------------
-# Extends the visibility timeouts of messages in flight, when a third of it has passed since they came or were extended last.
+# Extends the visibility timeouts of messages in flight, when a third of it has passed since they arrived or were last
+# extended.
 #
-# A message that waits for a slot by then is given back, because another member may be waiting for it. A handler that takes
-# minutes is named in the log.
+# A message that is still waiting for a slot then is released, because another member may be free. Handlers that run for
+# minutes are logged.
 
 
 class Renewing:
-    """Args:
-        is_unwanted: returns True if a delivery waited for a slot, and gives it back.
+    """Extends visibility timeouts.
+
+    Args:
+        is_unwanted: releases a delivery that waits for a slot and returns True; otherwise returns False.
 
     Attributes:
         in_flight: the deliveries by message.
@@ -522,7 +536,7 @@ class Renewing:
                 for delivery in list(self.in_flight.values()):
                     if -math.inf < delivery.lease.ends_s < due_s and not delivery.is_renewing:
                         self._renew_or_lose(delivery)
-            except Exception:  # any: without this task every message would come again
+            except Exception:  # any, because without this task every message would be redelivered
                 log.exception("renewals_failed", group=self._group)
 
     def _renew_or_lose(self, delivery: SharedDelivery) -> None:
@@ -568,7 +582,7 @@ class Renewing:
                 if not delivery.renewed(_changed(delivery.receipt, changed), asked_s, self._invisible_s):
                     self._lost(delivery, "the response to its renewal came too late")
                 return
-        if answer.code == ResponseCode.NO_MESSAGE:  # somebody else has it, or it is done
+        if answer.code == ResponseCode.NO_MESSAGE:  # another member has it, or it is settled
             self.in_flight.pop(delivery.message, None)
             self._lost(delivery, fault)
         else:
@@ -577,41 +591,43 @@ class Renewing:
     def _lost(self, delivery: SharedDelivery, reason: str) -> None:
         """End the lease of a delivery. Its outcome is still sent, and counts if the message was not redelivered."""
         delivery.lease.end()
-        hint = "it is handled a second time, perhaps at the same time"
+        hint = "another member may handle it, too, even at the same time"
         log.warning("message_lost", message=delivery.message.message_id, reason=reason, hint=hint)
 
     def _name(self, delivery: SharedDelivery) -> None:
-        stood_s = clock_s() - delivery.since_s
-        if stood_s >= self._limits.standing_s and stood_s >= 2 * (delivery.named_s - delivery.since_s):
+        running_s = clock_s() - delivery.since_s
+        if running_s >= self._limits.standing_s and running_s >= 2 * (delivery.named_s - delivery.since_s):
             delivery.named_s = clock_s()
             message = delivery.message
             log.warning(
                 "handler_stands",
-                group=self._group, message=message.message_id, queue=str(message.queue), seconds=round(stood_s, 1),
-                hint="it holds up nothing but this message",
+                group=self._group, message=message.message_id, queue=str(message.queue), seconds=round(running_s, 1),
+                hint="it delays no other message",
             )  # fmt: skip
 
 
 def _changed(receipt: Receipt, to: ChangedInvisibleTime) -> Receipt:
-    """Return the receipt after a renewal. Apache's brokers void the previous one."""
+    """Return the receipt after a renewal. Apache's brokers invalidate the previous one."""
     return receipt._replace(
         start_offset=receipt.offset, pop_ms=to.pop_time, invisible_ms=to.invisible_time, revive_qid=to.revive_qid
     )
 
 
 # ------------------------------------------------------------------------------
-# The topics and brokers to receive from, by their routes.
+# The topics and brokers to receive from, according to the routes.
 
 
 Make = Callable[[Subscription, str, bool], Source]
 _NOT_YET: Final = frozenset((ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SERVICE_NOT_AVAILABLE))
-"""Refusals that do not end a start."""
+"""Response codes that do not let the start fail."""
 
 
 class Sources:
-    """Args:
-    make: `make(subscription, broker_name, is_late)` makes a source; is_late: True if the topic or broker was added while
-        the member was here, so that it is read from its start.
+    """The sources of one member.
+
+    Args:
+        make: `make(subscription, broker_name, is_late)` creates a source. `is_late` is True if the topic or broker was
+            added after the member joined, so that its queues are read from offset 0.
     """
 
     def __init__(
@@ -632,8 +648,8 @@ class Sources:
         return [topic for topic in self._subscriptions if self._cluster.route(topic) is None]
 
     async def begin(self) -> None:
-        """Send each broker its first receive. One that is away gets it later. Raises BrokerRefused if a broker refuses this
-        consumer."""
+        """Send the first receive to each broker. An unreachable broker gets it later. Raises BrokerRefused if a broker
+        rejects this consumer."""
         sources = [self._make(self._subscriptions[topic], name, False) for topic, name in self._places()]
         self._dispatcher.sources = len(sources)
         for outcome in await asyncio.gather(*(source.begin() for source in sources), return_exceptions=True):
@@ -645,7 +661,7 @@ class Sources:
             self._run(source)
 
     async def run(self) -> None:
-        """Follow the routes."""
+        """Start and stop sources as the routes change, until cancelled."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._limits.missing_route_interval_s if self.missing else None):
@@ -677,13 +693,13 @@ class Sources:
             if data.perm & PERM_READ and data.read_queues and self._cluster.master(data.broker_name) is not None
         }
 
-    async def quiet(self, patience_s: float) -> None:
-        """Wait until no receive is in flight any more, up to `patience_s`: a broker may hold one for long."""
+    async def quiet(self, timeout_s: float) -> None:
+        """Stop sending receives and wait for those in flight, up to `timeout_s`, because a broker may hold one for long."""
         asking = [task for source, task in self._running.values() if source.is_asking]
         idle = [task for source, task in self._running.values() if not source.is_asking]
         await cancelled(idle)
         if asking:
-            await asyncio.wait(asking, timeout=patience_s)
+            await asyncio.wait(asking, timeout=timeout_s)
 
     async def stop(self) -> None:
         await cancelled([task for _, task in self._running.values()])
@@ -691,7 +707,7 @@ class Sources:
 
 def _is_away(error: BaseException) -> bool:
     if isinstance(error, RocketletError) and not isinstance(error, BrokerRefused):
-        log.warning("pop_failed", reason=str(error), hint="it is asked again and again")
+        log.warning("pop_failed", reason=str(error), hint="the receive is retried")
         return True
     return False
 
@@ -701,9 +717,13 @@ def _is_away(error: BaseException) -> bool:
 
 
 class Sharing:
-    """Args:
-    max_reconsume_times: how often a message is retried; None leaves that to the broker, which Apache's do not do.
-    tells: True if middleware that is a DeliveryWatch is notified of deliveries, because there is no handler.
+    """One member of a group that shares messages.
+
+    Args:
+        max_reconsume_times: the maximum number of retries of a message; None for the broker's limit, or on Apache's
+            brokers, which have none for popped messages, the default.
+        register: `register(address)` sends a heartbeat, unless this member is registered at the broker on this connection.
+        notifies: True if middleware that is a DeliveryWatch is notified of deliveries, because there is no handler.
     """
 
     def __init__(
@@ -715,7 +735,7 @@ class Sharing:
         register: Register,
         middleware: Sequence[object] = (),
         *,
-        tells: bool = False,
+        notifies: bool = False,
     ) -> None:
         self._cluster = cluster
         self._limits = cluster.limits
@@ -723,8 +743,8 @@ class Sharing:
         self._register = register
         self._late = LateQueues(cluster)
         self._max_reconsume_times = max_reconsume_times
-        self._watches = [layer for layer in middleware if tells and isinstance(layer, DeliveryWatch)]
-        self._told: dict[Message, list[Settled]] = {}
+        self._watches = [layer for layer in middleware if notifies and isinstance(layer, DeliveryWatch)]
+        self._settled_callbacks: dict[Message, list[Settled]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._settling = Settling(cluster, wanted.group, self.spawn)
         self.dispatcher = SlotDispatcher(self.give_back)
@@ -752,10 +772,10 @@ class Sharing:
             late=self._late if is_late and not is_new else None,
         )
 
-    # Life
+    # Start and stop
 
     async def begin(self) -> None:
-        """Raises as `Sources.begin`."""
+        """Start to receive. Raises what `Sources.begin` raises."""
         if not self._wanted.from_first:
             await self._late.join()
         await self.sources.begin()
@@ -765,7 +785,7 @@ class Sharing:
         ]
 
     async def stop(self, handled: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Wait until the deliveries are `handled`, and until the brokers have the outcomes."""
+        """Wait until the deliveries are `handled` and the brokers have confirmed their outcomes."""
         try:
             await handled()
             self.release(None)
@@ -773,7 +793,7 @@ class Sharing:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._limits.hand_over_timeout_s):
                     await self._settling.settled()
-        finally:  # also if cancelled
+        finally:  # even if cancelled
             await self.sources.stop()
             await cancelled(self._running)
             await cancelled(self._tasks)
@@ -790,12 +810,12 @@ class Sharing:
         return True
 
     async def take(self) -> SharedDelivery | None:
-        """Return the next message that may be handled; None after the end."""
+        """Return the next message that may be handled; None once the consumer stops."""
         while True:
             delivery = await self.dispatcher.take()
             if delivery is None:
                 return None
-            if delivery.lease.is_over:  # this process was suspended: another member may have the message by now
+            if delivery.lease.is_over:  # this process was suspended, so another member may have received the message
                 self.give_back(delivery)
             elif self._is_tried_too_often(delivery.message):
                 self.settle(delivery, Reject(f"tried {delivery.message.reconsume_times} times"))
@@ -803,7 +823,7 @@ class Sharing:
                 return delivery
 
     def _is_tried_too_often(self, message: Message) -> bool:
-        """Return True if a message came again after its last retry. Rocketlet's brokers count that themselves."""
+        """Return True if a message was redelivered after its last retry, which Rocketlet's brokers do not do."""
         limit = self._max_reconsume_times
         if limit is None:
             connection = self._cluster.connected(message.queue.broker_name)
@@ -815,13 +835,13 @@ class Sharing:
     # Messages of a consumer without a handler (HeldMessages)
 
     async def receive(self) -> Message | None:
-        """Return the next message, which is held until it is settled; None once the consumer stops."""
+        """Return the next message and hold it until it is settled. Return None once the consumer stops."""
         delivery = await self.take()
         if delivery is None:
             return None
         message = delivery.message
         if self._watches:
-            self._told[message] = [watch.begins([message]) for watch in self._watches]
+            self._settled_callbacks[message] = [watch.begins([message]) for watch in self._watches]
         return message
 
     def acknowledge(self, message: Message) -> None:
@@ -834,11 +854,11 @@ class Sharing:
         self.settle(self._held(message), outcome)
 
     def _held(self, message: Message) -> SharedDelivery:
-        """Raises ConfigError for a message that is not held."""
+        """Return the delivery of a message. Raises ConfigError if it is not in flight."""
         delivery = self._renewing.in_flight.get(message)
         if delivery is None or delivery.is_settled:
             raise ConfigError(
-                f"{message!r} is not in flight: it was settled before, or did not come from this consumer"
+                f"{message!r} is not in flight: it is settled already, was released, or another consumer returned it"
             )
         return delivery
 
@@ -863,16 +883,16 @@ class Sharing:
 
     def _leaves(self, message: Message, outcome: Outcome) -> None:
         self._renewing.in_flight.pop(message, None)
-        for settled in self._told.pop(message, ()):
+        for settled in self._settled_callbacks.pop(message, ()):
             settled(outcome)
 
     def give_back(self, delivery: SharedDelivery) -> None:
-        """Give a message back, so that another member may have it immediately."""
+        """Release a message, so that another member can receive it immediately."""
         self._leaves(delivery.message, RetryLater())
         self._settling.give_back(delivery)
 
     def release(self, message: Message | None) -> None:
-        """Give back this message, or all that are held."""
+        """Release this message, or all messages in flight if None."""
         for item in list(self._renewing.in_flight) if message is None else [message]:
             delivery = self._renewing.in_flight.get(item)
             if delivery is not None and not delivery.is_settled:
@@ -881,12 +901,12 @@ class Sharing:
 
 
 # ------------------------------------------------------------------------------
-# Messages to the user's handler.
+# Passes messages to the user's handler.
 
 
 class DeliveryDispatcher:
-    """Gives deliveries to the handler, and settles them by its outcomes. A message whose handler is cancelled by the end of
-    the consumer is given back.
+    """Passes deliveries to the handler, and settles them by its outcomes. A message whose handler is cancelled because
+    the consumer stops is released.
 
     Args:
         judge: returns the outcome after a failure.
@@ -916,9 +936,8 @@ class DeliveryDispatcher:
     async def work(self) -> None:
         task = asyncio.current_task()
         assert task is not None
-        while (
-            not task.cancelling()
-        ):  # a handler that has ended may have cancelled it: that must not affect the next one
+        # A handler may have cancelled this task. The worker then ends, so that the next handler call is not affected.
+        while not task.cancelling():
             delivery = await self._sharing.take()
             if delivery is None:
                 return
@@ -941,8 +960,8 @@ class DeliveryDispatcher:
 # ------------------------------------------------------------------------------
 # Sends brokers the outcomes of their messages.
 #
-# Acknowledgements of one event-loop iteration are one request. Unanswered acknowledgements are resent until the receipt has
-# expired; the broker then redelivers the message.
+# All acknowledgements of one event-loop iteration to a broker are one request. Acknowledgements without a response are
+# resent until the receipt has expired; the broker then redelivers the message.
 
 
 _OFFSETS_SPAN: Final = 4096  # offsets that one entry of a batch spans
@@ -954,12 +973,14 @@ _GONE: Final = frozenset(
         ResponseCode.INVALID_PARAMETER,
     )
 )
-"""Refusals that a retry gets, too."""
+"""Response codes after which a retry is useless."""
 
 
 class Settling:
-    """Args:
-    spawn: runs a coroutine that waits for a broker.
+    """Sends acknowledgements, retries and rejections.
+
+    Args:
+        spawn: runs a coroutine in the background.
     """
 
     def __init__(self, cluster: ClusterView, group: str, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
@@ -972,13 +993,13 @@ class Settling:
         self._settled = asyncio.Event()
         self._settled.set()
 
-    # Done
+    # Acknowledgements
 
     def ack(self, delivery: SharedDelivery) -> None:
-        """Acknowledge a message at the end of this event-loop iteration, and again until the broker has answered."""
+        """Acknowledge a message at the end of this event-loop iteration, and repeat that until the broker responds."""
         self._open += 1
         self._settled.clear()
-        if delivery.is_renewing:  # Apache's brokers answer with another receipt, and the old one counts for nothing
+        if delivery.is_renewing:  # wait, because the response may contain a new receipt that replaces the current one
             delivery.settle = partial(self._collect, delivery)
         else:
             self._collect(delivery)
@@ -1050,22 +1071,23 @@ class Settling:
             self._settled.set()
 
     async def settled(self) -> None:
-        """Wait until each broker has answered."""
+        """Wait until all outcomes are confirmed or given up."""
         await self._settled.wait()
 
-    # Again, or never
+    # Retries and rejections
 
     def retry(self, delivery: SharedDelivery, outcome: RetryLater) -> None:
         delay_s = delay_of(outcome, delivery.message)
-        self._later(delivery, partial(self._until_heard, delivery, partial(self.change, delivery, delay_s)))
+        self._later(delivery, partial(self._retry_until_confirmed, delivery, partial(self.change, delivery, delay_s)))
 
     def give_back(self, delivery: SharedDelivery) -> None:
-        """Give a message back, so that another member may have it immediately. The attempt does not count."""
+        """Release a message, so that another member can receive it immediately. The attempt does not count."""
         back = partial(self.change, delivery, 0.0, suspend=True)
-        self._later(delivery, partial(self._until_heard, delivery, back))
+        self._later(delivery, partial(self._retry_until_confirmed, delivery, back))
 
     def reject(self, delivery: SharedDelivery, reason: str, done: Callable[[], None]) -> None:
-        """Dead-letter a message. `done` is called when the dead letter is stored; until then the message must be extended."""
+        """Dead-letter a message. `done` is called when the dead letter is stored. Until then its visibility timeout must be
+        extended."""
         self._later(delivery, partial(self._reject, delivery, reason, done))
 
     def _later(self, delivery: SharedDelivery, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -1088,29 +1110,31 @@ class Settling:
 
     async def _reject(self, delivery: SharedDelivery, reason: str, done: Callable[[], None]) -> None:
         async def reject() -> None:
-            if await self._reject_at_once(delivery, reason):
+            if await self._reject_in_one_request(delivery, reason):
                 return
             await self.dead_letter(delivery, reason)
             done()
             self.ack(delivery)
 
-        await self._until_heard(delivery, reject)
+        await self._retry_until_confirmed(delivery, reject)
         done()
 
-    async def _reject_at_once(self, delivery: SharedDelivery, reason: str) -> bool:
-        """Have the broker store the dead letter and acknowledge the message in one request. Returns False if the broker does
-        not support that. Raises RocketletError."""
+    async def _reject_in_one_request(self, delivery: SharedDelivery, reason: str) -> bool:
+        """Have the broker store the dead letter and acknowledge the message in one request. Return False if the broker
+        does not support that. Raises RocketletError."""
         connection = await self._cluster.broker(delivery.receipt.broker_name)
-        if not connection.speaks_msgpack:  # it is Apache's
+        if not connection.speaks_msgpack:  # an Apache broker
             return False
         ext = change_ext(self._group, delivery, INVISIBLE_S, reject=shown(reason))
         answer = await connection.request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext, timeout_s=OFFSET_TIMEOUT_S)
         return bool(header_of(answer, ChangedInvisibleTime).rejected)
 
-    async def _until_heard(self, delivery: SharedDelivery, say: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def _retry_until_confirmed(
+        self, delivery: SharedDelivery, send: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
         while True:
             try:
-                await say()
+                await send()
                 return
             except BrokerRefused as error:
                 if error.code in _GONE:
@@ -1164,8 +1188,14 @@ def change_ext(
 
 
 def _by_pop(deliveries: Sequence[SharedDelivery], *, is_ours: bool) -> Sequence[tuple[str, Receipt, Sequence[int]]]:
-    """Return offsets by the receive that popped them. Our broker identifies a delivery by its queue and pop time, so that all
-    of one receive are one entry; Apache's brokers also by the offset at which the receive started."""
+    """Group deliveries by receive: return topic, receipt and offsets of each.
+
+    A Rocketlet broker identifies a delivery by its queue and pop time, so that all deliveries of one receive form one
+    entry. Apache's brokers also use the offset at which the receive started.
+
+    Args:
+        is_ours: True for a Rocketlet broker.
+    """
     entries: list[tuple[str, Receipt, list[int]]] = []
     newest: dict[object, tuple[str, Receipt, list[int]]] = {}
     for delivery in sorted(deliveries, key=lambda item: item.receipt.offset):
@@ -1181,9 +1211,9 @@ def _by_pop(deliveries: Sequence[SharedDelivery], *, is_ours: bool) -> Sequence[
 
 
 def delay_of(outcome: RetryLater, message: Message) -> float:
-    """Return the seconds after which a message is to be redelivered."""
+    """Return the delay in seconds until a message is to be redelivered."""
     delay = outcome.delay
     if delay is not None:
         return delay.total_seconds() if isinstance(delay, timedelta) else float(delay)
-    level = outcome.delay_level or 3 + message.reconsume_times  # as brokers do with what consumers send back
+    level = outcome.delay_level or 3 + message.reconsume_times  # the same levels as brokers use for returned messages
     return float(DELAY_LEVELS_S[min(level, len(DELAY_LEVELS_S)) - 1])

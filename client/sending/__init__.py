@@ -1,4 +1,4 @@
-"""A message on its way to a broker.
+"""The path of a message to a broker.
 
 sender       delivery times, the choice of a queue, retries
 accumulator  batches of what one event-loop iteration sends to one queue

@@ -29,14 +29,14 @@ from ..message import Outgoing, SendResult
 from ..wire.connection import Connection
 
 # ------------------------------------------------------------------------------
-# The id of a message, which its sender makes.
+# The message id that a sender generates.
 
 
 _TWO_DIGITS: Final = tuple(f"{number:02X}" for number in range(256))
 
 
 class UniqueKeys:
-    """Makes the ids that identify a message from its first send on: address, pid, time, counter, in hex."""
+    """Generates message ids: address, pid, time and counter in hex. A message keeps its id when it is resent or copied."""
 
     CHARS: Final = 32
 
@@ -51,12 +51,12 @@ class UniqueKeys:
         self.stamp(int(time.time() * 1000))
 
     def stamp(self, now_ms: int) -> None:
-        """Sets the time in the ids that follow."""
+        """Set the time for the next ids."""
         self.stamped_ms = now_ms
         self._stem = f"{self.prefix}{(now_ms - self.month_began_ms) & 0x7FFFFFFF:08X}"
 
     def next(self) -> str:
-        """Another id."""
+        """Return the next id."""
         number = self._counter
         if number == 0xFFFF:
             return self.take(1)[0]
@@ -64,7 +64,7 @@ class UniqueKeys:
         return self._stem + _TWO_DIGITS[number >> 8] + _TWO_DIGITS[number & 0xFF]
 
     def take(self, count: int) -> list[str]:
-        """So many ids. With a new time when the counter begins anew, so that no id comes twice."""
+        """Return `count` ids. When the counter overflows, the time is changed, so that ids stay unique."""
         ids: list[str] = []
         while count > 0:
             high, low = self._counter >> 8, self._counter & 0xFF
@@ -78,33 +78,40 @@ class UniqueKeys:
 
 
 # ------------------------------------------------------------------------------
-# Messages that are sent in one turn of the event loop to one queue travel as one SEND_BATCH_MESSAGE.
+# Messages that one event-loop iteration sends to one queue are sent as one SEND_BATCH_MESSAGE.
 #
-# Nothing waits: the batch leaves when the turn ends, which is when a single message would have left. A message that
-# is alone in its turn is a SEND_MESSAGE_V2. Each message has its own future, and so its own result and error.
+# This causes no delay: the batch is written at the end of the iteration, when a single message would be written, too. A
+# message that is alone in its iteration is a SEND_MESSAGE_V2. Each message has its own future, and thus its own result
+# and error.
 #
-# When everything was answered, the first half of what probably follows leaves before the turn ends: in one piece,
-# client and broker would wait for each other in turn. With two batches on the way both work at once (`Overlap`).
+# If no batch is in flight, the first half of the messages that are expected in this iteration is sent before its end.
+# With a single batch, client and broker would take turns waiting for each other. With two batches in flight they work
+# concurrently (`Overlap`).
 #
-# While a broker is slower than its senders, batches wait for it, one behind the other. Senders are not woken
-# meanwhile.
+# While a broker is slower than its senders, batches wait for it in order, and senders are not woken.
 
 
 Pending = tuple["asyncio.Future[SendResult]", str, bytes, str, str | None, Queue | None]
-"""A message on its way: its future, its id, body and properties; the queue key and the queue that its sender asked for. A
-plain tuple, because one is made per message. Id and properties are empty if the message gets a new id and nothing else."""
+"""A message that is being sent: its future, id, body, properties, and the queue key and queue that its sender requested.
+It is a plain tuple because there is one for each message. Id and properties are empty if the message gets a new id and
+no properties."""
 
 PLAIN: Final = f"{UNIQUE_KEY}{NAME_END}"
-PLAIN_BYTES: Final = len(PLAIN) + UniqueKeys.CHARS  # properties of a message that gets an id and nothing else
-_SEND: Final = int(RequestCode.SEND_MESSAGE_V2)  # Python 3.11 takes 0.2 us to find a member of an enum
+PLAIN_BYTES: Final = len(PLAIN) + UniqueKeys.CHARS  # size of the properties of a message that has only an id
+_SEND: Final = int(RequestCode.SEND_MESSAGE_V2)  # Python 3.11 needs 0.2 us to look up an enum member
 _SEND_BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
 _is_done = methodcaller("done")
 
 
 class Batch:
-    """The messages for one queue in this turn. `born_ms` is when the first message came, `due_s` when its time is up (the
-    connection's `running_s`). It may hold `limit` messages. `ids` and `texts`, the properties, are those of the messages
-    once the batch is closed."""
+    """The messages for one queue in one event-loop iteration.
+
+    Attributes:
+        born_ms: the time of the first message, in ms since the epoch.
+        due_s: the time of the connection's `running_s` at which the timeout of the first message ends.
+        limit: the maximum number of messages.
+        ids, texts: the ids and properties of the messages, once the batch is closed.
+    """
 
     __slots__ = (
         "accumulator",
@@ -135,13 +142,13 @@ class Batch:
         self.size_bytes = 0
 
     def left_s(self) -> float:
-        """How much of the timeout is left, which counts from the first message on."""
+        """The rest of the timeout in seconds, which is counted from the first message."""
         return self.due_s - self.connection.running_s()
 
     def close(self, keys: UniqueKeys) -> None:
-        """Leaves out the messages whose senders gave up, and gives the others their ids, all at once: they keep them from
-        now on, however often they are sent."""
-        if len(self.messages) == 1:  # a caller that awaits each result pays for no lists
+        """Drop messages whose futures were cancelled, and set the ids of the others, which stay the same for all
+        retries."""
+        if len(self.messages) == 1:  # a faster path for callers that await each result
             future, key, _, text, _, _ = self.messages[0]
             if future.done():
                 self.messages, self.ids, self.texts = [], (), ()
@@ -149,7 +156,7 @@ class Batch:
                 key = key or keys.next()
                 self.ids, self.texts = (key,), (text or PLAIN + key,)
             return
-        if not self.messages:  # a refused message left it empty
+        if not self.messages:  # its only message was invalid
             self.ids, self.texts = (), ()
             return
         futures, ids, _, texts, _, _ = zip(*self.messages, strict=True)
@@ -164,7 +171,7 @@ class Batch:
             self.texts = [PLAIN + key for key in self.ids]
 
     def answered(self, answer: Frame | Exception) -> None:
-        """Gives each message its result, if they were stored."""
+        """Set the results of the messages if they were stored."""
         accumulator, messages = self.accumulator, self.messages
         accumulator.in_flight -= 1
         accumulator.answered_messages += len(messages)
@@ -178,7 +185,7 @@ class Batch:
                     future.set_result(result)
                 return
             results = sent_results(answer, self.ids, self.queue)
-        except AnswerUnreadable as error:  # sent again, the messages would be there twice
+        except AnswerUnreadable as error:  # not retried, because that would store the messages twice
             reason = f"{self.connection.address} stored the messages and does not say where: {error}"
             accumulator.failed(self, RocketletError(reason))
             return
@@ -188,9 +195,12 @@ class Batch:
 
 
 class Overlap:
-    """Whether two halves go where one batch could. They stay apart for long while client and broker work side by side. Where
-    they soon come back together, the broker is busy with others or shares our core, and two requests are only more work
-    than one: the next try waits, each time longer."""
+    """Decides whether to send two half batches instead of one.
+
+    Two halves are useful while client and broker work concurrently, so that the responses arrive at different times. If
+    the halves soon end up in one batch again, the broker is busy with other clients or shares the CPU core, and two
+    requests only cost more than one. Then the next attempt is delayed, each time for longer.
+    """
 
     __slots__ = ("_due", "_halved", "_pause")
 
@@ -199,8 +209,12 @@ class Overlap:
         self._halved: int | None = None
 
     def limit(self, expected: int, sent: int) -> int:
-        """How many messages the next batch may hold. expected: messages of this turn, probably. sent: batches so far, none of
-        which is in flight."""
+        """Return the maximum number of messages of the next batch.
+
+        Args:
+            expected: the number of messages that are expected in this event-loop iteration.
+            sent: the number of batches sent so far, none of which is in flight.
+        """
         if self._halved is not None:
             stayed_apart = sent - self._halved >= OVERLAP_BATCHES
             self._pause = 0 if stayed_apart else min(max(self._pause * 2, OVERLAP_BATCHES), MAX_OVERLAP_PAUSE)
@@ -215,8 +229,12 @@ Failed = Callable[[Batch, Frame | Exception], None]
 
 
 class Accumulator:
-    """`header(topic, properties, now_ms, queue_id)` makes a request's fields; `failed` gets each batch that was not stored,
-    and why."""
+    """Collects messages in batches and sends these.
+
+    Args:
+        header: `header(topic, properties, now_ms, queue_id)` returns the header fields of a request.
+        failed: called with each batch that was not stored, and the response or exception.
+    """
 
     def __init__(
         self,
@@ -232,13 +250,13 @@ class Accumulator:
         self._batches: dict[Queue, Batch] = {}
         self._waiting: dict[Connection, deque[Batch]] = {}
         self._overlap = Overlap()
-        self._sent = self.in_flight = 0  # batches
-        self.answered_messages = 0  # since the last batch was begun
-        # by topic: this turn's messages that may go anywhere travel together
+        self._sent = self.in_flight = 0  # numbers of batches
+        self.answered_messages = 0  # since the last batch was started
+        # By topic: the batch of this event-loop iteration for messages that may go to any queue.
         self.batch_of_turn: dict[str, Batch] = {}
 
     def batch(self, connection: Connection, queue: Queue) -> Batch:
-        """The batch to a queue; it leaves when the turn ends."""
+        """Return a new batch for a queue, which is sent at the end of the event-loop iteration."""
         batch = self._batches.get(queue)
         if batch is None:
             if not self._batches:
@@ -253,21 +271,21 @@ class Accumulator:
         return batch
 
     def _limit(self, connection: Connection) -> int:
-        # Apache's broker takes two halves for more work than one whole, and is no sooner done.
+        # For an Apache broker, two halves are more work than one batch, and do not finish earlier.
         if self.in_flight or not connection.speaks_msgpack:
             return BATCH_MESSAGES
         return self._overlap.limit(self.answered_messages, self._sent)
 
     def close(self, batch: Batch) -> None:
-        """Sends a full batch now: the broker can begin with it while others are still being filled."""
+        """Send a full batch now, so that the broker can start with it while other batches are being filled."""
         self._batches.pop(batch.queue, None)
         self.batch_of_turn.pop(batch.queue.topic, None)
         self._leave(batch)
         batch.connection.write_now()
 
     def flush(self, connection: Connection) -> None:
-        """Sends the messages taken for a broker, in order. Call it before sending that broker anything else. Messages for
-        another broker, which may read nothing, wait on."""
+        """Send the batches for one broker, in order. Call it before other requests to that broker. Batches for other
+        brokers, which may not be reading, keep waiting."""
         for batch in self._waiting.pop(connection, ()):
             self._send(batch)
         self._end_turn()
@@ -286,11 +304,11 @@ class Accumulator:
             self._send(batch)
         else:
             self._waiting[connection] = deque((batch,))
-            connection.when_writable(partial(self._go_on, connection))
+            connection.when_writable(partial(self._send_waiting, connection))
             asyncio.get_running_loop().call_later(self._timeout_s, self._expire, connection)
 
-    def _go_on(self, connection: Connection) -> None:
-        """Sends waiting messages for as long as the broker takes them."""
+    def _send_waiting(self, connection: Connection) -> None:
+        """Send waiting batches for as long as the connection is writable."""
         waiting = self._waiting.get(connection)
         if waiting is None:
             return
@@ -298,21 +316,21 @@ class Accumulator:
             self._send(waiting.popleft())
             connection.write_now()
         if waiting:
-            connection.when_writable(partial(self._go_on, connection))
+            connection.when_writable(partial(self._send_waiting, connection))
         else:
             del self._waiting[connection]
 
     def _expire(self, connection: Connection) -> None:
-        """The broker reads nothing, and time is up for the messages that have waited longest."""
+        """Fail the batches whose timeout has passed while the broker did not read from the connection."""
         waiting = self._waiting.get(connection, deque())
         while waiting and waiting[0].left_s() <= 0:
             batch = waiting.popleft()
             batch.close(self._keys)
-            self.failed(batch, RequestTimeout(f"{connection.address} did not take the message in time"))
+            self.failed(batch, RequestTimeout(f"{connection.address} did not read the message in time"))
         if waiting:
             asyncio.get_running_loop().call_later(waiting[0].left_s(), self._expire, connection)
         else:
-            self._waiting.pop(connection, None)  # the next message sets a timer again
+            self._waiting.pop(connection, None)  # the next message starts a new timer
 
     def _send(self, batch: Batch) -> None:
         batch.close(self._keys)
@@ -328,7 +346,7 @@ class Accumulator:
                 ext = self._header(queue.topic, "", batch.born_ms, queue.queue_id)
                 ext["m"] = True
             batch.connection.call(code, ext, body, batch.answered, batch.due_s)
-        except Exception as error:  # nobody else would hear of it: this is a callback of the loop
+        except Exception as error:  # this is a callback of the loop, so there is no caller that gets the exception
             self.failed(batch, error)
         else:
             self._sent += 1
@@ -336,17 +354,17 @@ class Accumulator:
 
 
 def _body(batch: Batch) -> bytes:
-    """The body of a request with several messages."""
+    """Return the body of a request with several messages."""
     return encode_columns([0] * len(batch.messages), [message[2] for message in batch.messages], list(batch.texts))
 
 
 # ------------------------------------------------------------------------------
-# Reads where messages were stored from the answer to a send.
+# Decodes the response to a send.
 
 
 _new_tuple: Final = tuple.__new__  # a NamedTuple's own constructor costs twice as much
 
-# a full success, or stored but not yet flushed or copied: never to be sent again
+# Codes of messages that are stored, even if not flushed or replicated yet. They must not be resent.
 STORED: Final[Mapping[int, Literal["ok", "flush timeout", "slave timeout", "no slave"]]] = {
     ResponseCode.SUCCESS: "ok",
     ResponseCode.FLUSH_DISK_TIMEOUT: "flush timeout",
@@ -356,7 +374,7 @@ STORED: Final[Mapping[int, Literal["ok", "flush timeout", "slave timeout", "no s
 
 
 def sent_result(answer: Frame, key: str, queue: Queue) -> SendResult:
-    """Raises AnswerUnreadable."""
+    """Return the result of a send of one message. Raises AnswerUnreadable."""
     code, _, ext, _, _, _, _, _, _ = answer
     try:
         queue_id = int(ext["queueId"])
@@ -364,11 +382,11 @@ def sent_result(answer: Frame, key: str, queue: Queue) -> SendResult:
             queue = queue._replace(queue_id=queue_id)
         return _new_tuple(SendResult, (key, str(ext["msgId"]), queue, int(ext["queueOffset"]), STORED[code], ""))
     except (KeyError, ValueError) as error:
-        raise AnswerUnreadable(f"the answer to a send cannot be read: {error!r}") from error
+        raise AnswerUnreadable(f"the response to a send cannot be decoded: {error!r}") from error
 
 
 def sent_results(answer: Frame, keys: Sequence[str], queue: Queue) -> Iterable[SendResult]:
-    """The results of one request's messages, which lie one behind the other. Raises AnswerUnreadable."""
+    """Return the results of the messages of one request, which have consecutive offsets. Raises AnswerUnreadable."""
     first = sent_result(answer, keys[0], queue)
     offset_ids = first.offset_id.split(",")
     if len(offset_ids) != len(keys):
@@ -378,11 +396,10 @@ def sent_results(answer: Frame, keys: Sequence[str], queue: Queue) -> Iterable[S
 
 
 # ------------------------------------------------------------------------------
-# Turns a message into its wire form, and refuses messages that no broker would take. Each function raises
-# MessageIllegal.
+# Encodes messages, and rejects messages that no broker would accept. Each function raises MessageIllegal.
 
 
-if TYPE_CHECKING:  # whose stubs every type checker has; it need not be installed
+if TYPE_CHECKING:  # type checkers bundle its stubs, so it need not be installed
     from typing_extensions import TypeVar
 
     Body = TypeVar("Body", default=bytes)
@@ -391,7 +408,7 @@ else:
 
     Body = TypeVar("Body")
 
-PROPERTY_BYTES: Final = SENT_PROPERTY_BYTES - 100  # the broker adds its own
+PROPERTY_BYTES: Final = SENT_PROPERTY_BYTES - 100  # room for the properties that the broker adds
 
 
 def checked_body(body: bytes) -> bytes:
@@ -405,7 +422,7 @@ def checked_body(body: bytes) -> bytes:
 
 
 def encoded_by(encode: Callable[[Any], bytes | str], value: Any) -> bytes:
-    """The bytes that `Producer(encode=...)` makes of a body."""
+    """Return the bytes that `Producer(encode=...)` returns for a value."""
     try:
         made = encode(value)
     except Exception as error:
@@ -426,8 +443,13 @@ def properties_text(
     *,
     is_again: bool = False,
 ) -> str:
-    """The properties' text. `unique_key` is checked already, `later` is the property that keeps the message back.
-    is_again: of a message that was sent before, perhaps by a client that takes any tag. Raises MessageIllegal."""
+    """Return the encoded properties of a message. Raises MessageIllegal.
+
+    Args:
+        unique_key: the message id, which is checked already.
+        later: the encoded properties for a delay or priority; empty without any.
+        is_again: True if the message is resent, and may have a tag that only other clients allow.
+    """
     text = f"UNIQ_KEY\x01{unique_key}"
     if tag:
         if "||" in _plain("tag", tag) and not is_again:
@@ -454,7 +476,7 @@ def properties_text(
 
 
 def encoded(name: str, text: str) -> bytes:
-    """UTF-8, which has no bytes for half a surrogate pair."""
+    """Return a text as UTF-8. Raises MessageIllegal for a lone surrogate, which UTF-8 cannot encode."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -485,7 +507,8 @@ def check_flag(flag: int) -> None:
 
 
 def outgoing(messages: Iterable[Any], encode: Callable[[Any], Any]) -> tuple[Outgoing, ...]:
-    """The messages of a batch. `encode` makes the body of values that are neither bytes nor an Outgoing."""
+    """Return the messages of a batch as Outgoing. `encode` converts values that are neither bytes nor an Outgoing to
+    bodies."""
     allowed = "a batch takes a list of bytes or Outgoing(...)"
     if isinstance(messages, str | bytes) or not isinstance(messages, Iterable):
         raise MessageIllegal(f"the batch is {type(messages).__name__}; {allowed}")
@@ -504,7 +527,7 @@ def _joined(keys: Sequence[str]) -> str:
 
 
 def _one_key(key: str) -> str:
-    """Brokers and consumers split keys at blanks."""
+    """Return a key. Raises MessageIllegal if it has blanks, at which brokers and consumers split keys."""
     if len(key.split()) > 1:
         raise MessageIllegal(
             f"the key {key!r} holds blanks, at which brokers split it; give {key.split()!r}, or no blanks"
@@ -521,13 +544,17 @@ def _plain(name: str, text: str) -> str:
 
 
 # ------------------------------------------------------------------------------
-# A producer's sends, as its middleware sees them.
+# Sends, as a producer's middleware gets them.
 
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """A send, as a producer's middleware sees it. Unless `is_batch` it has one message. A `half` is the message of a
-    transaction before its outcome; a `oneway` send gets no answer."""
+    """A send, as a producer's middleware gets it.
+
+    Attributes:
+        messages: the messages; one unless `is_batch`.
+        kind: "half" for the message of a transaction before its outcome, "oneway" for a send without a response.
+    """
 
     topic: str
     messages: tuple[Outgoing, ...]

@@ -30,8 +30,8 @@ transactions_log = get_logger("rocketlet.transactions")
 
 
 # ------------------------------------------------------------------------------
-# Request and reply, as Apache's clients do it: a request names its client and a correlation id; its consumer sends a
-# reply to the broker of the request, which pushes it to that client.
+# Request and reply, compatible with Apache's clients. A request contains the id of its client and a correlation id. The
+# consumer sends the reply to the broker of the request, which pushes it to that client.
 
 
 CORRELATION_ID: Final = "CORRELATION_ID"
@@ -39,7 +39,7 @@ REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"
 TTL: Final = "TTL"
 MESSAGE_TYPE: Final = "MSG_TYPE"
 REPLY: Final = "reply"
-FAILURE: Final = "ROCKETLET_FAILURE"  # a property of replies: the consumer failed, and why
+FAILURE: Final = "ROCKETLET_FAILURE"  # property of a reply: the reason why the consumer failed
 
 
 def request_properties(text: str, correlation_id: str, client_id: str, timeout_s: float) -> str:
@@ -49,10 +49,13 @@ def request_properties(text: str, correlation_id: str, client_id: str, timeout_s
 
 
 def reply_properties(request: Message, properties: Mapping[str, str] | None) -> tuple[str, str]:
-    """The topic of a reply and its properties (MessageUtil.createReplyMessage). Raises ConfigError, MessageIllegal."""
+    """Return the topic and properties of a reply (MessageUtil.createReplyMessage).
+
+    Raises ConfigError if the message is not a request, and MessageIllegal for invalid properties.
+    """
     found = request.properties
     if CORRELATION_ID not in found or REPLY_TO_CLIENT not in found or props.CLUSTER not in found:
-        raise ConfigError(f"{request!r} was not sent as a request: it does not say who waits for a reply")
+        raise ConfigError(f"{request!r} is not a request: it does not contain the client to reply to")
     fault = props.reserved_fault(properties or {})
     if fault:
         raise MessageIllegal(fault)
@@ -63,13 +66,14 @@ def reply_properties(request: Message, properties: Mapping[str, str] | None) -> 
 
 
 def is_awaited(message: Message) -> bool:
-    """Whether somebody waits for a reply to this message, and for nobody else's: it is delivered for the first time."""
+    """Return True if a client waits for a reply to this message. On a retry it may have got a reply already, so only the
+    first attempt counts."""
     text = message.record.properties
     return not message.reconsume_times and props.find(text, REPLY_TO_CLIENT) is not None
 
 
 async def reply_failure(cluster: ClusterView, group: str, request: Message, reason: str) -> None:
-    """Tells the caller that waits for a reply that there will be none. Raises nothing."""
+    """Send a reply that reports the failure of the consumer to the waiting client. Raise nothing."""
     try:
         topic, text = reply_properties(request, {FAILURE: _one_line(reason)})
         ext: dict[str, ExtValue] = {"a": group, "b": topic, "c": names.DEFAULT_TOPIC, "d": 1, "e": 0, "f": 0, "h": 0}
@@ -82,13 +86,13 @@ async def reply_failure(cluster: ClusterView, group: str, request: Message, reas
 
 
 def _one_line(reason: str) -> str:
-    """The reason as a property may hold it: without the separators of properties, or half of a surrogate pair."""
+    """Return a reason without characters that a property cannot contain: separators and lone surrogates."""
     text = " ".join(reason.split()).encode(errors="replace").decode()
     return "".join(char for char in text if char.isprintable())[:FAILURE_CHARS]
 
 
 class Requests:
-    """The requests of one producer that wait for their replies."""
+    """The requests of one producer that are waiting for replies."""
 
     def __init__(self, cluster: ClusterView) -> None:
         self._waiting: dict[str, asyncio.Future[Message]] = {}
@@ -121,7 +125,7 @@ class Requests:
 
 
 def _record(header: PushReply, body: bytes) -> Record:
-    """The reply as if it had been pulled; brokers do not say where it is stored."""
+    """Return a reply as a record. Its offsets are unknown, because brokers do not return them."""
     return Record(
         0,
         0,
@@ -143,19 +147,23 @@ def _record(header: PushReply, body: bytes) -> Record:
 
 
 # ------------------------------------------------------------------------------
-# Transactional sends: a half message, then its outcome; and answers to brokers that ask for a missing outcome.
+# Transactional sends: a half message, then its outcome; and responses to brokers that check a missing outcome.
 
 
 Check = Callable[[Message], "bool | Awaitable[bool | None] | None"]
-"""Says what became of a transaction: True commits its message, False rolls it back, None is not known yet."""
+"""Returns the outcome of a transaction: True to commit its message, False to roll it back, None if it is not known yet."""
 
 _UNKNOWN: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionEnd:
-    """An outcome that this process has told a broker. `commits` is None if it is not known yet; `is_check`: the broker had
-    asked."""
+    """An outcome that this process has sent to a broker.
+
+    Attributes:
+        commits: True for a commit, False for a rollback, None if the outcome is not known yet.
+        is_check: True if it is the response to a check by the broker.
+    """
 
     message_id: str
     topic: str
@@ -168,18 +176,19 @@ class TransactionEnd:
 
 @runtime_checkable
 class TransactionWatch(Protocol):
-    """Middleware of a producer that is told outcomes."""
+    """Middleware of a producer that is notified of outcomes."""
 
     def transaction_ended(self, end: TransactionEnd) -> None: ...
 
 
 def half_properties(text: str, group: str) -> str:
-    """The properties of a half message."""
+    """Return the properties of a half message."""
     return props.appended(props.appended(text, props.TRANSACTION, "true"), props.PRODUCER_GROUP, group)
 
 
 class ProducerTransactions:
-    """The transactions of one producer group in this process. Middleware that is a TransactionWatch hears of each outcome."""
+    """The transactions of one producer group in this process. Middleware that is a TransactionWatch is notified of each
+    outcome."""
 
     def __init__(self, cluster: ClusterView, group: str, check: Check, middleware: Sequence[object] = ()) -> None:
         self._watches = [layer for layer in middleware if isinstance(layer, TransactionWatch)]
@@ -193,7 +202,7 @@ class ProducerTransactions:
         cluster.answer(RequestCode.CHECK_TRANSACTION_STATE, self._asked)
 
     async def end(self, half: SendResult, message: Outgoing, *, commits: bool) -> None:
-        """Tells the broker the outcome. If it cannot be told, the broker asks for it later."""
+        """Send the outcome to the broker. If that fails, the broker checks the outcome later."""
         key, position = half.message_id, int(half.offset_id[-16:], 16)
         outcome = SYS_TRANSACTION_COMMIT if commits else SYS_TRANSACTION_ROLLBACK
         header = EndTransaction(self._group, half.queue_offset, position, outcome, False, key, key)
@@ -228,7 +237,7 @@ class ProducerTransactions:
             transactions_log.error("transaction_check_unreadable", broker=connection.address, reason=str(error))
             return
         if self._checked_bytes + len(frame.body) > self._limits.max_checked_bytes:
-            return  # the broker asks again
+            return  # the broker repeats the check
         self._checked_bytes += len(frame.body)
         message = Message(record, Queue(record.topic, "", record.queue_id), record.topic)
         task = asyncio.create_task(self._answer(connection, header, message))
@@ -244,7 +253,7 @@ class ProducerTransactions:
             found = self._check(message)
             outcome = await found if inspect.isawaitable(found) else found
             if outcome is not None and not isinstance(outcome, bool):
-                raise TypeError(f"the check returned {outcome!r}; allowed are True, False and None")
+                raise TypeError(f"the check returned {outcome!r}; expected True, False or None")
         except KeyboardInterrupt:
             raise
         except BaseException:
@@ -275,7 +284,7 @@ class ProducerTransactions:
         )  # fmt: skip
 
     async def close(self, timeout_s: float) -> None:
-        """Waits for the checks that run, but not for one that calls this. None begins from now on: the broker asks again,
-        another producer of the group or one that comes later."""
+        """Start no more checks, and wait for running ones, except one that calls this. The broker repeats other checks
+        at another producer of the group, or at one that starts later."""
         self._is_closed = True
         await finished(self._tasks, timeout_s)

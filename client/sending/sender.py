@@ -55,13 +55,13 @@ log = get_logger("rocketlet.producer")
 
 
 # ------------------------------------------------------------------------------
-# Chooses where a producer's messages go, and tries again.
+# Chooses the queues of a producer's messages, and retries failed sends.
 #
-# A send that fails is tried on another queue, if possible of another broker. A broker that cannot be reached is
-# waited for, with pauses that grow, as long as the send has time.
+# A failed send is retried in another queue, if possible at another broker. While no broker can be reached, it is retried
+# with growing pauses until its timeout.
 
 
-# another queue or broker may do better
+# Response codes after which another queue or broker may succeed.
 _WORTH_ANOTHER: Final = frozenset(
     (
         ResponseCode.SYSTEM_ERROR,
@@ -74,12 +74,12 @@ _WORTH_ANOTHER: Final = frozenset(
     )
 )
 
-# one message may be the reason that a batch is refused
+# Response codes of a batch that a single one of its messages may have caused.
 _OF_ONE_MESSAGE: Final = frozenset((ResponseCode.MESSAGE_ILLEGAL, ResponseCode.REQUEST_CODE_NOT_SUPPORTED))
 
 
 class Sender(Lifecycle):
-    """The part of a producer that knows routes, connections and batches."""
+    """Base of a producer: routes, connections, batches and retries."""
 
     _noun = "producer"
 
@@ -99,7 +99,7 @@ class Sender(Lifecycle):
             "d": self._default_queues,
             "e": 0,  # queue
             "f": 0,  # system flag
-            "g": 0,  # when it was born
+            "g": 0,  # born time
             "h": 0,  # flag
             "i": "",  # properties
         }
@@ -107,7 +107,7 @@ class Sender(Lifecycle):
         self._queues: dict[str, list[Queue]] = {}
         self._greeted: dict[str, Connection] = {}
         self._greetings: dict[Connection, asyncio.Task[None]] = {}
-        self._keep_times: WeakSet[Connection] = WeakSet()  # brokers that are known to keep messages until theirs
+        self._keep_times: WeakSet[Connection] = WeakSet()  # brokers that support any delivery time
         self._turn = time.time_ns() & 0xFFFF
         self._keys = UniqueKeys()
         self._accumulator: Accumulator | None = None
@@ -120,11 +120,11 @@ class Sender(Lifecycle):
         return [connection for connection in found if connection is not None]
 
     def _failed(self, batch: Batch, answer: Frame | Exception) -> None:
-        """Sends messages again that were not stored, each message of a batch for itself."""
+        """Retry messages that were not stored, each message of a batch on its own."""
         if isinstance(answer, Frame):
             answer = BrokerRefused(RequestCode.SEND_BATCH_MESSAGE, answer.code, answer.remark, batch.connection.address)
         for message, key, text in zip(batch.messages, batch.ids, batch.texts, strict=True):
-            if message[0].done():  # the caller gave up: no further try
+            if message[0].done():  # cancelled by the caller
                 continue
             task = asyncio.create_task(self._settle(batch, message, key, text, answer))
             self._resending.add(task)
@@ -132,10 +132,10 @@ class Sender(Lifecycle):
             message[0].add_done_callback(partial(_give_up, task))
 
     async def _settle(self, batch: Batch, message: Pending, key: str, text: str, error: Exception) -> None:
-        """A message whose batch failed: the tries that are left, alone, or the error."""
+        """Retry a message whose batch failed alone, or fail it if no attempts are left."""
         topic = batch.queue.topic
         future, _, body, _, queue_key, queue = message
-        # a fault of one message refuses all: alone, each gets its own answer
+        # One invalid message lets its whole batch fail. Sent alone, each message gets its own response.
         is_anothers = len(batch.messages) > 1 and isinstance(error, BrokerRefused) and error.code in _OF_ONE_MESSAGE
         tries = 1 if is_anothers else self._retries
         timeout_s = batch.left_s()
@@ -144,7 +144,7 @@ class Sender(Lifecycle):
                 raise error
             if not is_anothers:
                 log.info("send_failed", queue=str(batch.queue), reason=str(error), hint="trying again")
-                await self._look_again(topic)
+                await self._refresh_route(topic)
             ext = self._header(topic, text, int(time.time() * 1000))
             code, failed = RequestCode.SEND_MESSAGE_V2, None if is_anothers else batch.queue
             answer, target = await self._send(topic, code, ext, body, queue_key, queue, failed, tries, timeout_s)
@@ -158,7 +158,7 @@ class Sender(Lifecycle):
         self._resending.discard(task)
         if (
             task.cancelled() and not future.done()
-        ):  # the producer stops; a caller that awaits the result would wait for ever
+        ):  # the producer is stopping, and without an exception a caller that awaits the result would wait forever
             future.set_exception(ConfigError(f"this producer {self._idle_reason or 'was cancelled while it sent'}"))
 
     def _joined(
@@ -172,8 +172,11 @@ class Sender(Lifecycle):
         queue: Queue | None,
         message_id: str | None,
     ) -> asyncio.Future[SendResult] | None:
-        """The result of a message that travels with others of this turn; None if it must go alone: a compressed one,
-        say. Raises MessageIllegal. A plain function with as few steps as can be, because it runs per message."""
+        """Add a message to a batch of this event-loop iteration, and return a future of its result. Return None if it
+        must be sent alone, for example because it is compressed. Raises MessageIllegal.
+
+        This runs for each message, so it is a plain function with as little work as possible.
+        """
         accumulator = self._accumulator
         if accumulator is None or type(body) is not bytes or not 0 < len(body) < self._join_below_bytes:
             return None
@@ -182,7 +185,7 @@ class Sender(Lifecycle):
             return None
         if message_id is not None or tag or keys or properties:
             key = checked_id(message_id) if message_id is not None else self._keys.next()
-            # a refused message may leave the batch empty
+            # If this raises, the batch may stay empty.
             text = properties_text(tag, keys, properties, key, "", is_again=message_id is not None)
             size_bytes = batch.size_bytes + len(body) + len(text)
         else:
@@ -197,10 +200,10 @@ class Sender(Lifecycle):
         return future
 
     def _batch(self, accumulator: Accumulator, topic: str, queue_key: str | None, queue: Queue | None) -> Batch | None:
-        """This turn's batch to the queue of a message, or to the one of all messages that may go anywhere. None without a
-        connection to its broker, or a known route."""
+        """Return the batch of this event-loop iteration for the queue of a message, or for all messages that may go to
+        any queue. Return None without a known route or an open connection to the broker."""
         queues = self._queues.get(topic)
-        if not queues or topic[0] == "%":  # brokers take no batch for a retry topic
+        if not queues or topic[0] == "%":  # brokers accept no batches for retry topics
             return None
         goes_anywhere = queue_key is None and queue is None
         next_one = queues[(self._turn + 1) % len(queues)]
@@ -211,7 +214,7 @@ class Sender(Lifecycle):
         self._cluster.check_home()
         batch = accumulator.batch(connection, target)
         if goes_anywhere:
-            self._turn += 1  # now, because a message that finds no connection is given its queue later
+            self._turn += 1  # only here, because a message without a connection gets its queue later
             accumulator.batch_of_turn[topic] = batch
         return batch
 
@@ -225,7 +228,7 @@ class Sender(Lifecycle):
         later: str,
         message_id: str | None = None,
     ) -> tuple[dict[str, ExtValue], bytes, str]:
-        """Header fields but the queue, the body as it travels, and the message's key."""
+        """Return the header fields without the queue, the body, which may be compressed, and the message's id."""
         if topic not in self._queues:
             check_topic(topic)
         if type(body) is not bytes or not 0 < len(body) <= MAX_BODY_BYTES:
@@ -237,14 +240,14 @@ class Sender(Lifecycle):
         sys_flag = 0
         if len(body) >= self._compress_over_bytes:
             packed, packed_flag = compressed(body)
-            if len(packed) < len(body):  # a body that does not shrink is sent as it is
+            if len(packed) < len(body):  # a body that compression does not shrink is sent uncompressed
                 body, sys_flag = packed, packed_flag
         ext = self._header(topic, text, now_ms)
         ext["f"] = sys_flag
         return ext, body, key
 
     def _header(self, topic: str, text: str, now_ms: int, queue_id: int = 0) -> dict[str, ExtValue]:
-        """SEND_MESSAGE_V2's fields, of a copy: it is made for each message."""
+        """Return the fields of SEND_MESSAGE_V2, as a copy of a template because that is fast."""
         ext = self._fields.copy()
         ext["b"] = topic
         ext["e"] = queue_id
@@ -267,8 +270,15 @@ class Sender(Lifecycle):
         *,
         to_a_time: bool = False,
     ) -> tuple[Frame, Queue]:
-        """The answer, and the queue. `failed`, `tries`, `timeout_s`: left over by a first try. `first`: the queue whose
-        turn it is, if one was chosen already. to_a_time: the broker must be one that keeps messages until theirs."""
+        """Send a message with retries. Return the response and the queue.
+
+        Args:
+            failed: the queue of an earlier attempt that failed.
+            tries: the number of attempts left after an earlier one; 0 for all.
+            timeout_s: the time left after an earlier attempt; 0 for the full timeout.
+            first: the queue of the first attempt, if it is chosen already.
+            to_a_time: True if the broker must support any delivery time.
+        """
         self._check_running()
         tries, timeout_s = tries or self._retries + 1, timeout_s or self._timeout_s
         end_s, pause_s, has_failed = time.monotonic() + timeout_s, SEND_BACKOFF_S, failed is not None
@@ -289,7 +299,7 @@ class Sender(Lifecycle):
                     if time.monotonic() >= end_s:
                         raise
                 failed, first, has_failed = target, None, True
-                await self._look_again(topic)
+                await self._refresh_route(topic)
 
     async def _try(
         self, target: Queue, code: int, ext: dict[str, ExtValue], body: bytes, timeout_s: float, to_a_time: bool
@@ -303,7 +313,7 @@ class Sender(Lifecycle):
             self._keep_times.add(connection)
         if not connection.is_writable:
             await _writable(connection, timeout_s)
-        if self._accumulator is not None:  # earlier messages go first
+        if self._accumulator is not None:  # send earlier messages first
             self._accumulator.flush(connection)
         answer = await connection.ask(code, ext, body, timeout_s)
         if answer.code and answer.code not in STORED:
@@ -311,8 +321,8 @@ class Sender(Lifecycle):
         return answer
 
     async def _send_away(self, topic: str, one: Outgoing, queue_key: str | None) -> tuple[str, Queue]:
-        """Sends one way. Returns the message's key and the queue. Waits for a broker that reads slower than its senders
-        send."""
+        """Send a message without a response. Return its id and queue. Wait while the connection to the broker is not
+        writable."""
         ext, wire_body, key = self._prepared(topic, one.body, one.tag, one.keys, one.properties, "", one.message_id)
         target = self._choose(await self.queues(topic), queue_key, None)
         connection = await self._connect(target)
@@ -328,18 +338,18 @@ class Sender(Lifecycle):
         return len({queue.broker_name for queue in self._queues.get(topic, ())}) <= 1
 
     async def queues(self, topic: str) -> list[Queue]:
-        """The queues that may be sent to. Raises TopicNotFound."""
+        """Return the writable queues of a topic. Raises TopicNotFound."""
         self._check_running()
         queues = self._queues.get(topic)
         if queues is None:
             queues = await self._cluster.route_to_publish(topic, self._default_queues)
-            if self._cluster.route(topic) is not None:  # until the topic exists, ask again
+            if self._cluster.route(topic) is not None:  # not cached before the topic exists
                 self._queues[topic] = queues
         return queues
 
     async def _queues_now(self, topic: str, has_failed: bool) -> list[Queue]:
-        """Like `queues`, but after a try that failed it raises ConnectionFailed: a broker or name server that restarts does
-        not know all topics yet."""
+        """Like `queues`, but after a failed attempt raise ConnectionFailed instead of TopicNotFound, because a broker or
+        name server that has just started does not know all topics yet."""
         try:
             return await self.queues(topic)
         except TopicNotFound as error:
@@ -349,8 +359,8 @@ class Sender(Lifecycle):
                 f"no name server knows a broker of the topic {topic}; it may be restarting"
             ) from error
 
-    async def _look_again(self, topic: str) -> None:
-        """A send failed: asks for the route, which may have changed."""
+    async def _refresh_route(self, topic: str) -> None:
+        """After a failed send, query the route, which may have changed."""
         self._queues.pop(topic, None)
         try:
             await self._cluster.find_route(topic)
@@ -358,13 +368,14 @@ class Sender(Lifecycle):
             log.info("route_not_refreshed", topic=topic, reason=str(error))
 
     async def _connect(self, queue: Queue) -> Connection:
-        """The connection to a queue's broker, which the broker knows by a heartbeat as this producer's."""
-        if self._cluster.master(queue.broker_name) is None:  # it has sent nothing yet, and brokers create no topics
+        """Return the connection to a queue's broker, at which this producer is registered by a heartbeat."""
+        if self._cluster.master(queue.broker_name) is None:  # no topic's route was queried before
             await self._cluster.find_route(queue.topic)
         return await self._greet(queue.broker_name)
 
     async def _greet(self, broker_name: str) -> Connection:
-        """All callers that need a connection wait for one heartbeat: one that did not would overtake the first."""
+        """Open a connection and register with a heartbeat. All concurrent callers wait for the same heartbeat, so that
+        their sends stay in order."""
         connection = await self._cluster.broker(broker_name)
         if self._greeted.get(broker_name) is not connection:
             await asyncio.shield(self._greeting(connection))
@@ -372,7 +383,7 @@ class Sender(Lifecycle):
         return connection
 
     def _greeting(self, connection: Connection) -> asyncio.Task[None]:
-        """The heartbeat that is under way. It goes on when the one who asked for it gives up."""
+        """Return the task of a heartbeat in flight, which continues if a caller is cancelled."""
         task = self._greetings.get(connection)
         if task is None:
             task = self._greetings[connection] = asyncio.create_task(self._say_hello(connection), name="greeting")
@@ -382,14 +393,14 @@ class Sender(Lifecycle):
     def _has_greeted(self, connection: Connection, task: asyncio.Task[None]) -> None:
         del self._greetings[connection]
         if not task.cancelled():
-            task.exception()  # the caller has it, unless nobody waits any more
+            task.exception()  # marked as retrieved, because nobody may be waiting for it any more
 
     async def _say_hello(self, connection: Connection) -> None:
         body = bodies.encode_heartbeat(Heartbeat(self.client_id, producer_groups=(self.group,)))
         await connection.request(RequestCode.HEART_BEAT, {}, body)
 
     def _choose(self, queues: list[Queue], queue_key: str | None, failed: Queue | None) -> Queue:
-        """Chooses a queue by key, or in turn; after a failure on another broker if there is one."""
+        """Choose a queue by its key, or round robin. After a failure, prefer another broker."""
         if queue_key is not None:
             if not isinstance(queue_key, str):
                 raise MessageIllegal(f"the queue key {queue_key!r} is not a text; use str({queue_key!r})")
@@ -410,31 +421,31 @@ def _give_up(task: asyncio.Task[None], future: asyncio.Future[SendResult]) -> No
 
 
 async def _writable(connection: Connection, timeout_s: float) -> None:
-    """Returns when the broker takes more. Raises RequestTimeout."""
+    """Wait until the connection is writable. Raises RequestTimeout."""
     try:
         async with running_timeout(timeout_s):
             await connection.writable()
     except TimeoutError:
-        raise RequestTimeout(f"{connection.address} did not take the message in time") from None
+        raise RequestTimeout(f"{connection.address} did not read the message in time") from None
 
 
 def _may_help(error: Exception) -> bool:
-    """Whether another try may succeed."""
+    """Return True if a retry may succeed."""
     if isinstance(error, BrokerRefused):
         return error.code in _WORTH_ANOTHER
     return isinstance(error, ConnectionFailed | RequestTimeout)
 
 
 # ------------------------------------------------------------------------------
-# When a message is to be delivered: as a level, after a time, or at one.
+# The time of delivery of a message: as a delay level, as a delay, or as a time.
 
 
 Delay = timedelta | float
-"""A time from now, or so many seconds."""
+"""A delay, as a timedelta or seconds."""
 
 
 def later_text(delay_level: int, delay: Delay | None, at: datetime | None) -> str:
-    """The property that keeps a message back; empty if nothing does. Raises MessageIllegal."""
+    """Return the encoded property for a delayed delivery; empty without a delay. Raises MessageIllegal."""
     if (delay_level != 0) + (delay is not None) + (at is not None) > 1:
         raise MessageIllegal("give one of delay_level, delay and at: each says when the message is delivered")
     if delay is not None:
@@ -450,7 +461,7 @@ def later_text(delay_level: int, delay: Delay | None, at: datetime | None) -> st
 
 
 def own_text(one: Outgoing) -> str:
-    """The properties for when and how urgently a message is delivered; empty without any. Raises MessageIllegal."""
+    """Return the encoded properties for a message's delay and priority; empty without any. Raises MessageIllegal."""
     later, priority = later_text(one.delay_level, one.delay, one.at), one.priority
     if priority is None:
         return later
@@ -468,31 +479,34 @@ def _milliseconds(delay: Delay) -> int:
 
 
 def checked_handle(text: object) -> RecallHandle:
-    """Raises MessageIllegal."""
+    """Decode a recall handle. Raises MessageIllegal."""
     try:
         if not isinstance(text, str):
             raise HandleError("no text")
         return decode_handle(text)
     except HandleError:
         raise MessageIllegal(
-            f"{text!r:.100} is no recall handle; only what was sent with delay or at has one"
+            f"{text!r:.100} is not a recall handle; only messages that were sent with delay or at have one"
         ) from None
 
 
 def is_over(error: BrokerRefused) -> bool:
-    """Whether a message is not recalled because its time has come, or it was recalled before."""
+    """Return True if a message cannot be recalled because it is delivered or recalled already."""
     is_late = error.code == ResponseCode.ILLEGAL_OPERATION and "timestamp invalid" in (error.remark or "")
-    return error.code == ResponseCode.NO_MESSAGE or is_late  # Rocketlet's answer, and Apache's
+    return error.code == ResponseCode.NO_MESSAGE or is_late  # codes of Rocketlet's and of Apache's brokers
 
 
 def needs_time(later: str) -> bool:
-    """Whether only brokers of 5.x and Rocketlet's keep a message back so."""
+    """Return True if a delay property is supported only by Rocketlet's brokers and Apache's of 5.x."""
     return later.startswith("TIMER")
 
 
 async def check_keeps_time(connection: Connection, topic: str, timeout_s: float) -> None:
-    """Raises MessageIllegal for a broker that would deliver such a message at once: Apache's of 4.9. It does not know this
-    request either; one that refuses it for another reason knows it."""
+    """Raise MessageIllegal for a broker of 4.9, which would deliver a message with a delivery time immediately.
+
+    It is recognized because it does not support this request. A broker that rejects the request for another reason is
+    newer.
+    """
     answer = await connection.ask(RequestCode.GET_TOPIC_CONFIG, write(TopicName(topic)), b"", timeout_s)
     if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
         raise MessageIllegal(

@@ -200,7 +200,7 @@ async def test_who_gives_up_is_not_sent_again(node: Node, monkeypatch: pytest.Mo
             tried.append(arguments)
             raise AssertionError
 
-        monkeypatch.setattr(producer, "_look_again", look_again)
+        monkeypatch.setattr(producer, "_refresh_route", look_again)
         monkeypatch.setattr(producer, "_send", again)
         sends = [asyncio.ensure_future(producer.send("t", body)) for body in (b"given up", b"waits")]
         await asyncio.sleep(0)

@@ -192,7 +192,7 @@ async def test_whoever_comes_after_them_is_notified_of_it_in_time_too(node: Node
     await create_topic(wire, "t")
     async with unread(node, timeout_s=0.02) as producer:
         for body in (b"a", b"b", b"c"):
-            with pytest.raises(RequestTimeout, match="did not take the message in time"):
+            with pytest.raises(RequestTimeout, match="did not read the message in time"):
                 await asyncio.wait_for(producer.send("t", body), PATIENCE_S)
         only_connection(producer).resume_writing()
 

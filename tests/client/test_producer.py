@@ -110,7 +110,7 @@ async def test_oneway_sends_wait_for_a_broker_that_reads_nothing(node: Node, wir
         await waiting
         connection.pause_writing()
         producer._timeout_s = 0.02
-        with pytest.raises(RequestTimeout, match="did not take the message in time"):
+        with pytest.raises(RequestTimeout, match="did not read the message in time"):
             await producer.send_oneway("t", b"third")
         connection.resume_writing()
 

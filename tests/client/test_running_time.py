@@ -100,6 +100,6 @@ async def test_what_waits_for_a_broker_that_reads_nothing_has_its_time_too(node:
         await eventually(lambda: connection in accumulator._waiting)
         connection._blocked_s -= NEVER_S  # this much more of the time that passed was the process's own
         accumulator._expire(connection)
-        with pytest.raises(RequestTimeout, match="did not take the message in time"):
+        with pytest.raises(RequestTimeout, match="did not read the message in time"):
             await late
         connection.resume_writing()

@@ -69,7 +69,7 @@ async def test_a_message_is_taken_back_once(standing: Node) -> None:
         with pytest.raises(MessageIllegal, match="delay or at"):
             await producer.recall(await producer.send("t", b"z"))
         for odd in (None, "", "of another make", 5):
-            with pytest.raises(MessageIllegal, match=f"{odd!r} is no recall handle"):
+            with pytest.raises(MessageIllegal, match=f"{odd!r} is not a recall handle"):
                 await producer.recall(odd)  # type: ignore[arg-type]
     assert stored(standing) == [b"y", b"z"]
 

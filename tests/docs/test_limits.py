@@ -70,7 +70,7 @@ def test_a_value_has_its_unit(hooks: ModuleType, tmp_path: Path, monkeypatch: py
 
 def test_the_reference_shows_the_options_of_each_client(hooks: ModuleType) -> None:
     page = hooks.on_page_markdown((ROOT / "docs" / "reference" / "client.md").read_text())
-    assert "| `concurrency` | `20` | How many handlers run concurrently." in page
-    assert "| `invisible_s` | `30.0` | Visibility timeout: without an extension" in page
+    assert "| `concurrency` | `20` | Maximum number of handlers that run concurrently." in page
+    assert "| `invisible_s` | `30.0` | Visibility timeout in seconds: a message" in page
     assert "| `retries` | `2` | How often a send that a broker refuses is retried" in page
-    assert "| `strategy` | `AVG` | How members share queues. |" in page
+    assert "| `strategy` | `AVG` | Strategy that allocates queues to members. |" in page
