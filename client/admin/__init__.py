@@ -1,8 +1,8 @@
-"""Administration of a cluster, over the wire that Apache's brokers have, too.
+"""Administration of a cluster, with requests that Apache's brokers support, too.
 
 admin_client  topics, groups, offsets, brokers, accounts
-messages      messages found without a group, sent again, and marked as copies
+messages      find messages without a group, resend them, and mark copies
 diagnosis     the findings of `rocketlet doctor`
 dead_letters  which dead letters are new, replayed or discarded
-trace         message traces, and what became of a message in each group
+trace         message traces, and the state of a message in each group
 """

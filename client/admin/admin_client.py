@@ -70,14 +70,14 @@ from .messages import FOREVER_MS, by_key, by_offset_id, read_queue, send_again, 
 Masters = Mapping[str, str]
 """Addresses of masters by broker name."""
 
-NO_EVENTS_MS: Final = (1 << 63) - 1  # none happens later
+NO_EVENTS_MS: Final = (1 << 63) - 1  # later than any possible event, so that no event is returned
 
 
 class AdminClient:
-    """`async with AdminClient("host:port") as admin: print(await admin.topics())`
+    """A client for administration: `async with AdminClient("host:port") as admin: print(await admin.topics())`
 
-    Every method raises RocketletError: ConnectionFailed or RequestTimeout if a server is away, BrokerRefused if it does not
-    know or allow the request.
+    Every method raises RocketletError: ConnectionFailed or RequestTimeout if a server is unreachable or does not
+    respond, and BrokerRefused if it does not support or allow the request.
     """
 
     def __init__(self, name_server: str, *, access: Access | None = None, limits: ClientLimits = CLIENT_LIMITS) -> None:
@@ -95,13 +95,16 @@ class AdminClient:
     # Brokers
 
     async def brokers(self) -> list[BrokerData]:
-        """The brokers that the name server knows, sorted by name."""
+        """Return the brokers that the name server knows, sorted by name."""
         answer = await self._cluster.ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
         return sorted(body_of(answer, bodies.decode_cluster), key=lambda broker: broker.name)
 
     async def departed(self) -> list[Departed]:
-        """Brokers that the name server knew and that are gone. Apache's tells of none, and 4.9's would never answer
-        GET_DEPARTED_BROKERS: only a name server that has some to tell of is asked for them."""
+        """Return brokers that were registered at the name server and are not any more. Apache's name servers report none.
+
+        GET_DEPARTED_BROKERS is sent only if the name server announces such brokers, because those of 4.9 never respond
+        to it.
+        """
         known = await self._cluster.ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
         if not header_of(known, DepartedCount).departed:
             return []
@@ -109,26 +112,28 @@ class AdminClient:
         return body_of(answer, admin_bodies.decode_departed)
 
     async def forget_broker(self, name: str) -> None:
-        """A broker that is gone was retired for good. Tells every name server; raises BrokerRefused if none remembers it."""
+        """Remove a permanently retired broker from all name servers. Raises BrokerRefused if none of them remembers it."""
         await self._cluster.tell_name_servers(RequestCode.FORGET_BROKER, write(BrokerNameOnly(name)))
 
     async def broker_status(self, address: str) -> dict[str, str]:
-        """GET_BROKER_RUNTIME_INFO: version, boot time, rates, disk use; the names are Apache's."""
+        """Return the broker's runtime information (GET_BROKER_RUNTIME_INFO): version, boot time, rates, disk use, under
+        Apache's names."""
         return body_of(await self._ask(address, RequestCode.GET_BROKER_RUNTIME_INFO), admin_bodies.decode_table)
 
     async def broker_config(self, address: str) -> dict[str, str]:
-        """The settings of a broker by Apache's names, as text."""
+        """Return the settings of a broker as text, under Apache's names."""
         answer = await self._ask(address, RequestCode.GET_BROKER_CONFIG)
         return body_of(answer, admin_bodies.decode_properties)
 
     async def update_broker_config(self, address: str, settings: Mapping[str, str]) -> None:
-        """Changes settings until the broker stops. BrokerRefused names those that cannot be changed."""
+        """Change settings of a broker until it stops. Raises BrokerRefused with the names of settings that cannot be
+        changed."""
         await self._ask(address, RequestCode.UPDATE_BROKER_CONFIG, body=admin_bodies.encode_properties(settings))
 
     # Topics
 
     async def topics(self, *, system: bool = False) -> list[str]:
-        """All topics. Those that RocketMQ makes for itself only if `system` is set."""
+        """Return all topics, without RocketMQ's internal ones unless `system` is True."""
         answer = await self._cluster.ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
         found = sorted(body_of(answer, bodies.decode_topic_list))
         if system:
@@ -141,7 +146,7 @@ class AdminClient:
         return [name for name in found if name not in made and not names.is_made_by_brokers(name)]
 
     async def topic(self, name: str) -> Topic:
-        """A topic's settings and offsets on each of its brokers. Raises TopicNotFound."""
+        """Return a topic's settings and offsets on each of its brokers. Raises TopicNotFound."""
         route = await self._cluster.find_route(name)
         if route is None:
             raise TopicNotFound(f"no name server knows the topic {name}; `rocketlet topics list` shows all")
@@ -209,7 +214,8 @@ class AdminClient:
 
         Args:
             queues: the number of queues that producers send to.
-            read_queues: the number of queues that consumers read, default `queues`. A topic gets fewer queues without loss in
+            read_queues: the number of queues that consumers read, default `queues`. A topic gets fewer queues without
+            loss in
                 two steps: first `queues=4, read_queues=8`, then `read_queues=4` when its groups have read queues 4 to 7.
             perm: 6 to write and read, 4 to read only, 2 to write only.
             brokers: the names of the brokers, default all that have the topic.
@@ -232,7 +238,8 @@ class AdminClient:
                 f"read_queues: {count} in {', '.join(map(str, unreadable))} would become unreadable; lower `queues` alone, "
                 "wait until the groups have read these queues, then lower `read_queues` with allow_unreadable=True"
             )
-        # Routes have neither filter type nor order, and 4.9's brokers, which do not know this request, lose both in any case.
+        # Routes have neither filter type nor order, and 4.9's brokers, which do not know this request, lose both in any
+        # case.
         told = await self._each(
             masters,
             RequestCode.GET_TOPIC_CONFIG,
@@ -255,18 +262,18 @@ class AdminClient:
         return changed
 
     async def delete_topic(self, name: str) -> None:
-        """Deletes a topic with its messages and offsets from every broker and from the name servers."""
+        """Delete a topic with its messages and offsets from all brokers and name servers."""
         await self._each(await self.masters(), RequestCode.DELETE_TOPIC_IN_BROKER, write(TopicName(name)))
         await self._cluster.ask_name_server(RequestCode.DELETE_TOPIC_IN_NAMESRV, write(TopicName(name)))
 
     async def consumed_by(self, topic: str) -> list[str]:
-        """The groups that subscribe to a topic or have committed in it."""
+        """Return the groups that subscribe to a topic or have committed offsets in it."""
         code, ext = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, write(TopicName(topic))
         answers = await self._each(await self.masters(), code, ext)
         return sorted({name for answer in answers.values() for name in body_of(answer, admin_bodies.decode_group_list)})
 
     async def producers(self) -> dict[str, tuple[MemberConnection, ...]]:
-        """Connected producers by group, if their brokers list them."""
+        """Return the connected producers by group, as far as brokers list them."""
         answers = await self._each(await self.masters(), RequestCode.GET_ALL_PRODUCER_INFO)
         found: dict[str, set[MemberConnection]] = {}
         for answer in answers.values():
@@ -277,12 +284,12 @@ class AdminClient:
     # Groups
 
     async def groups(self, *, system: bool = False) -> list[str]:
-        """All groups that a broker has settings for."""
+        """Return all groups for which a broker has settings."""
         found = await self.all_group_configs()
         return sorted(name for name in found if system or not names.is_system_group(name))
 
     async def group(self, name: str) -> Group:
-        """A group as all brokers know it. Raises ConfigError if none does."""
+        """Return a group as described by all brokers. Raises ConfigError if no broker knows it."""
         masters = await self.masters()
         config, connections, progress = await asyncio.gather(
             self.group_configs(name, masters), self.connections(name, masters), self.progress(name, masters=masters)
@@ -293,11 +300,13 @@ class AdminClient:
         return Group(name, config, connections, {} if are_broadcasting(connections) else progress, owners)
 
     async def group_configs(self, name: str, masters: Masters | None = None) -> dict[str, GroupConfig]:
-        """A group's settings by broker name; empty if no broker has any."""
-        return (await self.all_group_configs(masters)).get(name, {})  # 4.9 tells those of all groups, not of one
+        """Return a group's settings by broker name; empty if no broker has any."""
+        return (await self.all_group_configs(masters)).get(
+            name, {}
+        )  # brokers of 4.9 return only the settings of all groups
 
     async def all_group_configs(self, masters: Masters | None = None) -> dict[str, dict[str, GroupConfig]]:
-        """The settings of all groups, by their name and the broker's."""
+        """Return the settings of all groups, by group and broker name."""
         answers = await self._each(await self._known(masters), RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
         found: dict[str, dict[str, GroupConfig]] = {}
         for broker, answer in answers.items():
@@ -306,7 +315,7 @@ class AdminClient:
         return found
 
     async def connections(self, name: str, masters: Masters | None = None) -> dict[str, GroupConnections]:
-        """The members by broker name; empty if nobody is connected."""
+        """Return the group's members by broker name; empty if no member is connected."""
         answers = await self._each(
             await self._known(masters),
             RequestCode.GET_CONSUMER_CONNECTION_LIST,
@@ -318,8 +327,8 @@ class AdminClient:
     async def _owners(
         self, name: str, masters: Masters, connections: Mapping[str, GroupConnections]
     ) -> dict[Queue, str]:
-        """The owner of each queue: the holder of its lock on Rocketlet's brokers, the member that says it reads it on
-        Apache's."""
+        """Return the owner of each queue: on Rocketlet's brokers the holder of its lock, on Apache's the member that
+        reports it."""
         owners = locked(await self.told(name, masters))
         if not owners:
             for client_id, member in (await self.running(name, masters, connections)).items():
@@ -330,7 +339,8 @@ class AdminClient:
     async def running(
         self, group: str, masters: Masters | None = None, connections: Mapping[str, GroupConnections] | None = None
     ) -> dict[str, Running]:
-        """Each connected member's report on itself, by client id, without those that do not answer."""
+        """Query the running info of each connected member, and return it by client id. Members that do not respond are
+        left out."""
         masters = await self._known(masters)
         if connections is None:
             connections = await self.connections(group, masters)
@@ -340,7 +350,7 @@ class AdminClient:
             try:
                 ext = write(AskMember(group, client_id))
                 answer = await self._ask(at[client_id], RequestCode.GET_CONSUMER_RUNNING_INFO, ext)
-            except (BrokerRefused, RequestTimeout):  # it has just left, or is of a kind that does not answer
+            except (BrokerRefused, RequestTimeout):  # it has just left, or does not support the request
                 return None
             return body_of(answer, admin_bodies.decode_running)
 
@@ -348,14 +358,14 @@ class AdminClient:
         return {client_id: item for client_id, item in zip(at, found, strict=True) if item is not None}
 
     async def history(self, group: str, masters: Masters | None = None, *, since_ms: int = 0) -> list[dict[str, Any]]:
-        """A group's history on Rocketlet's brokers: members, owners, disagreements, and events since a time (ms since the
-        epoch, by the broker's clock). Others refuse (BrokerRefused)."""
+        """Return reports about a group from Rocketlet's brokers: members, owners, conflicts, and events since `since_ms`
+        (ms since the epoch, by the broker's clock). Raises BrokerRefused for other brokers."""
         header = write(GroupHistory(group, since_ms))
         answers = await self._each(await self._known(masters), RequestCode.GET_GROUP_HISTORY, header)
         return [body_of(answer, admin_bodies.decode_report) for answer in answers.values()]
 
     async def told(self, group: str, masters: Masters) -> list[dict[str, Any]]:
-        """Like `history`, without events and lag, and without brokers that tell nothing."""
+        """Return reports like `history`, without events and lag, and without brokers that do not support them."""
         header, ignored = (
             write(GroupHistory(group, NO_EVENTS_MS, lag=False)),
             (ResponseCode.REQUEST_CODE_NOT_SUPPORTED,),
@@ -427,7 +437,7 @@ class AdminClient:
         return {broker: table[name] for broker, table in tables.items() if name in table}
 
     async def delete_group(self, name: str, *, offsets: bool = True) -> None:
-        """Deletes a group's settings, and with `offsets` also its offsets."""
+        """Delete a group's settings, and with `offsets` also its offsets."""
         header = write(GroupName(name, offsets))
         await self._each(await self.masters(), RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
 
@@ -436,20 +446,24 @@ class AdminClient:
     async def progress(
         self, group: str, topic: str = "", *, masters: Masters | None = None, times: bool = True
     ) -> dict[Queue, QueueProgress]:
-        """How far a group is in each queue of a topic. Default: of all topics in which it has committed. Without `times`,
-        which cost a broker as much as all the rest, `last_ms` may be 0."""
+        """Return a group's progress by queue.
+
+        Args:
+            topic: the topic. Default: all topics in which the group has committed offsets.
+            times: False to leave out `last_ms`, which costs a broker as much as the rest of the request.
+        """
         ext = write(ConsumeStats(group, topic, columns=True, times=times))
         answers = await self._each(
             await self._known(masters),
             RequestCode.GET_CONSUME_STATS,
             ext,
-            ignored=(ResponseCode.SYSTEM_ERROR,),  # 4.9 refuses a group without settings so
+            ignored=(ResponseCode.SYSTEM_ERROR,),  # the response of 4.9 for a group without settings
         )
         found = [body_of(answer, admin_bodies.decode_consume_stats) for answer in answers.values()]
         return dict(sorted((queue, item) for table in found for queue, item in table.items()))
 
     async def preview_reset(self, group: str, topic: str, to: To) -> dict[Queue, OffsetChange]:
-        """The changes that `reset` would make. Changes nothing."""
+        """Return the changes that `reset` would make, without making them."""
         return await self._changes(group, await self.topic(topic), to)
 
     async def _changes(self, group: str, topic: Topic, to: To) -> dict[Queue, OffsetChange]:
@@ -458,17 +472,21 @@ class AdminClient:
         return {queue: OffsetChange(before.get(queue), offset) for queue, offset in sorted(wanted.items())}
 
     async def reset(self, group: str, topic: str, to: To) -> dict[Queue, OffsetChange]:
-        """Sets a group's offsets. Connected members are told and continue from there; without members the offsets are stored.
+        """Reset a group's offsets in a topic, and return the changes.
 
-        Raises ConfigError for single offsets while members are connected, because the protocol can tell them only a time, and
-        for a group that no broker knows.
+        Connected members are notified and continue from the new offsets. Without members, the offsets are only stored.
+
+        Raises ConfigError for single offsets while members are connected, because the protocol supports only a time
+        then, and for a group that no broker knows.
         """
         found = await self.topic(topic)
         changes = await self._changes(group, found, to)
         masters = await self.masters()
         online = await self.connections(group, masters)
         if not online and not any(change.before for change in changes.values()):
-            await self.group(group)  # raises for a group that is not there: a mistyped name would become one
+            await self.group(
+                group
+            )  # raises for an unknown group, because a reset with a mistyped name would create one
         if not online:
             for queue, change in changes.items():
                 offset = write(UpdateOffset(group, topic, queue.queue_id, change.after))
@@ -479,7 +497,8 @@ class AdminClient:
         for name in sorted({queue.broker_name for queue in changes}):
             of_broker = {queue: change.after for queue, change in changes.items() if queue.broker_name == name}
             are_ends = all(offset == found.ranges[queue].end for queue, offset in of_broker.items())
-            # Apache's brokers take the nearest message for a time, also the newest one for a time after it.
+            # Apache's brokers use the message nearest to a time, even if that is the newest one, which was stored before
+            # it.
             time_ms = -1 if are_ends else _reset_time(to)
             header = write(ResetOffset(topic, group, time_ms, True, exact=True))
             await self._ask(masters[name], RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
@@ -512,24 +531,25 @@ class AdminClient:
     # Messages
 
     async def message(self, message_id: str, topic: str = "") -> Message | None:
-        """Finds a message by its offset id, or with `topic` by the id that its sender gave it. None if there is none."""
+        """Return a message by its offset id, or with `topic` by the sender's message id. Return None if there is none."""
         if not topic:
             return await by_offset_id(self._cluster, message_id)
         found = await self.copies(message_id, topic)
         return found[0] if found else None
 
     async def copies(self, message_id: str, topic: str) -> list[Message]:
-        """A topic's messages with the id that their sender gave them, oldest first: more than one if it was sent again."""
+        """Return the messages of a topic with this sender's message id, oldest first. There are several if it was
+        resent."""
         return await by_key(self._cluster, topic, message_id, begin_ms=0, end_ms=FOREVER_MS, limit=32, unique=True)
 
     async def delay_offsets(self) -> dict[str, dict[int, int]]:
-        """The offset of the first undelivered message of each delay level (from 1), by broker name."""
+        """Return the offset of the first undelivered message of each delay level (from 1), by broker name."""
         told = await self._each(await self.masters(), RequestCode.GET_ALL_DELAY_OFFSET)
         return {name: body_of(answer, admin_bodies.decode_delay_offsets) for name, answer in told.items()}
 
     async def offset_at(self, queue: Queue, time_ms: int) -> int:
-        """The offset of the first message of a queue that was stored at a time or later (ms since the epoch); the queue's end
-        if there is none."""
+        """Return the offset of the first message of a queue that was stored at `time_ms` (ms since the epoch) or later; the
+        end of the queue if there is none."""
         if self._cluster.master(queue.broker_name) is None:
             await self._cluster.find_route(queue.topic)
         return await self._stored_at(queue, time_ms)
@@ -537,13 +557,13 @@ class AdminClient:
     async def messages_with_key(
         self, topic: str, key: str, *, begin_ms: int = 0, end_ms: int = FOREVER_MS, limit: int = 64
     ) -> list[Message]:
-        """Finds messages with a key, oldest first: up to `limit` from each broker."""
+        """Return messages with a key, oldest first, up to `limit` of each broker."""
         return await by_key(self._cluster, topic, key, begin_ms=begin_ms, end_ms=end_ms, limit=limit, unique=False)
 
     async def read(
         self, queue: Queue, begin: int, end: int, *, expression: str | Sql = "*"
     ) -> AsyncIterator[list[Message]]:
-        """The messages of a queue from `begin` up to but not including `end` that match a filter, in pieces."""
+        """Iterate over the messages of a queue from offset `begin` to before `end` that match a filter, in lists."""
         if self._cluster.master(queue.broker_name) is None:
             await self._cluster.find_route(queue.topic)
         kind = SQL92 if isinstance(expression, Sql) else TAG
@@ -553,49 +573,55 @@ class AdminClient:
             yield [message for message in messages if not tags or message.tag in tags]
 
     async def send_again(self, message: Message, *, group: str | None = None) -> None:
-        """Sends a stored message, such as a dead letter, to the topic that it was first sent to; with `group` only to that
-        group. The stored message stays where it is. Apache's brokers of 5.x give `group` one try, after a second."""
+        """Resend a stored message, such as a dead letter, to the topic that it was first sent to, or with `group` only
+        to that group.
+
+        The stored message stays in its topic. Apache's brokers of 5.x give `group` only one attempt, after a second.
+        """
         await send_again(self._cluster, message, group)
 
     async def store(self, queue: Queue, body: bytes) -> None:
-        """Stores a message in one queue, for administration. A `Producer` chooses among the queues that take messages."""
+        """Store a message in any queue, for administration. A `Producer` sends only to writable queues."""
         await store(self._cluster, queue, body)
 
     async def send_to_retry(self, message: Message, group: str) -> None:
-        """Sends another cluster's message that waits to be tried again to the group here, with the tries that it has had."""
+        """Send another cluster's pending retry to the group at this cluster, with its number of attempts."""
         await send_to_retry(self._cluster, message, group)
 
     # Accounts
 
     async def accounts(self) -> dict[str, dict[str, Any]]:
-        """Each broker's accounts without their secrets, and its addresses that need none, by broker name: the fields of
-        plain_acl.yml. Apache's brokers of 4.9.8 and later tell nobody (BrokerRefused)."""
+        """Return each broker's accounts without secrets, and the addresses that need no account, by broker name. The
+        fields are those of plain_acl.yml. Apache's brokers of 4.9.8 and later reject this (BrokerRefused)."""
         answers = await self._each(await self.masters(), RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG)
         return {name: body_of(answer, admin_bodies.decode_accounts) for name, answer in answers.items()}
 
     async def put_account(self, account: PutAccount) -> None:
-        """Creates an account on all brokers, or changes the fields that are given."""
+        """Create an account on all brokers, or change the given fields of an existing one."""
         await self._each(await self.masters(), RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, write(account))
 
     async def delete_account(self, access_key: str) -> None:
-        """Deletes an account on all brokers."""
+        """Delete an account on all brokers."""
         await self._each(await self.masters(), RequestCode.DELETE_ACL_CONFIG, write(AccountName(access_key)))
 
     async def put_white_addresses(self, addresses: Sequence[str]) -> None:
-        """Clients with these addresses need no account: `10.0.0.*`, `10.0.0.{1,2}`, `10.0.1-5.*`."""
+        """Set the addresses of clients that need no account, such as `10.0.0.*`, `10.0.0.{1,2}` and `10.0.1-5.*`."""
         header = write(WhiteAddresses(",".join(addresses)))
         await self._each(await self.masters(), RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, header)
 
-    # Asking
+    # Requests to brokers
 
     async def _known(self, masters: Masters | None) -> Masters:
         return await self.masters() if masters is None else masters
 
     async def masters(self, named: Iterable[str] | None = None) -> dict[str, str]:
-        """Addresses of masters by broker name: a caller that asks for much gives them to each request, so that the name
-        server is asked once. Raises ConfigError for a name that it does not know, ConnectionFailed if it knows none."""
+        """Return addresses of masters by broker name. A caller with many requests passes them to each, so that the name
+        server is queried only once.
+
+        Raises ConfigError for an unknown name, and ConnectionFailed if the name server knows no broker.
+        """
         known = {broker.name: broker.addresses[0] for broker in await self.brokers() if 0 in broker.addresses}
-        if not known:  # without a broker, nothing would be done and nothing said
+        if not known:  # otherwise a request without a broker would silently do nothing
             raise ConnectionFailed("the name servers know no broker; start one, or wait until it has registered")
         wanted = known if named is None else list(named)
         missing = [name for name in wanted if name not in known]
@@ -612,7 +638,8 @@ class AdminClient:
         *,
         ignored: tuple[int, ...] = (),
     ) -> dict[str, Frame]:
-        """The answers of brokers that are asked side by side; without those whose refusal is `ignored`."""
+        """Send a request to brokers concurrently. Return the responses by broker name, without error codes that are
+        `ignored`."""
 
         async def one(address: str) -> Frame | None:
             try:
@@ -631,7 +658,8 @@ class AdminClient:
 
 
 def _check_queues(option: str, count: int) -> None:
-    """Raises ConfigError. Apache's brokers take any number, but clients could not read the route of such a topic."""
+    """Raise ConfigError for an invalid number of queues. Apache's brokers accept any, but clients could not decode the
+    route then."""
     if not 1 <= count <= MAX_TOPIC_QUEUES:
         raise ConfigError(f"{option} is {count}; expected 1 to {MAX_TOPIC_QUEUES} for each broker")
 
@@ -659,23 +687,28 @@ def _changed(config: TopicConfig, queues: int | None, read_queues: int | None, p
 
 
 def _reset_time(to: str | int) -> int:
-    """RESET's time: -1 is the end."""
+    """Return the time for the request RESET, in which -1 is the end."""
     return to if isinstance(to, int) else 0 if to == "first" else -1
 
 
 # ------------------------------------------------------------------------------
-# A topic and a group as administration describes them.
+# Topics and groups as AdminClient returns them.
 
 
 def are_broadcasting(connections: Mapping[str, GroupConnections]) -> bool:
-    """True if a group's members, by broker name, get every message each. They keep their own offsets. Offsets at a broker are
-    those of a time before."""
+    """Return True if a group's members are broadcasting: each gets every message and keeps its own offsets. Offsets at
+    brokers are then outdated ones."""
     return bool(connections) and all(known.message_model == "BROADCASTING" for known in connections.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """`config` by broker name; `ranges`: what each queue holds; `messages`: how many that are."""
+    """A topic.
+
+    Attributes:
+        config: the settings by broker name.
+        ranges: the range of stored offsets by queue.
+    """
 
     name: str
     config: Mapping[str, TopicConfig]
@@ -698,8 +731,14 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """`members` and `subscriptions` as its brokers know them, none if nobody is connected; `progress` by queue of every topic
-    in which the group has committed, empty for a broadcasting group; `owners`: client id by queue."""
+    """A consumer group.
+
+    Attributes:
+        config: the settings by broker name.
+        connections: the connected members and their subscriptions by broker name; empty if no member is connected.
+        progress: the progress by queue in all topics with committed offsets; empty for a broadcasting group.
+        owners: the client id of the owner by queue.
+    """
 
     name: str
     config: Mapping[str, GroupConfig]
@@ -709,18 +748,18 @@ class Group:
 
     @property
     def members(self) -> tuple[MemberConnection, ...]:
-        """Each member once, though each broker knows it."""
+        """The members, each only once even if several brokers know it."""
         found = {item.client_id: item for known in self.connections.values() for item in known.members}
         return tuple(found[name] for name in sorted(found))
 
     @property
     def lag(self) -> int:
-        """Messages that are not yet consumed."""
+        """The number of messages that are not consumed yet."""
         return sum(max(item.lag, 0) for item in self.progress.values())
 
 
 # ------------------------------------------------------------------------------
-# Offsets that are set from outside.
+# Offset resets.
 
 
 To = Literal["first", "last"] | int | Mapping[Queue, int]
@@ -729,8 +768,8 @@ To = Literal["first", "last"] | int | Mapping[Queue, int]
 
 @dataclass(frozen=True, slots=True)
 class OffsetChange:
-    """A reset's effect on a queue: the messages that it skips, or that will be consumed again. `before` is None for a group
-    that has no offset there."""
+    """The effect of a reset on a queue, which skips or repeats messages. `before` is None if the group has no offset
+    there."""
 
     before: int | None
     after: int
@@ -745,24 +784,24 @@ class OffsetChange:
 
 
 # ------------------------------------------------------------------------------
-# Tells who owned which queue and when, and how queues changed hands: from the events that Rocketlet's brokers keep,
-# or on Apache's from one look after another.
+# The owners of queues over time, and changes of owners. They are derived from the events that Rocketlet's brokers keep,
+# or with Apache's brokers from repeated observations.
 #
-# An event is `{"ms", "event", "client", "broker", ...}`, with `topic`, `queue` and `epoch` where it is about a lease.
-# Each lease is one owner: it begins with `locked` and ends with one of `ENDS`.
+# An event is `{"ms", "event", "client", "broker", ...}`, with `topic`, `queue` and `epoch` if it is about a lease. Each
+# lease has one owner: it starts with `locked` and ends with one of `ENDS`.
 
 
 Event = Mapping[str, Any]
 
 ENDS: Final = frozenset(("unlocked", "lock lost", "lock expired"))
 CAUSES: Final = frozenset(("joined", "left", "leaving", "closed", "expired", "subscribed"))
-"""Events that make a group share its queues anew."""
+"""Events that make a group rebalance."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """One member had one queue from `begin_ms` to `end_ms`; `queue` is `broker:number`. `begin_ms` is 0 if it had the queue
-    before the first event that is known."""
+    """One ownership of a queue (`broker:number`) by a member, from `begin_ms` to `end_ms`. `begin_ms` is 0 if it started
+    before the first known event."""
 
     queue: str
     owner: str
@@ -772,10 +811,11 @@ class Ownership:
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """A queue that went from one owner to the next. Times are ms since the epoch, None for events that have not happened.
+    """A change of a queue's owner. Times are ms since the epoch, None for events that have not happened.
 
-    - `cause`, `cause_client`, `cause_ms`: the change of the group before it, such as `joined`. Empty if none is known.
-    - `end`: how the old owner's lease ended: `unlocked` (it let go), `lock lost` (its connection closed), `lock expired`.
+    - `cause`, `cause_client`, `cause_ms`: the preceding change of the group, such as `joined`. Empty if unknown.
+    - `end`: the end of the previous owner's lease: `unlocked` (released), `lock lost` (its connection closed) or `lock
+      expired`.
     """
 
     queue: Queue
@@ -792,12 +832,12 @@ class HandOver:
 
     @property
     def took_ms(self) -> int:
-        """The time from its cause, or else from the end of the old lease, to the new lease."""
+        """The time in ms from the cause, or if unknown from the end of the previous lease, to the new lease."""
         return self.locked_ms - (self.ended_ms if self.cause_ms is None else self.cause_ms)
 
 
 def locked(reports: Iterable[Mapping[str, Any]]) -> dict[Queue, str]:
-    """Client id by queue, from what Rocketlet's brokers say of a group."""
+    """Return the owner's client id by queue, from the reports of Rocketlet's brokers about a group."""
     return {
         Queue(item["topic"], item["brokerName"], item["queueId"]): str(item["clientId"])
         for report in reports
@@ -806,8 +846,8 @@ def locked(reports: Iterable[Mapping[str, Any]]) -> dict[Queue, str]:
 
 
 def changes(before: Mapping[Queue, str], after: Mapping[Queue, str], ms: int) -> list[dict[str, Any]]:
-    """The events between two looks at who reads which queue, for brokers that tell none: as coarse as the looks are.
-    The epoch only pairs a queue's begin with its end."""
+    """Return events derived from two observations of the owners of queues, for brokers that report no events. Their
+    times are only as exact as the observations. The epoch only relates the start and end of an ownership."""
     ended = [("unlocked", queue, owner) for queue, owner in before.items() if after.get(queue) != owner]
     begun = [("locked", queue, owner) for queue, owner in after.items() if before.get(queue) != owner]
     return [
@@ -822,8 +862,12 @@ def changes(before: Mapping[Queue, str], after: Mapping[Queue, str], ms: int) ->
 def ownerships(
     events: Sequence[Event], topic: str, now_ms: int, owners: Mapping[Queue, str] = MappingProxyType({})
 ) -> list[Ownership]:
-    """The ownerships by the brokers' events, oldest first, each with its broker's name. `owners`, of now, tell of leases
-    that are older than the events that brokers keep."""
+    """Return the ownerships of a topic's queues, oldest first.
+
+    Args:
+        events: the brokers' events, each with the broker's name, oldest first.
+        owners: the present owners, for leases that are older than the first event.
+    """
     open_since: dict[tuple[str, int], Ownership] = {}
     done: list[Ownership] = []
     for event in events:
@@ -846,7 +890,8 @@ def ownerships(
 
 
 def hand_overs(events: Sequence[Event]) -> list[HandOver]:
-    """Each change of a queue's owner, oldest first. A queue that its last owner takes again is none."""
+    """Return the changes of queues' owners, oldest first. If the previous owner acquires a queue again, that is not a
+    change."""
     ended: dict[Queue, Event] = {}
     newest: dict[Queue, int] = {}
     found: list[HandOver] = []
@@ -889,7 +934,8 @@ def _hand_over(queue: Queue, before: Event, locked: Event, causes: Sequence[Even
 
 
 def _causing(causes: Sequence[Event], ended_ms: int) -> Iterator[Event]:
-    """The newest changes before the end of the lease; the one of a closed connection is noted in the same ms."""
+    """Return the changes of the group before the end of a lease, newest first. That of a closed connection is in the
+    same ms."""
     return (event for event in reversed(causes) if int(event["ms"]) <= ended_ms)
 
 
@@ -900,15 +946,15 @@ def _queue(event: Event) -> Queue | None:
 
 
 # ------------------------------------------------------------------------------
-# `rebalanced` waits until a group has come to rest. For tests and deployments.
+# `rebalanced` waits until a group has finished its rebalance, for tests and deployments.
 
 
 LOOK_S = 0.05
-_EVEN: Final = frozenset(("AVG", "AVG_BY_CIRCLE", "STICKY", ""))  # the last: Apache's clients do not say theirs
+_EVEN: Final = frozenset(("AVG", "AVG_BY_CIRCLE", "STICKY", ""))  # empty for Apache's clients, which do not report it
 
 
 Look = Callable[[], Awaitable[list[dict[str, Any]]]]
-"""Asks each broker of a cluster about a group, as `AdminClient.history` does."""
+"""Returns reports about a group from all brokers of a cluster, as `AdminClient.history` does."""
 
 
 async def rebalanced(
@@ -920,21 +966,25 @@ async def rebalanced(
     access: Access | None = None,
     limits: ClientLimits = CLIENT_LIMITS,
 ) -> dict[str, int]:
-    """Waits until each queue of the group has one owner, no member is leaving, and the members' shares of each topic differ
-    by one queue at most. With CONSISTENT_HASH the shares are compared with its own; those of a strategy that is neither this
-    nor AVG, AVG_BY_CIRCLE or STICKY are not looked at. Returns how many queues each member owns, by client id: a member
-    may hear of its last queue a moment after its broker, so `await consumer.assigned()` before you ask it.
+    """Wait until a group has finished its rebalance. Return the number of queues of each member by client id.
 
-    `members`: wait until the group has this many, too. Raises TimeoutError, which says what is missing, and RocketletError.
-    Apache's brokers do not know who owns what, so it needs Rocketlet's.
+    It has if each queue has one owner, no member is leaving, and the members' shares of each topic differ by at most one
+    queue. With CONSISTENT_HASH, the shares must be those of that strategy. With other strategies than AVG, AVG_BY_CIRCLE
+    and STICKY, the sizes of shares are not checked. A member may learn of its last queue a moment after the broker, so
+    `await consumer.assigned()` before you use its queues. This needs Rocketlet's brokers, because Apache's do not report
+    owners.
+
+    - `members`: the number of members to wait for, too.
+
+    Raises TimeoutError with the missing condition, and RocketletError.
     """
     async with AdminClient(name_server, access=access, limits=limits) as admin:
         return await rebalanced_by(lambda: admin.history(group), group, members=members, timeout_s=timeout_s)
 
 
 async def rebalanced_by(look: Look, group: str, *, members: int | None, timeout_s: float) -> dict[str, int]:
-    """Like `rebalanced`, by the reports that `look` returns."""
-    missing = "nothing was heard"
+    """Wait like `rebalanced`, with the reports that `look` returns."""
+    missing = "no broker responded"
     try:
         async with asyncio.timeout(timeout_s):
             while True:
@@ -950,7 +1000,7 @@ async def rebalanced_by(look: Look, group: str, *, members: int | None, timeout_
 
 
 def _is_hashed(owned_by: Mapping[Queue, str], clients: Sequence[str]) -> bool:
-    """Whether CONSISTENT_HASH gives each queue of a topic to its owner."""
+    """Return True if CONSISTENT_HASH allocates each queue of a topic to its owner."""
     queues = sorted(owned_by)
     return all(
         owned_by[queue] == client for client in clients for queue in CONSISTENT_HASH.allocate(client, queues, clients)
@@ -958,7 +1008,7 @@ def _is_hashed(owned_by: Mapping[Queue, str], clients: Sequence[str]) -> bool:
 
 
 def _judged(reports: list[dict[str, Any]], members: int | None) -> tuple[str, dict[str, int]]:
-    """Why the group is not rebalanced (empty if it is), and how many queues each member owns."""
+    """Return why the group is not rebalanced (empty if it is), and the number of queues of each member."""
     subscriptions = {item["clientId"]: item["subscriptions"] for report in reports for item in report["members"]}
     if members is not None and len(subscriptions) != members:
         return f"it has {counted(len(subscriptions), 'member')}", {}

@@ -1,4 +1,4 @@
-"""Messages of a cluster for administrators: found without a consumer group, sent again, and marked as copies."""
+"""Messages of a cluster for administrators: finding them without a consumer group, resending them, and marking copies."""
 
 from __future__ import annotations
 
@@ -27,27 +27,30 @@ log = get_logger("rocketlet.admin")
 
 
 # ------------------------------------------------------------------------------
-# Messages found without a consumer group: by id, by key, by place. Nothing is consumed and nothing is committed.
+# Finds messages by id, by key or by position, without a consumer group. Nothing is consumed or committed.
 
 
 FOREVER_MS = (1 << 63) - 1
 
 
 async def by_offset_id(cluster: ClusterView, offset_id: str) -> Message | None:
-    """The message with a broker's id, asked of the broker that the id names. Raises ConfigError for text that is no id."""
+    """Query a message by its offset id at the broker whose address the id contains. Return None if there is none.
+
+    Raises ConfigError if the id is invalid, and RocketletError.
+    """
     host, port, position = parsed_offset_id(offset_id)
     connection = await cluster.connection(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
     try:
         answer = await connection.request(RequestCode.VIEW_MESSAGE_BY_ID, write(LogOffset(position)))
     except BrokerRefused as error:
-        if error.code == ResponseCode.SYSTEM_ERROR:  # both brokers answer this where no message begins
+        if error.code == ResponseCode.SYSTEM_ERROR:  # the code for a position at which no message starts
             return None
         raise
     return next(iter(_messages(answer, "")), None)
 
 
 def parsed_offset_id(offset_id: str) -> tuple[str, int, int]:
-    """Host, port and commit log position in an offset id. Raises ConfigError."""
+    """Return the host, port and commit log position in an offset id. Raises ConfigError."""
     try:
         data = bytes.fromhex(offset_id)
         if len(data) not in (16, 28):
@@ -65,7 +68,12 @@ def parsed_offset_id(offset_id: str) -> tuple[str, int, int]:
 async def by_key(
     cluster: ClusterView, topic: str, key: str, *, begin_ms: int, end_ms: int, limit: int, unique: bool
 ) -> list[Message]:
-    """Up to `limit` messages a broker with a key, or a sender's message id, oldest first."""
+    """Return the messages with a key, oldest first, up to `limit` of each broker.
+
+    Args:
+        begin_ms, end_ms: the range of store times, in ms since the epoch.
+        unique: True if `key` is the message id that the sender set.
+    """
     header = QueryMessage(topic, key, limit, max(begin_ms, 0), min(end_ms, FOREVER_MS))
     ext = {**write(header), "_UNIQUE_KEY_QUERY": "true" if unique else "false"}
     addresses = await _masters(cluster, topic)
@@ -75,7 +83,7 @@ async def by_key(
 
 
 def _has_key(message: Message, key: str, unique: bool) -> bool:
-    """Apache's index answers by hash: messages with another key may be among them."""
+    """Return True if a message really has the key. Apache's index compares only hashes."""
     return message.message_id == key if unique else key in message.keys
 
 
@@ -95,9 +103,9 @@ async def _query(
 async def read_queue(
     cluster: ClusterView, queue: Queue, begin: int, end: int, subscription: Subscription | None = None
 ) -> AsyncIterator[list[Message]]:
-    """The messages of a queue from offset `begin` up to but not including `end`, in pieces of at most SEARCH_MESSAGES.
+    """Iterate over the messages of a queue from offset `begin` to before `end`, in lists of up to SEARCH_MESSAGES messages.
 
-    Offsets that the broker has dropped are left out.
+    Messages that the broker has deleted are skipped.
     """
     wanted = subscription or Subscription(queue.topic)
     connection = await cluster.broker(queue.broker_name)
@@ -131,7 +139,8 @@ def _messages(answer: Frame, broker_name: str) -> list[Message]:
 
 
 def _readable(body: bytes) -> list[Record]:
-    """The records that can be read; the others are logged and left out. Raises MessageError where none can begin."""
+    """Return the records that can be decoded, and log the others. Raises MessageError if the body cannot be split into
+    records."""
     found = []
     for data in split_records(body):
         try:
@@ -145,7 +154,7 @@ def _readable(body: bytes) -> list[Record]:
 
 
 def _shown_topic(topic: str, properties: str) -> str:
-    """A message that waits in a retry topic belongs to the topic that it was first sent to."""
+    """Return the topic to show for a message: for one in a retry topic, the topic that it was first sent to."""
     return (props.find(properties, props.RETRY_TOPIC) or topic) if topic.startswith(names.RETRY_PREFIX) else topic
 
 
@@ -155,25 +164,26 @@ async def _masters(cluster: ClusterView, topic: str) -> dict[str, str]:
 
 
 # ------------------------------------------------------------------------------
-# Sends a stored message again as it is: body, tag, keys, its sender's properties and id.
+# Resends a stored message unchanged: body, tag, keys, the sender's properties and id.
 #
-# `Producer.resend` is for services: it sends as any message is sent. This is for administrators: the bytes stay as
-# they are stored, compressed or not, and it may send to a group's retry topic, which a producer must not.
+# `Producer.resend` is for services, and sends like any send. The functions here are for administrators: the body stays
+# as it is stored, compressed or not, and it may be sent to a group's retry topic, which producers must not do.
 #
-# Apache's brokers of 5.x put what is sent to the retry topic of a group with locked queues among its dead letters at
-# once (SendMessageProcessor.handleRetryAndDLQ): they take such a group for an orderly one, and our members always
-# lock. There the message is handed back instead, as by a consumer that could not handle it. The broker counts that as
-# a try, so what fails once more is a dead letter again.
+# If a group has locked queues, Apache's brokers of 5.x immediately dead-letter messages that are sent to its retry topic
+# (SendMessageProcessor.handleRetryAndDLQ), because they take it for an orderly group, and Rocketlet's members always
+# lock. For such a group, the message is returned to the broker instead, as a consumer does after a failure. The broker
+# counts that as an attempt, so the message becomes a dead letter again if the next attempt fails.
 
 
 GROUP = "rocketlet-replay"
-SOONEST_LEVEL = 1  # 1 s; with none, the broker makes a message wait longer the more often it was tried
-ANY_TRIES = 0x7FFFFFFF  # a dead letter has had all that its group allows
+SOONEST_LEVEL = 1  # 1 s; with level 0, the delay grows with the number of attempts
+ANY_TRIES = 0x7FFFFFFF  # a dead letter has no retries left under its group's setting
 _KEPT = frozenset((props.KEYS, props.TAGS, props.UNIQUE_KEY))
 
 
 async def send_again(cluster: ClusterView, message: Message, group: str | None) -> None:
-    """Sends a message again to its first topic, or with `group` to that group alone. Raises RocketletError."""
+    """Resend a message to the topic that it was first sent to, or with `group` only to that group. Raises
+    RocketletError."""
     if group is not None:
         connection = await cluster.broker(message.queue.broker_name)
         if await _version(connection, message) >= LOCKS_MEAN_ORDER_VERSION:
@@ -183,13 +193,16 @@ async def send_again(cluster: ClusterView, message: Message, group: str | None) 
 
 
 async def send_to_retry(cluster: ClusterView, message: Message, group: str) -> None:
-    """A message of another cluster that waits to be tried again, with the tries that it has had. The group has no members
-    here, and so no locks. Raises RocketletError."""
+    """Send a pending retry of another cluster to the group's retry topic, with its number of attempts. Raises
+    RocketletError.
+
+    The group has no members at this cluster yet, and thus no locks.
+    """
     await _send(cluster, message, group, message.record.reconsume_times, is_copy=True)
 
 
 async def _version(connection: Connection, message: Message) -> int:
-    """The broker's; each answer has it."""
+    """Return the broker's version, which each response contains."""
     place = TopicQueue(message.topic, message.queue_id)
     return (await connection.request(RequestCode.GET_MAX_OFFSET, write(place))).version
 
@@ -213,7 +226,7 @@ async def _send(
     kept = (item for item in message.properties.items() if item[0] not in ORIGINS)
     own = {name: value for name, value in kept if name in _KEPT or name not in props.RESERVED}
     if group is not None:
-        own[props.RETRY_TOPIC] = message.origin  # by which a consumer knows which topic it stands for
+        own[props.RETRY_TOPIC] = message.origin  # so that the consumer gets the original topic
     topic = names.retry_topic(group) if group is not None else message.origin
     queue = random.choice(await cluster.route_to_publish(topic, 1))
     record, text = message.record, props.encode(own)
@@ -230,7 +243,7 @@ async def _send(
 
 
 async def store(cluster: ClusterView, queue: Queue, body: bytes) -> None:
-    """Stores a body in a queue whose topic exists. Raises RocketletError."""
+    """Store a message with this body in a queue of an existing topic. Raises RocketletError."""
     if cluster.master(queue.broker_name) is None:
         await cluster.find_route(queue.topic)
     connection = await cluster.broker(queue.broker_name)
@@ -252,10 +265,10 @@ def _header(queue: Queue) -> SendMessage:
 
 
 # ------------------------------------------------------------------------------
-# Where the original of a copy lies: a property that only copies to another cluster have.
+# The position of a copy's original: a property that only messages that were copied to another cluster have.
 #
-# Brokers keep a message's properties when they put it into a group's retry topic or among its dead letters. So each
-# kind of topic has a property of its own: a dead letter whose message was a copy is no copy of a dead letter.
+# Brokers keep a message's properties when they move it to a group's retry topic or dead-letter topic. So each type of
+# topic has a property of its own: a dead letter of a copied message is not a copy of a dead letter.
 
 
 ORIGIN: Final = "MIRRORED_FROM"
@@ -264,7 +277,7 @@ _DEAD: Final = f"{ORIGIN}_DLQ"
 _RETRY: Final = f"{ORIGIN}_RETRY"
 ORIGINS: Final = frozenset((ORIGIN, _DEAD, _RETRY))
 
-_TEXT: Final = re.compile(r"(.+):([0-9]{1,10}):([0-9]{1,19})", re.DOTALL)  # Java's int and long
+_TEXT: Final = re.compile(r"(.+):([0-9]{1,10}):([0-9]{1,19})", re.DOTALL)  # as many digits as Java's int and long have
 
 
 class Origin(NamedTuple):
@@ -274,20 +287,21 @@ class Origin(NamedTuple):
 
 
 def property_of(topic: str) -> str:
-    """The name of the property in messages of a topic."""
+    """Return the name of the origin property for messages of a topic."""
     if topic.startswith(names.DLQ_PREFIX):
         return _DEAD
     return _RETRY if topic.startswith(names.RETRY_PREFIX) else ORIGIN
 
 
 def origin_of(message: Message) -> Origin | None:
-    """None for a message that is no copy."""
+    """Return the position of a copy's original; None for a message that is not a copy."""
     found = _TEXT.fullmatch(message.properties.get(property_of(message.record.topic), ""))
     return None if found is None else Origin(found[1], int(found[2]), int(found[3]))
 
 
 def marked(text: str, message: Message) -> tuple[str, list[str]]:
-    """A copy's properties with its origin, and the names of properties for which there was no room."""
+    """Return a copy's properties with its origin, and the names of properties that were dropped because they did not
+    fit."""
     name = property_of(message.record.topic)
     value = f"{message.queue.broker_name}:{message.queue_id}:{message.queue_offset}"
     room = PROPERTY_BYTES - len(name) - len(value.encode()) - 2
