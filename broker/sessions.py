@@ -294,7 +294,7 @@ class Clients:
         ids, known = self._ids.get(session, _NONE), self._groups.get(session, _NONE)
         if client_id not in ids or not known.issuperset(groups):
             self._take(session, client_id, groups)
-        if is_asked and self._may_have(session, client_id):
+        if is_asked and self._by_id.get(client_id) is not session and self._may_have(session, client_id):
             self._by_id[client_id] = session
         if groups:
             info = ConnectedClient(client_id, session.peer, language, version, self._clock.time_ms())

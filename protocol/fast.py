@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, final
 
 INTERFACE: Final = 6  # of the functions' arguments and results; a module that was built with another number is stale
 
@@ -17,6 +17,7 @@ INTERFACE: Final = 6  # of the functions' arguments and results; a module that w
 Buffer = bytes | memoryview
 
 
+@final
 class EncodedSends(NamedTuple):
     """Sends that lie one after the other: their records, and the responses to those that are not one-way."""
 

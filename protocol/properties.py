@@ -110,13 +110,13 @@ def decode(text: str) -> dict[str, str]:
 
 def find(text: str, name: str) -> str | None:
     """Return the value of one property, like `decode`, but without decoding the others."""
-    wanted = name + NAME_END
-    at = len(text)
-    while (at := text.rfind(PAIR_END + wanted, 0, at)) >= 0:
-        value = text[at + 1 + len(wanted) :].partition(PAIR_END)[0]
-        if value:
+    wanted, rest = PAIR_END + name + NAME_END, PAIR_END + text
+    rest, mark, after = rest.rpartition(wanted)
+    while mark:
+        if value := after.partition(PAIR_END)[0]:
             return value
-    return text[len(wanted) :].partition(PAIR_END)[0] or None if text.startswith(wanted) else None
+        rest, mark, after = rest.rpartition(wanted)
+    return None
 
 
 def without(text: str, name: str) -> str:

@@ -633,10 +633,10 @@ class Notifications:
                     yield
             self._groups.check_soon(group)
 
-    def heard(self, connection: Session, name: str) -> None:
+    def heard(self, connection: Session, group: ConsumerGroup) -> None:
         """A member has said which queues it sees. It looked before a topic grew, and was not here yet to be told."""
-        for topic in self._groups.stale_topics(name, connection):
-            connection.tell(GroupChanged(name, topic))
+        for topic in self._groups.stale_topics(group, connection):
+            connection.tell(GroupChanged(group.name, topic))
 
     def topics_known(self) -> None:
         """Name servers know all topics. Members that see another number of queues look again: when they were told, no name

@@ -994,14 +994,16 @@ class ConsumerGroups:
             if group is not None and len(group.members) >= self._limits.max_members:
                 raise LimitExceeded(f"the group {name} has {self._limits.max_members} members; no more are taken")
 
-    def heartbeat(self, connection: Session, client_id: str, data: ConsumerData, language: int, version: int) -> None:
-        """Registers or refreshes a member that was admitted."""
+    def heartbeat(
+        self, connection: Session, client_id: str, data: ConsumerData, language: int, version: int
+    ) -> ConsumerGroup:
+        """Register or refresh a member that was admitted, and return its group."""
         group = self._groups.get(data.group) or self.obtain(data.group)
         member = group.members.get(connection)
         now_s = self._clock.monotonic_s()
         if member is not None and member.data is data:  # its last heartbeat once more
             member.seen_s = now_s
-            return
+            return group
         self.generation.increment()
         if member is not None:
             before = member.subscriptions
@@ -1017,7 +1019,7 @@ class ConsumerGroups:
             if member.sees_others:
                 group.sees_others()
                 self.check_soon(group, client_id)
-            return
+            return group
         if not group.members:
             group.begin_membership()
         member = Member(client_id, connection, data, language, version, now_s)
@@ -1027,6 +1029,7 @@ class ConsumerGroups:
         self._names.setdefault(connection, set()).add(group.name)
         self._note(group, member, {})
         self._changed(group, "joined", member)
+        return group
 
     def leave(self, connection: Session, name: str, event: str = "left") -> None:
         group = self._groups.get(name)
@@ -1052,10 +1055,9 @@ class ConsumerGroups:
         """The groups with a member that subscribes to the topic."""
         return [group for group in self._of_topic.get(topic, ()) if topic in group.topics]
 
-    def stale_topics(self, name: str, connection: Session) -> list[str]:
+    def stale_topics(self, group: ConsumerGroup, connection: Session) -> list[str]:
         """The topics of which one member sees another number of queues here than there are."""
-        group = self._groups.get(name)
-        member = group.members.get(connection) if group else None
+        member = group.members.get(connection)
         if member is None or not member.data.queue_counts:
             return []
         return [topic for _, topic, _ in stale_counts([member], self.broker_name, self._queues_of)]

@@ -461,11 +461,8 @@ class Locks:
             lease.connection, lease.renewed_s = connection, self._clock.monotonic_s()
             self._list(connection, queue)
 
-    def readers_back(self, name: str, client_id: str) -> list[GroupQueue]:
+    def readers_back(self, group: ConsumerGroup, client_id: str) -> list[GroupQueue]:
         """A client is a member again: return the queues that it has read since before, and free those that were reserved."""
-        group = self.groups.get(name)
-        if group is None or not group.misses_readers:
-            return []
         queues = list(group.queues.values())
         back = [queue for queue in queues if queue.lost_reader == client_id]
         for queue in back:

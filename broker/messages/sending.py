@@ -225,10 +225,11 @@ class SendService:
         """Stores everything that is staged, in order. If this raises, such as StoreFull, nothing of it is kept."""
         placed, self.placed = self.placed, []
         self._appender.commit()
-        lites = [(item.lite, item.queue_offset) for item in placed if item.lite is not None]
+        others = [item for item in placed if item[4] or item[5] or item[7]]  # few of them need more than to be stored
+        lites = [(item.lite, item.queue_offset) for item in others if item.lite is not None] if others else ()
         if lites:
             self._lites.append(lites)
-        for position, _, queue_offset, _, delay_level, is_half, _, _ in [item for item in placed if item[4] or item[5]]:
+        for position, _, queue_offset, _, delay_level, is_half, _, _ in others:
             if delay_level == TO_A_TIME:
                 self._timers.take()
             elif delay_level:
@@ -248,11 +249,12 @@ class SendService:
         text, lite = header.properties, None
         if name[0] == "%" and name.startswith(names.RETRY_PREFIX):
             name, queue_id, text = self._retries.place_of(header, queue_id, text)
-        elif _LITE_MARK in text and props.find(text, props.LITE_TOPIC):
-            lite = self._lites.place(name, text, is_first=not self.placed)
-            queue_id, text = lite.queue_id, lite.text
-        elif _PRIORITY_MARK in text:
-            queue_id = self._queue_of_priority(name, text)
+        elif _LITE_MARK in text or _PRIORITY_MARK in text:
+            if props.find(text, props.LITE_TOPIC):
+                lite = self._lites.place(name, text, is_first=not self.placed)
+                queue_id, text = lite.queue_id, lite.text
+            elif _PRIORITY_MARK in text:
+                queue_id = self._queue_of_priority(name, text)
         is_half = _TRANSACTION_MARK in text and props.find(text, props.TRANSACTION) == "true"
         if _WAIT_MARK in text and _DELAY_MARK not in text and not is_half:
             # Apache's Java client sets WAIT=true in each message, and its broker does not store it either

@@ -72,21 +72,12 @@ def heartbeat(broker: BrokerController, connection: RemotingConnection, frame: F
         is_news = connection.is_news("heartbeat_refused")
         broker.refusals.note(connection.peer, client_id, groups, str(error), is_news=is_news)
         raise
-    _take(broker, connection, beat, frame.language, frame.version)
+    faults = _take(broker, connection, beat, frame.language, frame.version)
     if connection.beat is None or connection.beat[1] is not beat:
         connection.keep_beat((frame.body, beat))
-    faults = _disagreements(broker, beat)
-    return answer(frame, ext=write(HeartbeatAnswer(faults))) if faults else answer(frame)
-
-
-def _disagreements(broker: BrokerController, beat: bodies.Heartbeat) -> str:
-    """The disagreements in the groups of a Rocketlet member, which logs them."""
-    found: list[str] = []
-    for consumer in beat.consumers:
-        group = broker.groups.get(consumer.group) if consumer.own_version else None
-        if group is not None:
-            found += (f"{group.name}: {fault}" for fault in sorted(group.reported))
-    return "\n".join(found[: broker.limits.max_reported_faults])
+    if not faults:
+        return answer(frame)
+    return answer(frame, ext=write(HeartbeatAnswer("\n".join(faults[: broker.limits.max_reported_faults]))))
 
 
 def introduced(
@@ -113,16 +104,21 @@ def _forget_presumed(broker: BrokerController, connection: RemotingConnection, b
 
 def _take(
     broker: BrokerController, connection: RemotingConnection, beat: bodies.Heartbeat, language: int, version: int
-) -> None:
+) -> list[str]:
+    """Register a client in its groups. Return the disagreements in those of a Rocketlet member, which logs them."""
+    faults: list[str] = []
     for consumer in beat.consumers:
-        broker.groups.heartbeat(connection, beat.client_id, consumer, language, version)
-        group = broker.groups.get(consumer.group)
-        is_missed = group is not None and (group.awaited_readers or group.lost_readers)
-        for queue in broker.locks.readers_back(consumer.group, beat.client_id) if is_missed else ():
-            # it handles messages of the queue since before
-            broker.watch.record_pull(connection, queue.group, queue.key)
-        broker.locks.join(connection, consumer.group)
-        broker.notifications.heard(connection, consumer.group)
+        group = broker.groups.heartbeat(connection, beat.client_id, consumer, language, version)
+        if group.awaited_readers or group.lost_readers:
+            for queue in broker.locks.readers_back(group, beat.client_id):
+                # it handles messages of the queue since before
+                broker.watch.record_pull(connection, group, queue.key)
+        broker.locks.join(connection, group.name)
+        if consumer.queue_counts:
+            broker.notifications.heard(connection, group)
+        if consumer.own_version and group.reported:
+            faults += (f"{group.name}: {fault}" for fault in sorted(group.reported))
+    return faults
 
 
 def _check(broker: BrokerController, connection: RemotingConnection, beat: bodies.Heartbeat) -> None:

@@ -92,7 +92,8 @@ class Sends:
 
     def stage(self, connection: RemotingConnection, frame: Frame) -> None:
         """Gives the message its place. Whatever this raises, such as Refusal or LongBatch, nothing of it is staged."""
-        self._sending.stage(_send_header(frame), frame.body, connection.born_host)
+        header = read_send_v2(frame.ext) if frame.code != _SEND_MESSAGE else read(SendMessage, frame.ext)
+        self._sending.stage(header, frame.body, connection.born_host)
         self.staged.append(frame)
 
     def stage_run(self, connection: RemotingConnection, account: bytes) -> bool:
@@ -135,12 +136,13 @@ class Sends:
         for frame, (position, queue_id, queue_offset, positions, _, is_half, handle, _) in zip(
             staged, placed, strict=True
         ):
-            if not isinstance(frame, Frame):
+            if type(frame) is EncodedSends:
                 out.append(frame.responses)
-            elif (handle or is_half) and not frame.flag & ONEWAY_FLAG:
-                own: Ext = {"recallHandle": handle} if handle else _transaction_ext(frame)
-                out += answer(frame, 0, {**_sent_ext(f"{host_hex}{position:016X}", queue_id, queue_offset), **own})
-            elif not frame.flag & ONEWAY_FLAG:
+            elif handle or is_half or frame.flag & ONEWAY_FLAG:
+                if not frame.flag & ONEWAY_FLAG:
+                    own: Ext = {"recallHandle": handle} if handle else _transaction_ext(frame)
+                    out += answer(frame, 0, {**_sent_ext(f"{host_hex}{position:016X}", queue_id, queue_offset), **own})
+            else:
                 ids = _ids(frame, host_hex, positions) if positions else f"{host_hex}{position:016X}"
                 out.append(encode_sent(reply_type(frame), frame.opaque, ids, queue_id, queue_offset, REGION))
         return out

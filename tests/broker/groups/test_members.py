@@ -385,9 +385,13 @@ def test_the_look_for_expired_members_is_done_in_pieces(world: World) -> None:
 def test_members_that_see_another_number_of_queues_are_known(world: World) -> None:
     one = world.beats("c1", "t", "u", queue_counts={"a": {"t": 3, "u": QUEUES, "strange": 1}, "b": {"t": 1}})
     two = world.beats("c2", "t", queue_counts={"a": {"t": QUEUES}})
-    assert world.groups.stale_topics("g", one) == ["t"]
-    assert world.groups.stale_topics("g", two) == world.groups.stale_topics("h", one) == []
-    assert world.groups.stale_topics("g", peer()) == []
+    assert world.groups.stale_topics(world.groups.obtain("g"), one) == ["t"]
+    assert (
+        world.groups.stale_topics(world.groups.obtain("g"), two)
+        == world.groups.stale_topics(world.groups.obtain("h"), one)
+        == []
+    )
+    assert world.groups.stale_topics(world.groups.obtain("g"), peer()) == []
     assert list(world.groups.stale()) == [("g", one, "t")]
 
 

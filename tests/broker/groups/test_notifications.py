@@ -200,8 +200,8 @@ def test_members_hear_that_a_topic_has_grown(world: World) -> None:
     world.tells()
     assert one.news == two.news == [GroupChanged("g", "t")]
     assert stale.news == [GroupChanged("h", "t")]
-    world.notifications.heard(stale, "h")  # type: ignore[arg-type]
-    world.notifications.heard(one, "g")  # type: ignore[arg-type]
+    world.notifications.heard(stale, world.groups.obtain("h"))  # type: ignore[arg-type]
+    world.notifications.heard(one, world.groups.obtain("g"))  # type: ignore[arg-type]
     world.notifications.topics_known()
     assert (len(one.news), len(stale.news)) == (1, 3)
     world.queues = 3
