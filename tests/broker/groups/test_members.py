@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from rocketlet.broker.config import (
     LIMITS,
+    MAX_NAMED_MEMBERS,
     MEMBER_BYTES,
     PLACE_BYTES,
     REPORT_AGAIN_S,
@@ -380,6 +381,17 @@ def test_the_look_for_expired_members_is_done_in_pieces(world: World) -> None:
             found.add(session)
             world.groups.drop(session)
     assert found == set(sessions)
+
+
+def test_members_with_outdated_routes_are_named_up_to_a_limit(world: World) -> None:
+    """Each member adds a text for each of its topics, so the count passes the limit without being equal to it."""
+    topics = ("t", "u", "v")
+    assert MAX_NAMED_MEMBERS % len(topics), "the limit lies between two members"
+    for number in range(MAX_NAMED_MEMBERS):
+        world.beats(f"c{number:03}", *topics, queue_counts={"a": dict.fromkeys(topics, 1)})
+    faults = world.group.faults("a", lambda topic: QUEUES)
+    stale = [fault for fault in faults if " sees 1 queues of " in fault]
+    assert MAX_NAMED_MEMBERS < len(stale) < MAX_NAMED_MEMBERS + len(topics)
 
 
 def test_members_that_see_another_number_of_queues_are_known(world: World) -> None:

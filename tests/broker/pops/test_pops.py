@@ -10,6 +10,7 @@ from rocketlet.broker.pops.pops import DeadLetterWriter
 from rocketlet.protocol.message import decode_record
 from rocketlet.protocol.names import Subscription
 from rocketlet.protocol.properties import find
+from structlog.testing import capture_logs
 
 from .world import World, bodies, client_of, handles
 
@@ -46,6 +47,21 @@ def test_one_that_is_not_acknowledged_is_redelivered_to_the_millisecond(world: W
     assert world.ack(*handles(first)) == [AckStatus.EXPIRED]
     assert world.ack(*handles(got[0])) == [AckStatus.DONE]
     assert world.ack(*handles(got[0])) == [AckStatus.DONE]
+
+
+def test_a_message_is_put_back_when_its_receive_cannot_be_answered(world: World) -> None:
+    def respond(result: PopResult) -> None:
+        raise ConnectionError
+
+    world.receive()
+    with capture_logs() as logs:
+        world.begin(PopRequest("g", "t", client_of("c"), 32, 60_000, 20_000), respond)
+        world.send("m")
+        world.turn()
+    assert [item["event"] for item in logs] == ["receive_not_answered"]
+    received = world.receive(client="d")
+    assert bodies(received) == ["m"]
+    assert received.messages[0].attempt == 1, "the attempt does not count"
 
 
 def test_a_receive_waits_for_a_message_and_each_message_wakes_one(world: World) -> None:

@@ -281,6 +281,27 @@ async def test_groups_without_settings_are_limited_when_clients_commit_for_them(
     assert (await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, commit | {"consumerGroup": "g4"})).code == 0
 
 
+async def test_groups_beyond_the_limit_of_offsets_are_kept_at_a_start(nodes: Nodes, connect: Connect) -> None:
+    former = await nodes.start()
+    wire = await connect(former.address)
+    await create_topic(wire, "t", 4)
+    commit = {"consumerGroup": "g", "topic": "t", "queueId": 0, "commitOffset": 0}
+    for number in range(4):
+        assert (await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, commit | {"consumerGroup": f"g{number}"})).code == 0
+    await former.stop()
+    node = await nodes.start(limits=Limits(max_groups=1))
+    wire = await connect(node.address)
+    assert sorted(node.broker.offsets.groups()) == ["g0", "g1", "g2", "g3"]
+    for number in range(4):
+        ext = commit | {"consumerGroup": f"g{number}", "queueId": 1}
+        assert (await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, ext)).code == 0, "a known group"
+    answer = await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, commit)
+    assert (answer.code, "offsets of 2 groups" in (answer.remark or "")) == (1, True)
+    for number in range(3):
+        node.broker.offsets.group_deleted(f"g{number}")
+    assert (await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, commit)).code == 0
+
+
 @pytest.mark.parametrize("limit", ["max_topics", "max_groups"])
 async def test_topics_and_groups_are_limited_at_their_edge(nodes: Nodes, connect: Connect, limit: str) -> None:
     former = await nodes.start()
