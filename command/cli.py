@@ -56,13 +56,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(options)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader of our output has enough
+    except BrokenPipeError:  # the reader of stdout has closed it
         sys.stderr.close()
         return 1
 
 
 def hoisted(arguments: Sequence[str]) -> list[str]:
-    """Move the options that every verb has, and that stand before the verb, behind it, where its parser takes them."""
+    """Move options that every verb has from before the verb to after it, where the verb's parser accepts them."""
     words: list[str] = []
     early: list[str] = []
     rest = list(arguments)
@@ -92,7 +92,7 @@ def configure_logs(level: str) -> None:
 
 
 class _FirstRecord(logging.Handler):
-    """Configures the logs as soon as there is something to log, and hands it on."""
+    """Configures logging at the first record, and passes the record on."""
 
     def __init__(self, log_level: str) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def parser(command: str = "") -> argparse.ArgumentParser:
-    """The parser of one command if it is one, otherwise of all."""
+    """Return the parser of one command, or of all commands if there is no such command."""
     whole = SettingsParser(
         prog="rocketlet",
         description="Start RocketMQ brokers and name servers, and administer clusters, Rocketlet's or Apache's.",

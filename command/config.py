@@ -1,4 +1,4 @@
-"""Whom the command asks, and its limits and intervals, above all of `rocketlet start --brokers N`."""
+"""The default name server, and limits and intervals of the command, mainly of `rocketlet start --brokers N`."""
 
 from __future__ import annotations
 

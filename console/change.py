@@ -1,4 +1,4 @@
-"""A change: it is described and asked about first, then done, and the next page reports it.
+"""A change: described and confirmed first, then made, and reported on the next page.
 
 A form is sent twice. The first time the answer is a page that says what would happen; its button sends the same fields with
 `confirmed`. Nothing is kept in between, so the form decides, not the description: both come from the same function of the
@@ -26,8 +26,8 @@ BACK = "back"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`question` and `effects` describe it, `rows` (with `columns`) in numbers. `act` does it and reports it; `then` is
-    where the user goes after it."""
+    """A change. `question`, `effects` and the table of `rows` describe it. `act` makes it and returns a report. `then`
+    is the path of the next page."""
 
     question: str
     act: Callable[[], Awaitable[str]]
@@ -43,7 +43,7 @@ Planner = Callable[[Request, Form], Awaitable[Change]]
 
 
 def change(plan: Planner, form_page: Handler) -> Endpoint:
-    """`form_page` has the form: a fault leads back to it, with what was typed."""
+    """Return the endpoint of a change. After an error it shows `form_page` again, with the typed values."""
 
     async def endpoint(request: Request) -> Response:
         form = None
@@ -69,14 +69,14 @@ def change(plan: Planner, form_page: Handler) -> Endpoint:
 async def _again(request: Request, form_page: Handler, form: Form, error: RocketletError) -> Response:
     try:
         return await _form_again(request, form_page, form, error)
-    except RocketletError:  # there is no such page, or no cluster
+    except RocketletError:  # the page's object does not exist, or the cluster is unreachable
         return trouble(request, error)
 
 
 async def _form_again(
     request: Request, form_page: Handler, form: Form, error: RocketletError | None = None
 ) -> Response:
-    """The page of the form, with what was typed, and beside it what is wrong with that."""
+    """Return the page of the form with the typed values and their errors."""
     request.state.typed = form
     found = await form_page(request)
     if error is not None:

@@ -20,7 +20,8 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """`line` and `area` are the points of a polyline and of the polygon below it, in a box of `width` x `height`."""
+    """A chart. `line` and `area` are the points of a polyline and of the polygon below it, in a box of `width` x
+    `height`."""
 
     width: int
     height: int
@@ -48,7 +49,8 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """One row per queue, time to the right; `left` is where the rows begin, behind their names."""
+    """A picture of owners over time, with one row per queue. `left` is the x position at which the rows start after
+    their names."""
 
     width: int
     height: int
@@ -61,7 +63,7 @@ class Timeline:
 
 
 def lines(points: Points, *, width: int = 1100, height: int = 150, what: str = "messages") -> Lines | None:
-    """The lines of a chart; None for fewer than two points."""
+    """Return a chart; None for fewer than two points."""
     if len(points) < 2:
         return None
     begin, end = points[0][0], points[-1][0]
@@ -79,13 +81,13 @@ def lines(points: Points, *, width: int = 1100, height: int = 150, what: str = "
 
 
 def lines_of(points: Points, *, what: str = "messages") -> dict[str, Lines]:
-    """A chart for each width of windows; none for fewer than two points."""
+    """Return a chart for each window width; empty for fewer than two points."""
     drawn = {name: lines(points, width=width, what=what) for name, width in WIDTHS.items()}
     return {name: chart for name, chart in drawn.items() if chart is not None}
 
 
 def spark(points: Points, *, width: int = 120, height: int = 24, top: float = 0) -> str:
-    """The points of a small line, empty for fewer than two; `top`: the value at its upper edge, if it is the largest."""
+    """Return the points of a sparkline; empty for fewer than two. `top` is the minimum value at the upper edge."""
     if len(points) < 2:
         return ""
     step = max(len(points) // 60, 1)
@@ -98,7 +100,7 @@ def spark(points: Points, *, width: int = 120, height: int = 24, top: float = 0)
 
 
 def nice_ceiling(value: float) -> float:
-    """1, 2 or 5 times a power of ten, and not below `value`."""
+    """Return the least of 1, 2 and 5 times powers of ten that is not below `value`."""
     if value <= 1:
         return 1
     power: float = 10 ** math.floor(math.log10(value))
@@ -117,7 +119,7 @@ def timeline(
     left: int = 150,
     row_height: int = 18,
 ) -> Timeline:
-    """Draws who owned which of the `queues` (`broker:number`) in a time. `marks`: a moment (ms) and what happened then."""
+    """Return a picture of the owners of `queues` (`broker:number`) over time. `marks` are times (ms) with a text."""
     index = {queue: row for row, queue in enumerate(queues)}
     scale = (width - left) / max(end_ms - begin_ms, 1)
     bars = []
@@ -145,7 +147,7 @@ WIDTHS = {"wide": 1100, "middle": 640, "narrow": 230}
 
 
 def time_ticks(begin_ms: int, end_ms: int, left: int, right: int) -> tuple[Tick, ...]:
-    """Up to six ticks, at round times; fewer in a narrow picture."""
+    """Return up to six ticks at round times, fewer in a narrow picture."""
     span_s, most = max((end_ms - begin_ms) / 1000, 1), max(min((right - left) // 110, 6), 2)
     step_s = next((step for step in (5, 10, 30, 60, 120, 300, 600, 1800) if span_s / step <= most), 0)
     step_s = step_s or math.ceil(span_s / most / 3600) * 3600

@@ -1,4 +1,4 @@
-"""Every limit of the console."""
+"""All limits of the console."""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ log = get_logger("rocketlet.console")
 
 
 class Console:
-    """`cluster` is what pages call the cluster, `read_only` whether nothing may be changed. `producer` makes one."""
+    """The state of the console. `cluster` is the cluster's name on pages, `read_only` is True to disable changes, and
+    `producer` creates a producer."""
 
     def __init__(
         self, admin: AdminClient, producer: Callable[[], Producer[bytes]], *, cluster: str, read_only: bool = False
@@ -78,7 +79,7 @@ class Console:
         return await self.admin.topics(system=True)
 
     def is_own_topic(self, name: str) -> bool:
-        """True for a topic that a broker made for itself or for its cluster."""
+        """Return True for a topic that a broker created for itself or for its cluster."""
         return name in self._own_topics or names.is_made_by_brokers(name)
 
     async def _sample_group(self, name: str, before: GroupSample | None) -> GroupSample:
@@ -96,14 +97,14 @@ class Console:
         connections: Mapping[str, GroupConnections],
         before: GroupSample | None,
     ) -> GroupSample:
-        """A sample of a group from its progress and members, which the caller has queried."""
+        """Return a sample of a group from its progress and members, which the caller has queried."""
         findings = None
         if not names.is_system_group(name):
             findings = await self.examiner.examine(name, masters, connections, progress)
         return group_sample(name, progress, connections, before, findings, await self._dead(name))
 
     async def _dead(self, group: str) -> int:
-        """The number of dead letters that were neither replayed nor discarded."""
+        """Return the number of dead letters that were neither replayed nor discarded."""
         if names.dlq_topic(group) not in await self.topics.list():
             return 0
         if time.monotonic() - self._marks_read_s >= MARKS_INTERVAL_S:
@@ -133,7 +134,7 @@ class Console:
             points.append((now_ms(), rate_of(status, "putTps"), rate_of(status, "getTransferedTps")))
 
     def throughput(self, broker: str = "", *, sent: bool) -> list[tuple[int, float]]:
-        """Messages per second that were sent or read, of one broker or of all together."""
+        """Return times with the messages per second that were sent or read, for one broker or all together."""
         if broker:
             return [(ms, put if sent else get) for ms, put, get in self._rates.get(broker, ())]
         rounds = zip(*(list(points)[::-1] for points in self._rates.values()), strict=False)

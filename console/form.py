@@ -1,4 +1,4 @@
-"""Checks a filled-in form: a wrong field is a FieldFault, which its page shows beside the field, with what was typed."""
+"""Checks of forms. An invalid field raises FieldFault, which the page shows beside the field, with the typed value."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .guard import TOKEN, is_token
 
 
 class FieldFault(ConfigError):
-    """A field that cannot be as it is; `reason` is what stands beside it."""
+    """The value of a field is invalid. `reason` is the text shown beside it."""
 
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(f"{field}: {reason}")
@@ -23,7 +23,7 @@ class FieldFault(ConfigError):
 
 
 def faults_of(error: RocketletError) -> dict[str, str]:
-    """The fault by the name of its field, which is empty for what no field is to blame for."""
+    """Return the error by the name of its field; the name is empty if no field caused it."""
     return {error.field: error.reason} if isinstance(error, FieldFault) else {"": str(error)}
 
 
@@ -41,7 +41,7 @@ class Form:
         return self._last.get(name, "").strip() or default
 
     def raw(self, name: str, default: str = "") -> str:
-        """As it was typed. Browsers end lines with CR and LF."""
+        """Return the value as it was typed, with LF in place of the CR and LF that browsers send."""
         return self._last.get(name, default).replace("\r\n", "\n")
 
     def all(self, name: str) -> list[str]:
@@ -62,7 +62,7 @@ class Form:
         return given
 
     def time_ms(self, name: str, default: int) -> int:
-        """A local time as browsers write it, such as 2026-01-31T12:00."""
+        """Return a local time in the format of browsers, such as 2026-01-31T12:00, in ms since the epoch."""
         given = self.text(name)
         if not given:
             return default
@@ -77,7 +77,7 @@ def query_of(request: Request) -> Form:
 
 
 async def posted(request: Request) -> Form:
-    """The form that was sent; `check_token` says whether a page of ours sent it. Raises ConfigError."""
+    """Return the submitted form. `check_token` checks whether it came from a page of the console. Raises ConfigError."""
     body = b""
     async for chunk in request.stream():
         body += chunk

@@ -44,7 +44,7 @@ class MemberRow:
 
 @dataclass(frozen=True, slots=True)
 class GroupSnapshot:
-    """A group at one moment. `tells_events`: whether its brokers do, as Rocketlet's."""
+    """The state of a group at one time. `tells_events` is True if its brokers report events, as Rocketlet's do."""
 
     ms: int = 0
     connections: Mapping[str, GroupConnections] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class GroupWatch:
         self._lock = asyncio.Lock()
 
     async def refresh(self) -> None:
-        """Looks again if the last look is older than a second. Raises ConfigError if no broker knows the group."""
+        """Query the group if the last query is more than a second ago. Raises ConfigError if no broker knows the group."""
         async with self._lock:
             if time.monotonic() - self._looked_s >= WATCH_INTERVAL_S:
                 await self._look()
@@ -91,8 +91,8 @@ class GroupWatch:
                 self._described_s = time.monotonic()
 
     def colour(self, client_id: str) -> str:
-        """The name of a member's colour, which no other member has while there are colours left. Those that have left share
-        one, and so do all that share messages."""
+        """Return the name of a member's colour, which is unique while there are colours left. Members that have left
+        have the same colour, and so have all members that share messages."""
         if client_id == SHARED_OWNER:
             return "shared"
         present = {member.client_id for member in self.look.members}
@@ -107,7 +107,7 @@ class GroupWatch:
         return str(number) if number < COLOURS else "more"
 
     def queues(self) -> list[Queue]:
-        """All that the group reads or has an owner for, sorted."""
+        """Return all queues that the group reads or that have an owner, sorted."""
         found = {*self.look.progress, *self.look.owners}
         for name in {topic for member in self.look.members for topic in member.subscriptions}:
             if name in self.topics:
@@ -199,7 +199,7 @@ class GroupWatch:
         del self.events[:-MAX_EVENTS]
 
     def _add(self, ms: int, event: str, client_id: str) -> None:
-        """Adds an event in the form of Rocketlet's."""
+        """Add an event in the format of Rocketlet's brokers."""
         self.events.append({"ms": ms, "event": event, "client": client_id, "broker": ""})
 
     def _note_lags(self) -> None:
@@ -224,7 +224,7 @@ class GroupWatch:
     async def _topic(self, name: str) -> Topic | None:
         try:
             return await self._admin.topic(name)
-        except RocketletError:  # its members wait for it
+        except RocketletError:  # members may subscribe to a topic that does not exist yet
             return None
 
 

@@ -1,4 +1,4 @@
-"""The conditions for every request, and the headers of every answer.
+"""The checks of every request, and the headers of every response.
 
 - The host that it names must be known. A page of another site that makes its own name point at this machine (DNS rebinding)
   sends that name.
@@ -40,7 +40,8 @@ _HEADERS: Final = {
 
 
 class Guard:
-    """ASGI middleware. `hosts`: the names that the console may be asked by, besides addresses and this machine's own name."""
+    """ASGI middleware that checks requests. `hosts` are the allowed host names besides addresses and this machine's own
+    name."""
 
     def __init__(self, app: ASGIApp, *, hosts: Iterable[str] = (), read_only: bool = False) -> None:
         self._app = app
@@ -98,7 +99,7 @@ class Guard:
 
 
 def token(request: Request) -> str:
-    """The token that a form must hold on a page that answers this request."""
+    """Return the token for forms on the page that responds to this request."""
     return hmac.digest(_SECRET, str(request.state.cookie).encode(), "sha256").hex()
 
 

@@ -1,4 +1,4 @@
-"""A body as text, JSON, MessagePack and hex. A message may hold anything: nothing here trusts it."""
+"""A body as text, JSON, MessagePack and hex. Bodies are untrusted input."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _METHODS: Final = {SYS_COMPRESSION_LZ4: "LZ4", SYS_COMPRESSION_ZSTD: "Zstandard"
 
 @dataclass(frozen=True, slots=True)
 class BodyForm:
-    """One way to show a body; `cut` says how much of it is not shown, empty if nothing."""
+    """A body in one format. `cut` is a text about the part that is not shown; empty if all is shown."""
 
     name: str
     text: str
@@ -34,8 +34,8 @@ class BodyForm:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """`forms` has the best one first. `size_bytes`: as it was sent, or as it is stored where that is not known. `note`: how
-    it was compressed, or why it cannot be read."""
+    """A body for a page. `forms` has the best format first. `size_bytes` is the size as sent, or as stored if that is
+    unknown. `note` is a text about the compression, or about why the body is unreadable."""
 
     size_bytes: int
     forms: tuple[BodyForm, ...]
@@ -43,7 +43,7 @@ class Body:
 
 
 def body_of(message: Message) -> Body:
-    """The part of a body that a page shows. No more of it is inflated."""
+    """Return the part of a body that a page shows, without decompressing more of it."""
     stored, flag = message.record.body, message.record.sys_flag
     try:
         plain, is_all = message.body_begin(SHOWN_BODY_BYTES)
@@ -62,7 +62,7 @@ def body_of(message: Message) -> Body:
 
 
 def preview(message: Message) -> str:
-    """The begin of a body in one line."""
+    """Return the start of a body in one line."""
     try:
         data, _ = message.body_begin(PREVIEW_CHARS * 4)
     except MessageError:
@@ -107,7 +107,7 @@ def _message_pack(body: bytes) -> BodyForm | None:
 
 
 def _plain(value: Any) -> Any:
-    """The value in JSON's types: bytes as hex, other keys and values as text."""
+    """Return a value in JSON's types, with bytes as hex, and other keys and values as text."""
     if isinstance(value, dict):
         return {key if isinstance(key, str) else repr(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -130,7 +130,7 @@ def _indented(name: str, value: Any) -> BodyForm:
 
 
 def _speakable(text: str) -> str:
-    """JSON can name half a surrogate pair, which no page can hold: it stays as it is written there."""
+    """Return a text with lone surrogates, which JSON allows and pages do not, as escapes."""
     return text.encode(errors="backslashreplace").decode()
 
 

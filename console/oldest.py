@@ -1,4 +1,4 @@
-"""When the first message of a queue was stored: asked once for each, because it changes only when messages are deleted."""
+"""The store times of the first messages of queues. They are cached, because they change only when messages are deleted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Oldest:
         self._known: OrderedDict[tuple[Queue, int], int] = OrderedDict()
 
     async def of(self, queue: Queue, begin: int) -> int | None:
-        """The store time (ms) of the message at the queue's first offset; None if it is gone by now."""
+        """Return the store time (ms) of the message at the queue's first offset; None if it is deleted meanwhile."""
         found = self._known.get((queue, begin))
         if found is not None:
             return found

@@ -1,8 +1,8 @@
 """Renders a page, and then sends the parts of it that change.
 
-Each block of a template whose name begins with `live_` is such a part. The page's own address, asked for as an event stream,
-sends a block as an event of that name whenever its HTML is another than before. So a page and its updates are one function
-and one template, and a browser without JavaScript shows the page all the same.
+Each block of a template whose name begins with `live_` is such a part. The page's own address, asked for as an event
+stream, sends a block as an event of that name whenever its HTML is another than before. So a page and its updates are
+one function and one template, and a browser without JavaScript shows the page all the same.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LIVE: Final = "live_"
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A handler's result: a template and its values."""
+    """The result of a page's handler: a template and its values."""
 
     template: str
     values: dict[str, Any] = field(default_factory=dict)
@@ -73,18 +73,18 @@ def console_of(request: Request) -> Console:
 
 
 def typed_of(request: Request) -> Form:
-    """The fields of the form that led to this page again; none if the page is loaded."""
+    """Return the fields of an invalid form that led back to this page; empty if the page is loaded."""
     found: Form = getattr(request.state, "typed", _NOTHING_TYPED)
     return found
 
 
 def is_load(request: Request) -> bool:
-    """Whether somebody loads the page, and does not only keep it open."""
+    """Return True if the page is being loaded, and False for an update of an open page."""
     return "text/event-stream" not in request.headers.get("accept", "")
 
 
 def page(handler: Handler) -> Endpoint:
-    """The endpoint of a page and its stream."""
+    """Return the endpoint of a page and its event stream."""
 
     async def endpoint(request: Request) -> Response:
         if not is_load(request):
@@ -103,7 +103,7 @@ def rendered(request: Request, found: Page) -> Response:
 
 
 def trouble(request: Request, error: RocketletError) -> Response:
-    """The page that says what went wrong."""
+    """Return the page that shows an error."""
     return rendered(request, Page("trouble.html", {"reason": str(error)}, status_of(error)))
 
 

@@ -1,13 +1,14 @@
-"""Every message exactly once in a SQL database: its effect and the offset behind it are one transaction.
+"""Process every message exactly once in a SQL database: one transaction stores its effect and the next offset.
 
     python examples/exactly_once.py NAME_SERVER DATABASE_URL      # sqlite:///payments.db, postgresql+psycopg://...
 
-Two rows of the table `places` decide. `next_offset`: what is below it has its effect already, so a redelivered message
-changes nothing. `epoch`: it grows with every owner of a queue, so a member that was frozen past its lease, and whose queue
-another one owns by now, changes nothing either. The consumer begins where the database is, not where the group is.
-Messages must come in order (`orderly=True`), because one number stands for all that is below it.
+Two columns of the table `places` make that safe. `next_offset`: messages with lower offsets have taken effect already, so a
+redelivered message changes nothing. `epoch`: it grows with each owner of a queue, so a member that was suspended beyond
+its lease, and whose queue another member owns now, changes nothing either. The consumer starts at the offsets of the
+database, not of the group. Messages must be handled in order (`orderly=True`), because `next_offset` covers all messages
+before it.
 
-A message that its producer stored twice, because a send was retried, is two messages here; if that matters, keep
+A message that is stored twice because its producer retried a send counts as two messages here; to detect that, store
 `message.message_id`, too. Run brokers with `--flush sync`: without it, a power cut can give the offsets of lost messages to
 others. If you delete a topic, delete its rows of `places`.
 """
@@ -36,7 +37,7 @@ payments = Table(
 
 
 class Ledger:
-    """The database. Its methods run in threads, because they wait for it."""
+    """The database. Its methods run in threads, because they block."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -67,13 +68,13 @@ class Ledger:
         try:
             with self._engine.begin() as database:
                 database.execute(insert(places).values(queue=str(queue), epoch=0, next_offset=0))
-        except IntegrityError:  # another member was quicker
+        except IntegrityError:  # another member has inserted the row first
             return self.next_offset(queue)
         return 0
 
 
 def make_tables(engine: Engine) -> None:
-    """Members that start together may find that another one makes a table just now: then they look again."""
+    """Create the tables. If members start concurrently and another one is creating a table, retry."""
     for tries_left in reversed(range(len(metadata.tables) + 1)):
         try:
             metadata.create_all(engine)

@@ -32,7 +32,7 @@ app = FastAPI(lifespan=clients)
 
 @app.post("/orders/{number}", status_code=202)
 async def order(number: str, dish: str, request: Request) -> dict[str, str]:
-    """Acknowledged when the broker has it."""
+    """Send an order. The response is sent when the broker has stored it."""
     try:
         result = await request.app.state.producer.send("orders", dish.encode(), keys=number, queue_key=number)
     except RocketletError as error:

@@ -2,9 +2,9 @@
 
     python examples/outbox.py NAME_SERVER DATABASE_URL      # sqlite:///shop.db, postgresql+psycopg://...
 
-A transaction that changes data also writes the message into the table `outbox`. A relay sends what is there, and deletes a
-row when the broker has acknowledged it. If the relay dies in between, the message is sent again with the same id; consumers
-that must not act twice keep the ids of what they have done.
+A transaction that changes data also writes the message into the table `outbox`. A relay sends the rows, and deletes a
+row when the broker has acknowledged it. If the relay dies in between, it resends the message with the same id. Consumers
+that must not handle a message twice store the ids of handled messages.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ outbox = Table(
 
 
 def place_order(engine: Engine, number: str, dish: str) -> None:
-    """The order and its message: both, or neither."""
+    """Store an order and its message in one transaction."""
     with engine.begin() as transaction:
         transaction.execute(insert(orders).values(number=number, dish=dish))
         message = {"message_id": uuid.uuid4().hex, "topic": "orders", "queue_key": number, "body": dish.encode()}
@@ -50,7 +50,8 @@ def place_order(engine: Engine, number: str, dish: str) -> None:
 
 
 async def relay_once(engine: Engine, producer: Producer, limit: int = 100) -> int:
-    """Sends what waits, oldest first; how much that was. Raises RocketletError: what was not sent stays."""
+    """Send the waiting messages, oldest first. Return their number. Raises RocketletError; messages that were not sent
+    stay."""
     with engine.connect() as connection:
         rows = connection.execute(select(outbox).order_by(outbox.c.place).limit(limit)).all()
     for row in rows:

@@ -1,4 +1,4 @@
-"""Ten jobs for three workers that share messages: one job is slow, one fails once, one is given up. Needs a broker:
+"""Ten jobs for three workers that share messages: one job is slow, one fails once, one is rejected. Needs a broker:
 `rocketlet start`."""
 
 from __future__ import annotations

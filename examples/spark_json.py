@@ -30,7 +30,7 @@ def send_some(spark: SparkSession, name_server: str) -> None:
 
 
 def large_orders(rows: DataFrame) -> DataFrame:
-    """A body that is no such JSON becomes nulls, and is left out here."""
+    """Return the large orders. A body that is not such JSON becomes null columns and is left out."""
     orders = rows.select("messageId", "keys", f.from_json(f.col("body").cast("string"), ORDER).alias("order"))
     return orders.where("order.total > 100").select(
         f.to_json("order").alias("body"),

@@ -137,7 +137,8 @@ def _attached(sender: context.Context | None) -> Iterator[None]:
 def _measured(
     span: Span, attributes: Mapping[str, str | int], record: Callable[[float, Mapping[str, str | int]], None]
 ) -> Iterator[None]:
-    """Records the duration, and the kind of error in span and metric. CancelledError is one, too: the work was not done."""
+    """Record the duration, and the type of an error in span and metric. CancelledError counts, because the work was not
+    done."""
     began_s = time.perf_counter()
     failed: Attributes = {}
     try:
@@ -157,7 +158,7 @@ def _sender(context: Any) -> trace.SpanContext:
 
 
 def _about(operation: str, topic: str) -> Attributes:
-    """The attributes that span and metrics of an operation share, with few values each."""
+    """Return the attributes that span and metrics of an operation share, which have few values each."""
     return {
         "messaging.system": "rocketmq",
         "messaging.operation.name": operation,
@@ -185,7 +186,7 @@ def _of_outgoing(sending: Sending) -> SpanAttributes:
 
 
 def _delay_of(message: Outgoing) -> SpanAttributes:
-    """Return how long the broker keeps a message back; nothing for one that is delivered immediately."""
+    """Return the attribute for a message's delay; empty for one that is delivered immediately."""
     found: SpanAttributes = {}
     if message.delay_level or message.delay or message.at is not None:
         found["messaging.rocketmq.message.type"] = "delay"

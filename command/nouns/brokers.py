@@ -58,7 +58,7 @@ async def _list(options: argparse.Namespace, admin: AdminClient, output: Output)
 
 
 def shown_version(status: Mapping[str, str]) -> str:
-    """Rocketlet's own, and else that of RocketMQ as people write it: 4.9.8 of V4_9_8."""
+    """Return Rocketlet's version, or for an Apache broker that of RocketMQ, such as 4.9.8 for V4_9_8."""
     of_rocketmq = (status.get("brokerVersionDesc") or "").removeprefix("V").replace("_", ".")
     own = status.get("rocketletVersion")
     return f"Rocketlet {own} (as {of_rocketmq})" if own else of_rocketmq

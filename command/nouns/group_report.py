@@ -1,4 +1,4 @@
-"""`rocketlet groups show`: what every broker knows of a consumer group, as text or JSON."""
+"""`rocketlet groups show`: a report on a consumer group from all brokers, as text or JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FOLLOW_S = 0.5
 async def report(
     admin: AdminClient, group: str, output: Output, *, timeline: bool = False, follow: bool = False
 ) -> None:
-    """Prints the report. `follow`: and then events as they come, until interrupted.
+    """Print the report, and with `follow` also new events until interrupted.
 
     Raises RocketletError.
     """
@@ -33,7 +33,7 @@ async def report(
         await _foreign_report(admin, group, output)
         return
     if not any(item.get(what) for item in reports for what in ("members", "events", "lag")):
-        await admin.group(group)  # raises for a group that is not there
+        await admin.group(group)  # raises if the group does not exist
     _show(group, reports, output, timeline=timeline)
     while follow and timeline:
         seen = {orjson.dumps(event) for event in _events(reports)}
@@ -43,7 +43,7 @@ async def report(
 
 
 async def _foreign_report(admin: AdminClient, group: str, output: Output) -> None:
-    """The report from an Apache broker and the members themselves: no events, and owners by their own account."""
+    """Print the report with Apache's brokers: without events, and with the owners that members report."""
     found, running = await admin.group(group), await admin.running(group)
     members = {
         member.client_id: {
@@ -67,7 +67,7 @@ async def _foreign_report(admin: AdminClient, group: str, output: Output) -> Non
 
 
 def _events(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The events of all brokers, oldest first."""
+    """Return the events of all brokers, oldest first."""
     return sorted(
         ({"broker": item["broker"], **event} for item in reports for event in item["events"]),
         key=lambda event: event["ms"],

@@ -1,4 +1,4 @@
-"""`rocketlet messages`: find, tail, send, and what to do with dead letters."""
+"""`rocketlet messages`: finds, tails and sends messages, and shows, replays and discards dead letters."""
 
 from __future__ import annotations
 
@@ -105,13 +105,14 @@ async def _find(options: argparse.Namespace, admin: AdminClient, output: Output)
         found = await _newest(admin, await admin.topic(options.topic), options.limit, "*")
     _show(output, found[: options.limit])
     if not found:
-        await admin.topic(options.topic)  # raises for a topic that is not there
+        await admin.topic(options.topic)  # raises if the topic does not exist
         output.text("no message was found")
     return 0 if found else 1
 
 
 async def _searched(options: argparse.Namespace, admin: AdminClient) -> list[Message]:
-    """The newest that match. Every message since then is read: brokers search by key alone."""
+    """Return the newest messages that match. Read every message since the given time, because brokers only search by
+    key."""
     topic = await admin.topic(options.topic)
     wanted = pairs("--property", options.property)
     since_ms = since(options.since) if options.since else 0
@@ -132,19 +133,19 @@ def _matches(message: Message, text: str | None, wanted: Mapping[str, str]) -> b
         return True
     try:
         return text.encode() in message.body
-    except MessageError:  # it was compressed, and cannot be read
+    except MessageError:  # the compressed body is damaged
         return False
 
 
 async def _by_offset_id(admin: AdminClient, text: str) -> Message | None:
     try:
         return await admin.message(text)
-    except ConfigError:  # a sender's id has another form
+    except ConfigError:  # not an offset id, so it is a sender's message id
         return None
 
 
 async def _from(admin: AdminClient, queue: Queue, offset: int, limit: int) -> AsyncIterator[Message]:
-    await admin.topic(queue.topic)  # raises for a topic that is not there
+    await admin.topic(queue.topic)  # raises if the topic does not exist
     async for messages in admin.read(queue, offset, offset + limit):
         for message in messages:
             yield message
@@ -155,7 +156,7 @@ async def _newest(admin: AdminClient, topic: Topic, limit: int, tags: str) -> li
 
 
 async def _newest_of(admin: AdminClient, ranges: Mapping[Queue, Range], limit: int, tags: str) -> list[Message]:
-    """Up to `limit` messages, the newest of all queues, oldest first."""
+    """Return up to `limit` of the newest messages of all queues, oldest first."""
     found = [
         message
         for queue, span in ranges.items()
@@ -249,7 +250,7 @@ async def _dead(options: argparse.Namespace, admin: AdminClient, output: Output)
     found = await _newest_of(admin, letters.ranges, options.limit, "*")
     output.records(_DEAD_COLUMNS, [_dead_record(letters, message, output) for message in found])
     if not found:
-        await admin.group(options.group)  # raises for a group that is not there
+        await admin.group(options.group)  # raises if the group does not exist
         output.text(f"the group {options.group} has no dead letters")
     return 0
 
@@ -259,7 +260,7 @@ def _dead_record(letters: DeadLetterTopic, message: Message, output: Output) -> 
 
 
 async def _wanted(admin: AdminClient, letters: DeadLetterTopic, options: argparse.Namespace) -> AsyncIterator[Message]:
-    """The messages that are named; without names those that are new, or all."""
+    """Iterate over the selected messages; without a selection, over the new ones, or all."""
     ids = options.id or ()
     for queue, span in letters.ranges.items():
         async for part in admin.read(queue, span.begin, span.end):
@@ -272,12 +273,12 @@ async def _wanted(admin: AdminClient, letters: DeadLetterTopic, options: argpars
 async def _found(
     options: argparse.Namespace, admin: AdminClient, output: Output
 ) -> tuple[DeadLetterTopic, int, Counter[str]]:
-    """Shows the messages that are wanted. How many there are, and the topics that they were sent to first."""
+    """Print the selected messages. Return their number, and the topics that they were first sent to."""
     letters = await dead_letters(admin, options.group)
     origins: Counter[str] = Counter()
     wanted = await _shown(output, _wanted(admin, letters, options), letters, origins)
     if not wanted:
-        await admin.group(options.group)  # raises for a group that is not there
+        await admin.group(options.group)  # raises if the group does not exist
         dealt_with = letters.stored - letters.new
         output.text("no dead letter matches" + (f"; --again takes {dealt_with} that are not new" if dealt_with else ""))
     return letters, wanted, origins
@@ -335,7 +336,7 @@ def _spelled(origins: Counter[str]) -> str:
 
 
 async def _not_read(admin: AdminClient, group: str, topics: Collection[str]) -> set[str]:
-    """The topics of which no broker knows that the group reads or has read them."""
+    """Return the topics that the group neither subscribes to nor has offsets in, at any broker."""
     known = await admin.group(group)
     read = {queue.topic for queue in known.progress}
     for connections in known.connections.values():

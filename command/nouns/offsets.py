@@ -55,7 +55,7 @@ async def _show(options: argparse.Namespace, admin: AdminClient, output: Output)
 
 async def _reset(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
     to = parsed_place(options.to, options.topic)
-    await admin.group(options.group)  # raises for a group that is not there: a mistyped name would become one
+    await admin.group(options.group)  # raises if the group does not exist: a mistyped name would become one
     changes = await admin.preview_reset(options.group, options.topic, to)
     output.records(
         ("broker", "queue", "before", "after", "skips", "repeats"), [_row(*item) for item in changes.items()]
@@ -85,7 +85,7 @@ def _row(queue: Queue, change: OffsetChange) -> dict[str, object]:
 
 
 def parsed_place(text: str, topic: str) -> To:
-    """`first`, `last`, a local time (ISO 8601) or `BROKER:QUEUE=OFFSET` pairs. Raises ConfigError."""
+    """Parse `first`, `last`, a local time (ISO 8601) or `BROKER:QUEUE=OFFSET` pairs. Raises ConfigError."""
     places: dict[str, To] = {"first": "first", "last": "last"}
     if text in places:
         return places[text]

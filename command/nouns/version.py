@@ -1,4 +1,4 @@
-"""`rocketlet version`: of this program, and of the cluster's brokers."""
+"""`rocketlet version`: the versions of this program and of the cluster's brokers."""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ _NAMES = ("tls", "tls_ca", "tls_cert", "tls_key", "access_key", "secret_key_file
 
 
 def add_client_options(parser: argparse.ArgumentParser, side: str = "") -> None:
-    """`side`: of a command with two clusters, such as `from-`, with which the options begin."""
+    """Add the options for TLS and accounts. `side` is a prefix of their names for commands with two clusters, such as
+    `from-`."""
     group = parser.add_argument_group(f"how to connect {side.rstrip('-')}".strip())
     group.add_argument(f"--{side}tls", action="store_true", help="connect by TLS")
     group.add_argument(

@@ -49,7 +49,7 @@ async def _run(command: Command, options: argparse.Namespace) -> int:
     try:
         async with AdminClient(options.nameserver, access=access_of(options)) as admin:
             return await command(options, admin, Output(as_json=options.json))
-    except BrokenPipeError:  # the reader of our output has enough
+    except BrokenPipeError:  # the reader of stdout has closed it
         raise
     except (RocketletError, OSError) as error:
         complain(error)

@@ -1,4 +1,4 @@
-"""A bar on a terminal that says how far a copy is. Nothing is drawn elsewhere."""
+"""A progress bar on a terminal. Nothing is drawn if the output is not a terminal."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def bar(progress: MirrorProgress) -> str:
 
 
 def clear() -> None:
-    """Before other text is printed."""
+    """Erase the bar before other text is printed."""
     if sys.stderr.isatty():
         print(_CLEAR, end="", file=sys.stderr, flush=True)
 
 
 @asynccontextmanager
 async def drawn(progress: Callable[[], MirrorProgress | None]) -> AsyncIterator[None]:
-    """Draws the bar while the body runs. The last one stays."""
+    """Return a context manager that draws the bar while the body runs. The last one stays on the terminal."""
 
     def draw(end: str = "") -> None:
         now = progress()

@@ -23,13 +23,13 @@ _place: dict[str, str] = {}  # this process's place, said in each line
 
 
 def name_broker(name: str) -> None:
-    """Each line says from now on which broker's it is, where it says nothing of another."""
+    """Add the broker's name to each log entry that has no broker field."""
     _place["broker"] = name
 
 
 def configure(level: str = "info") -> None:
-    """Logs go to stderr, so that stdout belongs to the commands' own output. Records of the client, asyncio and other
-    libraries, which use the standard `logging`, look the same."""
+    """Write logs to stderr, so that stdout has only the commands' output. Records of the standard `logging`, from the
+    client, asyncio and other libraries, get the same format."""
     on_terminal = sys.stderr.isatty()
     repeats = RepeatedEvents()
     context: list[structlog.typing.Processor] = [structlog.contextvars.merge_contextvars, _with_place]
@@ -65,7 +65,7 @@ def configure(level: str = "info") -> None:
 
 
 def report_unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Logs an exception that escapes from a timer or a callback of the loop as an event like any other."""
+    """Log an unhandled exception of a timer or callback of the loop as a normal log event."""
     error = context.get("exception")
     log.error("unhandled_error", reason=context.get("message"), action=str(context.get("handle", "")), exc_info=error)
 
@@ -77,12 +77,12 @@ def _with_place(logger: WrappedLogger, method: str, event: EventDict) -> EventDi
 
 
 def _printable(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-    """Client ids, tags and remarks are what anybody sent, and a terminal would obey them."""
+    """Escape control characters, because clients choose ids, tags and remarks, and a terminal would interpret them."""
     return {name: printable(value) if isinstance(value, str) else value for name, value in event.items()}
 
 
 def _write_traceback(stream: TextIO, error: ExcInfo) -> None:
-    """Plain: with rich, structlog shows local variables, and so secrets."""
+    """Write a traceback without local variables, which structlog would show with rich and which may be secrets."""
     text = StringIO()
     structlog.dev.plain_traceback(text, error)
     stream.write("\n".join(map(printable, text.getvalue().splitlines())))

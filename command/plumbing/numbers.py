@@ -1,4 +1,4 @@
-"""Numbers on the command line: a text that is none, or is out of its range, is refused before anything runs."""
+"""Checks of numbers on the command line, which run before the command does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def port(text: str) -> int:
 
 
 def whole(least: int) -> Callable[[str], int]:
-    """A whole number from `least`, which is 0 or more."""
+    """Return a parser of whole numbers from `least`, which must be 0 or more."""
 
     def number(text: str) -> int:
         if not text.isascii() or not text.isdigit() or int(text) < least:
@@ -42,7 +42,7 @@ def seconds(text: str) -> float:
 
 
 def since(text: str) -> int:
-    """The ms since the epoch of `10m`, so long ago, or of a local time (ISO 8601). Raises ConfigError."""
+    """Parse a duration before now, such as `10m`, or a local time (ISO 8601), to ms since the epoch. Raises ConfigError."""
     number, unit = text[:-1], text[-1:]
     try:
         if unit in _UNITS_S and number.isascii() and number.isdigit():

@@ -1,4 +1,4 @@
-"""How commands print: aligned columns for people, a line of JSON per record for programs."""
+"""The output of commands: aligned columns for people, or a line of JSON per record for programs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ MARGIN = "  "
 
 
 class Output:
-    """Records, then perhaps a line of text that only people see."""
+    """Prints records as columns or JSON, and texts only for people."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
 
     def records(self, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-        """Rows with these columns; as JSON with all of their fields. Nothing if there are none."""
+        """Print rows with these columns, or as JSON with all of their fields. Print nothing without rows."""
         found = list(rows)
         if self.as_json:
             for row in found:
@@ -31,7 +31,7 @@ class Output:
         print(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS, default=str).decode(), flush=True)
 
     def text(self, *lines: str) -> None:
-        """Prints lines for people only."""
+        """Print lines for people only."""
         if not self.as_json:
             print(*map(printable, lines), sep="\n", flush=True)
 
@@ -54,14 +54,14 @@ def _is_number(text: str) -> bool:
 
 
 def printable(text: str) -> str:
-    """Escapes characters that a terminal would obey: anybody may send names, tags and keys."""
+    """Escape control characters, because clients choose names, tags and keys, and a terminal would interpret them."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def complain(error: object) -> None:
-    """Says on stderr what went wrong: a broker's remark, too, is what anybody sent."""
+    """Print an error to stderr, with control characters escaped."""
     print("rocketlet: " + "\n".join(map(printable, str(error).splitlines())), file=sys.stderr)
 
 
@@ -80,7 +80,7 @@ def _plain(value: Any) -> str:
 
 
 def local_time(ms: int) -> str:
-    """A time in ms since the epoch, in this machine's zone, with its milliseconds; `-` for none."""
+    """Format a time in ms since the epoch in the local time zone, with milliseconds; `-` for None."""
     if ms <= 0:
         return "-"
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ms / 1000)) + f".{ms % 1000:03d}"

@@ -89,7 +89,7 @@ async def _served(options: argparse.Namespace) -> int:
 
 
 async def _shown(url: str) -> None:
-    """Serves until SIGTERM or Ctrl-C."""
+    """Wait for SIGTERM or Ctrl-C while the console is served."""
     loop, done = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, done.set)

@@ -60,7 +60,7 @@ def add_broker_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_all_broker_options(parser: argparse.ArgumentParser, port: int) -> None:
-    """The options of `rocketlet broker`."""
+    """Add the options of `rocketlet broker`."""
     add_listen_options(parser, port)
     add_access_options(parser)
     add_registration_options(parser)
@@ -72,14 +72,14 @@ def add_all_broker_options(parser: argparse.ArgumentParser, port: int) -> None:
 
 
 def names_of_a_broker() -> list[str]:
-    """The names of all options of `rocketlet broker`, as they are in a namespace."""
+    """Return the names of all options of `rocketlet broker`, as they are in a namespace."""
     parser = argparse.ArgumentParser(add_help=False)
     add_all_broker_options(parser, 0)
     return [action.dest for action in parser._actions]
 
 
 def settings_of(options: argparse.Namespace) -> dict[str, Any]:
-    """Those fields of BrokerConfig that options set as they are."""
+    """Return the fields of BrokerConfig that options set without conversion."""
     known = {item.name for item in fields(BrokerConfig)}
     named = {_FIELDS.get(name, name): value for name, value in vars(options).items()}
     return {name: value for name, value in named.items() if name in known}

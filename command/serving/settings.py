@@ -33,11 +33,11 @@ class SettingsParser(argparse.ArgumentParser):
     reads_settings = False
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        """An option is given by its whole name: `--queue 3` must not become another option's value."""
+        """Disable abbreviations of options, so that `--queue 3` does not set another option."""
         super().__init__(*arguments, **{"allow_abbrev": False, **options})
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Arguments that no parser knows are an error of the verb, not of the whole command: its help has the options."""
+        """Report unknown arguments with the verb's parser, because its help has the options."""
         options, unknown = self.parse_known_args(args, namespace)
         parser: SettingsParser = options.__dict__.pop(_PARSER)
         if unknown:
@@ -59,7 +59,7 @@ class SettingsParser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, f"invalid choice {value!r}; {hint}")
 
     def error(self, message: str) -> NoReturn:
-        """Prints one line: the usage of a server has thirty."""
+        """Print the error without the usage, which has thirty lines for a server."""
         self.exit(2, f"{self.prog}: {message}; `{self.prog} --help` shows what there is\n")
 
     def read_settings(self) -> None:
@@ -124,7 +124,7 @@ class SettingsParser(argparse.ArgumentParser):
         return {name.replace("_", "-"): value for name, value in found.items()}
 
     def _set(self, action: argparse.Action, value: Any, place: str) -> None:
-        """Makes a value the option's default, checked as if it had been typed."""
+        """Set a value as the option's default, with the same checks as on the command line."""
         try:
             self.set_defaults(**{action.dest: _converted(action, value)})
         except (argparse.ArgumentTypeError, ValueError) as error:

@@ -47,7 +47,7 @@ class Supervised:
         self._soon = 0  # deaths in a row, each soon after the start
 
     async def start(self) -> None:
-        """Returns when the broker is ready. Raises BrokerEnded or OSError."""
+        """Start the broker and wait until it is ready. Raises BrokerEnded or OSError."""
         # all of its options are in its command: the environment's are those of `rocketlet start`
         environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
         pipe = asyncio.subprocess.PIPE
@@ -62,7 +62,7 @@ class Supervised:
         self.is_ready = True
 
     async def keep(self) -> None:
-        """Starts the broker again whenever it has ended, until this is cancelled."""
+        """Restart the broker whenever it has ended, until cancelled."""
         while True:
             await self._ended()
             self.restarts += 1
@@ -70,7 +70,7 @@ class Supervised:
                 await self.start()
 
     async def _ended(self) -> None:
-        """Returns when the broker has ended and may be started again."""
+        """Wait until the broker has ended and may be restarted."""
         assert self._child is not None
         began_s = time.monotonic()
         status = await self._child.wait()
@@ -98,7 +98,7 @@ class Supervised:
 
 
 def restart_delay_s(deaths: int) -> float:
-    """deaths: how many in a row were soon after the start, the last one included."""
+    """Return the pause before a restart. `deaths` is the number of consecutive ends soon after a start."""
     return 0.0 if deaths == 0 else min(RESTART_DELAY_S * 2.0 ** min(deaths - 1, 30), MAX_RESTART_DELAY_S)
 
 
@@ -122,7 +122,7 @@ class Supervisor:
         self._keeping: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
-        """Returns when all are ready, or when it is done before. Raises BrokerEnded or OSError."""
+        """Wait until all brokers are ready or `done` is set. Raises BrokerEnded or OSError."""
         starting = [asyncio.ensure_future(broker.start()) for broker in self.brokers]
         started, done = asyncio.gather(*starting), asyncio.ensure_future(self._done.wait())
         try:
@@ -149,12 +149,12 @@ class Supervisor:
         await asyncio.gather(*(broker.stop() for broker in self.brokers))
 
     async def readiness(self) -> str | None:
-        """Names the brokers that are not ready; None if all are."""
+        """Return a text with the brokers that are not ready; None if all are."""
         missing = [broker.name for broker in self.brokers if not broker.is_ready]
         return f"not ready: {', '.join(missing)}" if missing else None
 
     async def snapshot(self) -> list[Metric]:
-        """The metrics, for the metrics port."""
+        """Return the metrics for the metrics port."""
         from .supervisor_metrics import SupervisorMetrics
 
         return SupervisorMetrics(self._cluster).of(self.brokers)

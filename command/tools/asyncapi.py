@@ -35,7 +35,7 @@ async def _asyncapi(options: argparse.Namespace) -> int:
 
 
 def _application(text: str) -> Rocketlet:
-    """Import an application as `python -m` would: the current folder is on the path. Raises ConfigError."""
+    """Import an application with the current folder on the path, as `python -m` does. Raises ConfigError."""
     module, colon, name = text.partition(":")
     if not colon:
         raise ConfigError(f"MODULE:APP: got {text!r}; expected a module and a name in it, such as service:app")

@@ -1,4 +1,5 @@
-"""`rocketlet backup` and `rocketlet restore`: a data folder is copied while its broker runs, and back. Copies are checked."""
+"""`rocketlet backup` and `rocketlet restore`: a data folder is copied while its broker runs, and back. Copies are
+checked."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ async def _restore(options: argparse.Namespace) -> int:
 
 
 def copied(source: Path, target: Path) -> int:
-    """0 if the copy is whole, and has its name; 1 if not, and why was said."""
+    """Copy a data folder. Return 0 if the copy is complete and has its final name; 1 after an error, which is printed."""
     try:
         _copy(source, target)
         copy = partial_of(target)
@@ -85,7 +86,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _settle(folder: Path) -> None:
-    """Recovers like a start: the log's end may be half a message, and newer than the indexes."""
+    """Run the recovery of a start on a copy, because the log may end within a message and be newer than the indexes."""
     topics = Topics(Runtime(), BrokerConfig(data_dir=folder, address="127.0.0.1:10911"))
     store = Store(folder, segment_bytes=1 << 28, tag_code_of=partial(tag_code_of, levels_ms=DELAY_LEVELS_MS))
     try:

@@ -1,4 +1,4 @@
-"""`rocketlet bench`: how much a cluster takes, and how long it takes."""
+"""`rocketlet bench`: measures the throughput and latency of a cluster."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
 
 
 async def _bench(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
-    """The exit status is 1 if a send failed or a message did not arrive."""
+    """Run the benchmark. Return the exit status, which is 1 if a send failed or a message did not arrive."""
     load = Load(options.seconds, options.rate, options.size, options.queues, options.in_flight)
     if sys.stderr.isatty():
         print(f"sending and consuming for {load.seconds:g} s ...", file=sys.stderr)
@@ -51,7 +51,8 @@ async def _bench(options: argparse.Namespace, admin: AdminClient, output: Output
 
 
 def _row(what: str, half: LoadSide, load: Load) -> dict[str, object]:
-    """A sent message's wait is that for the broker's answer, a consumed one's that from its send to its handler."""
+    """Return a row of the table. Latencies of sends are those of the broker's response, latencies of consumed messages
+    are from the start of the send to the handler."""
     p50, p99, p999, most = (round(ms, 2) for ms in half.percentiles_ms((0.5, 0.99, 0.999, 1.0)))
     return {
         "what": what,

@@ -1,4 +1,4 @@
-"""`rocketlet doctor`: what is wrong, worst first, and what to do about it."""
+"""`rocketlet doctor`: prints findings, worst first, and how to fix them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
 
 
 async def _doctor(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
-    """The exit status is 1 if something is found that hurts now."""
+    """Print the findings. Return the exit status, which is 1 if a finding affects messages now."""
     examined = Examined()
 
     def progress() -> MirrorProgress | None:

@@ -80,7 +80,7 @@ async def _dump(options: argparse.Namespace) -> int:
 
 
 class Dump:
-    """Listens for one name server, and for each broker that a route names."""
+    """Listens in place of one name server, and of each broker in its routes."""
 
     def __init__(self, host: str, output: Output, only: frozenset[str] | None = None) -> None:
         self.output = output
@@ -132,7 +132,7 @@ class Dump:
                 other.close()
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: Direction) -> None:
-        """Passes bytes on until one side hangs up. Raises OSError if a side is gone."""
+        """Forward bytes until one side closes its connection. Raises OSError if a connection breaks."""
         while data := await reader.read(READ_BYTES):
             for piece, frame in way.read(data):
                 shown = piece if frame is None else await self._shown(way, piece, frame)
@@ -143,7 +143,7 @@ class Dump:
         writer.write_eof()
 
     async def _shown(self, way: Direction, piece: bytes, frame: Frame) -> bytes:
-        """Shows a frame, and returns the bytes to pass on."""
+        """Print a frame, and return the bytes to forward."""
         asked = way.asked(frame)
         self._show(way, frame, asked)
         if asked in (RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO) and not frame.code:
@@ -171,7 +171,8 @@ class Dump:
         self.output.text(f"{clock} [{conversation.number}] {arrow} {first}", *rest)
 
     async def _rerouted(self, frame: Frame, asked: int) -> bytes | None:
-        """The answer with ports of ours in the place of the brokers' addresses; None if it cannot be read."""
+        """Return a route response with ports of this process in place of brokers' addresses; None if it cannot be
+        decoded."""
         try:
             if asked == RequestCode.GET_BROKER_CLUSTER_INFO:
                 body = bodies.encode_cluster(await self._reached(bodies.decode_cluster(frame.body)))
@@ -196,14 +197,15 @@ class Dump:
 
 
 def _check_open(writer: asyncio.StreamWriter) -> None:
-    """uvloop's transports raise RuntimeError when they are closed, asyncio's say nothing. Raises ConnectionResetError."""
+    """Raise ConnectionResetError if a connection is closed. uvloop's transports would raise RuntimeError, asyncio's
+    nothing."""
     if writer.is_closing():
         raise ConnectionResetError("the connection is closed")
 
 
 @dataclass(slots=True)
 class Conversation:
-    """One connection: the unanswered requests in each direction, by opaque number."""
+    """One connection, with the requests without a response in each direction by opaque number."""
 
     number: int
     to: str
@@ -211,7 +213,7 @@ class Conversation:
 
 
 class Direction:
-    """One direction of a connection. is_answer: from the broker to the client."""
+    """One direction of a connection. `is_answer` is True for that from the broker to the client."""
 
     def __init__(self, conversation: Conversation, *, is_answer: bool) -> None:
         self.conversation = conversation
@@ -242,7 +244,7 @@ class Direction:
         return found
 
     def asked(self, frame: Frame) -> int | None:
-        """The code of the request that a frame answers; None of a request."""
+        """Return the code of the request to which a frame responds; None if the frame is a request."""
         if not frame.is_response:
             if not frame.is_oneway:
                 asked = self.conversation.asked[self.is_answer]

@@ -1,4 +1,4 @@
-"""Frames as people and programs read them, for `rocketlet dump`."""
+"""Formats frames for people and programs, for `rocketlet dump`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PULLS: Final = (
 
 
 def text_of(data: bytes) -> str:
-    """Text if it is text, hex digits if not: nothing that a terminal would obey."""
+    """Return bytes as text if they are printable text, otherwise as hex digits."""
     try:
         text = data.decode()
     except ValueError:
@@ -60,7 +60,7 @@ def fields(frame: Frame, asked: int | None, inflated_bytes: int = MAX_INFLATED_B
 
 
 def lines(frame: Frame, asked: int | None) -> Iterator[str]:
-    """A frame for people: a summary, then its header, then its body or its messages."""
+    """Return the lines of a frame for people: a summary, then its header, then its body or messages."""
     found = fields(frame, asked, 4 * SHOWN_CHARACTERS)
     header = " ".join(f"{name}={_short(str(value))}" for name, value in found["header"].items())
     if asked is None:
@@ -85,7 +85,7 @@ def _short(text: str) -> str:
 
 
 def _header(frame: Frame, asked: int | None) -> dict[str, Any]:
-    """The fields with their names; those of the newer sends are single letters."""
+    """Return the header fields with their full names, because SEND_MESSAGE_V2 has single letters."""
     if asked is None and frame.code in _SENDS_V2:
         try:
             header = read_send_v2(frame.ext)._asdict()
@@ -96,7 +96,7 @@ def _header(frame: Frame, asked: int | None) -> dict[str, Any]:
 
 
 def _messages(frame: Frame, asked: int | None, inflated_bytes: int) -> Iterator[dict[str, Any]]:
-    """The messages in the answer to a pull or a query."""
+    """Iterate over the messages in the response to a pull or a query."""
     if asked not in _PULLS or frame.code or not frame.body:
         return
     try:
@@ -132,7 +132,7 @@ def body_fields(record: message.Record, inflated_bytes: int = MAX_INFLATED_BYTES
 
 
 def _begin_text(begin: bytes) -> str:
-    """Like `text_of`, for bytes that may end inside of a character."""
+    """Return bytes like `text_of`. They may end within a character."""
     whole = codecs.getincrementaldecoder("utf-8")()
     try:
         return text_of(whole.decode(begin).encode())

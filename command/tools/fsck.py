@@ -44,7 +44,8 @@ async def _fsck(options: argparse.Namespace) -> int:
 
 
 def fsck(folder: Path, *, repairs: bool, is_json: bool) -> int:
-    """0 if all is whole, or has been repaired; 1 if not. Raises StoreError if the folder cannot be used."""
+    """Check a data folder. Return 0 if it is undamaged or was repaired, otherwise 1. Raises StoreError if it cannot be
+    used."""
     findings = [_shown(finding) for finding in inspect(folder)]
     faults = [finding for finding in findings if finding.fault]
     recovered = _repair(folder) if repairs and faults else None
@@ -57,7 +58,7 @@ def fsck(folder: Path, *, repairs: bool, is_json: bool) -> int:
 
 
 def _shown(finding: RecoveryFinding) -> RecoveryFinding:
-    """A folder's name is what anybody made."""
+    """Escape control characters in a finding, because anybody may have chosen a folder's name."""
     fault = finding.fault and printable(finding.fault)
     return RecoveryFinding(printable(finding.part), fault, printable(finding.repair))
 
@@ -79,7 +80,7 @@ def _print(findings: list[RecoveryFinding], recovered: Recovered | None) -> None
 
 
 def _repair(folder: Path) -> Recovered:
-    """Does the same as a start, for the whole log."""
+    """Run the recovery of a start, for the whole log."""
     for path in folder.glob("*.journal"):
         repair_journal(path)
     runtime = Runtime()

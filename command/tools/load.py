@@ -110,7 +110,7 @@ async def apply(name_server: str, load: Load, access: Access) -> Outcome:
 
 
 async def _clean(admin: AdminClient, name: str) -> None:
-    """A broker that refuses one of these leaves the others."""
+    """Delete the topic and group of the run. Continue if a broker rejects one of the requests."""
     deletions = (admin.delete_group(name), admin.delete_topic(names.retry_topic(name)), admin.delete_topic(name))
     for deletion in deletions:
         with suppress(RocketletError):
@@ -148,7 +148,7 @@ class _Run:
         return Outcome(self._sent, self._consumed, self._failed, self._fault)
 
     async def _send_on(self, producer: Producer, turns: Iterator[int]) -> None:
-        """Sends one message after the other: each at its turn by the rate, or as soon as the one before is answered."""
+        """Send one message after another, at the given rate, or each as soon as the previous one has a response."""
         began_s, filler = self._sent.began_s, os.urandom(self._load.size - _SENT_AT.size)
         end_s = began_s + self._load.seconds
         for turn in turns:

@@ -1,4 +1,4 @@
-"""`rocketlet top`: rates, lags and members as they are now, again and again, and when a group will have caught up."""
+"""`rocketlet top`: shows rates, lags and members continuously, and estimates when groups will have caught up."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TopSample:
-    """`ends`: the messages ever sent to a topic; `read`: the offsets of a group together."""
+    """A sample for rates: `ends` are the sums of end offsets by topic, `read` those of committed offsets by group."""
 
     at_s: float
     ends: dict[str, int] = field(default_factory=dict)
@@ -58,7 +58,7 @@ async def _look(admin: AdminClient) -> TopSample:
     async def of_topic(name: str) -> None:
         try:
             topic = await admin.topic(name)
-        except RocketletError:  # it has just gone
+        except RocketletError:  # it was deleted meanwhile
             return
         look.ends[name] = sum(span.end for span in topic.ranges.values())
         last_ms = max((span.last_ms for span in topic.ranges.values()), default=0)
@@ -112,7 +112,8 @@ def _lag(before: TopSample, group: str, default: int) -> int:
 
 
 def _caught_up(lag: int, out_per_s: int, gains_per_s: float) -> str:
-    """`gains_per_s`: by how much the lag shrinks. A lag that is read in a moment is that of messages under way."""
+    """Return the estimated time to catch up. `gains_per_s` is the speed at which the lag shrinks. A small lag counts as
+    none."""
     if lag <= SHORT_LAG_S * out_per_s:
         return "now"
     if gains_per_s <= 0:

@@ -25,7 +25,7 @@ HIDDEN = "(not shown)"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`status` is empty for a broker that does not answer; `reason` says why then."""
+    """A broker. `status` is empty if it does not respond; `reason` has the error then."""
 
     broker: BrokerData
     address: str
@@ -65,7 +65,7 @@ class Row:
 
     @property
     def version(self) -> str:
-        """Rocketlet's version if it is a Rocketlet broker, and that of RocketMQ."""
+        """Return Rocketlet's version if it is a Rocketlet broker, and that of RocketMQ."""
         own, of_rocketmq = self.status.get("rocketletVersion"), self.status.get("brokerVersionDesc", "")
         as_written = of_rocketmq.removeprefix("V").replace("_", ".")
         return f"Rocketlet {own}, as RocketMQ {as_written}" if own else f"RocketMQ {as_written}"

@@ -46,7 +46,7 @@ async def listed(request: Request) -> Page:
 
 
 def place_of(message: Message) -> str:
-    """The name of a message in a form."""
+    """Return the position of a message as a form contains it."""
     return f"{message.queue.broker_name}:{message.queue_id}:{message.queue_offset}"
 
 
@@ -55,7 +55,7 @@ def origin_of(message: Message) -> str:
 
 
 async def replay(request: Request, form: Form) -> Change:
-    """Sends one, some or all that are new again. They stay where they are, marked."""
+    """Resend the selected dead letters, or all new ones. They stay in their topic and are marked as replayed."""
     console, group = console_of(request), request.path_params["group"]
     to_group = form.choice("to", ("group", "topic"), "group") == "group"
     found = await _wanted(console, group, form)
@@ -85,7 +85,7 @@ async def replay(request: Request, form: Form) -> Change:
 
 
 async def discard(request: Request, form: Form) -> Change:
-    """Says that one, some or all that are new are not wanted."""
+    """Mark the selected dead letters, or all new ones, as discarded."""
     console, group = console_of(request), request.path_params["group"]
     found = await _wanted(console, group, form)
 

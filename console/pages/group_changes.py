@@ -32,7 +32,7 @@ async def settings(request: Request) -> Page:
 
 
 async def put(request: Request, form: Form) -> Change:
-    """Creates a group, or changes its settings; those that the form does not have stay as they are."""
+    """Create a group, or change its settings. Settings that are not in the form stay unchanged."""
     admin, name = console_of(request).admin, form.text("group")
     fault = names.group_fault(name)
     if fault:
@@ -163,7 +163,7 @@ def _place(form: Form, topic: str) -> To:
 
 
 def _offsets(text: str, topic: str) -> Mapping[Queue, int]:
-    """Lines of BROKER:QUEUE=OFFSET."""
+    """Parse lines of BROKER:QUEUE=OFFSET."""
     found: dict[Queue, int] = {}
     for line in filter(None, map(str.strip, text.replace(",", "\n").splitlines())):
         place, _, offset = line.partition("=")

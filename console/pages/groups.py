@@ -1,4 +1,4 @@
-"""Groups: all of them with their lag, and one of them closely."""
+"""Groups: a list of all with their lag, and a detailed page for each."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def _queue_row(watch: GroupWatch, queue: Queue) -> GroupQueueRow:
 def _pictures(
     watch: GroupWatch, part: Part[GroupQueueRow], window_s: int
 ) -> list[tuple[str, dict[str, charts.Timeline]]]:
-    """A timeline for each topic of the queues that are shown, ending now."""
+    """Return a timeline up to now for each topic of the shown queues."""
     end_ms = max(now_ms(), int(watch.events[-1]["ms"]) if watch.events else 0)
     first_ms = int(watch.events[0]["ms"]) if watch.events else end_ms
     begin_ms = max(end_ms - window_s * 1000, min(first_ms, end_ms - TIMELINE_LEAST_MS) - 1000)
@@ -210,7 +210,7 @@ def _hand_over_rows(events: Sequence[Event]) -> list[HandOverRow]:
 
 
 def _waited_for(item: HandOver) -> str:
-    """Where the time of a hand-over went, in order."""
+    """Return a text about the steps of a hand-over and their durations."""
     parts = []
     if item.cause_ms is not None and item.cause_ms < item.ended_ms:
         parts.append(f"{duration(item.ended_ms - item.cause_ms)} for {_ENDINGS.get(item.end, item.end)}")
@@ -223,7 +223,7 @@ def _waited_for(item: HandOver) -> str:
 
 
 def _told(event: Event) -> tuple[int, str]:
-    """When it happened, and what, in words."""
+    """Return the time of an event and a text about it."""
     queue = f"{event['topic']}@{event['broker']}:{event['queue']}" if "queue" in event and "topic" in event else ""
     words = _TOLD.get(event["event"])
     if words is None:

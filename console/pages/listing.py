@@ -1,4 +1,4 @@
-"""A list of names that the user filters, sorts and turns the pages of."""
+"""A list of names with filter, order and pages."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def listing(
     is_system: Callable[[str], bool],
     figures: dict[str, Callable[[str], float]],
 ) -> Listing:
-    """`names` come in their order; `figures` are what else to sort by, the largest first. A name that `is_system` is left out
-    unless the form asks for it."""
+    """Return the list for a query. `names` have their order, `figures` are further sort keys, the largest first. Names
+    for which `is_system` is True are left out unless the form requests them."""
     text, system, sort = form.text("q"), form.text("system"), form.text("sort", "name")
     found = [name for name in names if text.lower() in name.lower() and (system or not is_system(name))]
     if sort in figures:

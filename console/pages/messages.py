@@ -1,4 +1,4 @@
-"""Messages: found by id, key, time or place; followed as they come; one of them, and where it was consumed."""
+"""Messages: found by id, key, time or position; followed as they arrive; and one message with its state in each group."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DAY_MS = 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class MessageRow:
-    """`href` is the message's own page, empty if its broker is not known."""
+    """A message in a list. `href` is the path of its page; empty if its broker is unknown."""
 
     message: Message
     href: str
@@ -91,7 +91,7 @@ async def _search(console: Console, form: Form) -> list[Message]:
 
 
 async def _by_id(console: Console, text: str, topic: str) -> list[Message]:
-    """A sender's id needs the topic; an offset id says itself where the message is."""
+    """Find messages by id. A sender's message id needs the topic; an offset id contains the position."""
     if not text:
         raise FieldFault("value", "give the message id to look for")
     if topic:
@@ -108,7 +108,7 @@ async def _by_id(console: Console, text: str, topic: str) -> list[Message]:
 
 
 async def _placed(console: Console, message: Message, offset_id: str) -> Message:
-    """The message with the name of the broker that its id points to."""
+    """Return the message with the name of the broker that its id contains."""
     masters = {broker.addresses.get(0, ""): broker.name for broker in await console.admin.brokers()}
     host, port = message.record.store_host[:-4], message.record.store_host[-4:]
     address = ".".join(map(str, host)) + f":{int.from_bytes(port, 'big')}" if len(host) == 4 else ""
@@ -117,7 +117,7 @@ async def _placed(console: Console, message: Message, offset_id: str) -> Message
 
 
 async def _by_time(console: Console, name: str, form: Form, limit: int, tags: str) -> list[Message]:
-    """The first messages from a time on."""
+    """Return the first messages from a time on."""
     topic = await console.admin.topic(name)
     begin_ms, end_ms = form.time_ms("begin", 0), form.time_ms("end", now_ms() + DAY_MS)
 
@@ -132,7 +132,7 @@ async def _by_time(console: Console, name: str, form: Form, limit: int, tags: st
 
 
 async def newest(console: Console, ranges: Mapping[Queue, Range], limit: int, tags: str) -> list[Message]:
-    """Up to `limit` messages, the newest of all queues, oldest first."""
+    """Return up to `limit` of the newest messages of all queues, oldest first."""
     parts = await asyncio.gather(
         *(
             _read(console, queue, max(span.begin, span.end - limit), span.end, tags)
@@ -152,7 +152,8 @@ def _in_time(messages: list[Message]) -> list[Message]:
 
 
 async def rows_of(messages: Iterable[Message]) -> list[MessageRow]:
-    """Made by a thread: bodies may be compressed, and a broker may run in this process."""
+    """Return rows for messages. A thread computes them, because bodies may be compressed and a broker may run in this
+    process."""
     return await asyncio.to_thread(lambda: list(map(_row_of, messages)))
 
 
@@ -168,7 +169,7 @@ def href_of(message: Message) -> str:
 
 
 async def at_place(console: Console, queue: Queue, offset: int) -> Message:
-    """Raises TopicNotFound for a place without a message."""
+    """Return the message at a position. Raises TopicNotFound if there is none."""
     if queue in (await console.admin.topic(queue.topic)).ranges:
         for message in await _read(console, queue, offset, offset + 1, "*"):
             return message
@@ -204,7 +205,7 @@ async def shown(request: Request) -> Page:
 
 @dataclass(slots=True)
 class _Tail:
-    """The place of an open page in each queue, and its messages."""
+    """The state of an open page: its offset in each queue, and its messages."""
 
     ends: dict[Queue, int]
     messages: list[Message]
@@ -212,7 +213,7 @@ class _Tail:
 
 
 async def tailed(request: Request) -> Page:
-    """The newest messages, and each that comes, as long as the page is open."""
+    """Return the page with the newest messages, which adds new messages while it is open."""
     console, form = console_of(request), query_of(request)
     name, tags, text = request.path_params["topic"], form.text("tags", "*"), form.text("text")
     topic = await console.admin.topic(name)
@@ -231,7 +232,8 @@ async def tailed(request: Request) -> Page:
 
 
 async def _fresh(console: Console, topic: Topic, tail: _Tail, tags: str) -> AsyncIterator[Message]:
-    """The messages since the last look; the newest of each queue, if more came than a page can show."""
+    """Iterate over the messages since the last poll; only the newest of each queue, if there are more than a page can
+    show."""
     for queue, span in topic.ranges.items():
         seen = tail.ends.get(queue, span.begin)
         begin = max(seen, span.end - TAIL_BATCH)
@@ -242,7 +244,7 @@ async def _fresh(console: Console, topic: Topic, tail: _Tail, tags: str) -> Asyn
 
 
 def _holding(messages: list[Message], text: str) -> list[Message]:
-    """The messages whose body, keys or properties hold a text."""
+    """Return the messages whose body, keys or properties contain a text."""
     if not text:
         return messages
     wanted = text.encode()

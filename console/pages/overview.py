@@ -1,4 +1,4 @@
-"""The first page: what comes in and goes out, which groups are in trouble, and the brokers."""
+"""The first page: message rates, groups with findings, and the brokers."""
 
 from __future__ import annotations
 
@@ -51,6 +51,6 @@ async def shown(request: Request) -> Page:
 
 
 def _trouble(row: OverviewRow) -> tuple[int, int, str]:
-    """Sorts the rows: the worst finding first, then the largest lag."""
+    """Return the sort key of a row: the worst finding first, then the largest lag."""
     worst = row.sample.worst
     return (Harm.RISK if worst is None else worst.harm, -row.sample.lag, row.sample.name)

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Part(Generic[T]):
-    """`items` are those of page `number`, which begins at 1; `total` counts all."""
+    """One page of a list: its `items`, its `number` from 1, and the `total` number of items."""
 
     items: Sequence[T]
     number: int

@@ -1,4 +1,4 @@
-"""A message that the user writes, or copies from another one, and sends."""
+"""Sends a message that the user writes or copies from another one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .messages import at_place
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """The form's first values. `kept_bytes` is set if the body is copied as it is, because no form can hold it."""
+    """The form's initial values. `kept_bytes` is set if the body is copied unchanged, because a form cannot contain it."""
 
     topic: str = ""
     tag: str = ""
@@ -50,7 +50,7 @@ async def new(request: Request) -> Page:
 
 
 async def _copied(console: Console, place: str) -> Message:
-    """`place`: TOPIC/BROKER/QUEUE/OFFSET, as in the address of a message's page, unquoted."""
+    """Return the message at TOPIC/BROKER/QUEUE/OFFSET, as in the path of a message's page, unquoted."""
     topic, _, rest = place.partition("/")
     broker, queue, offset = (*rest.rsplit("/", 2), "", "")[:3]
     if not broker or not queue.isdecimal() or not offset.isdecimal():
@@ -74,7 +74,7 @@ def _body(message: Message) -> bytes:
 
 
 def _typed(body: bytes) -> str | None:
-    """The body as a form can hold it, so that it comes back as it was; None if that cannot be."""
+    """Return the body as text for a form that submits the same bytes; None if that is impossible."""
     if len(body) > TYPED_BODY_BYTES:
         return None
     try:
@@ -97,7 +97,7 @@ async def send(request: Request, form: Form) -> Change:
             raise FieldFault(name, str(error)) from error
     if "body" in form:
         body = form.raw("body").encode()
-    else:  # a copy of what no form can hold
+    else:  # a copy of a body that a form cannot contain
         body = await asyncio.to_thread(_body, await _copied(console, form.text("copy")))
     if not body:
         raise FieldFault("body", "it is empty: RocketMQ has no messages without a body")
@@ -116,13 +116,13 @@ async def send(request: Request, form: Form) -> Change:
 async def _readers(console: Console, topic: str) -> str:
     try:
         readers = await console.admin.consumed_by(topic)
-    except RocketletError:  # its account may send and not ask
+    except RocketletError:  # its account may send, but not query
         return "The console may not see which groups read the topic."
     return f"These groups get it: {', '.join(readers)}." if readers else "No group reads the topic now."
 
 
 def _properties(text: str) -> dict[str, str]:
-    """Lines of NAME=VALUE."""
+    """Parse lines of NAME=VALUE."""
     found: dict[str, str] = {}
     for line in filter(str.strip, text.split("\n")):
         name, separator, value = line.partition("=")

@@ -1,4 +1,4 @@
-"""Topics: all of them with their rates, and one with its queues, readers and producers."""
+"""Topics: a list of all with their rates, and a page for each with its queues, readers and producers."""
 
 from __future__ import annotations
 
@@ -112,13 +112,13 @@ async def _queue_row(console: Console, topic: Topic, queue: Queue) -> QueueRow:
 
 
 async def _retention(console: Console, topic: Topic) -> dict[str, str]:
-    """The hours for which each broker of the topic keeps messages; without brokers that do not say."""
+    """Return the retention in hours of each broker of the topic, without brokers that do not report it."""
     found: dict[str, str] = {}
     for broker in await console.admin.brokers():
         if broker.name in topic.config and 0 in broker.addresses:
             try:
                 settings = await console.admin.broker_config(broker.addresses[0])
-            except RocketletError:  # its account may not ask
+            except RocketletError:  # its account may not query this
                 continue
             if "fileReservedTime" in settings:
                 found[broker.name] = settings["fileReservedTime"].removesuffix(".0")
@@ -126,7 +126,7 @@ async def _retention(console: Console, topic: Topic) -> dict[str, str]:
 
 
 async def _producers(console: Console) -> dict[str, int]:
-    """Connected producers by group. Brokers do not say to which topics they send."""
+    """Return the number of connected producers by group. Brokers do not report to which topics they send."""
     try:
         return {group: len(members) for group, members in (await console.admin.producers()).items()}
     except RocketletError:
@@ -153,7 +153,7 @@ def _form(values: dict[str, object]) -> dict[str, object]:
 
 
 async def put(request: Request, form: Form) -> Change:
-    """Creates a topic, or changes it."""
+    """Create a topic, or change its settings."""
     admin, name = console_of(request).admin, form.text("topic")
     fault = names.topic_fault(name)
     if fault:

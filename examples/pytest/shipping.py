@@ -1,4 +1,4 @@
-"""A service that ships orders: it tries three times, ten minutes apart, and gives up on what it cannot read."""
+"""A service that ships orders: it makes three attempts, ten minutes apart, and rejects unreadable orders."""
 
 from __future__ import annotations
 
