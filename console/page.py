@@ -59,7 +59,7 @@ _templates: Final = Environment(
 )
 _templates.filters |= {
     name: getattr(text, name)
-    for name in "number size local_time clock_time duration age visible short part language client_version".split()
+    for name in "number size local_time clock_time duration age visible short short_id part language client_version".split()
 }
 _templates.globals["query"] = text.query
 _templates.globals["ui"] = _templates.get_template(

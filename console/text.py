@@ -76,6 +76,12 @@ def short(name: str) -> str:
     return shown if len(shown) <= 30 else f"{shown[:16]}…{shown[-12:]}"
 
 
+def short_id(message_id: str) -> str:
+    """Return a message id with its begin and its end, so that it needs one line of a table."""
+    shown = visible(message_id)
+    return shown if len(shown) <= 20 else f"{shown[:4]}…{shown[-8:]}"
+
+
 def part(name: str) -> str:
     """A name as one part of a path."""
     return quote(name, safe="")

@@ -6,10 +6,12 @@ import argparse
 import asyncio
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...client.admin.admin_client import AdminClient, are_broadcasting
+from ...client.admin.diagnosis import Examiner, Finding
 from ...client.config import SHORT_LAG_S
 from ...client.errors import RocketletError
 from ...client.wire.connection import gather_limited
@@ -19,7 +21,7 @@ from ..plumbing.numbers import seconds, whole
 from ..plumbing.output import Output, local_time
 
 _TOPICS = ("topic", "in_per_s", "messages", "last_message")
-_GROUPS = ("group", "members", "lag", "out_per_s", "caught_up_in")
+_GROUPS = ("group", "members", "lag", "out_per_s", "caught_up_in", "findings")
 _CLEAR = "\x1b[H\x1b[2J"
 
 
@@ -41,19 +43,21 @@ class TopSample:
 
 
 async def _top(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
-    before = await _look(admin)
+    examiner = Examiner(admin)
+    before = await _look(admin, examiner)
     shown = 0
     while options.count is None or shown < options.count:
         await asyncio.sleep(options.interval)
-        look = await _look(admin)
+        look = await _look(admin, examiner)
         _show(output, before, look)
         before, shown = look, shown + 1
     return 0
 
 
-async def _look(admin: AdminClient) -> TopSample:
+async def _look(admin: AdminClient, examiner: Examiner) -> TopSample:
     look = TopSample(time.monotonic())
     masters = await admin.masters()
+    examiner.configs = await admin.all_group_configs(masters)
 
     async def of_topic(name: str) -> None:
         try:
@@ -69,16 +73,23 @@ async def _look(admin: AdminClient) -> TopSample:
         members = {item.client_id for known in connections.values() for item in known.members}
         if are_broadcasting(connections):  # each keeps its own offsets
             look.read[name] = 0
-            look.groups.append({"group": name, "members": len(members), "lag": None})
+            found = await examiner.examine(name, masters, connections, {})
+            look.groups.append({"group": name, "members": len(members), "lag": None, "findings": _kinds(found)})
             return
         progress = await admin.progress(name, masters=masters, times=False)
         look.read[name] = sum(item.consumer_offset for item in progress.values())
         lag = sum(max(item.lag, 0) for item in progress.values())
-        look.groups.append({"group": name, "members": len(members), "lag": lag})
+        found = await examiner.examine(name, masters, connections, progress)
+        look.groups.append({"group": name, "members": len(members), "lag": lag, "findings": _kinds(found)})
 
     await gather_limited(of_topic, await admin.topics())
     await gather_limited(of_group, await admin.groups())
     return look
+
+
+def _kinds(found: Sequence[Finding] | None) -> str:
+    """The kinds of a group's findings, the worst first; `checking` until a second sample has confirmed them."""
+    return "checking" if found is None else ", ".join(dict.fromkeys(finding.kind for finding in found)) or "none"
 
 
 def _show(output: Output, before: TopSample, look: TopSample) -> None:

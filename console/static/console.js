@@ -63,8 +63,6 @@ function replace(part, html) {
   same?.focus({ preventScroll: true });
 }
 
-
-
 function start() {
   if (source || !parts.length) return;
   source = new EventSource(location.pathname + location.search);
@@ -102,3 +100,38 @@ for (const box of document.querySelectorAll("[data-all]")) {
     for (const item of document.querySelectorAll(`input[name="${box.dataset.all}"]`)) item.checked = box.checked;
   });
 }
+
+// In a wide window a message opens beside its list. Elsewhere, and without this file, its link leads to its page.
+const panel = document.getElementById("panel");
+const shown = document.getElementById("panel-message");
+let opener = null;
+
+async function openPanel(link) {
+  const answer = await fetch(link.href);
+  if (!answer.ok) return location.assign(link.href); // which says why
+  const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+  for (const inner of page.querySelectorAll("main a[href]")) inner.href = new URL(inner.getAttribute("href"), link.href).href;
+  shown.replaceChildren(...page.querySelectorAll("main > section"));
+  document.getElementById("panel-title").textContent = link.title || link.textContent;
+  document.getElementById("panel-page").href = link.href;
+  panel.hidden = false;
+  panel.scrollTop = 0;
+  opener = link.id;
+  document.getElementById("panel-close").focus();
+}
+
+function closePanel() {
+  panel.hidden = true;
+  document.getElementById(opener)?.focus(); // a live list may have another element of that name by now
+}
+
+document.addEventListener("click", (event) => {
+  const link = event.target.closest("a[data-panel]");
+  if (!link || event.button || event.ctrlKey || event.metaKey || event.shiftKey || event.altKey || innerWidth < 1000) return;
+  event.preventDefault();
+  openPanel(link).catch(() => location.assign(link.href));
+});
+document.getElementById("panel-close").addEventListener("click", closePanel);
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && !panel.hidden) closePanel();
+});

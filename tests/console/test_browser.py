@@ -164,6 +164,27 @@ async def test_nothing_in_a_message_runs(windows: Windows, node: Node) -> None:
         assert await window.page.evaluate("document.querySelectorAll('main img, main script').length") == 0
 
 
+async def test_message_opens_beside_its_list_in_a_wide_window(windows: Windows, node: Node) -> None:
+    async with Producer(node.address) as producer:
+        sent = await producer.send("orders", HOSTILE.encode(), keys="k-1")
+    window = await windows.new()
+    await window.open("/messages?topic=orders")
+    await window.page.click("a[data-panel]")
+    await window.has("#panel >> text=k-1")
+    assert HOSTILE in await window.text("#panel pre")
+    assert await window.text("#panel-title") == sent.message_id
+    assert await window.page.evaluate("window.hacked") is None
+    assert (await window.page.get_attribute("#panel a:has-text('hex')", "href") or "").endswith("0?as=hex")
+    await window.picture("message-panel-1400-light")
+    await window.page.keyboard.press("Escape")
+    assert not await window.page.is_visible("#panel")
+    assert await window.page.evaluate("document.activeElement.matches('a[data-panel]')")
+    await window.page.set_viewport_size({"width": 768, "height": 900})
+    async with window.page.expect_navigation():
+        await window.page.click("a[data-panel]")
+    assert "/messages/orders/" in window.page.url
+
+
 async def test_the_theme_is_switched_and_kept_and_keys_go_where_they_should(windows: Windows, node: Node) -> None:
     window = await windows.new(theme="light")
     await window.open("/topics")
