@@ -443,8 +443,9 @@ class FrameReader:
 
 
 class FrameCursor:
-    """The bytes of a socket and a position in them: each frame is decoded when its turn comes. `at` is the position of the
-    next frame in `data`. It keeps at most one incomplete frame (up to 16 MiB).
+    """Received bytes of a socket and a position in them. Each frame is decoded only when it is processed.
+
+    `at` is the position of the next frame in `data`. At most one incomplete frame (up to 16 MiB) is kept.
 
     Args:
         max_header_bytes: maximum header size
@@ -457,7 +458,7 @@ class FrameCursor:
         self.clear()
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Drop all bytes."""
         self.data = b""
         self.at = self._needed = 0
         self._waiting = bytearray()  # an incomplete frame, when `data` has no other bytes
@@ -484,7 +485,7 @@ class FrameCursor:
 
     @property
     def has_frame(self) -> bool:
-        """True if a whole frame is there, or bytes that cannot be the start of a frame."""
+        """True if the bytes contain a whole frame, or cannot be the start of a frame."""
         rest = len(self.data) - self.at
         if rest < 4:
             return False
@@ -498,7 +499,7 @@ class FrameCursor:
 
     @property
     def _size(self) -> int:
-        """The size of the next frame, at least four bytes of which are there."""
+        """The size of the next frame, of which at least four bytes were received."""
         return int.from_bytes(self.data[self.at : self.at + 4], "big") + 4
 
     @property
@@ -522,14 +523,14 @@ class FrameCursor:
                 return decode(data[at + 8 : body_at], data[body_at:after])
         elif rest and self.has_frame:
             raise _bad_size(self._size)
-        self.data, self.at = data[at:], 0  # what was served is not kept
+        self.data, self.at = data[at:], 0  # drop the bytes of earlier frames
         return None
 
 
 def _bad_header(mark: int, size: int, max_header_bytes: int) -> FrameError:
     return FrameError(
-        f"serialize type {mark >> 24}, header of {mark & 0xFFFFFF} bytes in a frame of {size}; headers of "
-        f"{max_header_bytes} are allowed"
+        f"serialize type {mark >> 24}, header of {mark & 0xFFFFFF} bytes in a frame of {size} bytes; expected type 0, 1 "
+        f"or {MSGPACK}, and a header of up to {max_header_bytes} bytes"
     )
 
 

@@ -41,25 +41,26 @@ from .config import (
 from .names import retry_topic, tag_code
 
 # ------------------------------------------------------------------------------
-# The message record: the same bytes in the commit log, in a pull's answer, and in a consumer's hands.
+# The message record. Its bytes are equal in the commit log, in a pull response, and in a consumer's memory.
 #
 #     0 total  4 magic  8 body crc  12 queue id  16 flag  20 queue offset  28 physical offset  36 sys flag
 #     40 born time  48 born host  store time  store host  reconsume times  prepared transaction offset
 #     int32 body size, body | int8 topic size, topic | int16 properties size, properties
 #
-# All integers are big-endian; times are in ms. A host is 4 or 16 address bytes and an int32 port; the sys flag says
-# which. Offsets below hold for two IPv4 hosts; each IPv6 host adds 12 bytes.
+# All integers are big-endian, and times are in ms. A host consists of 4 or 16 address bytes and an int32 port,
+# depending on the sys flag. Offsets in this file are for two IPv4 hosts; each IPv6 host adds 12 bytes.
 
 
 MAGIC: Final = 0xDAA320A7
-CHECKSUM_MARK: Final = b"\x02\x03"  # behind the properties; what has no name is no property to any client
+CHECKSUM_MARK: Final = b"\x02\x03"  # after the properties; without a name, clients ignore it
 CHECKSUM_BYTES: Final = 10  # the mark and a CRC-32 in hex
 BEGIN_MARK: Final = (
-    b"\x02\x04"  # before the checksum of some records: where the record begins, as only its broker can say it
+    # before the checksum of some records: a proof that a record starts here, which only its broker can create
+    b"\x02\x04"
 )
 BEGIN_BYTES: Final = 14  # the mark and 12 characters of base64
-MAX_HEAD_BYTES: Final = 112  # before a body, with both hosts IPv6
-FIXED_BYTES: Final = 91  # a record without body, topic and properties, both hosts IPv4
+MAX_HEAD_BYTES: Final = 112  # size of the part before the body, with two IPv6 hosts
+FIXED_BYTES: Final = 91  # size of a record without body, topic and properties, with two IPv4 hosts
 MAX_RECORD_BYTES: Final = FIXED_BYTES + 24 + MAX_BODY_BYTES + 127 + MAX_PROPERTY_BYTES
 
 MAX_RECONSUME_TIMES: Final = 0x7FFF_FFFF  # a signed integer of 32 bits
@@ -74,15 +75,15 @@ _SHORT: Final = Struct(">h")
 _pack_short: Final = _SHORT.pack
 _START: Final = Struct(">iI")
 _size_and_offset: Final = Struct(">i24xq").unpack_from
-_PLACE: Final = Struct(">iIIiiqqi")  # a record's head up to its sys flag
+_PLACE: Final = Struct(">iIIiiqqi")  # the head of a record up to its sys flag
 
 
 class MessageError(ValueError):
-    """The bytes are not a message record, or the values cannot become one."""
+    """The bytes are not a message record, or the values cannot be encoded as one."""
 
 
 def encode_host(address: str, port: int) -> bytes:
-    """8 bytes for an IPv4 address, 20 for an IPv6 one. Raises MessageError for anything else."""
+    """Encode an address and a port: 8 bytes for IPv4, 20 for IPv6. Raises MessageError for an invalid address."""
     try:
         return ip_address(address).packed + port.to_bytes(4, "big")
     except ValueError:
@@ -90,7 +91,7 @@ def encode_host(address: str, port: int) -> bytes:
 
 
 def decode_host(data: bytes) -> tuple[str, int]:
-    """The address and the port of 8 or 20 bytes. Raises ValueError for another number of them."""
+    """Decode an address and a port of 8 or 20 bytes. Raises ValueError for another size."""
     port = int.from_bytes(data[-4:], "big")
     if len(data) == 8:
         return ".".join(map(str, data[:4])), port
@@ -99,7 +100,8 @@ def decode_host(data: bytes) -> tuple[str, int]:
 
 
 def tried(reconsume_times: int) -> int:
-    """Return a number of earlier attempts that every client and every protocol takes. Any client may store any number."""
+    """Clamp a number of earlier attempts to the range that every client and protocol accepts, because clients may store
+    any number."""
     return min(max(reconsume_times, 0), MAX_RECONSUME_TIMES)
 
 
@@ -123,10 +125,11 @@ def encode_record(
     topic: bytes,
     properties: bytes,
 ) -> bytes:
-    """One record. `topic` carries its length byte in front; `sys_flag` must say the kinds of the hosts.
+    """Encode a record. `topic` must start with its length byte, and `sys_flag` must match the address families of the
+    hosts.
 
-    Its last ten bytes are a checksum over all but the body, which has one of its own in the head. Properties that leave
-    no room for it go without.
+    The last ten bytes are a checksum over everything but the body, which has its own checksum in the head. If the
+    properties leave no space for it, the record has no such checksum.
     """
     born_size, store_size, body_size = len(born_host), len(store_host), len(body)
     size = len(properties) + CHECKSUM_BYTES
@@ -135,7 +138,7 @@ def encode_record(
     tail = topic + _pack_short(size) + properties
     whole = 74 + born_size + store_size + body_size + len(topic) + size
     pack = _pack_v4 if born_size == store_size == 8 else _HEADS[born_size, store_size].pack
-    # UtilAll.crc32 has no sign bit.
+    # UtilAll.crc32 clears the sign bit.
     head = pack(
         whole, MAGIC, crc32(body) & 0x7FFFFFFF, queue_id, flag, queue_offset, physical_offset, sys_flag, born_ms, born_host,
         store_ms, store_host, reconsume_times, prepared_offset, body_size,
@@ -146,7 +149,7 @@ def encode_record(
 
 
 class Record(NamedTuple):
-    """A decoded record; `size` is its length in bytes, `properties` its text, `body` as stored."""
+    """A decoded record. `size` is its length in bytes, `properties` are encoded, and `body` is as stored."""
 
     size: int
     crc: int
@@ -170,15 +173,24 @@ class Record(NamedTuple):
         return offset_id(self.store_host, self.physical_offset)
 
     def may_be(self, message_id: str | None) -> bool:
-        """Whether a client that names a message and its place in the log can mean this record. A message that was lost with
-        the end of the log is another than the one in its place. Clients know a message by its unique key, or by its place."""
+        """Return True if a message id of a client may mean this record.
+
+        After a power failure, another message may be at the position of a lost one. Clients know a message by its
+        unique key or by its offset id.
+        """
         key = props.find(self.properties, props.UNIQUE_KEY)
         return not message_id or key is None or message_id in (key, self.offset_id)
 
 
 def decode_record(data: bytes, position: int = 0, errors: Literal["strict", "replace"] = "strict") -> Record:
-    """The record at `position`. Raises MessageError if it is not there or cut off. `errors`: "replace" puts U+FFFD for bytes
-    of the topic and the properties that are not UTF-8, as Java does; Apache's brokers store such bytes."""
+    """Decode the record at a position. Raises MessageError if there is none, or if it is incomplete.
+
+    Args:
+        data: bytes that contain the record
+        position: position of the record in `data`
+        errors: "replace" replaces bytes of topic and properties that are not UTF-8 by U+FFFD, as Java does; Apache's
+            brokers store such bytes
+    """
     try:
         head = _HEAD_V4
         if data[position + 39] & 0x30:
@@ -204,7 +216,8 @@ def _head_of(data: bytes, position: int) -> Struct:
 
 
 def record_size(data: bytes, position: int, most: int = MAX_RECORD_BYTES) -> int:
-    """The size of the record at `position` by its first 8 bytes; 0 if none of `most` bytes can begin there."""
+    """Return the size of the record at a position by its first 8 bytes; 0 if no record of up to `most` bytes can start
+    there."""
     if len(data) - position < 8:
         return 0
     size, magic = _START.unpack_from(data, position)
@@ -212,8 +225,8 @@ def record_size(data: bytes, position: int, most: int = MAX_RECORD_BYTES) -> int
 
 
 def places_in(data: bytes | memoryview, positions: Iterable[int]) -> list[tuple[int, int]]:
-    """The size and the place in the log that each record claims, for the records at some positions. Raises MessageError
-    where there is no room for a record's head."""
+    """Return the size and the log position that the heads of records state. Raises MessageError if the data is too
+    short for a head."""
     try:
         return [_size_and_offset(data, position) for position in positions]
     except StructError:
@@ -221,8 +234,8 @@ def places_in(data: bytes | memoryview, positions: Iterable[int]) -> list[tuple[
 
 
 def decode_records(data: bytes) -> Iterator[Record]:
-    """The records of a pull's body, in order, with U+FFFD for bytes that are not UTF-8. Raises MessageError for the first
-    that cannot be read."""
+    """Decode the records of a pull response, in order, with U+FFFD for bytes that are not UTF-8. Raises MessageError at
+    the first invalid record."""
     position, end = 0, len(data)
     while position < end:
         record = decode_record(data, position, "replace")
@@ -231,7 +244,8 @@ def decode_records(data: bytes) -> Iterator[Record]:
 
 
 def split_records(data: bytes) -> list[bytes]:
-    """The bytes of each record of a pull's body, in order and not decoded. Raises MessageError where none can begin."""
+    """Split the body of a pull response into the bytes of its records, in order. Raises MessageError if the sizes do
+    not lead from record to record."""
     records: list[bytes] = []
     position, end, head_at = 0, len(data), _START.unpack_from
     try:
@@ -247,31 +261,31 @@ def split_records(data: bytes) -> list[bytes]:
 
 
 def body_begin(data: bytes) -> int:
-    """Where the body begins in a record's bytes."""
+    """Return the position of the body in a record's bytes."""
     flags = data[39] if len(data) > 39 else 0
     return 88 + (12 if flags & SYS_BORNHOST_V6 else 0) + (12 if flags & SYS_STOREHOST_V6 else 0)
 
 
 def offset_in(data: bytes) -> int:
-    """The queue offset in a record's bytes."""
+    """Return the queue offset in a record's bytes."""
     return int.from_bytes(data[20:28], "big")
 
 
 def physical_offset_in(data: bytes) -> int:
-    """The place in the commit log that a record's bytes name."""
+    """Return the commit log position in a record's bytes."""
     return int.from_bytes(data[28:36], "big")
 
 
 def offset_id_in(data: bytes) -> str:
-    """The broker's id in a record's bytes."""
+    """Return the offset id of a record's bytes."""
     host_at = store_time_at(data) + 8
     size = 20 if data[39] & SYS_STOREHOST_V6 else 8
     return offset_id(data[host_at : host_at + size], physical_offset_in(data))
 
 
 def properties_in(data: bytes) -> str:
-    """The properties in a record's bytes, with U+FFFD for bytes that are not UTF-8. Raises MessageError if they are not
-    there."""
+    """Return the properties in a record's bytes, with U+FFFD for bytes that are not UTF-8. Raises MessageError for
+    invalid sizes."""
     try:
         body_at = body_begin(data)
         topic_at = body_at + int.from_bytes(data[body_at - 4 : body_at], "big")
@@ -284,8 +298,15 @@ def properties_in(data: bytes) -> str:
 
 
 def is_intact(data: bytes, position: int, record: Record, *, is_summed: bool = False) -> bool:
-    """Whether the record decoded from `data` at `position` is intact. Records of earlier releases, and of other brokers,
-    have a checksum over the body only; `is_summed`: this one has one over all of it."""
+    """Return True if a decoded record is intact, by its checksums.
+
+    Args:
+        data: bytes that contain the record
+        position: position of the record in `data`
+        record: the decoded record
+        is_summed: True if the record must have a checksum over the whole record; records of earlier releases and of
+            other brokers have one only over the body
+    """
     if crc32(record.body) & 0x7FFFFFFF != record.crc:
         return False
     if has_checksum(data, position, record):
@@ -296,13 +317,13 @@ def is_intact(data: bytes, position: int, record: Record, *, is_summed: bool = F
         return False
     if is_summed:
         return len(record.properties.encode()) + CHECKSUM_BYTES > MAX_PROPERTY_BYTES
-    # No checksum, unless the mark itself is damaged: no property looks so.
+    # The record has no checksum, unless the mark itself is damaged: no ordinary property has this form.
     return not (_HEX.issuperset(checksum) and (mark[:1] == CHECKSUM_MARK[:1] or mark[1:] == CHECKSUM_MARK[1:]))
 
 
 def has_checksum(data: bytes, position: int, record: Record) -> bool:
-    """Whether the record has a checksum over all but its body, and is as that says: its size is right then, whatever
-    its body is."""
+    """Return True if the record has a valid checksum over everything but its body. Its size is then correct, even if
+    its body is damaged."""
     end = position + record.size - CHECKSUM_BYTES
     body_at = position + 72 + len(record.born_host) + len(record.store_host)
     head, tail = data[position:body_at], data[body_at + len(record.body) : end]
@@ -310,8 +331,11 @@ def has_checksum(data: bytes, position: int, record: Record) -> bool:
 
 
 def is_certainly(data: bytes, topic: bytes, queue_id: int, queue_offset: int, physical_offset: int) -> bool:
-    """Whether the bytes are the record of that place, by its checksums and without decoding it. `topic` carries its length
-    byte. False also for records without a checksum, which have to be decoded."""
+    """Return True if the bytes are the intact record of this queue, offset and position, by its checksums and without
+    decoding it.
+
+    False also for records without a checksum, which must be decoded. `topic` must start with its length byte.
+    """
     size = len(data)
     if size < FIXED_BYTES:
         return False
@@ -332,8 +356,8 @@ def is_certainly(data: bytes, topic: bytes, queue_id: int, queue_offset: int, ph
 def stored_ms(
     parts: bytes, size: int, topic: bytes, queue_id: int, queue_offset: int, physical_offset: int
 ) -> int | None:
-    """When the record of that place and size was stored, by its bytes before and behind the body. None if its checksum does
-    not say so, and for records without one."""
+    """Return the store time of a record from its bytes before and after the body; None if these do not match the
+    record's checksum, or if it has none."""
     if len(parts) < FIXED_BYTES:
         return None
     total, magic, _, found_id, _, found_offset, position, _ = _PLACE.unpack_from(parts)
@@ -348,12 +372,12 @@ def stored_ms(
 
 
 def store_time_at(data: bytes | memoryview) -> int:
-    """Where a record's store time is: behind the born host."""
+    """Return the position of the store time in a record's bytes."""
     return 68 if data[39] & SYS_BORNHOST_V6 else 56
 
 
 def without_checksum(record: Record) -> Record:
-    """The record with the properties as they were given, to be stored again."""
+    """Return the record with the properties of its producer, without mark and checksum, to be stored again."""
     text = record.properties
     end = _without(text, _CHECKSUM_TEXT, CHECKSUM_BYTES, len(text))
     return (
@@ -369,29 +393,30 @@ def _without(text: str, mark: str, size: int, end: int) -> int:
 
 
 def offset_id(store_host: bytes, physical_offset: int) -> str:
-    """The id by which a broker finds a message: its address and the commit log offset, in hex."""
+    """Return the id by which a broker finds a message: its address and the commit log position, in hex."""
     return f"{store_host.hex().upper()}{physical_offset:016X}"
 
 
 # ------------------------------------------------------------------------------
-# The body of SEND_BATCH_MESSAGE: made by a producer, turned into records by a broker without an object per message.
+# The body of SEND_BATCH_MESSAGE: encoded by a producer, and converted to records by a broker without an object per
+# message.
 #
 #     int32 size, magic, crc, flag | int32 body size, body | int16 properties size, properties
 #
-# As on Apache's broker, `magic` and `crc` are 0 and not checked, and the header's properties count for each
-# message.
+# As on Apache's broker, `magic` and `crc` are 0 and not checked, and the properties of the request's header apply to
+# every message.
 
 
 _ENTRY: Final = Struct(">iIIii")
-_READ_ENTRY: Final = Struct(">i8xii")  # without the fields that are not used
+_READ_ENTRY: Final = Struct(">i8xii")  # without unused fields
 _SIZE: Final = Struct(">h")
-ENTRY_BYTES: Final = _ENTRY.size + _SIZE.size  # a message without body and properties
+ENTRY_BYTES: Final = _ENTRY.size + _SIZE.size  # size of an entry without body and properties
 _SHARED: Final = {(born, store): Struct(f">iq{born}sq{store}siq") for born in (8, 20) for store in (8, 20)}
 _TAGS_MARK: Final = (props.TAGS + props.NAME_END).encode()
 _PAIR_END: Final = props.PAIR_END.encode()
-PIECE_MESSAGES: Final = 512  # messages whose records are made together: their columns stay in the processor's cache
-PIECE_BYTES: Final = 512 * 1024  # in which they begin
-_APART: Final = b"\n"  # ASCII, so that no character can begin before it and end behind it
+PIECE_MESSAGES: Final = 512  # messages that are encoded together, so that their columns fit into the processor's cache
+PIECE_BYTES: Final = 512 * 1024  # maximum bytes before the start of the last message that is encoded together
+_APART: Final = b"\n"  # an ASCII character, so that no UTF-8 sequence can span it
 
 
 def _unmarked(position: int) -> bytes:
@@ -399,14 +424,16 @@ def _unmarked(position: int) -> bytes:
 
 
 class BatchEntry(NamedTuple):
+    """One message of a batch."""
+
     flag: int
     body: bytes
     properties: str
 
 
 class Shared(NamedTuple):
-    """The fields that all records of a batch share. `topic` carries its length byte in front, and `sys_flag` must say the
-    kinds of the hosts."""
+    """The fields that all records of a batch share. `topic` must start with its length byte, and `sys_flag` must match
+    the address families of the hosts."""
 
     topic: bytes
     queue_id: int
@@ -419,8 +446,8 @@ class Shared(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Some of a batch's messages, at least one: their flags, bodies and properties. `is_tagged`: whether one may have a
-    tag."""
+    """One or more messages of a batch: their flags, bodies and encoded properties. `is_tagged` is True if a message may
+    have a tag."""
 
     flags: list[int]
     bodies: list[bytes]
@@ -429,7 +456,7 @@ class Piece(NamedTuple):
 
 
 class Records(NamedTuple):
-    """The records of a batch, one behind the other: their bytes, and of each its position, size and tag code."""
+    """The concatenated records of a batch, and the position, size and tag code of each."""
 
     data: bytes
     positions: list[int]
@@ -438,7 +465,7 @@ class Records(NamedTuple):
 
 
 def encode_batch(entries: Sequence[tuple[int, bytes, str]]) -> bytes:
-    """The body of SEND_BATCH_MESSAGE, of BatchEntry values or the like."""
+    """Encode the body of SEND_BATCH_MESSAGE from entries of flag, body and encoded properties."""
     if not entries:
         return b""
     flags, bodies, texts = zip(*entries, strict=True)
@@ -446,7 +473,7 @@ def encode_batch(entries: Sequence[tuple[int, bytes, str]]) -> bytes:
 
 
 def encode_columns(flags: list[int], bodies: list[bytes], texts: list[str]) -> bytes:
-    """Like `encode_batch`, from columns: the messages' flags, bodies and properties."""
+    """Encode the body of SEND_BATCH_MESSAGE from columns: flags, bodies and encoded properties."""
     made = fast.entries(flags, bodies, texts)
     return _encode_columns(flags, bodies, [text.encode() for text in texts]) if made is None else made
 
@@ -461,7 +488,8 @@ def _encode_columns(flags: list[int], bodies: list[bytes], texts: list[bytes]) -
 
 
 def decode_batch(data: bytes) -> list[BatchEntry]:
-    """The messages of a batch body. Raises MessageError if it is malformed or holds more than 65,536."""
+    """Decode the body of SEND_BATCH_MESSAGE. Raises MessageError if it is malformed or contains more than 65,536
+    messages."""
     return [
         BatchEntry(flag, body, text.decode())
         for piece in split(data)
@@ -470,8 +498,11 @@ def decode_batch(data: bytes) -> list[BatchEntry]:
 
 
 def split(data: bytes, shared: bytes = b"") -> Iterator[Piece]:
-    """A batch body's messages, cut out; their properties end with the shared ones. Raises MessageError if it is malformed, if
-    it holds more than 65,536, and for properties that are too long."""
+    """Split the body of a batch into pieces, and append `shared` to the properties of each message.
+
+    Raises MessageError if the body is malformed, contains more than 65,536 messages, or has properties that are too
+    long.
+    """
     before = at = 0
     while at < len(data):
         piece, at = _cut(data, at, before, shared)
@@ -480,7 +511,7 @@ def split(data: bytes, shared: bytes = b"") -> Iterator[Piece]:
 
 
 def _cut(data: bytes, at: int, before: int, shared: bytes) -> tuple[Piece, int]:
-    """The piece that begins at `at`, with `before` messages in front of it; and where it ends."""
+    """Return the piece at a position, and the position after it. `before` is the number of messages before it."""
     flags: list[int] = []
     bodies: list[bytes] = []
     texts: list[bytes] = []
@@ -502,13 +533,13 @@ def _cut(data: bytes, at: int, before: int, shared: bytes) -> tuple[Piece, int]:
     except (StructError, IndexError):
         raise MessageError(f"batch entry {before + len(flags)} is cut off") from None
     if at < end and before + len(flags) == MAX_BATCH_ENTRIES:
-        raise MessageError(f"a batch holds at most {MAX_BATCH_ENTRIES} messages")
+        raise MessageError(f"a batch has more than {MAX_BATCH_ENTRIES} messages, which is the maximum")
     is_tagged = _TAGS_MARK in _checked(texts) or _TAGS_MARK in shared
     return Piece(flags, bodies, _completed(texts, shared) if shared else texts, is_tagged), at
 
 
 def _checked(texts: list[bytes]) -> bytes:
-    """The properties of all messages together. Raises MessageError if one's are not UTF-8."""
+    """Return the joined properties of all messages. Raises MessageError if they are not UTF-8."""
     joined = _APART.join(texts)
     if not joined.isascii():
         try:
@@ -519,13 +550,13 @@ def _checked(texts: list[bytes]) -> bytes:
 
 
 def _completed(texts: list[bytes], shared: bytes) -> list[bytes]:
-    """Each message's own properties and those of all. Raises MessageError if they are too long together."""
+    """Return the properties of each message, followed by the shared ones. Raises MessageError if they are too long."""
     joined = _PAIR_END + shared
     whole = [text + (shared if text[-1] == _PAIR_END[0] else joined) if text else shared for text in texts]
     longest = max(map(len, whole))
     if longest > SENT_PROPERTY_BYTES:
         raise MessageError(
-            f"the properties have {longest} bytes with the broker's own; {SENT_PROPERTY_BYTES} are allowed"
+            f"the properties have {longest} bytes including the broker's own; maximum {SENT_PROPERTY_BYTES}"
         )
     return whole
 
@@ -537,11 +568,17 @@ def encode_records(
     position: int,
     mark: Callable[[int], bytes] = _unmarked,
 ) -> Records:
-    """The records of a batch's messages, from a queue offset and a commit log position on: the bytes that `encode_record`
-    makes of each. Raises MessageError for properties that are too long. `mark` gives the mark behind the properties of each
-    piece's first record.
+    """Encode the records of a batch, equal to those of `encode_record`. Raises MessageError for properties that are too
+    long.
 
-    Column by column, because a step for all messages costs a fraction of a step for each.
+    Works column by column, because one operation on all messages is much cheaper than one operation per message.
+
+    Args:
+        pieces: the messages
+        shared: the fields that all records share
+        queue_offset: queue offset of the first message
+        position: commit log position of the first message
+        mark: returns the mark of a record at a position, for the first record of each piece
     """
     made = Records(b"", [], [], [])
     data: list[bytes] = []
@@ -581,30 +618,31 @@ def _records(piece: Piece, shared: Shared, queue_offset: int, position: int, mar
 
 
 def _checksums(heads: list[bytes], tails: list[bytes]) -> list[bytes]:
-    """The checksum at the end of each record, as text. Messages that are sent leave room for the property."""
+    """Return the checksum text of each record. Sent messages have space for it."""
     found = map(crc32, tails, map(crc32, heads))
     return hexlify(Struct(f">{len(heads)}I").pack(*found), b" ", 4).split()
 
 
 def _tag_codes(texts: list[bytes]) -> list[int]:
-    """The hashes that a broker filters by. Most batches have no tag at all."""
+    """Return the tag codes by which a broker filters; 0 without a tag."""
     return [tag_code(text.decode()) if _TAGS_MARK in text else 0 for text in texts]
 
 
 # ------------------------------------------------------------------------------
-# Records as a client that pops gets them, and the texts beside them (Apache's ExtraInfoUtil).
+# Records of pop responses, and the texts in their headers (Apache's ExtraInfoUtil).
 
 
 POP_CK: Final = "POP_CK"
 
-_LONGER: Final = 12  # by which an IPv6 host is longer
+_LONGER: Final = 12  # additional bytes of an IPv6 host
 
 
 def with_attempts(record: bytes, reconsume_times: int, handle: str) -> bytes:
-    """A record that says how often it was tried before, and what to acknowledge it with. It has no checksum of its
-    properties any more. A record whose properties leave no room for the handle goes without; the client makes it then.
+    """Return a record with a number of earlier attempts and a receipt handle.
 
-    Raises MessageError if it is no record."""
+    The checksum over the properties is removed. If the properties leave no space for the handle, the record has none,
+    and the client constructs it. Raises MessageError for an invalid record.
+    """
     try:
         flags = record[39]
         times_at = 72 + (_LONGER if flags & SYS_BORNHOST_V6 else 0) + (_LONGER if flags & SYS_STOREHOST_V6 else 0)
@@ -636,7 +674,7 @@ def with_attempts(record: bytes, reconsume_times: int, handle: str) -> bytes:
 
 
 def reconsume_times_in(record: bytes) -> int:
-    """How often a record had been tried before it was stored. Raises MessageError if it is cut off."""
+    """Return the number of attempts before a record was stored. Raises MessageError if it is incomplete."""
     if len(record) < 76 + 2 * _LONGER:
         raise MessageError("a message record is cut off")
     flags = record[39]
@@ -645,8 +683,11 @@ def reconsume_times_in(record: bytes) -> int:
 
 
 class Receipt(NamedTuple):
-    """A client acknowledges a message by its receipt. Its text is these fields, joined by blanks (ExtraInfoUtil). `mark`: 0
-    for the topic itself, others for the retry topics of Apache's brokers."""
+    """The receipt of a popped message, by which a client acknowledges the message. Its text consists of these fields,
+    joined by spaces (ExtraInfoUtil).
+
+    `mark` is 0 for the topic itself, and other values for the retry topics of Apache's brokers.
+    """
 
     start_offset: int
     pop_ms: int
@@ -662,45 +703,45 @@ class Receipt(NamedTuple):
         return " ".join(map(str, self))
 
     def topic(self, group: str, topic: str) -> str:
-        """Where the message lies (ExtraInfoUtil.getRealTopic)."""
+        """Return the topic in which the message is stored (ExtraInfoUtil.getRealTopic)."""
         if self.mark == "1":
             return f"{retry_topic(group)}_{topic}"
         return f"{retry_topic(group)}+{topic}" if self.mark == "2" else topic
 
 
 def receipt_of(text: str) -> Receipt:
-    """Raises MessageError."""
+    """Decode the text of a receipt. Raises MessageError."""
     fields = text.split(" ")
     try:
         start, pop_ms, invisible_ms, revive_qid, mark, broker_name, queue_id, offset = fields[:8]
         times = int(pop_ms), int(invisible_ms)
         return Receipt(int(start), *times, int(revive_qid), mark, broker_name, int(queue_id), int(offset))
     except ValueError:
-        raise MessageError(f"{text[:80]!r} is no receipt handle") from None
+        raise MessageError(f"{text[:80]!r} is not a receipt handle") from None
 
 
 def starts_of(text: str) -> dict[int, int]:
-    """The start offsets in startOffsetInfo by queue id, for the topic itself. Raises MessageError."""
+    """Decode startOffsetInfo: the start offsets of the topic itself, by queue id. Raises MessageError."""
     try:
         entries = [entry.split(" ") for entry in text.split(";") if entry]
         return {int(queue_id): int(offset) for mark, queue_id, offset in entries if mark == "0"}
     except ValueError:
-        raise MessageError(f"{text[:80]!r} is no list of start offsets") from None
+        raise MessageError(f"{text[:80]!r} is not a list of start offsets") from None
 
 
 def tried_in(text: str) -> dict[str, int]:
-    """How often messages were tried that Apache's brokers give out in order: by `queue id`, or by `qo<queue id>%<offset>`,
-    which counts for more. Raises MessageError."""
+    """Decode orderCountInfo: the numbers of earlier attempts of messages that Apache's brokers return in order, by
+    `queue id`, or by `qo<queue id>%<offset>`, which has precedence. Raises MessageError."""
     try:
         entries = [entry.split(" ") for entry in text.split(";") if entry]
         return {of: int(count) for _, of, count in entries}
     except ValueError:
-        raise MessageError(f"{text[:80]!r} is no list of tries") from None
+        raise MessageError(f"{text[:80]!r} is not a list of attempts") from None
 
 
 def offset_texts(places: Iterable[tuple[int, int, int]]) -> tuple[str, str]:
-    """startOffsetInfo and msgOffsetInfo of messages by mark, queue id and offset: an entry for each mark and queue, its
-    offsets in the order of the answer's body."""
+    """Return startOffsetInfo and msgOffsetInfo of messages, given by mark, queue id and offset: an entry for each mark
+    and queue, with offsets in the order of the response's body."""
     offsets: dict[tuple[int, int], list[int]] = {}
     for mark, queue_id, offset in places:
         offsets.setdefault((mark, queue_id), []).append(offset)
@@ -710,23 +751,25 @@ def offset_texts(places: Iterable[tuple[int, int, int]]) -> tuple[str, str]:
 
 
 # ------------------------------------------------------------------------------
-# How bodies are compressed. The sender chooses, and the sys flag says how; brokers never touch it.
+# Compression of bodies. The sender chooses the method, which the sys flag contains. Brokers never compress or
+# decompress stored bodies.
 #
-# Ours send zlib, as Apache's 4.9. LZ4 and Zstandard come from other senders; their libraries are an extra, loaded
-# when needed.
+# Rocketlet's clients send zlib, like Apache's 4.9. LZ4 and Zstandard come from other senders; their libraries are
+# optional, and imported when they are needed.
 
 
 ZLIB_LEVEL: Final = 5
-ZSTD_WINDOW_BYTES: Final = 8 * 1024 * 1024  # which all decoders take, by the format's own advice (RFC 8878, 3.1.1.1.2)
+# the window that all decoders support, as the format recommends (RFC 8878, 3.1.1.1.2)
+ZSTD_WINDOW_BYTES: Final = 8 * 1024 * 1024
 
 
 def compressed(body: bytes) -> tuple[bytes, int]:
-    """The body as Apache's producers compress it (zlib), and the sys flag that says so."""
+    """Compress a body like Apache's producers (zlib), and return it with the flags for the sys flag."""
     return zlib.compress(body, ZLIB_LEVEL), SYS_COMPRESSED | SYS_COMPRESSION_ZLIB
 
 
 def decompressed(body: bytes, sys_flag: int, most: int = MAX_DECOMPRESSED_BYTES) -> bytes:
-    """The body as the producer had it. Raises MessageError if it cannot be read or has more bytes than `most`."""
+    """Return the original body. Raises MessageError if it cannot be decompressed or has more than `most` bytes."""
     if not sys_flag & SYS_COMPRESSED:
         return body
     plain, ended = _inflated(body, sys_flag, most + 1, is_whole=True)
@@ -736,8 +779,10 @@ def decompressed(body: bytes, sys_flag: int, most: int = MAX_DECOMPRESSED_BYTES)
 
 
 def begin_of(body: bytes, sys_flag: int, size: int) -> tuple[bytes, bool]:
-    """The first `size` bytes of the body as the producer had it, and whether they are all of it. For those who only show a
-    body: a message of 64 KB may inflate to 64 MiB, and no more is inflated than was asked for. Raises MessageError."""
+    """Return the first `size` bytes of the original body, and True if they are the whole body. Raises MessageError.
+
+    Only these bytes are decompressed, because a body of 64 KB may have 64 MiB after decompression.
+    """
     if not sys_flag & SYS_COMPRESSED:
         return body[:size], len(body) <= size
     plain, _ = _inflated(body, sys_flag, size + 1, is_whole=False)
@@ -745,7 +790,7 @@ def begin_of(body: bytes, sys_flag: int, size: int) -> tuple[bytes, bool]:
 
 
 def _inflated(body: bytes, sys_flag: int, size: int, *, is_whole: bool) -> tuple[bytes, bool]:
-    """Return up to this many bytes, and whether the stream ends with them."""
+    """Return up to this many decompressed bytes, and True if the stream ends with them."""
     try:
         return _inflate(body, sys_flag & SYS_COMPRESSION_MASK, size, is_whole=is_whole)
     except ModuleNotFoundError as missing:
@@ -793,14 +838,14 @@ def _begin_of_zstd(body: bytes, size: int) -> tuple[bytes, bool]:
 
 
 class SpentTooMuch(Exception):
-    """The bodies of one request need more work than it may cause."""
+    """The bodies of a request require more work than a request may cause."""
 
 
 class Inflater:
-    """Decompresses the bodies of one request, a piece at a time.
+    """Decompresses the bodies of one request in pieces.
 
-    `spent_bytes` counts the bytes that came out, even if their body then turns out to be damaged or too large, and
-    `GZIP_MEMBER_BYTES` for each gzip member. So a body costs its request the same whether it can be read or not.
+    `spent_bytes` counts decompressed bytes, even if the body then turns out to be damaged or too large, plus
+    `GZIP_MEMBER_BYTES` for each gzip member. A body therefore costs its request the same, whether it is valid or not.
     """
 
     def __init__(self, most_spent: float = math.inf) -> None:
@@ -808,11 +853,11 @@ class Inflater:
         self.spent_bytes = 0
 
     def inflating(self, body: bytes, sys_flag: int, most: int) -> Work[bytes]:
-        """Return the body as the producer had it.
+        """Return the original body.
 
         Raises:
-            MessageError: The body cannot be read, or has more than `most` bytes.
-            SpentTooMuch: The work for all bodies is more than `most_spent`.
+            MessageError: the body cannot be decompressed, or has more than `most` bytes
+            SpentTooMuch: the work for all bodies exceeds `most_spent`
         """
         kind = sys_flag & SYS_COMPRESSION_MASK
         pieces = {SYS_COMPRESSION_LZ4: _lz4_pieces, SYS_COMPRESSION_ZSTD: _zstd_pieces}.get(kind, _zlib_pieces)
@@ -838,7 +883,7 @@ class Inflater:
         except ModuleNotFoundError as missing:
             raise _lacking(missing) from None
         except (zlib.error, EOFError, RuntimeError, ValueError) as error:
-            self._spend(INFLATED_PIECE_BYTES)  # nobody knows how much of the last piece was done
+            self._spend(INFLATED_PIECE_BYTES)  # the work for the failed piece is unknown
             raise MessageError(f"the compressed body cannot be read: {error}") from None
         return b"".join(found)
 
@@ -851,7 +896,7 @@ class Inflater:
         position = 0
         while position < len(body) or not position:
             if position and not body[position] and not body[position:].strip(b"\0"):
-                return  # padding, which RFC 1952 does not mention and all tools take
+                return  # zero padding, which RFC 1952 does not mention, but all tools accept
             self._spend(GZIP_MEMBER_BYTES)
             position = yield from _stream(body, position, zlib.MAX_WBITS + 16)
 
@@ -874,11 +919,12 @@ def _lz4_pieces(body: bytes) -> Iterator[bytes]:
         yield stream.decompress(data, INFLATED_PIECE_BYTES)
 
 
-_END: Final = b"end of the body " * 16  # compressed, it does not contain itself
+_END: Final = b"end of the body " * 16  # its compressed form does not contain this text
 
 
 def _zstd_pieces(body: bytes) -> Iterator[bytes]:
-    """The library does not report that a stream is cut off. So another frame follows the body, which must come out last."""
+    """Yield the pieces of a Zstandard body. The library does not report an incomplete stream, so another frame is
+    appended to the body, whose content must come out last."""
     import zstandard
 
     source = io.BytesIO(body + zstandard.compress(_END))
@@ -898,8 +944,8 @@ def _zstd_pieces(body: bytes) -> Iterator[bytes]:
 
 
 def _stream(body: bytes, position: int, wbits: int) -> Generator[bytes, None, int]:
-    """The pieces of a stream of zlib or gzip, which begins at `position`; returns its end. Neither much data that becomes
-    little nor little that becomes much takes long in one piece."""
+    """Yield the pieces of a zlib or gzip stream from a position on, and return its end. Both the input and the output
+    of a piece are limited, so that no piece takes long."""
     stream = zlib.decompressobj(wbits)
     data = piece = b""
     while not stream.eof:
@@ -915,22 +961,22 @@ def _stream(body: bytes, position: int, wbits: int) -> Generator[bytes, None, in
 
 
 # ------------------------------------------------------------------------------
-# The handle by which a producer takes back a message that waits for its time: Apache's `RecallMessageHandle`, version
-# 1.
+# Recall handles, by which a producer recalls a message before its delivery time: Apache's `RecallMessageHandle`,
+# version 1.
 #
-# URL-safe base64, with padding, of `v1 topic broker time key`: the time in ms, the key that the producer gave the
-# message.
+# A handle is URL-safe base64, with padding, of `v1 topic broker time key`: the delivery time in ms, and the message's
+# unique key.
 
 
 _VERSION = "v1"
 
 
 class HandleError(ValueError):
-    """The text is no handle."""
+    """The text is not a recall handle."""
 
 
 class RecallHandle(NamedTuple):
-    """`due_ms`: when the message is delivered. Apache's brokers, which cut times to seconds, give another one."""
+    """A recall handle. `due_ms` is the delivery time, which Apache's brokers truncate to seconds."""
 
     topic: str
     broker_name: str
@@ -943,7 +989,7 @@ class RecallHandle(NamedTuple):
 
 
 def decode_handle(text: str) -> RecallHandle:
-    """Raises HandleError."""
+    """Decode a recall handle. Raises HandleError."""
     try:
         if len(text) > 8 * MAX_ID_CHARS:
             raise ValueError(text)
@@ -953,5 +999,5 @@ def decode_handle(text: str) -> RecallHandle:
         if version != _VERSION or not (due_ms.isascii() and due_ms.isdecimal() and len(due_ms) <= 18):
             raise ValueError(text)
     except (ValueError, binascii.Error):
-        raise HandleError("recall handle is invalid; give the one that the answer to the send had") from None
+        raise HandleError("recall handle is invalid; expected the one in the response to the send") from None
     return RecallHandle(topic, broker_name, int(due_ms), unique_key)

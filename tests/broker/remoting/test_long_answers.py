@@ -169,7 +169,7 @@ async def test_a_sender_that_needs_no_ids_gets_the_first_one(node: Node, wire: W
     ("entry", "reason"),
     [
         (b"\0\0\0\x17" + bytes(19), "malformed"),
-        (encode_batch([BatchEntry(0, b"", "a\x01" + "x" * 32_700)]), "are allowed"),
+        (encode_batch([BatchEntry(0, b"", "a\x01" + "x" * 32_700)]), "maximum"),
     ],
 )
 async def test_a_long_batch_with_a_fault_at_its_end_is_no_batch(
