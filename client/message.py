@@ -93,6 +93,7 @@ class Outgoing:
         delay: the delay until delivery, as a timedelta or seconds.
         at: the time of delivery, as a datetime with a time zone.
         priority: an int from 0; larger means more urgent, in topics of the type PRIORITY.
+        lite_topic: the name of a lite topic, in topics of the type LITE.
     """
 
     body: bytes
@@ -105,6 +106,7 @@ class Outgoing:
     delay: timedelta | float | None = None
     at: datetime | None = None
     priority: int | None = None
+    lite_topic: str | None = None
 
 
 _PRIORITY_DIGITS: Final = 10  # the maximum of a Java int
@@ -205,6 +207,7 @@ class Message:
             flag=self.record.flag,
             message_id=self.message_id,
             priority=self.priority,
+            lite_topic=self.lite_topic,
         )
 
     @property
@@ -227,6 +230,11 @@ class Message:
         """The sender's priority; None without a valid one. Larger means more urgent."""
         text = self.properties.get(props.PRIORITY, "")
         return int(text) if text.isascii() and text.isdecimal() and len(text) <= _PRIORITY_DIGITS else None
+
+    @property
+    def lite_topic(self) -> str | None:
+        """The lite topic of the message in its topic; None without one."""
+        return self.properties.get(props.LITE_TOPIC)
 
     @property
     def message_id(self) -> str:

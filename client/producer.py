@@ -145,6 +145,7 @@ class Producer(Sender, Generic[Body]):
         delay: Delay | None = None,
         at: datetime | None = None,
         priority: int | None = None,
+        lite_topic: str | None = None,
         queue_key: str | None = None,
         queue: Queue | None = None,
         message_id: str | None = None,
@@ -163,6 +164,8 @@ class Producer(Sender, Generic[Body]):
         - `priority`: an int from 0; larger means more urgent. The broker chooses the queue accordingly. In topics of the
           type PRIORITY, consumers that share messages get urgent messages first. This needs Rocketlet's brokers, or
           Apache's of 5.4 or later.
+        - `lite_topic`: the name of a lite topic in a topic of the type LITE: 1 to 64 letters, digits, `_` and `-`. The first
+          message creates it. This needs Rocketlet's brokers, or Apache's of 5.5 or later.
         - `queue_key`: messages with the same key go to the same queue, in order.
         - `queue`: the only queue to which the message may be sent.
         - `message_id`: the id by which consumers recognize a message that is sent twice. Default: a new id.
@@ -178,14 +181,20 @@ class Producer(Sender, Generic[Body]):
         body = self._encoded(body)
         if queue is not None:
             check_queue(topic, queue)
+        if lite_topic is not None and queue_key is None and queue is None:
+            queue_key = lite_topic  # all its messages go to one broker
         if self._middleware:
-            message = Outgoing(body, tag, keys, properties or {}, delay_level, 0, message_id, delay, at, priority)
+            message = Outgoing(
+                body, tag, keys, properties or {}, delay_level, 0, message_id, delay, at, priority, lite_topic
+            )
             return await self._call(Sending(topic, (message,), False, queue_key, queue))
-        if not delay_level and delay is None and at is None and priority is None:
+        if not delay_level and delay is None and at is None and priority is None and lite_topic is None:
             future = self._joined(topic, body, tag, keys, properties, queue_key, queue, message_id)
             if future is not None:
                 return await future
-        later = own_text(Outgoing(body, delay_level=delay_level, delay=delay, at=at, priority=priority))
+        later = own_text(
+            Outgoing(body, delay_level=delay_level, delay=delay, at=at, priority=priority, lite_topic=lite_topic)
+        )
         return await self._send_one(topic, body, tag, keys, properties, later, queue_key, queue, message_id)
 
     async def recall(self, sent: SendResult | str) -> bool:
@@ -342,6 +351,8 @@ class Producer(Sender, Generic[Body]):
         for message in messages:
             if later_text(message.delay_level, message.delay, message.at):
                 raise MessageIllegal("delay: not supported in a batch; send delayed messages one by one")
+            if message.lite_topic is not None:
+                raise MessageIllegal("lite_topic: not supported in a batch; send its messages one by one")
             if message.priority is not None:
                 raise MessageIllegal(
                     "priority: not supported in a batch, because all of it goes to one queue; send its messages one by one"
@@ -411,6 +422,7 @@ class Producer(Sender, Generic[Body]):
             keys=copy.keys,
             properties=copy.properties,
             priority=copy.priority,
+            lite_topic=copy.lite_topic,
             message_id=copy.message_id,
         )
 

@@ -83,6 +83,8 @@ RESERVED: Final = frozenset(
         "TIMER_OUT_MS",
         "TIMER_DEL_UNIQKEY",
         "_SYS_MSG_PRIORITY_",
+        "__LITE_TOPIC",
+        "INNER_MULTI_DISPATCH",
         "POP_CK",
         "1ST_POP_TIME",
         "DLQ_ORIGIN_TOPIC",

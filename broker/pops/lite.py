@@ -941,7 +941,7 @@ class LiteExpiry:
                 of_parent[lite.name] = of_parent.pop(lite.name)
                 self._kept[lite] = None
             else:
-                self.delete(lite, "lite_topic_expired")
+                self.delete(lite)
 
     def check_kept(self) -> None:
         """Delete lite topics that were kept for a group whose client has unsubscribed since."""
@@ -961,9 +961,9 @@ class LiteExpiry:
         """A group has finished all messages of a lite topic, which may have been kept for it."""
         due_ms = self._deadline_ms(lite.queue.topic, lite)
         if due_ms is not None and due_ms <= self._clock.time_ms() and not self.is_needed(lite):
-            self.delete(lite, "lite_topic_expired")
+            self.delete(lite)
 
-    def delete(self, lite: LiteTopic, event: str) -> None:
+    def delete(self, lite: LiteTopic) -> None:
         """Delete a lite topic, with the offsets and deliveries of all groups."""
         parent = lite.queue.topic
         for pool in self._pools.lite_pools(parent):
@@ -982,7 +982,7 @@ class LiteExpiry:
         for pool in self._pools.lite_pools(parent):
             self._pops.end_lite(pool, lite.name)
         self.expired += 1
-        log.debug(event, topic=parent, lite_topic=lite.name)
+        log.debug("lite_topic_deleted", topic=parent, lite_topic=lite.name)
 
     def topic_deleted(self, parent: str) -> None:
         self._parents.discard(parent)
@@ -995,6 +995,6 @@ class LiteExpiry:
             emptied = yield from self._lites.emptied(parent)
             for number, lite in enumerate(emptied, 1):
                 if lite.begin == lite.next:
-                    self.delete(lite, "lite_topic_emptied")
+                    self.delete(lite)
                 if number % SLICE == 0:
                     yield

@@ -130,5 +130,6 @@ class SendOptions(MessageOptions, total=False):
     delay: timedelta | float | None
     at: datetime | None
     priority: int | None
+    lite_topic: str | None
     queue: Queue | None
     message_id: str | None

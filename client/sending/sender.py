@@ -20,7 +20,7 @@ from ...protocol.config import MAX_BODY_BYTES
 from ...protocol.frame import ExtValue, Frame
 from ...protocol.headers import TopicName, write
 from ...protocol.message import HandleError, RecallHandle, compressed, decode_handle
-from ...protocol.names import Queue
+from ...protocol.names import Queue, lite_name_fault
 from ..config import BATCH_BYTES, MAX_INT, MAX_SEND_BACKOFF_S, ONEWAY_AT_ONCE, SEND_BACKOFF_S
 from ..errors import (
     BrokerRefused,
@@ -463,6 +463,13 @@ def later_text(delay_level: int, delay: Delay | None, at: datetime | None) -> st
 def own_text(one: Outgoing) -> str:
     """Return the encoded properties for a message's delay and priority; empty without any. Raises MessageIllegal."""
     later, priority = later_text(one.delay_level, one.delay, one.at), one.priority
+    if one.lite_topic is not None:
+        if later or priority is not None:
+            raise MessageIllegal("lite_topic: a message of a lite topic has no delay and no priority; leave them out")
+        fault = lite_name_fault(one.lite_topic) if isinstance(one.lite_topic, str) else "lite topic: expected a str"
+        if fault:
+            raise MessageIllegal(fault)
+        return f"{props.LITE_TOPIC}\x01{one.lite_topic}"
     if priority is None:
         return later
     if type(priority) is not int or not 0 <= priority <= MAX_INT:

@@ -39,6 +39,9 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
         choices=sorted(MESSAGE_TYPES),
         help="the only kind of messages that it takes (default: any kind)",
     )
+    create.add_argument(
+        "--lite", dest="type", action="store_const", const="LITE", help="the parent of lite topics: --type LITE"
+    )
     create.add_argument("--broker", action="append", help="only on this broker; may be given several times")
     set_ = verb(verbs, "set", "change a topic's queues or permission", _set)
     set_.add_argument("topic")

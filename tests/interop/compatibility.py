@@ -49,7 +49,7 @@ INTRODUCTION = """\
 did what each line says. Go is `github.com/apache/rocketmq-client-go/v2`; our own client uses most of it, too. The codes of
 errors are Apache's, their texts are ours.
 
-Rocketlet's broker has no master/slave replication, DLedger, controller, tiered storage or lite topics.
+Rocketlet's broker has no master/slave replication, DLedger, controller or tiered storage.
 If you need one of them, use Apache RocketMQ; your code and Spark job stay as they are.
 
 Our client finds out which broker it talks to. [Foreign members](foreign-members.md) says what differs on Apache's. In these
@@ -69,13 +69,14 @@ GRPC = """\
 ## gRPC methods
 
 Official clients of 5.x speak gRPC, on the broker's own port: `pip install '.[broker]'`, `rocketlet start`, and
-give the client that `host:port`. These methods of `apache.rocketmq.v2.MessagingService` are served. Lite topics are not.
+give the client that `host:port`. These methods of `apache.rocketmq.v2.MessagingService` are served.
 
 | method | for |
 |---|---|
 | QueryRoute | all clients; creates a topic where sends may |
 | QueryAssignment | push consumers |
 | Telemetry, Heartbeat, NotifyClientTermination | all clients |
+| SyncLiteSubscription | lite consumers of 5.5 |
 | SendMessage, EndTransaction, RecallMessage | producers |
 | ReceiveMessage, AckMessage, ChangeInvisibleDuration | push and simple consumers |
 | ForwardMessageToDeadLetterQueue | push consumers in order |
