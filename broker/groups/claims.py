@@ -20,14 +20,13 @@ from .members import ALONE, Issued, MemberList
 from .stages import NOBODY, Drain, Others, QueueKey
 
 # ------------------------------------------------------------------------------
-# The owner of each queue here by the last change of its group, in groups with foreign members, and the members bound
-# by that.
+# The owner of each queue on this broker since the last change of its group, in groups with foreign members.
 #
-# Apache's clients ask for one list of members, and share each of their topics out by it. Where members subscribe to
-# different topics, no list gives each topic to its own subscribers. There a foreign member is told of itself alone,
-# by which it claims all queues of its topics, whatever its strategy. Each topic is shared out among its real
-# subscribers, and the broker answers a member's pulls of its share only; its other pulls wait until the queue is its
-# own. So no member has to drop a queue before another one reads it, or to learn of a change at all.
+# Apache's clients request one member list, and allocate the queues of each topic by it. If members subscribe to different
+# topics, no single list allocates each topic among its own subscribers. The broker then returns to each foreign member a list
+# of that member alone, with which it claims all queues of its topics, whatever its strategy. The broker allocates each topic
+# among its real subscribers, and serves only a member's pulls of its own queues; other pulls wait until the member owns the
+# queue. So no member needs to drop a queue before another reads it, or to be notified of a change at all.
 
 
 Routes = dict[str, Route]  # by topic
@@ -61,7 +60,7 @@ class Allotment:
     # Questions
 
     def is_anothers(self, group: ConsumerGroup, connection: Session, topic: str, queue_id: int) -> bool:
-        """Like the group's, and find the owners of a topic that is new or has grown."""
+        """Return True if another member owns the queue; compute owners again for a topic that is new or has grown."""
         if not group.is_anothers(connection, topic, queue_id, self._clock.monotonic_s()):
             return False
         if group.owner_of(topic, queue_id) is None:
@@ -69,20 +68,22 @@ class Allotment:
         return True
 
     def queue_refused(self, group: ConsumerGroup, topic: str, queue_id: int) -> None:
-        """A member was refused a queue. Find the owners again if nobody owns it, or if its reader does."""
+        """Compute the owners again after a member was refused a queue that no member owns, or that its reader owns."""
         drain = group.drain
         if drain is not None and (drain.is_finding or drain.has((topic, queue_id))):
-            return  # the drain finds them
+            return  # the drain computes them
         if group.owner_of(topic, queue_id) is None or group.is_read_by_its_owner(topic, queue_id):
             self.find_owners(group)
 
     # Member lists
 
     def issue(self, group: ConsumerGroup, connection: Session, client_id: str, members: MemberList) -> None:
-        """A member is given this list. Beyond the limit of client ids in all lists, the oldest lists are dropped: their
-        members count as given none."""
+        """Record that a member gets this list. Beyond the limit on client ids in all lists, the oldest lists are dropped, and
+        their members count as members without a list."""
         before = group.issued.get(connection)
-        if before is not None and before.members is ALONE and members is not ALONE:  # it drops the rest in a moment
+        if (
+            before is not None and before.members is ALONE and members is not ALONE
+        ):  # the member drops the other queues soon
             group.bound_since_s[connection] = self._clock.monotonic_s()
         elif members is ALONE:
             group.has_bound_members = True
@@ -120,7 +121,7 @@ class Allotment:
         self._id_count -= len(members.ids)
 
     def keep_members(self, group: ConsumerGroup) -> None:
-        """Drop the lists of sessions that are no members any more."""
+        """Drop the lists of sessions that are no longer members."""
         for connection in [item for item in group.issued if item not in group.members]:
             self._withdraw(group, connection)
         now_s = self._clock.monotonic_s()
@@ -131,7 +132,7 @@ class Allotment:
         }
 
     def end(self, group: ConsumerGroup) -> None:
-        """The group has no foreign members any more."""
+        """Drop the state of a group whose last foreign member left."""
         for members in list(group.issued_lists):
             self._withdraw_list(group, members)
         group.has_bound_members = False
@@ -143,7 +144,7 @@ class Allotment:
     # Owners
 
     def takes(self, more: int) -> bool:
-        """Count the owners that are found for a group, until they are given back; False if they are too many."""
+        """Reserve room for the owners of a group; False if the limit would be exceeded."""
         if self.queue_count + more > self._limits.max_drained_queues:
             return False
         self.queue_count += more
@@ -153,7 +154,7 @@ class Allotment:
         self.queue_count -= count
 
     def put(self, group: ConsumerGroup, owners: Owners) -> None:
-        """Store the owners that a change has found."""
+        """Store the owners after a change."""
         if group.is_uneven:
             group.has_bound_members = True
         self._set_owners(group, owners)
@@ -176,8 +177,8 @@ class Allotment:
         return found
 
     def find_owners(self, group: ConsumerGroup) -> None:
-        """A member requests a queue that another member owns by the last change. Topics grow, and brokers come and go without
-        a change of the group, so the owners are found again, but not for each request."""
+        """Compute the owners again after a member requested another member's queue, because topics may grow, and brokers
+        come and go, without a change of the group. Done at intervals, not for each request."""
         now_s = self._clock.monotonic_s()
         if group.owners_found_s is not None and now_s - group.owners_found_s >= self._limits.owners_refresh_delay_s:
             group.owners_found_s = now_s
@@ -189,7 +190,7 @@ class Allotment:
             self._turns.do(self._finding(group, change, routes))
 
     def _finding(self, group: ConsumerGroup, change: int, routes: Routes) -> Work[None]:
-        """Find the owners. Those of topics without a route stay as they are, and so do all if they are too many."""
+        """Compute the owners. Topics without a route keep theirs, and all keep theirs if there are too many."""
         taken, former = 0, group.owners
         found = dict(former)
         try:
@@ -205,7 +206,7 @@ class Allotment:
             self.give_back(taken)
         if group.change != change:
             return
-        if group.is_uneven and found != former:  # its readers are drained of what moves
+        if group.is_uneven and found != former:  # readers must be drained of the queues that move
             self._groups.changes.owners_moved(group)
         else:
             self._set_owners(group, found)
@@ -214,14 +215,14 @@ class Allotment:
 def claims_by_list(
     group: ConsumerGroup, queues: Sequence[Queue]
 ) -> Iterator[list[tuple[list[Queue], dict[Session, None]]]]:
-    """Yield the queues of a topic that members claim, one list after the other. Members with the same id claim the same
-    queues. Members that were given a list of themselves alone are left out: they claim all, and read what the broker lets
-    them."""
+    """Yield the queues of a topic that members claim by their member lists. Members with the same id claim the same queues.
+    Members with a list of themselves alone are left out, because they claim all queues and read those that the broker
+    serves."""
     for members, readers in list(group.issued_lists.items()):
         if members is ALONE:
             continue
         count = len(members.ids)
-        first = enumerate(members.order[: len(queues)])  # later ids get nothing
+        first = enumerate(members.order[: len(queues)])  # later ids get no queue
         yield [
             (AVG.allocate_at(index, count, queues), readers[client_id])
             for index, client_id in first
@@ -230,17 +231,17 @@ def claims_by_list(
 
 
 def owners_of(members: Mapping[str, int], queues: TopicQueues, broker_name: str) -> list[str]:
-    """The future owners of one broker's queues, in their order, among members in these places; nothing if nobody stays."""
+    """Return the future owners of one broker's queues, in order of the queues, for members with these positions; empty
+    without members."""
     owners: list[str] = []
-    for index, client_id in enumerate(islice(members, len(queues))):  # those behind get nothing
+    for index, client_id in enumerate(islice(members, len(queues))):  # later members get no queue
         share = AVG.allocate_at(index, len(members), queues)
         owners += [client_id] * sum(queue.broker_name == broker_name for queue in share)
     return owners
 
 
 # ------------------------------------------------------------------------------
-# Finds the foreign members that take themselves for the reader of a queue: by the list that each was given last, or
-# because it reads.
+# The foreign members that claim a queue: by their last member list, or because they read it.
 
 
 Claimants = dict[int, list[Session]]  # the members that claim each of a topic's queues here
@@ -252,16 +253,17 @@ class Claims:
         self._broker_name = broker_name
 
     def finding(self, group: ConsumerGroup, queues: TopicQueues) -> Work[Claimants | None]:
-        """Finds the foreign members that take themselves for the reader of each queue here; None if they are too many.
-        Several may do so for one queue: one that has let go of it but not of others, and one that was told first that it is
-        its own."""
+        """Compute the foreign members that claim each queue on this broker; None if they are too many.
+
+        Several may claim one queue: a member whose list is older, and one that was notified first that it owns the queue.
+        """
         claims: Claimants = {}
         left = self._limits.max_claims
         for number, of_list in enumerate(claims_by_list(group, queues)):
             if number:
                 yield
             for share, sessions in of_list:
-                # The list is one for all topics, also for those that its reader does not subscribe to.
+                # A list covers all topics, even those that its member does not subscribe to
                 readers = [item for item in sessions if queues.topic in group.subscriptions_of(item)]
                 left -= len(share) * len(readers)
                 if left < 0:
@@ -274,7 +276,7 @@ class Claims:
     def losing(
         self, group: ConsumerGroup, topic: str, here: int, owners: list[str], claims: Claimants
     ) -> Iterator[tuple[QueueKey, Session]]:
-        """The queues here of which a foreign member takes itself for the reader, and will not be the owner any more."""
+        """Return the queues on this broker that a foreign member claims and will no longer own."""
         for queue_id in range(here):
             place = topic, queue_id
             owner = owners[queue_id] if owners else None
@@ -286,8 +288,7 @@ class Claims:
     def letting_go(
         self, group: ConsumerGroup, drain: Drain, topic: str, here: int, claims: Claimants
     ) -> Iterator[tuple[QueueKey, Session]]:
-        """Queues with members that are drained of them and, by their last list, do not read them any more: these drop the
-        queue, now or soon."""
+        """Return drained queues with the members that, by their last list, no longer read them and drop them now or soon."""
         for queue_id in range(here):
             place = topic, queue_id
             for session in drain.moving.get(place, ()):
@@ -296,22 +297,26 @@ class Claims:
                     yield place, session
 
     def _last_reader(self, group: ConsumerGroup, place: QueueKey) -> Iterator[Session]:
-        """The session that pulled last, unless it was given a list by which the queue is its own or another's. One that was
-        given none has read since before a restart."""
+        """Yield the session that pulled last, if it has no member list (it has read since before a restart) or one of itself
+        alone."""
         reader = group.queue(*place).reader
         if reader is not None and reader in group.foreign and group.issued_to(reader) in (ALONE, None):
             yield reader
 
 
 # ------------------------------------------------------------------------------
-# Finds the queues that a change of a group moves away from their foreign readers.
+# The queues that a change of a group moves away from their foreign readers.
 
 
 @dataclass(slots=True)
 class QueueMoves:
-    """The queues that a change of a group moves: the readers that lose them, those that let go of drained ones, and the
-    owners afterwards. retry_queues: the group's, on all brokers. taken: how much of it is counted. others: the brokers that
-    have to agree."""
+    """The result of the search: the readers that lose queues, those that release drained ones, and the owners afterwards.
+
+    Attributes:
+        retry_queues: The queues of the group's retry topic, on all brokers.
+        taken: The reserved share of the limit on owners.
+        others: The peers that must agree.
+    """
 
     owners: dict[str, list[str]] = field(default_factory=dict)
     losing: list[tuple[QueueKey, Session]] = field(default_factory=list)
@@ -336,13 +341,13 @@ class Moves:
         self._allotment = allotment
         self._agreement = agreement
         self._claims = Claims(broker_name, limits)
-        self._is_finding = False  # one topic at a time: members may claim very much of it
+        self._is_finding = False  # one topic at a time, because its claims may take much memory
 
     def finding(
         self, group: ConsumerGroup, drain: Drain, routes: Routes, is_current: Callable[[], bool]
     ) -> Work[QueueMoves | None]:
-        """Finds the queues that move; None if another change came meanwhile: that one counts. If there are too many, nobody
-        is drained: the members are told at once, as by Apache's broker."""
+        """Compute the queues that move; None after a further change, which is then computed instead. If there are too many,
+        nothing is drained, and members are notified immediately, as by Apache's broker."""
         found = QueueMoves()
         try:
             for topic, route in routes.items():
@@ -362,7 +367,7 @@ class Moves:
         return found if is_current() else None
 
     def _finding_of(self, group: ConsumerGroup, drain: Drain, queues: TopicQueues, found: QueueMoves) -> Work[bool]:
-        """Finds the queues of one topic that move. Returns whether they are not too many."""
+        """Compute the queues of one topic that move. Return False if there are too many."""
         self._is_finding = True
         topic = queues.topic
         try:
@@ -388,14 +393,14 @@ class Moves:
         return is_taken
 
     def begin(self, group: ConsumerGroup, drain: Drain, found: QueueMoves, now_s: float, until_s: float) -> None:
-        """A member that was told before and lets go just now gets nothing of a queue, even if that is its own again: it
-        learns that later."""
+        """Start the drain. A member that was notified before and is dropping a queue gets none of its messages, even if it
+        will own the queue again, because it learns that only later."""
         former = drain.moving
         drain.lose(found.losing, now_s, until_s)
         for place, readers in former.items():
             for reader in readers:
                 member = group.members.get(reader)
-                if member is None or group.is_alone(reader):  # that one gets nothing anyhow
+                if member is None or group.is_alone(reader):  # such a member is served only its own queues
                     continue
                 if member.client_id == group.owner_of(*place):
                     if (place, reader) not in found.letting_go:

@@ -37,24 +37,22 @@ log = structlog.get_logger("rocketlet.groups")
 
 
 # ------------------------------------------------------------------------------
-# Foreign members let go of a queue before the next one reads it, as far as an unmodified client can be made to.
+# Draining: foreign members release a queue before the next member reads it, as far as unmodified clients allow.
 #
-# A foreign member that learns of a change drops the queues that it loses at once, with messages of them in its
-# handlers, which are then delivered again. So the broker drains first: a queue that will move gets no new messages,
-# and its reader's pulls, which carry how far it has come, say when everything is handled. A change comes to the
-# members in steps:
+# A foreign member that is notified of a change immediately drops the queues that it loses. Messages of them that its handlers
+# still process are then redelivered. So the broker drains these queues first: it returns no new messages of them, and waits
+# until the reader's pulls, which carry its commit offset, show that everything is handled. Members are notified in steps:
 #
-# - a member that loses no queue here is told at once; its pulls of a queue that is still drained wait
-# - a reader is told when all queues that it loses are drained, and is given the list of members that it had until then
-# - a drain takes what it needs as long as it progresses, for 30 s at most. A reader that has handled nothing for 1 s,
-#     of any
-#   queue, is asked: its held pulls come back, and say how far it is. A second later it is told anyway
-# - after 0.2 s each queue moves by itself, on one broker (`allotment`)
+# - a member that loses no queue on this broker is notified immediately; its pulls of a queue that is still drained wait
+# - a reader is notified when all queues that it loses are drained; until then it gets its previous member list
+# - a drain may take up to 30 s while it makes progress. If a reader has handled nothing for 1 s, its held pulls return, so
+#   that its next pulls show its progress. One second later it is notified anyway
+# - after 0.2 s each queue moves separately, on a single broker (`Allotment`)
 #
-# With several brokers a member is told when no broker waits for it any more (`agreement`).
+# With several brokers, a member is notified when no broker waits for it (`Agreement`).
 #
-# A queue's reader follows from the list that each foreign member was last given, because members share the queues out
-# by that. Where nobody was given a list, or only of itself (`allotment`), the reader is the one that pulled last.
+# The reader of a queue follows from the last member list of each foreign member, because members allocate queues by it. If
+# no member has a list, or only a list of itself (`Allotment`), the reader is the session that pulled last.
 
 
 class Draining:
@@ -83,7 +81,7 @@ class Draining:
         self._held_pulls = held_pulls
         self._tasks, self._turns, self._clock = runtime.tasks, runtime.turns, runtime.clock
         self._repeats = repeats
-        self._change = 0  # the last number, in any group; none is used again, even if its group is deleted
+        self._change = 0  # the last number of a change in any group; numbers are not reused
         self.allotment = Allotment(runtime, groups, routes)
         self.agreement = Agreement(groups.broker_name, self._clock, peers, groups.changes, limits)
         self._moves = Moves(groups.broker_name, self.allotment, self.agreement, limits)
@@ -92,7 +90,7 @@ class Draining:
     # Questions
 
     def is_moving(self, group: ConsumerGroup, session: Session) -> bool:
-        """Return True if pulls of the group depend on what moves now, which changes from one pull to the next."""
+        """Return True if queues of the group are being drained, so that checks of its pulls must not be cached."""
         return group.drain is not None or group.may_bind(session)
 
     def is_pending(self, name: str) -> bool:
@@ -111,11 +109,11 @@ class Draining:
             self._drained(group, drain, connection, place)
         for dropped in drain.dropped(connection, place):
             self._drained(group, drain, connection, dropped)
-        # One whose list has it alone pulls again until it has handled all, and its pulls are held then.
+        # A member with a list of itself alone pulls until it has handled everything; only then its pulls are held
         return place in drain.waiting.get(connection, ()) or not group.is_alone(connection)
 
     def record_progress(self, group: ConsumerGroup, session: Session) -> None:
-        """A session has committed progress in some queue, so its handlers are running."""
+        """Record that a session has committed progress in some queue, which shows that its handlers are running."""
         drain = group.drain
         if drain is not None and session in drain.waiting:
             drain.record_progress(self._until_s(), session)
@@ -135,7 +133,7 @@ class Draining:
         return not is_own and group.is_read_by_its_owner(*place)
 
     def gate(self, drain: Drain, place: QueueKey, go_on: Callable[[], None]) -> None:
-        """A pull that `is_gated` waits; `go_on` is called when the earlier reader is done. Raises LimitExceeded."""
+        """Hold a pull that `is_gated`, and call `go_on` when the earlier reader is done. Raises LimitExceeded."""
         waiting = drain.gated.setdefault(place, [])
         if len(waiting) >= self._limits.max_gated:
             waiting_for = f"the former reader of {place[0]}:{place[1]}"
@@ -143,13 +141,13 @@ class Draining:
         waiting.append(go_on)
 
     def on_peer_update(self, header: AgreeOnMembers, members: AgreedMembers) -> None:
-        """A peer has sent how far it is with a group, and which list of members it has given to whom."""
+        """Handle a peer's progress with a group, and the member lists that it returned to members."""
         group = self._groups.get(header.consumer_group)
         given = self.agreement.heard(group, header, members)
         if group is None:
             return
         late = [item for item in given if self.notices.record_given(group, item)]
-        if late:  # these members read other queues than was assumed: what moves now is found again
+        if late:  # these members read other queues than this broker assumed, so the moves are computed again
             self.changed(group)
         drain = group.drain
         if drain is not None and not drain.is_over and group.sync.agrees(header.broker_name):
@@ -157,7 +155,7 @@ class Draining:
         self.peers_changed(group)
 
     def peers_changed(self, group: ConsumerGroup) -> None:
-        """A peer has made progress, or cannot be reached."""
+        """Continue after a peer made progress or became unreachable."""
         drain = group.drain
         if drain is not None and not drain.is_over:
             self.notices.notify(group, drain)
@@ -167,13 +165,13 @@ class Draining:
     # A drain
 
     def changed(self, group: ConsumerGroup) -> None:
-        """Members or their topics have changed: drains what will move from a foreign reader, if there is one."""
+        """Start a drain after members or their topics changed, if queues will move away from foreign readers."""
         self._change += 1
         group.change = change = self._change
         self._groups.generation.increment()
         if group.foreign:
             now_s = self._clock.monotonic_s()
-            # Until `_start` knows what moves, no member may take a queue: members allocate as soon as they are notified.
+            # Members allocate as soon as they are notified, so none may start a queue until `_start` has found the moves
             drain = group.drain
             if drain is None:
                 drain = group.drain = Drain(now_s)
@@ -194,7 +192,7 @@ class Draining:
 
     async def _start(self, group: ConsumerGroup, drain: Drain, change: int) -> None:
         def goes_on() -> bool:
-            """Of many changes in a row, the last one counts. A name server may be far, and the topics many."""
+            """Return False after a further change, because only the last of several changes is drained."""
             is_current = group.change == change
             if is_current and drain.is_finding:
                 drain.record_progress(self._until_s())
@@ -205,7 +203,7 @@ class Draining:
             self._turns.do(self._finding(group, drain, change, routes))
 
     def _finding(self, group: ConsumerGroup, drain: Drain, change: int, routes: Routes) -> Work[None]:
-        """Finds what moves, in pieces."""
+        """Compute the moves in pieces."""
         stage = drain.stage
         self.allotment.keep_members(group)
         found = yield from self._moves.finding(group, drain, routes, lambda: group.change == change)
@@ -213,7 +211,7 @@ class Draining:
             return
         self.allotment.put(group, found.owners)
         self._groups.generation.increment()
-        # Else it took so long that all were told meanwhile, and were given other lists.
+        # Otherwise the search took so long that all members were notified meanwhile, and have other lists
         if drain.stage is stage and group.drain is drain:
             self._begin(group, drain, found)
         yield from self._letting_turns(group)
@@ -221,7 +219,7 @@ class Draining:
     def _begin(self, group: ConsumerGroup, drain: Drain, found: QueueMoves) -> None:
         self._moves.begin(group, drain, found, self._clock.monotonic_s(), self._until_s())
         self.agreement.found(group, found.others, drain.waited_for(group.members))
-        drain.release_all_pulls()  # those that still have to wait come back
+        drain.release_all_pulls()  # pulls that must still wait are held again
         drain.record_progress(self._until_s())
         self._poll_later(group, drain)
         self.notices.notify(group, drain)
@@ -232,17 +230,17 @@ class Draining:
             self._return_moving(group, drain, session)
 
     def _return_moving(self, group: ConsumerGroup, drain: Drain, session: Session) -> None:
-        """Return a reader's held pulls of the queues that it loses, so that it pulls again, with its commit."""
+        """Return a reader's held pulls of the queues that it loses, because its next pulls carry its commit offsets."""
         for pull in self._held_pulls.of(session, group.name):
             place = (pull.queue.topic, pull.queue.queue_id)
             if session in drain.moving.get(place, ()):
                 self._held_pulls.let_go(pull)
-                # It does not if another broker has notified it already: it does not read the queue any more.
+                # If a peer has already notified it, the reader has dropped the queue and does not pull again
                 if pull.is_done and place in drain.waiting.get(session, ()):
                     self._drained(group, drain, session, place)
 
     def _letting_turns(self, group: ConsumerGroup) -> Work[None]:
-        """Pulls that waited because the queue was another's come back if it is their member's own now."""
+        """Release pulls that waited for a queue which their member now owns."""
         for session in list(group.foreign):
             pulls = [pull for pull in self._held_pulls.of(session, group.name) if pull.until is Until.TURN]
             if pulls:
@@ -252,7 +250,7 @@ class Draining:
                     self._held_pulls.let_go(pull)
 
     def _drained(self, group: ConsumerGroup, drain: Drain, session: Session, place: QueueKey) -> None:
-        """A reader has handled all of a queue: the next one continues there, whatever offset it has loaded before."""
+        """Record the end of a queue's drain. The next reader continues at that offset, even if it has loaded another one."""
         drain.finish(session, place)
         self._watch.release(session, group.queue(*place))
         self._groups.changes.queue_released(group, place, session)
@@ -260,22 +258,23 @@ class Draining:
         drain.record_progress(self._until_s(), session)
         self.notices.notify(group, drain)
 
-    # Readers that stand
+    # Readers without progress
 
     def _until_s(self) -> float:
-        """Until when a reader may stand that has just come further."""
+        """Return the time until which a reader that just made progress may make none."""
         return self._clock.monotonic_s() + self._limits.drain_limit_s / 2
 
     def _poll_later(self, group: ConsumerGroup, drain: Drain) -> None:
-        # A drain that makes progress may continue, but not for ever, because the group's change waits for it.
+        # A drain may continue while it makes progress, up to a limit, because the group's change waits for it
         due_s = min(drain.due_s, drain.oldest_s + self._limits.drain_max_s)
         now_s = self._clock.monotonic_s()
         drain.set_timer(self._clock.call_later(max(due_s - now_s, 0.0), self._poll, group, drain, max(due_s, now_s)))
 
     def _poll(self, group: ConsumerGroup, drain: Drain, due_s: float) -> None:
-        """Poll readers that made no progress, and stop waiting for those that still make none. due_s: when this was due."""
+        """Poll readers that made no progress, and stop waiting for those that still make none. `due_s` is when this
+        poll was due."""
         now_s = self._clock.monotonic_s()
-        if now_s - due_s > STANDSTILL_S:  # the pulls that came meanwhile have not been read yet
+        if now_s - due_s > STANDSTILL_S:  # the loop was blocked, so pulls that arrived meanwhile have not been read yet
             drain.prolong(now_s - due_s)
             self._poll_later(group, drain)
             return
@@ -296,8 +295,7 @@ class Draining:
             self._poll_later(group, drain)
 
     def _return_kept(self, group: ConsumerGroup, session: Session) -> None:
-        """Return a reader's held pulls of queues that it keeps, because it may be busy with those: it pulls again, with its
-        commits."""
+        """Return a reader's held pulls of queues that it keeps, whose next pulls then show its progress."""
         for pull in self._held_pulls.of(session, group.name):
             if pull.until is Until.MESSAGE and not pull.is_done:
                 self._held_pulls.let_go(pull)
@@ -328,16 +326,16 @@ class Draining:
 
 
 def has_handled_all(header: PullMessage) -> bool:
-    """Whether the member that pulls has nothing of the queue in its hands: a pull carries its commit."""
+    """Return True if the pulling member has handled all messages that it got: its commit offset is its pull offset."""
     return header.commit_offset >= header.queue_offset
 
 
 # ------------------------------------------------------------------------------
-# When each foreign member is told of a change, and which list of members it is given until then.
+# When each foreign member is notified of a change, and which member list it gets until then.
 
 
 class Notices:
-    """Decides when a foreign member is notified of a change, and which list it is given until then."""
+    """Decides when a foreign member is notified of a change, and which member list it gets until then."""
 
     def __init__(
         self,
@@ -356,7 +354,7 @@ class Notices:
         self._knows_all_s = clock.monotonic_s() + KNOWN_AFTER_S
 
     def keep_back(self, group: ConsumerGroup, session: Session) -> bool:
-        """Return True if a foreign member must not know of the group's change yet, and notify it later."""
+        """Return True if a foreign member must not be notified of the group's change yet; it is then notified later."""
         drain = group.drain
         if drain is None or self._may_know(group, drain, session, group.sync.lets_tell):
             return False
@@ -364,7 +362,7 @@ class Notices:
         return True
 
     def _may_know(self, group: ConsumerGroup, drain: Drain, session: Session, lets: Callable[[str], bool]) -> bool:
-        """Return True if a member is not waited for: not as a reader here, nor by a peer, according to `lets`."""
+        """Return True if neither this broker nor, according to `lets`, a peer waits for the member."""
         if drain.is_finding or session in drain.waiting:
             return False
         member = group.members.get(session)
@@ -373,9 +371,11 @@ class Notices:
     # Which list a member is given
 
     def given(self, group: ConsumerGroup, session: Session) -> list[str]:
-        """The list of members that a member gets. A reader that is being drained gets the one that it had; it drops queues
-        by the list that it gets here. None after a restart, as long as other brokers may know more members: by a list without
-        those it would take queues that they read."""
+        """Return the member list for a member.
+
+        A reader that is being drained gets its previous list, because a member drops queues by the list that it gets. After a
+        restart the list is empty as long as peers may know further members, whose queues the member would otherwise take.
+        """
         members = group.list_for(session)
         member = group.foreign.get(session)
         if member is None:
@@ -396,13 +396,15 @@ class Notices:
         return members.told(member.client_id)
 
     def _may_miss_members(self) -> bool:
-        """Whether there may be members from before a restart that have not been heard of yet."""
+        """Return True if members from before a restart may not have sent a heartbeat yet."""
         return self._watch.is_restarted and self._clock.monotonic_s() < self._knows_all_s
 
     def when_sure(self, group: ConsumerGroup, session: Session, go_on: Callable[[], None]) -> bool:
-        """Whether a member's question for the list waits, because another broker may have given it a newer one than is known
-        here: by the older one it would take queues back that others read. `go_on` is called when that is known, and at
-        the latest after `list_wait_s`."""
+        """Return True if a member's request for the list must wait; `go_on` is called after `list_wait_s` at the latest.
+
+        It waits if a peer may have returned a newer list to the member than this broker knows. With the older list the member
+        would take queues back that others read.
+        """
         drain = group.drain
         if drain is None or session in drain.asking or not self._is_unsure(group, drain, session):
             return False
@@ -420,14 +422,14 @@ class Notices:
         return self._may_know(group, drain, session, sync.lets_give) and not sync.lets_tell(member.client_id)
 
     def answer(self, group: ConsumerGroup, drain: Drain) -> None:
-        """Peers have sent more: answer the members of which it is known by now which lists they were given."""
+        """Respond to waiting members whose current lists are known now, after a message from peers."""
         for session in [session for session in drain.asking if not self._is_unsure(group, drain, session)]:
             drain.answer(session)
 
     def _settled_list(self, group: ConsumerGroup, session: Session) -> list[str]:
-        """The members before the change, for one that was given no list yet."""
+        """Return the members before the change, for a member without a list."""
         settled = group.settled_ids
-        if not self._watch.reads(session, group):  # nobody would know which queues it took by this list
+        if not self._watch.reads(session, group):  # its queues by this list would be unknown
             settled -= {group.foreign[session].client_id}
         return [client_id for client_id in group.companions(session).ids if client_id in settled]
 
@@ -437,7 +439,7 @@ class Notices:
             group.drain.read_again(session)
 
     def record_given(self, group: ConsumerGroup, given: GivenElsewhere) -> bool:
-        """Record to whom a peer has given a list. Return True if that is news of a change before the last one."""
+        """Record the members to which a peer returned a list. Return True if that is new for a change before the last one."""
         ids, is_late = set(given.client_ids), False
         for session, member in group.foreign.items():
             members = given.lists.get(member.topics) if member.client_id in ids else None
@@ -450,11 +452,12 @@ class Notices:
                 is_late = True
         return is_late
 
-    # When members are told
+    # When members are notified
 
     def notify(self, group: ConsumerGroup, drain: Drain) -> None:
-        """Notify members that are no longer kept back; at the end, also those that were refused a lock of a drained queue."""
-        if drain.is_finding:  # they would be given the lists that they had
+        """Notify members that are no longer kept back; at the end, even members that were refused a lock of a drained
+        queue."""
+        if drain.is_finding:  # members would get their previous lists
             return
         self._agreement.waits(group, drain.waited_for(group.members))
         if group.sync.reach() and drain.stage is DrainStage.AGREEING:
@@ -471,15 +474,15 @@ class Notices:
             self._all_notified(group, drain)
 
     def _all_notified(self, group: ConsumerGroup, drain: Drain) -> None:
-        """A reader that was notified drops its queues soon; one that allocates in another way resumes a moment later."""
+        """Wait until notified readers have dropped their queues, before the drain ends."""
         drain.is_long = False
         group.settled_ids = frozenset(group.client_ids())
         wait_s = self._drained_wait_s
         drain.set_timer(self._clock.call_later(wait_s, self._end_drain, group, drain, TOLD_AGAIN))
 
     def _end_drain(self, group: ConsumerGroup, drain: Drain, times: int) -> None:
-        """Members have dropped the queues that they lose by now, unless they were not reached, or only in the midst of their
-        rebalance: those are notified again."""
+        """End the drain, because members have dropped the queues that they lose by now. Members that pulled such a queue
+        since are notified again: the notification was lost, or came during their rebalance."""
         reading = drain.reading(self._clock.monotonic_s() - self._drained_wait_s + DROPPED_AFTER_S)
         late = group.late(drain.moving.values(), reading)
         if not late or not times:
@@ -491,8 +494,8 @@ class Notices:
         self._notify(group, late)
 
     def bridge(self, group: ConsumerGroup, drain: Drain) -> None:
-        """A drain takes long. Members that may not have the new list yet are given a list of themselves alone, and claim
-        all queues."""
+        """Move queues one by one in a drain that takes long. Members that may not have the new list yet get a list of
+        themselves alone, with which they claim all queues, and the broker decides which pulls it serves."""
         if drain.stage is not DrainStage.DRAINING or group.drain is not drain:
             return
         drain.is_long = True
@@ -500,12 +503,12 @@ class Notices:
 
 
 # ------------------------------------------------------------------------------
-# Why messages of foreign members may be handled again: what draining cannot avoid, for metrics and administrators.
+# Why messages of foreign members may be redelivered in spite of draining, for metrics and administrators.
 
 
 class RedeliveryCauses:
-    """undrained: queues that moved while a reader handled messages of them. left: messages that members had been given and
-    had not committed when they left."""
+    """Counts redeliveries: `undrained` queues moved while a reader still handled their messages; `left` messages were
+    delivered to members that left without committing them."""
 
     def __init__(self, clock: Clock) -> None:
         self._undrained = Recent(clock, REPEATS_S)
@@ -514,7 +517,7 @@ class RedeliveryCauses:
         self.left = 0
 
     def note_undrained(self, group: str, places: Sequence[QueueKey]) -> None:
-        """To wait longer would keep the next readers out for one handler."""
+        """Record queues that moved although their reader had not finished."""
         self.undrained += len(places)
         queues = ", ".join(f"{topic}:{queue_id}" for topic, queue_id in places[:3])
         more = f" and {len(places) - 3} more" if len(places) > 3 else ""
@@ -529,15 +532,15 @@ class RedeliveryCauses:
         self._left.note(group, f"{group} ({client_id}) with {messages} messages"[:MAX_NAMED_CHARS])
 
     def recent(self) -> dict[str, list[str]]:
-        """The latest of each group, by kind."""
+        """Return recent texts of each group, by kind."""
         return {"undrained": self._undrained.texts(), "left": self._left.texts()}
 
 
 # ------------------------------------------------------------------------------
-# Tells members that their group has changed: NOTIFY_CONSUMER_IDS_CHANGED.
+# Notifications of members that their group has changed: NOTIFY_CONSUMER_IDS_CHANGED.
 #
-# Changes within 5 ms make one notification. Foreign members are told when the queues that move away from them are
-# drained (`draining`), Rocketlet members at once: they hand a queue over under its lock.
+# Changes within 5 ms make one notification. Foreign members are notified when the queues that move away from them are drained
+# (`Draining`). Rocketlet members are notified immediately, because they hand a queue over under its lease.
 
 
 class Notifications:
@@ -559,7 +562,7 @@ class Notifications:
         self._waiting: dict[ConsumerGroup, None] = {}
 
     def changed(self, group: ConsumerGroup) -> None:
-        """Members or their topics have changed: the members will be told."""
+        """Schedule the notification of the group's members."""
         self._draining.changed(group)
         if not self._waiting and not self._is_telling:
             self._clock.call_later(NOTIFY_DELAY_S, self._tell_waiting)
@@ -569,7 +572,7 @@ class Notifications:
         self._turns.do(self._telling())
 
     def _telling(self) -> Work[None]:
-        """Members of large groups are told in turns; what changes meanwhile is told afterwards."""
+        """Notify the members of changed groups in pieces. Changes meanwhile are announced afterwards."""
         self._is_telling = True
         while self._waiting:
             group = next(iter(self._waiting))
@@ -600,7 +603,7 @@ class Notifications:
         return settings is not None and settings.notify_enable
 
     def tell(self, group: ConsumerGroup, connections: Iterable[Session]) -> None:
-        """Tells these members that the group is another than before; very many in turns."""
+        """Notify these members of a change of the group, very many of them in pieces."""
         if not self._may_tell(group):
             return
         told = list(connections)
@@ -622,7 +625,7 @@ class Notifications:
             self._history.add(group.name, "notified", "", members=told)
 
     def topic_changed(self, topic: TopicConfig) -> None:
-        """Tells the groups that read a topic that it has other queues; name servers know it by now."""
+        """Notify the groups that read a topic of its changed queues, which the name servers know by now."""
         self._turns.do(self._telling_of_topic(topic.name))
 
     def _telling_of_topic(self, topic: str) -> Work[None]:
@@ -634,20 +637,21 @@ class Notifications:
             self._groups.check_soon(group)
 
     def heard(self, connection: Session, group: ConsumerGroup) -> None:
-        """A member has said which queues it sees. It looked before a topic grew, and was not here yet to be told."""
+        """Notify a member whose heartbeat shows an outdated number of queues: it read the route before the topic grew, and
+        joined after the notification."""
         for topic in self._groups.stale_topics(group, connection):
             connection.tell(GroupChanged(group.name, topic))
 
     def topics_known(self) -> None:
-        """Name servers know all topics. Members that see another number of queues look again: when they were told, no name
-        server knew it, or none could be asked."""
+        """Notify members that see another number of queues, because all name servers know all topics now. At the earlier
+        notification no name server knew the change, or none was reachable."""
         for group, connection, topic in self._groups.stale():
             connection.tell(GroupChanged(group, topic))
 
 
 def _change_for(group: ConsumerGroup, connection: Session) -> GroupChanged:
-    """A Rocketlet member hears which of the members it is, or what its share is, where the broker shares out. A thousand
-    members that are told need not ask a thousand times."""
+    """Return the event for a member. A Rocketlet member gets its position among the members, or its queues where the broker
+    allocates them, so that a thousand notified members need not send a thousand requests."""
     member = group.members.get(connection)
     if member is None or not member.data.strategy:
         return GroupChanged(group.name)
