@@ -233,7 +233,7 @@ class Server:
 
     def _entrance(self, *, is_external: bool = False, is_vip: bool = False) -> TlsDetector[RemotingConnection]:
         connection = self._connection_type(self, is_external=is_external, is_vip=is_vip)
-        return TlsDetector(self._tls, self.handshakes, self._turns.call_for, connection, self._protocol_of)
+        return TlsDetector(self._tls, self.handshakes, self._turns, connection, self._protocol_of)
 
     @cached_property
     def grpc_server(self) -> GrpcServer | None:
@@ -417,19 +417,19 @@ class TlsDetector(asyncio.Protocol, Generic[C]):
     """A socket's protocol until the client's protocol is known; during a TLS handshake, the protocol above TLS.
 
     Args:
-        in_turn: Schedules a call in the turn of a client address.
+        turns: Schedules the work of each client address.
         make_protocol: Returns the client's protocol for its first bytes.
     """
 
     __slots__ = (
         "_early",
         "_handshakes",
-        "_in_turn",
         "_is_lost",
         "_is_refused",
         "_make_protocol",
         "_tls",
         "_transport",
+        "_turns",
         "connection",
     )
 
@@ -437,14 +437,14 @@ class TlsDetector(asyncio.Protocol, Generic[C]):
         self,
         tls: Tls,
         handshakes: Handshakes,
-        in_turn: Callable[..., None],
+        turns: Turns,
         connection: C,
         make_protocol: Callable[[C, bytes], asyncio.Protocol],
     ) -> None:
         self._tls = tls
         self._make_protocol = make_protocol
         self._handshakes = handshakes
-        self._in_turn = in_turn
+        self._turns = turns
         self.connection = connection
         self._transport: asyncio.Transport | None = None
         self._early: list[bytes] | None = None
@@ -557,14 +557,16 @@ class TlsDetector(asyncio.Protocol, Generic[C]):
         if raw.is_closing():
             return
         tls = cast("asyncio.BufferedProtocol", raw.get_protocol())
-        in_turn = partial(self._in_turn, self.address)
-        records = TlsRecords(raw, tls, self.connection, in_turn, self._end_flood)
+        records = TlsRecords(raw, tls, self.connection, self)
         raw.set_protocol(records)
         self.connection.records = records
         records.data_received(first)
-        in_turn(self._handshakes.opened, self)
+        self._turns.call_for(self.address, self._handshakes.opened, self)
 
-    def _end_flood(self) -> None:
+    def call_in_turn(self, action: Callable[[], None]) -> None:
+        self._turns.call_for(self.address, action)
+
+    def end_flood(self) -> None:
         self.refuse("the client sent many TLS records without data")
 
     def _use(self, encrypted: asyncio.Transport) -> None:

@@ -369,6 +369,18 @@ class Tls:
 _HEAD_BYTES = 5  # a record's type, version, and length (RFC 8446, 5.1)
 
 
+class RecordsOwner(Protocol):
+    """The part of the server that has a client's `TlsRecords`."""
+
+    def call_in_turn(self, action: Callable[[], None]) -> None:
+        """Call a function when the client's address has its turn."""
+        ...
+
+    def end_flood(self) -> None:
+        """Close a connection whose client has sent too many records without data."""
+        ...
+
+
 class TlsRecords(asyncio.Protocol):
     """The protocol object of a socket whose client uses TLS.
 
@@ -376,8 +388,7 @@ class TlsRecords(asyncio.Protocol):
         raw: transport of the socket
         tls: asyncio's protocol object, which decrypts
         connection: the client's connection
-        in_turn: schedules a call fairly between clients
-        flooded: ends a connection whose client has sent too many records without data
+        owner: the part of the server that has this object
     """
 
     def __init__(
@@ -385,14 +396,12 @@ class TlsRecords(asyncio.Protocol):
         raw: asyncio.Transport,
         tls: asyncio.BufferedProtocol,
         connection: Client,
-        in_turn: Callable[..., None],
-        flooded: Callable[[], None],
+        owner: RecordsOwner,
     ) -> None:
         self._raw = raw
         self._tls = tls
         self._connection = connection
-        self._in_turn = in_turn
-        self._flooded = flooded
+        self._owner = owner
         self._rest = b""
         self._reach = 0  # bytes until the start of the next record
         self._empty = 0.0  # records without data, minus records that later data has made up for
@@ -409,7 +418,7 @@ class TlsRecords(asyncio.Protocol):
             self.go_on()
         else:
             self._pause()
-            self._in_turn(self.go_on)
+            self._owner.call_in_turn(self.go_on)
 
     def go_on(self) -> None:
         """Decrypt as much as fits into one piece of work. The rest is decrypted in later pieces, or when requests no
@@ -439,7 +448,7 @@ class TlsRecords(asyncio.Protocol):
         elif self._rest:
             self._pause()
             if self._connection.is_reading:
-                self._in_turn(self.go_on)
+                self._owner.call_in_turn(self.go_on)
 
     def _pause(self) -> None:
         if self._raw.is_reading():  # otherwise the TLS layer has paused it, and will resume it
@@ -463,7 +472,7 @@ class TlsRecords(asyncio.Protocol):
         found_bytes = self._connection.read_bytes - before_bytes
         self._empty = max(0.0, self._empty + records - found_bytes / RECORD_BYTES)
         if self._empty > MAX_EMPTY_RECORDS and not self._raw.is_closing():
-            self._flooded()
+            self._owner.end_flood()
 
     def eof_received(self) -> bool | None:
         return self._tls.eof_received()

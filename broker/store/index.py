@@ -683,12 +683,16 @@ class Search:
     """
 
     def __init__(
-        self, log: CommitLog, reader: Reader, queues: Sequence[ConsumeQueue], is_there: Callable[[ConsumeQueue], bool]
+        self,
+        log: CommitLog,
+        reader: Reader,
+        queues: Sequence[ConsumeQueue],
+        all_queues: Mapping[tuple[str, int], ConsumeQueue],
     ) -> None:
         self._log = log
         self._reader = reader
         self._queues = queues
-        self._is_there = is_there
+        self._all_queues = all_queues
         self.looked = 0
         self.is_cut = False
 
@@ -743,7 +747,8 @@ class Search:
                 heapreplace(heap, (-older.position, number, older, places))
 
     def _of_queue(self, queue: ConsumeQueue, first: int, after: int, block: int) -> Iterator[Candidate]:
-        while self._is_there(queue) and after > (first := max(first, queue.begin)):
+        key = queue.topic, queue.queue_id
+        while self._all_queues.get(key) is queue and after > (first := max(first, queue.begin)):
             begin = max(after - block, first)
             entries = list(ENTRY.iter_unpack(queue.entries(begin, after - begin)))
             for index in range(after - begin - 1, -1, -1):

@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import orjson
 
@@ -115,13 +115,25 @@ def checkpoint_text(position: int, end: int, begin: int, summed_from: int, queue
     return b'%b,"queues":{%b}}' % (head[:-1], queues)
 
 
+class RecoveredStore(Protocol):
+    """The store that a recovery fills."""
+
+    def queue(self, topic: str, queue_id: int, /) -> ConsumeQueue:
+        """Return the index of a queue, opened if it is not."""
+        ...
+
+    @property
+    def tag_code_of(self) -> Callable[[Record], int]:
+        """Returns the tag code of a record."""
+        ...
+
+
 class Recovery:
     """One recovery.
 
     Args:
         log: the commit log
-        open_queue: opens the index of a topic's queue
-        tag_code_of: returns the tag code of a record
+        store: has the queues that are recovered
         since: known topics, with the position at which each was created. Topics that only the checkpoint or later
             records have are added.
         deleted: deleted topics, with the position at which each was deleted
@@ -131,16 +143,14 @@ class Recovery:
     def __init__(
         self,
         log: CommitLog,
-        open_queue: Callable[[str, int], ConsumeQueue],
-        tag_code_of: Callable[[Record], int],
+        store: RecoveredStore,
         since: dict[str, int],
         deleted: Mapping[str, int],
         *,
         knows_topics: bool,
     ) -> None:
         self._log = log
-        self._open_queue = open_queue
-        self._tag_code_of = tag_code_of
+        self._store = store
         self._since = since
         self._deleted = deleted
         self._knows_topics = knows_topics
@@ -201,7 +211,7 @@ class Recovery:
         return True
 
     def _queue(self, topic: str, queue_id: int) -> ConsumeQueue:
-        queue = self._queues[topic, queue_id] = self._open_queue(topic, queue_id)
+        queue = self._queues[topic, queue_id] = self._store.queue(topic, queue_id)
         return queue
 
     def _restore(self, key: tuple[str, int], state: QueueCheckpoint, rebuilds: bool) -> None:
@@ -262,7 +272,7 @@ class Recovery:
                 queue.restart(record.queue_offset)
             elif not self._lose_until(queue, record.queue_offset, record.physical_offset):
                 return
-        queue.append(record.physical_offset, record.size, self._tag_code_of(record))
+        queue.append(record.physical_offset, record.size, self._store.tag_code_of(record))
         if queue.tail_is_long:
             with contextlib.suppress(StoreFull):  # the tail stays in memory
                 queue.flush()

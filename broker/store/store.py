@@ -87,7 +87,7 @@ class Store:
         self.store_host = store_host
         self.queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._of_topic: dict[str, list[ConsumeQueue]] = {}
-        self._tag_code_of = tag_code_of
+        self.tag_code_of = tag_code_of
         self._open_files = OpenFiles(open_files)
         self._is_synced = is_synced
         self._marks = Marks(read_state(folder / marks.FILE, is_derivable=True))
@@ -142,7 +142,7 @@ class Store:
         elif checkpoint is not None and checkpoint.summed_from is not None:
             self._log.summed_from = checkpoint.summed_from
         on_disk = self.folder.queues()
-        recovery = Recovery(self._log, self.queue, self._tag_code_of, since, deleted, knows_topics=knows_topics)
+        recovery = Recovery(self._log, self, since, deleted, knows_topics=knows_topics)
         found = recovery.run(checkpoint, on_disk, rebuilds=rebuilds)
         self._put_aside(found)
         self._next = self._log.end
@@ -517,7 +517,7 @@ class Store:
 
     def search(self, topic: str) -> Search:
         """Return a search for messages of the topic that contain a text."""
-        return Search(self._log, self._reader, self._of_topic.get(topic, ()), self._has)
+        return Search(self._log, self._reader, self._of_topic.get(topic, ()), self.queues)
 
     def _has(self, queue: ConsumeQueue) -> bool:
         return self.queues.get((queue.topic, queue.queue_id)) is queue

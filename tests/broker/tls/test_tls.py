@@ -401,7 +401,7 @@ async def test_a_handshake_does_not_begin_on_a_connection_that_ends(certificates
     ends = Mock(spec=asyncio.Transport)
     ends.is_closing.return_value = True
     tls = Tls("permissive", certificates.files)
-    entrance = TlsDetector(tls, Handshakes(), Turns().call, Mock(peer="127.0.0.1:1"), Mock())
+    entrance = TlsDetector(tls, Handshakes(), Turns(), Mock(peer="127.0.0.1:1"), Mock())
     entrance.connection_made(ends)
     await entrance.shake_hands(HELLO)
     assert tls.failed_handshakes == 1

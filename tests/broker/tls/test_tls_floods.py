@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -190,12 +190,24 @@ class Socket(asyncio.Transport):
 RECORD = b"\x17\x03\x03\x00\x16" + b"u" * 22  # as long as a key update
 
 
+class Owner:
+    def __init__(self, raw: Socket) -> None:
+        self._raw = raw
+        self._turns = Turns()
+
+    def call_in_turn(self, action: Callable[[], None]) -> None:
+        self._turns.call_for("a", action)
+
+    def end_flood(self) -> None:
+        self._raw.is_closed = True
+
+
 def reading(data: float) -> tuple[TlsRecords, Decrypting, Socket]:
     connection, raw = peer(), Socket()
     connection.is_encrypted = True
     tls = Decrypting(connection, data)
     return (
-        TlsRecords(raw, tls, connection, partial(Turns().call_for, "a"), lambda: setattr(raw, "is_closed", True)),
+        TlsRecords(raw, tls, connection, Owner(raw)),
         tls,
         raw,
     )
