@@ -208,7 +208,7 @@ async def test_a_send_goes_to_another_broker_when_one_is_gone(nodes: Nodes, conn
 
 
 async def test_a_peer_that_does_not_answer_is_a_timeout_that_names_it(node: Node) -> None:
-    node.server.serve = lambda connection: None
+    node.server.serve = lambda connection: connection.requests.clear()
     with pytest.raises(ConnectionFailed, match=f"{node.address} did not respond"):
         async with Producer(node.address):
             pass
@@ -218,7 +218,7 @@ async def test_timeouts_and_lost_connections_are_distinguished(node: Node) -> No
     async with Producer(node.address) as producer:
         connection = await producer._cluster.connection(node.address)
         serve = node.server.serve
-        node.server.serve = lambda connection: None
+        node.server.serve = lambda connection: connection.requests.clear()
         with pytest.raises(RequestTimeout, match="SEND_MESSAGE"):
             await connection.ask(RequestCode.SEND_MESSAGE_V2, {}, timeout_s=0.001)
         pending = connection.ask(RequestCode.SEND_MESSAGE_V2, {})
