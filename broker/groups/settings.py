@@ -129,7 +129,7 @@ class GroupConfigs:
         """Creates or alters a group. Raises IllegalName, LimitExceeded, StoreFull."""
         _checked(group)
         if group.name not in self and self._count >= self._limits.max_groups:
-            raise LimitExceeded(f"this broker takes {self._limits.max_groups} groups; delete some")
+            raise LimitExceeded(f"the broker has {self._limits.max_groups} groups, which is the maximum; delete some")
         self._keep(group)
         self._store(group)
 

@@ -319,7 +319,10 @@ async def test_topics_and_groups_are_limited_at_their_edge(nodes: Nodes, connect
     assert (await make("first")).code == 0
     assert (await make("first")).code == 0
     answer = await make("second")
-    assert (answer.code, f"takes {count + 1}" in (answer.remark or "")) == (1, True)
+    assert (
+        answer.code,
+        f"the broker has {count + 1} {limit.removeprefix('max_')}, which is the maximum" in (answer.remark or ""),
+    ) == (1, True)
     assert (await send(wire)).code == 0
 
 
