@@ -215,8 +215,8 @@ class AdminClient:
         Args:
             queues: the number of queues that producers send to.
             read_queues: the number of queues that consumers read, default `queues`. A topic gets fewer queues without
-            loss in
-                two steps: first `queues=4, read_queues=8`, then `read_queues=4` when its groups have read queues 4 to 7.
+                loss in two steps: first `queues=4, read_queues=8`, then `read_queues=4` when its groups have read queues 4
+                to 7.
             perm: 6 to write and read, 4 to read only, 2 to write only.
             brokers: the names of the brokers, default all that have the topic.
             allow_unreadable: True to remove queues from the readable ones although messages are stored in them.
