@@ -62,7 +62,7 @@ async def test_one_topic_and_one_group_are_shown(wire: Wire) -> None:
     assert listed["t"]["attributes"] == {"message.type": "FIFO"}
     await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)  # says nothing of them
     assert (await shown())["attributes"] == {"message.type": "FIFO"}
-    for changes, hint in {"+message.type=ODD": "NORMAL", "+queue.type=BatchCQ": "message.type", "x": "kept"}.items():
+    for changes, hint in {"+message.type=ODD": "NORMAL", "+queue.type=BatchCQ": "message.type", "x": "use"}.items():
         answer = await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, {**ext, "attributes": changes})
         assert (answer.code, hint in (answer.remark or "")) == (1, True), changes
     await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, {**ext, "attributes": "-message.type"})
