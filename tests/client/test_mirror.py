@@ -349,7 +349,7 @@ async def test_a_topic_that_nobody_knows_is_reported_and_not_waited_for(rocketle
 async def test_what_cannot_be_mirrored_is_refused(rocketlet: Broker, there: Broker) -> None:
     with pytest.raises(ConfigError, match="both"):
         Mirror(there.address, there.address)
-    with pytest.raises(ConfigError, match="give one of them"):
+    with pytest.raises(ConfigError, match="give only one of them"):
         Begin(last=1, since_ms=1)
     rocketlet.create_topic("orders", queues=2)
     async with Producer(rocketlet.address) as producer:
@@ -360,7 +360,7 @@ async def test_what_cannot_be_mirrored_is_refused(rocketlet: Broker, there: Brok
             (message, *_) = there.messages("orders")
             await other.send("orders", b"y", properties={ORIGIN: "another-broker:0:7"}, queue=message.queue)
     if message.queue.queue_id < 2:
-        with pytest.raises(ConfigError, match="brokers of one side have changed"):
+        with pytest.raises(ConfigError, match="brokers of one cluster have changed"):
             await mirrored(rocketlet, there)
 
 
