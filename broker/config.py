@@ -378,7 +378,7 @@ class Limits:
     # unacknowledged deliveries of a group in all queues, about 350 bytes each; further pops wait
     max_unfinished_of_group: int = 200_000
     max_lite_subscriptions: int = 500_000  # subscriptions to lite topics of all clients, about 250 bytes each
-    max_lite_topics: int = 500_000  # lite topics of all parent topics, about 200 bytes each
+    max_lite_topics: int = 500_000  # lite topics of all parent topics, about 210 bytes each
     # unacknowledged deliveries of an ordered group in one queue, with messages that wait for them
     max_unfinished_in_order: int = 2000
     max_attempt_ids: int = 10_000  # pops of ordered groups whose batch is returned again to the same attempt id

@@ -115,6 +115,19 @@ async def test_urgent_messages_are_received_first(node: Node, official: Official
     assert peer.bodies == [f"priority-{priority}" for priority in (3, 2, 1)]
 
 
+@feature("lite topics: messages of subscribed ones")
+async def test_subscribed_lite_topics_are_received(node: Node, official: Official) -> None:
+    if not official.name.startswith("Python"):
+        pytest.skip("its program for these tests has no lite consumer")
+    put(node, message_type="LITE")
+    node.broker.group_configs.put(GroupConfig("g", attributes={"lite.bind.topic": "t"}))
+    async with official.run("chat", endpoint=node.address, topic="t") as peer:
+        await peer.until(lambda: len(peer.bodies) == 4)
+    assert sorted(node.broker.lites.of("t")) == ["a", "b", "c"]
+    received = [(line[2], line[5]) for line in peer.found("GOT")]
+    assert sorted(received) == [("a", "a-0"), ("a", "a-1"), ("b", "b-0"), ("b", "b-1")]
+
+
 @feature("push consumer: dead letters by the group's limit")
 async def test_dead_letters(node: Node, official: Official) -> None:
     put(node)

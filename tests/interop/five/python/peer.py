@@ -156,8 +156,34 @@ def simple():
     sys.stdin.read()
 
 
+def chat():
+    """Send messages to lite topics, and receive those of two."""
+    from rocketmq import LitePushConsumer
+
+    class LiteListener(MessageListener):
+        def consume(self, view):
+            say("GOT", view.topic, view.lite_topic, "-", view.delivery_attempt, view.body.decode(), "")
+            return ConsumeResult.FAILURE if is_bad(view) else ConsumeResult.SUCCESS
+
+    consumer = LitePushConsumer(configuration(), GROUP, TOPIC, LiteListener(), tls_enable="tls" in OPTIONS)
+    consumer.startup()
+    for name in ("a", "b"):
+        consumer.subscribe_lite(name)
+    producer = Producer(configuration(), (TOPIC,), tls_enable="tls" in OPTIONS)
+    producer.startup()
+    for name in ("a", "b", "c"):
+        for body in (f"{name}-0", f"{name}-1"):
+            sent = message(body)
+            sent.lite_topic = name
+            producer.send(sent)
+    say("DONE")
+    sys.stdin.read()
+    consumer.shutdown()
+    producer.shutdown()
+
+
 try:
-    {"produce": produce, "urgent": urgent, "push": push, "simple": simple}[MODE]()
+    {"produce": produce, "urgent": urgent, "chat": chat, "push": push, "simple": simple}[MODE]()
 except Exception as error:
     say("FAILED", repr(error))
 os._exit(0)  # its threads would continue
