@@ -252,7 +252,7 @@ class Apache:
         **settings: object,
     ) -> None:
         self.home = folder / f"apache-{version}"
-        self._version = version
+        self.version = version
         self._heap = heap
         self._options = options
         self._name_server = name_server
@@ -298,13 +298,13 @@ class Apache:
                 if not tries_left:
                     output = (self.home / "log").read_text(errors="replace")[-2000:]
                     raise RuntimeError(
-                        f"Apache {self._version} does not start ({error!r}); it printed {output!r}"
+                        f"Apache {self.version} does not start ({error!r}); it printed {output!r}"
                     ) from error
                 self._configure()
         return self
 
     async def jars(self) -> Path:
-        return await apache_jars(self._version)
+        return await apache_jars(self.version)
 
     async def __aexit__(self, *exception: object) -> None:
         await self._broker.aclose()

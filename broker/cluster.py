@@ -198,6 +198,11 @@ class Peers:
         self._asking = 0
         self._is_closed = False
 
+    @property
+    def is_idle(self) -> bool:
+        """True if no text waits to be sent to a peer."""
+        return not self._due
+
     def say(self, address: str, group: str, make: Make, failed: Failed) -> None:
         """Send the message that `make` returns when the peer is free; nothing if it returns None.
 

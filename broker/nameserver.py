@@ -192,6 +192,11 @@ class Routes:
             del self._departed[next(iter(self._departed))]
 
     @property
+    def addresses(self) -> list[str]:
+        """The addresses of brokers, in the order of their registration."""
+        return list(self._addresses)
+
+    @property
     def entries(self) -> int:
         """The number of topics of all brokers."""
         return self._entries

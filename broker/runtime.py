@@ -150,7 +150,7 @@ class _MovableTimer:
 
 class Turns:
     def __init__(self, turn_s: float = TURN_S) -> None:
-        self._turn_s = turn_s
+        self.turn_s = turn_s
         self._own: deque[Work[Any]] = deque()
         self._of_clients: dict[str, deque[Work[Any]]] = {}  # by address, in the order of their turns
         self._is_own_turn = True
@@ -168,7 +168,7 @@ class Turns:
         is_new = not self._is_due
         self.do_later(work, address)
         if is_new:
-            self._end_s = time.perf_counter() + self._turn_s
+            self._end_s = time.perf_counter() + self.turn_s
         if self.waiting == 1:
             self._go_on()
 
@@ -209,7 +209,7 @@ class Turns:
             await asyncio.sleep(0)
 
     def _turn(self) -> None:
-        self._end_s = time.perf_counter() + self._turn_s
+        self._end_s = time.perf_counter() + self.turn_s
         self._go_on()
         self._is_due = bool(self.waiting)
         if self._is_due:
@@ -293,6 +293,11 @@ class FairQueue:
         self._waiting: dict[object, deque[Work[None]]] = {}
         self._working: set[object] = set()
         self._is_stopped = False
+
+    @property
+    def waiting(self) -> int:
+        """The number of works that wait, of all clients."""
+        return sum(map(len, self._waiting.values()))
 
     def join(self, client: object, work: Work[None]) -> None:
         """Run the work when it is the client's turn. Raises LimitExceeded if too many requests of this client wait."""

@@ -84,7 +84,7 @@ class GroupWatch:
         """Query the group if the last query is more than a second ago. Raises ConfigError if no broker knows the group."""
         async with self._lock:
             if time.monotonic() - self._looked_s >= WATCH_INTERVAL_S:
-                await self._look()
+                await self.poll()
                 self._looked_s = time.monotonic()
             if time.monotonic() - self._described_s >= DESCRIPTION_INTERVAL_S:
                 await self._describe()
@@ -114,7 +114,8 @@ class GroupWatch:
                 found.update(self.topics[name].ranges)
         return sorted(found)
 
-    async def _look(self) -> None:
+    async def poll(self) -> None:
+        """Query the group's members, offsets and owners once."""
         masters = self.masters = await self._admin.masters()
         progress, connections = await asyncio.gather(
             self._admin.progress(self.group, masters=masters), self._admin.connections(self.group, masters)

@@ -162,7 +162,7 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             self._ledger = Ledger.find()
             if self._ledger is not None:
                 self._ledger.forget(options.read.group)
-            self._planner = _planner(options, resumed, is_unfinished, self._ledger)
+            self._planner = make_planner(options, resumed, is_unfinished, self._ledger)
             if self._is_bounded:
                 self._planner.set_targets()
         return self._planner
@@ -296,7 +296,7 @@ class _WithRows(RocketletStreamReader, SimpleReader):  # type: ignore[misc]
         return None if rows is None else iter(rows)
 
 
-def _planner(
+def make_planner(
     options: StreamOptions, resumed: MicroBatch, is_unfinished: bool = False, ledger: Ledger | None = None
 ) -> Planner:
     from .planner import Planner

@@ -51,7 +51,7 @@ class Allotment:
         self._limits = runtime.limits
         self._broker_name = groups.broker_name
         self._groups = groups
-        self._find_route = routes.find_route
+        self.routes = routes
         self._tasks, self._turns, self._clock = runtime.tasks, runtime.turns, runtime.clock
         self._lists: OrderedDict[MemberList, ConsumerGroup] = OrderedDict()  # oldest first
         self._id_count = 0  # in all lists
@@ -169,7 +169,7 @@ class Allotment:
         """Return the known routes of the group's topics. `goes_on` is called after each route; None if it returns False."""
         found: Routes = {}
         for topic in sorted(group.topics):
-            route = await self._find_route(topic)
+            route = await self.routes.find_route(topic)
             if route is not None:
                 found[topic] = route
                 if not goes_on():

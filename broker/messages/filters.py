@@ -579,6 +579,11 @@ class Filters:
         self._waiting = AddressShares(limits.max_unparsed)
         self.failed = 0
 
+    @property
+    def waiting(self) -> int:
+        """The number of requests that wait until their filter is parsed."""
+        return self._waiting.count
+
     def find(self, expression: str) -> Filter | None:
         """Return the filter of an expression; None if it must be parsed first. Raises Refusal for an invalid
         expression."""

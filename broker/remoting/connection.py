@@ -337,9 +337,14 @@ class RemotingConnection(Client):
         self.beat = beat
         self.charge((len(beat[0]) if beat else 0) - (len(known[0]) if known else 0))
 
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of responses that the socket has not taken yet."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
     def held_bytes(self) -> int:
         """Bytes that wait here in both directions, and that others keep for the client."""
-        unread = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        unread = self.unsent_bytes
         if self.records is not None:
             unread += self.records.held_bytes
         return self.requests.held_bytes + unread + self.held_pulls * HELD_PULL_BYTES + self.charged_bytes
@@ -348,7 +353,7 @@ class RemotingConnection(Client):
         """Whether it will hold less by itself: when its client reads, or its requests have their turn."""
         if self.requests.has_frame or (self.records is not None and self.records.held_bytes):
             return True
-        return self._transport is not None and self._transport.get_write_buffer_size() > 0
+        return self.unsent_bytes > 0
 
     def _serve(self) -> None:
         try:

@@ -676,6 +676,10 @@ class Written:
         self._places = array("Q", (end,))
         self._sums = array("I", (0,))
 
+    def __len__(self) -> int:
+        """Return the number of positions with a sum."""
+        return len(self._places)
+
     def add(self, data: bytes | bytearray | memoryview) -> None:
         """Add bytes that were appended to the log."""
         size = len(data)

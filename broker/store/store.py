@@ -470,6 +470,11 @@ class Store:
         return encoded
 
     @property
+    def segments(self) -> int:
+        """The number of the commit log's files."""
+        return self._log.segments
+
+    @property
     def staged(self) -> int:
         """The number of staged pieces, where a batch is one piece."""
         return len(self._staged)

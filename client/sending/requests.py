@@ -240,7 +240,7 @@ class ProducerTransactions:
             return  # the broker repeats the check
         self._checked_bytes += len(frame.body)
         message = Message(record, Queue(record.topic, "", record.queue_id), record.topic)
-        task = asyncio.create_task(self._answer(connection, header, message))
+        task = asyncio.create_task(self._answer(connection, header, message), name="transaction check")
         self._tasks.add(task)
         task.add_done_callback(partial(self._answered, len(frame.body)))
 

@@ -126,7 +126,7 @@ class Sender(Lifecycle):
         for message, key, text in zip(batch.messages, batch.ids, batch.texts, strict=True):
             if message[0].done():  # cancelled by the caller
                 continue
-            task = asyncio.create_task(self._settle(batch, message, key, text, answer))
+            task = asyncio.create_task(self._settle(batch, message, key, text, answer), name="resend")
             self._resending.add(task)
             task.add_done_callback(partial(self._resent, message[0]))
             message[0].add_done_callback(partial(_give_up, task))

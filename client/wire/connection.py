@@ -281,9 +281,10 @@ class Connection(asyncio.Protocol):
         if self._has_received:
             self._has_received, self._received_s = False, now_s - self._blocked_s
         self._sweep_due_s = now_s + self._limits.deadline_sweep_s
-        self._sweep = self.loop.call_later(self._limits.deadline_sweep_s, self._sweep_deadlines)
+        self._sweep = self.loop.call_later(self._limits.deadline_sweep_s, self.sweep_deadlines)
 
-    def _sweep_deadlines(self) -> None:
+    def sweep_deadlines(self) -> None:
+        """Fail the requests whose deadline has passed, and sweep again later while others are in flight."""
         now_s = self.loop.time()
         # Time for which the loop was blocked does not count: it runs timers before it reads, so responses that arrived
         # meanwhile are still in the socket.

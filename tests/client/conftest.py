@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.server import Listening, Server
 from rocketlet.client import AdminClient, Message, Producer
+from rocketlet.client.config import CLIENT_LIMITS, ClientLimits
+from rocketlet.client.wire.cluster import ClusterView
 from rocketlet.client.wire.connection import Connection
 from rocketlet.protocol.codes import RequestCode
 
@@ -60,6 +66,29 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> Requests:
 def only_connection(producer: Producer) -> Connection:
     (connection,) = producer._greeted.values()
     return connection
+
+
+def set_send_timeout(producer: Producer, timeout_s: float) -> None:
+    """Give later sends this timeout. A producer that has it from its start may fail to connect on a busy machine."""
+    producer._timeout_s = timeout_s
+    if producer._accumulator is not None:
+        producer._accumulator._timeout_s = timeout_s
+
+
+@asynccontextmanager
+async def connected(node: Node, limits: ClientLimits = CLIENT_LIMITS) -> AsyncIterator[Connection]:
+    """A client's connection to the broker, without a client around it."""
+    cluster = ClusterView(node.address, limits=limits)
+    cluster.start()
+    try:
+        yield await cluster.connection(node.address)
+    finally:
+        await cluster.close()
+
+
+def tasks_named(name: str) -> list[asyncio.Task[Any]]:
+    """The tasks of this event loop whose names start so."""
+    return [task for task in asyncio.all_tasks() if task.get_name().startswith(name)]
 
 
 async def restart(nodes: Nodes, node: Node, *, stands: bool = False) -> Node:

@@ -24,6 +24,7 @@ from rocketlet.client.wire.connection import Connection
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.testing import Broker, Fault
 
+from ..client.conftest import only_connection, tasks_named
 from ..conftest import PATIENCE_S, Node, Nodes, Wire, create_topic, eventually
 from .conftest import Requests, stored
 
@@ -204,12 +205,11 @@ async def test_who_gives_up_is_not_sent_again(node: Node, monkeypatch: pytest.Mo
         monkeypatch.setattr(producer, "_send", again)
         sends = [asyncio.ensure_future(producer.send("t", body)) for body in (b"given up", b"waits")]
         await asyncio.sleep(0)
-        (connection,) = producer._brokers()
-        connection.abort()
+        only_connection(producer).abort()
         await failed.wait()
         sends[0].cancel()
         await asyncio.wait(sends[:1])
-        await eventually(lambda: len(producer._resending) == 1)
+        await eventually(lambda: len(tasks_named("resend")) == 1)
     assert not tried
     with pytest.raises(ConfigError, match="has been stopped"):  # a producer that stops tells who waits for it
         await sends[1]
@@ -218,7 +218,7 @@ async def test_who_gives_up_is_not_sent_again(node: Node, monkeypatch: pytest.Mo
 async def test_a_try_that_is_cancelled_before_it_begins_tells_who_waits(node: Node) -> None:
     async with Producer(node.address) as producer:
         queue = (await producer.send("t", b"first")).queue
-        (connection,) = producer._brokers()
+        connection = only_connection(producer)
         accumulator = producer._accumulator
         assert accumulator is not None
         batch = Batch(accumulator, connection, queue, 0, connection.running_s() + PATIENCE_S, limit=1)

@@ -141,7 +141,7 @@ async def test_a_connection_whose_peer_answers_nothing_for_a_minute_is_given_up(
         asked = connection.ask(RequestCode.HEART_BEAT, {}, timeout_s=0.1)
         while not asked.done():
             time.now_s += 0.2
-            connection._sweep_deadlines()
+            connection.sweep_deadlines()
         with pytest.raises(RequestTimeout):
             await asked
         time.now_s += seconds - 0.2
@@ -150,7 +150,7 @@ async def test_a_connection_whose_peer_answers_nothing_for_a_minute_is_given_up(
     answered = connection.ask(RequestCode.HEART_BEAT, {})
     connection.data_received(encode(Frame(0, connection._opaque, flag=RESPONSE_FLAG)))
     await answered
-    connection._sweep_deadlines()
+    connection.sweep_deadlines()
     time.now_s += CLIENT_LIMITS.silent_s * 10  # nothing is asked for
     await goes_unanswered(CLIENT_LIMITS.silent_s * 0.75)
     assert not socket.is_aborted, "it has answered, and was not asked for long"

@@ -23,9 +23,13 @@ from rocketlet.client import (
     RetryLater,
 )
 from rocketlet.client.config import ClientLimits
-from rocketlet.client.wire.connection import finished
+from rocketlet.client.sending.requests import ProducerTransactions
+from rocketlet.client.wire.cluster import ClusterView
+from rocketlet.client.wire.connection import Connection, finished
 from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.frame import Frame
 
+from ..client.conftest import set_send_timeout, tasks_named
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
 from ..support.handlers import fill
 
@@ -289,7 +293,9 @@ def test_a_delay_and_a_level_exclude_each_other(delay: Any) -> None:
         RetryLater(delay=delay, delay_level=3)
 
 
-async def test_a_check_that_returns_junk_or_raises_anything_is_asked_again(nodes: Nodes, connect: Connect) -> None:
+async def test_a_check_that_returns_junk_or_raises_anything_is_asked_again(
+    nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings: dict[str, Any] = {
         "transaction_sweep_s": 0.02,
         "transaction_timeout_s": 0.0,
@@ -309,12 +315,11 @@ async def test_a_check_that_returns_junk_or_raises_anything_is_asked_again(nodes
         return False
 
     async with Producer(node.address, "p", check=check) as producer:
-        assert producer._transactions is not None
 
         async def silent(*arguments: object, **options: object) -> None:
-            """As if the process had died before it said the outcome."""
+            """As if the process had died before it sent the outcome."""
 
-        producer._transactions.end = silent  # type: ignore[method-assign]
+        monkeypatch.setattr(ProducerTransactions, "end", silent)
         async with producer.transaction("t", b"maybe"):
             pass
         await eventually(lambda: node.broker.transactions.waiting == 0)
@@ -323,10 +328,12 @@ async def test_a_check_that_returns_junk_or_raises_anything_is_asked_again(nodes
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-async def test_a_check_that_hangs_or_stops_its_producer_does_not_hold_the_stop_up(nodes: Nodes, hangs: bool) -> None:
+async def test_a_check_that_hangs_or_stops_its_producer_does_not_hold_the_stop_up(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
     settings: dict[str, Any] = {"transaction_sweep_s": 0.02, "transaction_timeout_s": 0.0}
     node = await nodes.start(**settings)
-    called, asked = asyncio.Event(), list[tuple[Any, ...]]()
+    called, asked = asyncio.Event(), list[tuple[Connection, Frame]]()
 
     async def check(message: Message) -> None:
         called.set()
@@ -334,25 +341,29 @@ async def test_a_check_that_hangs_or_stops_its_producer_does_not_hold_the_stop_u
 
     async def silent(*arguments: object, **options: object) -> None: ...
 
+    listen, checks = ClusterView.answer, list[Callable[[Connection, Frame], None]]()
+
+    def answer_and_note(cluster: ClusterView, code: int, answer: Callable[[Connection, Frame], None]) -> None:
+        def noted(connection: Connection, frame: Frame) -> None:
+            asked.append((connection, frame))
+            answer(connection, frame)
+
+        is_check = code == RequestCode.CHECK_TRANSACTION_STATE
+        if is_check:
+            checks.append(answer)
+        listen(cluster, code, noted if is_check else answer)
+
+    monkeypatch.setattr(ClusterView, "answer", answer_and_note)
+    monkeypatch.setattr(ProducerTransactions, "end", silent)
     producer = Producer(node.address, "p", check=check)
     await producer.start()
-    transactions = producer._transactions
-    assert transactions is not None
-    transactions.end = silent  # type: ignore[method-assign]
-    check_asked = producer._cluster._answers[RequestCode.CHECK_TRANSACTION_STATE]
-
-    def noted(*request: Any) -> None:
-        asked.append(request)
-        check_asked(*request)
-
-    producer._cluster._answers[RequestCode.CHECK_TRANSACTION_STATE] = noted
     async with producer.transaction("t", b"maybe"):
         pass
     await called.wait()
-    producer._timeout_s = 0.01
+    set_send_timeout(producer, 0.01)
     await producer.stop()
-    check_asked(*asked[0])  # as a broker that asks again, which does so every 20 ms here
-    await eventually(lambda: not transactions._tasks)
+    checks[0](*asked[0])  # as a broker that asks again, which does so every 20 ms here
+    await eventually(lambda: not tasks_named("transaction check"))
 
 
 async def test_a_handler_that_stops_its_consumer_gets_an_error_and_the_consumer_continues(

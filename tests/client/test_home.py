@@ -16,6 +16,7 @@ from rocketlet.client.wire.connection import Access, Connection, Connections
 from rocketlet.protocol.codes import RESPONSE_FLAG, RequestCode
 from rocketlet.protocol.frame import Frame, FrameReader, encode
 
+from ..client.conftest import tasks_named
 from ..conftest import PATIENCE_S, Node, Wire, create_topic
 from ..support.handlers import Inbox
 
@@ -113,10 +114,10 @@ async def test_a_start_that_is_thrown_away_waits_for_nothing_and_leaves_nothing_
     starting.send(None)
     starting.close()
     assert client.has_ended
-    assert client._undoing is not None
-    await client._undoing
-    assert client._cluster._refresher is not None
-    assert client._cluster._refresher.done()
+    undoing = tasks_named("undo")
+    assert undoing
+    await asyncio.gather(*undoing)
+    assert not tasks_named("routes")
 
 
 def test_a_start_that_is_thrown_away_with_its_loop_is_no_error() -> None:
@@ -130,7 +131,7 @@ def test_a_start_that_is_thrown_away_with_its_loop_is_no_error() -> None:
     loop.run_until_complete(begin())
     starting.close()
     assert client.has_ended
-    assert client._undoing is None
+    assert not [task for task in asyncio.all_tasks(loop) if task.get_name() == "undo"]
     for task in asyncio.all_tasks(loop):
         task.cancel()
     loop.run_until_complete(asyncio.sleep(0))

@@ -40,9 +40,11 @@ from rocketlet.protocol.frame import Frame, encode
 from rocketlet.protocol.message import encode_host, encode_record, offset_in, split_records
 from rocketlet.protocol.names import Queue, parse_subscription, tag_code
 
+from ..client.conftest import tasks_named
 from ..conftest import Node, Wire, create_topic, eventually
 from ..support.certificates import Certificates
 from ..support.handlers import Inbox, fill
+from ..support.turns import passed
 
 QUEUE = Queue("t", "b", 0)
 HOST = encode_host("127.0.0.1", 1)
@@ -270,15 +272,16 @@ async def test_only_this_much_is_checked_in_one_turn() -> None:
         return True
 
     cluster = ClusterView("127.0.0.1:1", limits=ClientLimits(max_checked_bytes=2 * len(RECORD)))
-    transactions = ProducerTransactions(cluster, "g", check)
+    ProducerTransactions(cluster, "g", check)
     ext = {"tranStateTableOffset": "0", "commitLogOffset": "0", "transactionId": "x"}
     frame = Frame(RequestCode.CHECK_TRANSACTION_STATE, 1, ext, RECORD)
     for count in (2, 4):
         for _ in range(5):
             cluster._answers[frame.code](Mock(), frame)
         may_end.set()
-        while transactions._tasks:
+        while tasks_named("transaction check"):
             await asyncio.sleep(0)
+        await passed()
         assert len(checked) == count
 
 

@@ -378,12 +378,12 @@ async def test_it_says_how_far_it_is_also_when_it_continues(
     async with Producer(rocketlet.address) as producer:
         await producer.send("orders", b"more")
     async with Mirror(rocketlet.address, there.address) as mirror:
-        store, seen = mirror._producer.send_stored, []
+        store, seen = Producer.send_stored, []
 
-        async def noting(*arguments: Any) -> Any:
+        async def noting(producer: Producer, *arguments: Any) -> Any:
             seen.append(mirror.progress)
-            return await store(*arguments)
+            return await store(producer, *arguments)
 
-        monkeypatch.setattr(mirror._producer, "send_stored", noting)
+        monkeypatch.setattr(Producer, "send_stored", noting)
         await mirror.run()
     assert seen == [MirrorProgress("orders", 10, 11)]

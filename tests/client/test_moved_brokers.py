@@ -12,7 +12,7 @@ from rocketlet.broker.server import Listening, Server
 from rocketlet.client import AdminClient, ConnectionFailed, Consumer, Producer, RocketletError, TopicNotFound
 from rocketlet.client.config import ClientLimits
 from rocketlet.client.wire.cluster import ClusterView
-from rocketlet.client.wire.connection import Connection
+from rocketlet.client.wire.connection import Connection, Connections
 from rocketlet.protocol.bodies import Route
 from rocketlet.protocol.names import Queue
 from rocketlet.testing.ports import free_port
@@ -173,15 +173,15 @@ async def test_name_server_that_is_away_does_not_hold_up_a_topic_that_does_not_e
     """It is asked once, not at each look for the topic."""
     monkeypatch.setattr("random.shuffle", lambda addresses: None)
     cluster, asked = ClusterView(f"{node.address};192.0.2.1:1"), list[str]()
-    get = cluster._connections.get
+    get = Connections.get
 
-    async def noted(address: str) -> Connection:
+    async def noted(connections: Connections, address: str) -> Connection:
         asked.append(address)
         if address == "192.0.2.1:1":
             raise ConnectionFailed("it is away")
-        return await get(address)
+        return await get(connections, address)
 
-    monkeypatch.setattr(cluster._connections, "get", noted)
+    monkeypatch.setattr(Connections, "get", noted)
     for _ in range(3):
         assert await cluster.find_route("nowhere") is None
     assert asked.count("192.0.2.1:1") == 1

@@ -14,6 +14,7 @@ from rocketlet.client.sending.accumulator import Overlap
 from rocketlet.client.wire.connection import Encoding
 from rocketlet.protocol.codes import RequestCode
 
+from ..client.conftest import set_send_timeout
 from ..conftest import PATIENCE_S, Node, Wire, create_topic
 from .conftest import Requests, only_connection, stored
 
@@ -133,8 +134,7 @@ async def unread(node: Node, *, timeout_s: float | None = None, **options: Any) 
         await producer.send("t", b"first")
         only_connection(producer).pause_writing()
         if timeout_s is not None:
-            assert producer._accumulator is not None
-            producer._timeout_s = producer._accumulator._timeout_s = timeout_s
+            set_send_timeout(producer, timeout_s)
         yield producer
 
 
@@ -210,8 +210,7 @@ async def test_what_waits_for_a_broker_that_hangs_up_is_sent_again(node: Node, w
 async def test_who_gives_up_while_a_broker_reads_nothing_leaves_nothing_behind(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t")
     async with unread(node) as producer:
-        assert producer._accumulator is not None
-        producer._accumulator._timeout_s = 0.05
+        set_send_timeout(producer, 0.05)
         given_up = asyncio.create_task(producer.send("t", b"a"))
         await asyncio.sleep(0)
         given_up.cancel()

@@ -27,6 +27,7 @@ from rocketlet.protocol.names import Queue
 from rocketlet.protocol.properties import decode
 from rocketlet.testing.ports import free_port
 
+from ..client.conftest import connected, only_connection, set_send_timeout
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
 from ..support.requests import pull
 
@@ -43,9 +44,6 @@ async def test_a_message_is_where_the_result_says(node: Node, wire: Wire) -> Non
     await create_topic(wire, "t")
     async with Producer(node.address) as producer:
         result = await producer.send("t", b"hello", tag="A", keys=["k1", "k2"], properties={"colour": "blau"})
-        connection = producer._cluster.connected("broker-a")
-        assert connection is not None
-        assert connection.speaks_msgpack
     (record,) = await stored(wire)
     assert (record.queue_id, record.queue_offset, record.offset_id) == (
         result.queue.queue_id,
@@ -100,7 +98,7 @@ async def test_oneway_sends_wait_for_a_broker_that_reads_nothing(node: Node, wir
     await create_topic(wire, "t")
     async with Producer(node.address) as producer:
         await producer.send_oneway("t", b"first")
-        (connection,) = producer._greeted.values()
+        connection = only_connection(producer)
         connection.pause_writing()
         waiting = asyncio.create_task(producer.send_oneway("t", b"second"))
         await asyncio.sleep(0)
@@ -109,7 +107,7 @@ async def test_oneway_sends_wait_for_a_broker_that_reads_nothing(node: Node, wir
         connection.resume_writing()
         await waiting
         connection.pause_writing()
-        producer._timeout_s = 0.02
+        set_send_timeout(producer, 0.02)
         with pytest.raises(RequestTimeout, match="did not read the message in time"):
             await producer.send_oneway("t", b"third")
         connection.resume_writing()
@@ -215,8 +213,7 @@ async def test_a_peer_that_does_not_answer_is_a_timeout_that_names_it(node: Node
 
 
 async def test_timeouts_and_lost_connections_are_distinguished(node: Node) -> None:
-    async with Producer(node.address) as producer:
-        connection = await producer._cluster.connection(node.address)
+    async with connected(node) as connection:
         serve = node.server.serve
         node.server.serve = lambda connection: connection.requests.clear()
         with pytest.raises(RequestTimeout, match="SEND_MESSAGE"):
@@ -230,14 +227,13 @@ async def test_timeouts_and_lost_connections_are_distinguished(node: Node) -> No
 
 async def test_a_process_that_was_suspended_reads_what_came_before_it_gives_up(node: Node) -> None:
     """Timers run before sockets are read: a deadline that passed meanwhile says nothing about who was asked."""
-    async with Producer(node.address, limits=ClientLimits(deadline_sweep_s=3600.0)) as producer:
-        connection = await producer._cluster.connection(node.address)
+    async with connected(node, ClientLimits(deadline_sweep_s=3600.0)) as connection:
         answer = connection.ask(RequestCode.GET_BROKER_CLUSTER_INFO, {}, timeout_s=0.0)
         connection._sweep_due_s -= 3 * 3600.0
-        connection._sweep_deadlines()
+        connection.sweep_deadlines()
         assert (await answer).code == 0
         answer = connection.ask(RequestCode.GET_BROKER_CLUSTER_INFO, {}, timeout_s=0.0)
-        connection._sweep_deadlines()
+        connection.sweep_deadlines()
         with pytest.raises(RequestTimeout):
             await answer
 
@@ -252,8 +248,7 @@ async def test_many_concurrent_sends_are_all_stored(node: Node, wire: Wire) -> N
 
 
 async def test_the_connection_opens_in_json_and_switches(node: Node) -> None:
-    async with Producer(node.address) as producer:
-        connection = await producer._cluster.connection(node.address)
+    async with connected(node) as connection:
         answer = await connection.request(RequestCode.GET_BROKER_CLUSTER_INFO, {})
         assert answer.serialize_type == MSGPACK
 
@@ -349,7 +344,7 @@ async def test_a_producer_whose_stop_is_cancelled_is_closed(node: Node) -> None:
     await asyncio.sleep(0)
     stopping.cancel()
     await asyncio.wait([stopping])
-    assert not producer._brokers()
+    await eventually(lambda: not node.server.connections)
 
 
 async def test_a_body_that_compression_would_make_larger_is_sent_as_it_is(node: Node, wire: Wire) -> None:
@@ -380,8 +375,7 @@ async def test_a_producer_that_does_not_run_says_so_immediately(node: Node) -> N
 
 
 async def test_a_connection_has_only_this_many_requests_in_flight(node: Node) -> None:
-    async with Producer(node.address, limits=ClientLimits(max_in_flight=2)) as producer:
-        connection = await producer._cluster.connection(node.address)
+    async with connected(node, ClientLimits(max_in_flight=2)) as connection:
         asked = [connection.ask(RequestCode.GET_BROKER_CLUSTER_INFO, {}) for _ in range(3)]
         answers = await asyncio.gather(*asked, return_exceptions=True)
     assert [type(answer) for answer in answers] == [Frame, Frame, ConnectionFailed]

@@ -184,15 +184,17 @@ async def test_what_is_in_flight_of_other_tasks_is_waited_for_when_the_consumer_
     await create_topic(wire, "t", 1)
     await fill(node, 5)
     release, handled = asyncio.Event(), Counter[bytes]()
+    taken: list[Message] = []
     async with Consumer(node.address, "g", "t", start="first") as consumer:
 
         async def work() -> None:
             async for message in consumer:
+                taken.append(message)
                 await release.wait()
                 handled[message.body] += 1
 
         tasks = [asyncio.create_task(work()) for _ in range(2)]
-        await eventually(lambda: len(consumer._deliveries._holding) == 2)  # type: ignore[union-attr]
+        await eventually(lambda: len(taken) == 2)
         asyncio.get_running_loop().call_later(0.05, release.set)
     await asyncio.gather(*tasks)
     assert handled == {b"0": 1, b"1": 1}

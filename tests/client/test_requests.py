@@ -25,11 +25,13 @@ from rocketlet.client import (
     Sending,
     TopicNotFound,
 )
+from rocketlet.client.sending.requests import ProducerTransactions
 from rocketlet.client.wire.connection import Connection
 from rocketlet.protocol.codes import ResponseCode
 from rocketlet.testing import Broker as KitBroker
 from rocketlet.testing import Fault
 
+from ..client.conftest import only_connection, set_send_timeout, tasks_named
 from ..conftest import PATIENCE_S, Node, Nodes, Wire, create_topic, eventually
 from ..support.handlers import Inbox
 
@@ -88,7 +90,7 @@ async def test_a_send_in_an_outage_ends_with_its_time_or_immediately_without_ret
         for producer in (patient, hasty):
             await producer.send("t", b"before")
         await node.stop()
-        patient._timeout_s = 0.5  # not before: what it sent first may take its time
+        set_send_timeout(patient, 0.5)  # not before: what it sent first may take its time
         began_s = time.monotonic()
         with pytest.raises(ConnectionFailed):
             await patient.send("t", b"x")
@@ -207,12 +209,12 @@ async def test_who_still_sends_when_a_producer_stops_is_notified_of_it(node: Nod
     await create_topic(wire, "t")
     async with Producer(node.address, timeout_s=PATIENCE_S) as producer:
         await producer.send("t", b"first")
-        (connection,) = producer._greeted.values()
+        connection = only_connection(producer)
         connection.pause_writing()
         sends = [asyncio.create_task(producer.send("t", b"%d" % number)) for number in range(3)]
         await asyncio.sleep(0)
         await node.stop()
-        await eventually(lambda: len(producer._resending) == 3)
+        await eventually(lambda: len(tasks_named("resend")) == 3)
     for sending in sends:
         with pytest.raises(ConfigError, match="has been stopped"):
             await asyncio.wait_for(sending, PATIENCE_S)
@@ -230,7 +232,7 @@ async def test_a_producer_whose_stop_is_cancelled_closes_its_sockets(
     stopping.cancel()
     with pytest.raises(asyncio.CancelledError):
         await stopping
-    await eventually(lambda: producer._cluster.connected("broker-a") is None)
+    await eventually(lambda: len(node.server.connections) == 1)  # only the wire's
 
 
 async def test_a_topic_that_does_not_exist_is_named_once_and_where_its_queues_are_asked_for(
@@ -268,7 +270,9 @@ async def test_who_has_sent_nothing_replies_where_brokers_create_no_topics() -> 
             await replier.reply(message, b"late")
 
 
-async def test_a_producer_that_has_just_begun_is_asked_about_transactions_of_others() -> None:
+async def test_a_producer_that_has_just_begun_is_asked_about_transactions_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A process that died left one, and the next one of its group sends nothing for a while."""
     asked = asyncio.Event()
 
@@ -279,12 +283,10 @@ async def test_a_producer_that_has_just_begun_is_asked_about_transactions_of_oth
     async with KitBroker() as broker:
         broker.create_topic("t", 1)
         async with Producer(broker.address, "shop", check=check) as producer:
-            transactions = producer._transactions
-            assert transactions is not None
 
             async def silent(*arguments: object, **options: object) -> None: ...
 
-            transactions.end = silent  # type: ignore[method-assign]
+            monkeypatch.setattr(ProducerTransactions, "end", silent)
             async with producer.transaction("t", b"order"):
                 pass
         greeted = len(broker.requests_of("HEART_BEAT"))

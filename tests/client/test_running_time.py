@@ -10,6 +10,7 @@ import pytest
 from rocketlet.client import ConnectionFailed, Producer, RequestTimeout
 from rocketlet.client.config import CONNECT_TIMEOUT_S, TIMEOUT_TICK_S
 
+from ..client.conftest import only_connection
 from ..conftest import Node, Wire, create_topic, eventually
 
 NEVER_S = 3600.0
@@ -87,7 +88,7 @@ async def test_what_waits_for_a_broker_that_reads_nothing_has_its_time_too(node:
     await create_topic(wire, "t")
     async with Producer(node.address) as producer:
         await producer.send("t", b"first")
-        (connection,), accumulator = producer._greeted.values(), producer._accumulator
+        connection, accumulator = only_connection(producer), producer._accumulator
         assert accumulator is not None
         connection.pause_writing()
         sending = asyncio.create_task(producer.send("t", b"x"))

@@ -61,7 +61,7 @@ async def test_a_check_of_a_group_costs_four_requests_however_many_queues_it_has
             await watch.refresh()
             with monkeypatch.context() as patch:
                 patch.setattr(Connection, "request", counted)
-                await watch._look()
+                await watch.poll()
     assert sorted(asked) == sorted(
         (
             RequestCode.GET_BROKER_CLUSTER_INFO,
@@ -85,12 +85,12 @@ async def test_no_event_is_lost_or_shown_twice_where_the_clocks_of_brokers_diffe
         watch = GroupWatch(admin, "g")
         async with Consumer(cluster.address, "g", "orders", Inbox()):
             await cluster.rebalanced("g", members=1)
-            await watch._look()
+            await watch.poll()
             async with Consumer(cluster.address, "g", "orders", Inbox()):
                 await cluster.rebalanced("g", members=2)
-                await watch._look()
+                await watch.poll()
         before = await told()
-        await watch._look()
+        await watch.poll()
         shown = [str(event) for event in watch.events]
         assert before <= set(shown) <= await told()
     assert len(set(shown)) == len(shown)

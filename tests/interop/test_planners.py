@@ -26,7 +26,7 @@ from rocketlet.spark.options import stream_options, write_options
 from rocketlet.spark.planner import Planner
 from rocketlet.spark.reading import read_task
 from rocketlet.spark.sink import send_all
-from rocketlet.spark.source import _planner
+from rocketlet.spark.source import make_planner
 from rocketlet.spark.worker import DataLossError
 
 from bench.peers import Apache
@@ -41,7 +41,7 @@ BOTH = pytest.mark.parametrize("membership", ["true", "false"], ids=["member", "
 def opened(address: str, topic: str, group: str, resumed: MicroBatch = EMPTY, **given: str) -> Iterator[Planner]:
     """A planner as a query has it that continues from a checkpoint."""
     options = stream_options({"nameServer": address, "topic": topic, "group": group, **given})
-    planner = _planner(options, resumed)
+    planner = make_planner(options, resumed)
     try:
         planner.finish(resumed)
         yield planner
@@ -119,7 +119,7 @@ async def test_a_topic_that_was_recreated_is_recognised(system: System, membersh
 def another_cluster(system: System, folder: Path) -> Iterator[System]:
     """A cluster whose broker has the same name."""
     running = system._system
-    found = System(Apache(folder, running._version, HEAP) if isinstance(running, Apache) else Ours(folder))
+    found = System(Apache(folder, running.version, HEAP) if isinstance(running, Apache) else Ours(folder))
     try:
         yield found
     finally:
@@ -167,7 +167,7 @@ async def test_the_latest_of_an_empty_topic_is_kept(system: System) -> None:
 
 @feature("Spark's source: an administrator's reset of a running query")
 async def test_a_reset_of_a_running_query_is_served(system: System) -> None:
-    if getattr(system._system, "_version", "").startswith("5."):
+    if getattr(system._system, "version", "").startswith("5."):
         pytest.skip("a 5.x broker tells a reset to whoever pulls next for the group, not to its members")
     topic, group = await system.topic(), await system.group()
     await fill(system.address, topic, 400)
@@ -278,7 +278,7 @@ def another_broker(system: System, folder: Path) -> Iterator[System]:
     """One more broker of the system's cluster, `retiring`; at the end it stops in order."""
     running = system._system
     if isinstance(running, Apache):
-        found = System(Apache(folder, running._version, HEAP, name_server=system.address, brokerName="retiring"))
+        found = System(Apache(folder, running.version, HEAP, name_server=system.address, brokerName="retiring"))
     else:
         found = System(Ours(folder, "retiring", system.address))
     try:

@@ -16,7 +16,7 @@ from rocketlet.spark.checkpoint import EMPTY, MicroBatch
 from rocketlet.spark.options import stream_options
 from rocketlet.spark.planner import Planner
 from rocketlet.spark.share import QueryMember
-from rocketlet.spark.source import _planner
+from rocketlet.spark.source import make_planner
 
 BOTH = pytest.mark.parametrize("membership", [True, False], ids=["member", "standalone"])
 
@@ -28,7 +28,7 @@ def opened(address: str, membership: bool, resumed: MicroBatch = EMPTY, **given:
     all_given = {name: value for name, value in {**topic, **given}.items() if value is not None}
     kind = {"membership": str(membership).lower(), "group": "g", "nameServer": address, "pollTimeoutMs": "2000"}
     options = stream_options({**kind, **all_given})
-    planner = _planner(options, resumed)
+    planner = make_planner(options, resumed)
     try:
         planner.finish(resumed)
         yield planner

@@ -32,7 +32,7 @@ from rocketlet.spark.driver import Ledger
 from rocketlet.spark.options import batch_options, stream_options
 from rocketlet.spark.planner import Planner
 from rocketlet.spark.reading import read_task
-from rocketlet.spark.source import _planner
+from rocketlet.spark.source import make_planner
 from rocketlet.spark.worker import DataLossError
 from rocketlet.testing import Broker
 
@@ -463,7 +463,7 @@ def test_batch_is_finished_as_soon_as_the_driver_has_noted_it(address: str, tmp_
     assert batch is not None
     ledger = Ledger(tmp_path)
     options = stream_options({"nameServer": address, "topic": "t", "group": "g", "releaseTimeoutMs": "600000"})
-    planner = _planner(options, batch if is_rerun else EMPTY, is_rerun, ledger)
+    planner = make_planner(options, batch if is_rerun else EMPTY, is_rerun, ledger)
     try:
         if not is_rerun:
             planner.finish(EMPTY)
@@ -595,7 +595,7 @@ def test_the_queues_of_a_batch_that_is_run_again_are_kept_until_it_is_finished(a
         batch = planner.plan()
         assert batch is not None
     given = {"group": "g", "topic": "t", "nameServer": address}
-    again = _planner(stream_options(given), batch, is_unfinished=True)
+    again = make_planner(stream_options(given), batch, is_unfinished=True)
     handled: list[bytes] = []
     with (
         ThreadPoolExecutor(1) as other,

@@ -20,7 +20,7 @@ from rocketlet.spark.checkpoint import EMPTY, TopicSnapshot
 from rocketlet.spark.options import batch_options, stream_options
 from rocketlet.spark.reading import Task
 from rocketlet.spark.share import Extents
-from rocketlet.spark.source import _planner
+from rocketlet.spark.source import make_planner
 from rocketlet.spark.worker import DataLossError
 
 
@@ -45,7 +45,7 @@ async def test_a_topic_that_is_recreated_between_planning_and_reading_is_not_rea
         options = stream_options({**given, "failOnDataLoss": str(fail).lower()})
 
         def planned() -> Sequence[object]:
-            planner = _planner(options, EMPTY)
+            planner = make_planner(options, EMPTY)
             try:
                 planner.finish(EMPTY)
                 batch = None

@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 from rocketlet.spark import RocketletDataSource, _worker_fault, lag, register
 from rocketlet.spark.checkpoint import EMPTY
 from rocketlet.spark.options import stream_options
-from rocketlet.spark.source import _planner
+from rocketlet.spark.source import make_planner
 from rocketlet.testing.ports import free_port
 
 
@@ -150,7 +150,7 @@ def test_what_another_member_failed_to_handle_comes_with_its_first_topic(
 
 def test_a_queue_in_a_running_batch_is_given_up_only_when_the_batch_is_done(address: str) -> None:
     fill(address, range(400))
-    member = _planner(stream_options({"nameServer": address, "topic": "t", "group": "g"}), EMPTY)
+    member = make_planner(stream_options({"nameServer": address, "topic": "t", "group": "g"}), EMPTY)
 
     async def join(finish: Callable[[], None]) -> None:
         """Joins, sees that the queues stay where they are, lets the batch end, and sees them come."""
@@ -177,7 +177,7 @@ def test_a_queue_in_a_running_batch_is_given_up_only_when_the_batch_is_done(addr
 
 def test_a_queue_lost_and_won_back_continues_from_the_groups_offset(address: str) -> None:
     fill(address, range(400))  # 100 in each queue
-    member = _planner(stream_options({"nameServer": address, "topic": "t", "group": "g"}), EMPTY)
+    member = make_planner(stream_options({"nameServer": address, "topic": "t", "group": "g"}), EMPTY)
     seen: set[int] = set()
     try:
         planned = member.plan(40)
@@ -198,7 +198,7 @@ def test_a_queue_lost_and_won_back_continues_from_the_groups_offset(address: str
         uvloop.run(asyncio.wait_for(consume_some(), PATIENCE_S))
         before = committed(address, "g")
         assert before == 40 + 180
-        wait_for(lambda: len(member_of(member)._readings) == QUEUES + 1)  # and the retries
+        wait_for(lambda: len(member_of(member).queues()) == QUEUES + 1)  # and the retries
         rest = member.plan(None)
         assert rest is not None
         assert rows_of(rest) == 400 - before

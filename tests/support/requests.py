@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
 from typing import Any
 
 from rocketlet.protocol import bodies, group_bodies
@@ -168,13 +169,14 @@ async def members(wire: Wire, **ext: str) -> list[str]:
 
 def routes_known_later(node: Node) -> asyncio.Event:
     """The broker does not know what a change moves before this is set."""
-    find_route, known = node.broker.draining.allotment._find_route, asyncio.Event()
+    allotment, known = node.broker.draining.allotment, asyncio.Event()
+    find_route = allotment.routes.find_route
 
     async def found_later(topic: str) -> Route | None:
         await known.wait()
         return await find_route(topic)
 
-    node.broker.draining.allotment._find_route = found_later
+    allotment.routes = SimpleNamespace(find_route=found_later)
     return known
 
 

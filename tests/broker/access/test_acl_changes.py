@@ -109,7 +109,7 @@ async def test_requests_that_wait_for_their_filter_end_when_their_accounts_chang
     of_group: dict[str, Any] = {"group": {"name": "shipping"}, "message_queue": {"topic": {"name": "orders"}}}
     call = begin(grpc, request(filter_expression={"type": 2, "expression": "a IS NULL"}, **of_group))
     allowed = admin.send(RequestCode.POP_MESSAGE, pop("orders", consumerGroup="admins", **filtered))
-    await eventually(lambda: guarded.broker.filters._waiting.count == 4)
+    await eventually(lambda: guarded.broker.filters.waiting == 4)
     file.rewrite([item for item in ACCOUNTS if item["accessKey"] != "readers-key"])
     guarded.clock.advance(RELOAD_INTERVAL_S)
     is_slow = False

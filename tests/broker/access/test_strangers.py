@@ -90,11 +90,11 @@ def routes_with(*brokers: tuple[str, str], connection: Any, limits: Limits = LIM
 
 def names(routes: Routes) -> list[str]:
     """The brokers that are known have one; nothing is kept of others."""
-    found = [broker.name for broker in routes.brokers()]
-    assert sorted(set(routes._names.values())) == sorted(found)
-    assert routes._names.keys() == routes._addresses.keys()
-    assert sum(len(broker.topics) for broker in routes._brokers.values()) == routes._entries
-    return found
+    found = routes.brokers()
+    assert sorted(routes.addresses) == sorted(address for broker in found for address in broker.addresses.values())
+    routed = [routes.route(topic) for topic in finish(routes.topics())]
+    assert routes.entries == sum(len(route.queues) for route in routed if route is not None)
+    return [broker.name for broker in found]
 
 
 @pytest.mark.parametrize("limit", ["max_topics", "max_routes", "max_brokers", "max_broker_addresses"])
@@ -129,7 +129,7 @@ def test_a_broker_that_moves_leaves_no_address_behind() -> None:
     connection: Any = object()
     routes = routes_with(*[("a", f"10.0.0.{number}:1") for number in range(100)], connection=connection)
     assert [dict(broker.addresses) for broker in routes.brokers()] == [{0: "10.0.0.99:1"}]
-    assert list(routes._addresses) == list(routes._names) == list(routes._of_connection[connection]) == ["10.0.0.99:1"]
+    assert routes.addresses == ["10.0.0.99:1"]
     routes.drop(connection)
     assert names(routes) == []
 

@@ -73,7 +73,7 @@ class Said:
     async def to(self, *peers: Peer) -> None:
         for peer in peers:
             self._peers.say(peer.address, "g", lambda: WORD, self._failing(peer))
-        await eventually(lambda: not self._peers._due)
+        await eventually(lambda: self._peers.is_idle)
 
     def _failing(self, peer: Peer) -> Callable[[bool], None]:
         return lambda is_for_good: self.failed.append(peer.address)

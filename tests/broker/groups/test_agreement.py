@@ -190,7 +190,7 @@ async def test_a_connection_without_anything_to_say_is_closed(node: Node, wire: 
     async with at_work(node, wire, UNKNOWN) as stranger:
         await join(wire, "c1")
         await told(wire, "c1")
-        await eventually(lambda: not node.broker.peers._due)
+        await eventually(lambda: node.broker.peers.is_idle)
         node.clock.advance(PEER_IDLE_S)
         await stranger.closed.wait()
 

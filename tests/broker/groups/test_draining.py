@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from rocketlet.broker.config import DRAIN_ROUNDS, LIMITS
 from rocketlet.client import rebalanced
@@ -113,7 +115,7 @@ async def test_owners_are_not_looked_for_at_every_lock_that_is_refused(
     async def find_route(topic: str) -> None:
         looked.append(topic)
 
-    draining.allotment._find_route = find_route
+    draining.allotment.routes = SimpleNamespace(find_route=find_route)
     assert not await locks(ours, "c2", 0)
     assert looked == []
     node.clock.advance(60.0)

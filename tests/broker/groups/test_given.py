@@ -139,4 +139,3 @@ def test_the_ids_in_all_lists_are_limited() -> None:
     assert (ids(lists.g, readers[1]), ids(lists.h, readers[2])) == (["c1", "x"], ["c2", "x"])
     lists.issue(lists.h, readers[2], "c2", *"abcdefgh")
     assert ids(lists.h, readers[2]) is not None, "the last one is kept, however long"
-    assert lists.allotment._id_count == 8

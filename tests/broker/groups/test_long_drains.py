@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 from rocketlet.broker.config import LIMITS
@@ -134,7 +135,7 @@ async def test_routes_that_take_long_to_find_are_waited_for(
         looked.append(drain_of(node.broker).is_finding)
         return await find(topic)
 
-    monkeypatch.setattr(node.broker.draining.allotment, "_find_route", far)
+    monkeypatch.setattr(node.broker.draining.allotment, "routes", SimpleNamespace(find_route=far))
     for topic in ("u", "v", "w"):
         await create_topic(wire, topic, 1)
     two = await connect(node.address)

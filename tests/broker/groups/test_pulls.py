@@ -337,4 +337,4 @@ async def test_nothing_is_kept_for_who_hung_up_while_a_pull_waited(nodes: Nodes,
     await heartbeat(member, version=11)
     node.clock.advance(1)
     assert node.broker.groups.queue("g", "t", 0).reader is None
-    assert not node.broker.held_pulls._held
+    assert node.broker.held_pulls.count == 0

@@ -629,7 +629,7 @@ async def test_a_receive_that_is_served_after_its_clients_deadline_gives_nothing
     other = await dial(node.address, client_id="other")
     asked = request(auto_renew=True, filter_expression={"type": 2, "expression": "a IS NULL"})
     call = begin(other, asked, grpc_timeout="5S")
-    await eventually(lambda: node.broker.filters._waiting.count == 1)
+    await eventually(lambda: node.broker.filters.waiting == 1)
     node.clock.advance(5)
     is_slow = False
     assert await received(call) == (NOTHING, [])

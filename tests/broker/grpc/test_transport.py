@@ -209,7 +209,7 @@ async def test_frames_of_one_read_are_read_in_pieces_with_requests_of_others_bet
     others = await connect(node.address)
     flood = GrpcPeer(node.server, 1)
     monkeypatch.setattr("rocketlet.broker.grpc.server.PIECE_S", -1)
-    monkeypatch.setattr(node.broker.turns, "_turn_s", -1)  # nobody has a turn
+    monkeypatch.setattr(node.broker.turns, "turn_s", -1)  # nobody has a turn
     opened = http2.encode(http2.HEADERS, http2.END_HEADERS, 1, head_block("Heartbeat"))
     if kind == "data of 2 bytes":
         sent, most = opened + 20_000 * http2.encode(http2.DATA, 0, 1, b"\0\0"), CALL_WORK

@@ -130,7 +130,7 @@ async def test_a_search_reads_no_more_than_the_newest_messages(wire: Wire, monke
     assert (answer.code, "ask for an earlier time" in (answer.remark or "")) == (1, True)
 
 
-STANDING = "_turn_s", -1  # no work gets a turn
+STANDING = "turn_s", -1  # no work gets a turn
 
 
 async def test_a_client_has_one_search_at_a_time_and_others_wait_in_line(
@@ -143,18 +143,18 @@ async def test_a_client_has_one_search_at_a_time_and_others_wait_in_line(
     with monkeypatch.context() as patch:
         patch.setattr(node.broker.turns, *STANDING)
         asked = [wire.send(RequestCode.QUERY_MESSAGE, query("k")) for _ in range(20)]
-        await eventually(lambda: sum(map(len, searches._waiting.values())) == 19)
+        await eventually(lambda: searches.waiting == 19)
         (first,) = node.server.connections
         assert (node.broker.turns.waiting, first.charged_bytes > 19 * 1024) == (1, True)
         others = [await connect(node.address) for _ in range(LIMITS.max_searches)]
         also_asked = [other.send(RequestCode.QUERY_MESSAGE, query("k")) for other in others]
-        await eventually(lambda: len(searches._waiting) == 2)
-        assert (len(searches._working), node.broker.turns.waiting) == (LIMITS.max_searches, LIMITS.max_searches)
+        await eventually(lambda: searches.waiting == 20)
+        assert node.broker.turns.waiting == LIMITS.max_searches
         assert (await others[0].call(RequestCode.PULL_MESSAGE, pull())).code == 0
         assert (await others[1].call(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "none"})).code == 0
     assert [(await wire.answer(opaque)).code for opaque in asked] == [0] * 20
     assert [(await other.answer(opaque)).code for other, opaque in zip(others, also_asked, strict=True)] == [0] * 4
-    assert (searches._working, searches._waiting) == (set(), {})
+    assert searches.waiting == 0
     assert first.charged_bytes < 1024
 
 
@@ -175,12 +175,12 @@ async def test_clients_take_turns_with_their_searches(monkeypatch: pytest.Monkey
     assert done == ["a1", "a2", "b1", "a3", "b2"]
 
 
+@pytest.mark.limits(max_waiting_searches=2)
 async def test_searches_that_wait_are_limited_at_their_edge_for_each_client(
     node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await create_topic(wire, "t")
     await send(wire, b"here", properties="KEYS\x01k")
-    monkeypatch.setattr(node.broker.searches, "_max_waiting", 2)
     with monkeypatch.context() as patch:
         patch.setattr(node.broker.turns, *STANDING)
         asked = [wire.send(RequestCode.QUERY_MESSAGE, query("k")) for _ in range(4)]
@@ -207,6 +207,6 @@ async def test_a_broker_that_stops_waits_for_no_search(node: Node, wire: Wire, m
         patch.setattr(node.broker.turns, *STANDING)
         for _ in range(20):
             wire.send(RequestCode.QUERY_MESSAGE, query("k"))
-        await eventually(lambda: sum(map(len, node.broker.searches._waiting.values())) == 19)
+        await eventually(lambda: node.broker.searches.waiting == 19)
     await node.stop()
     assert len(looked) < 19

@@ -25,6 +25,7 @@ from structlog.testing import capture_logs
 from campaigns.store import open_broker, put
 
 from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually
+from ...support.clocks import WallClock
 from ...support.requests import COMMIT, HALF_PROPERTIES, ROLLBACK, SUBSCRIBED, SUSPEND, bodies_of, end, half, pull, send
 
 DAY_MS = 86_400_000
@@ -166,13 +167,13 @@ async def test_what_waits_is_kept_over_a_restart_and_comes_once(nodes: Nodes, co
 
 
 async def test_a_clock_that_is_set_back_loses_nothing(nodes: Nodes, connect: Connect) -> None:
-    clock = MovableClock(stands=True)
+    clock = WallClock(stands=True)
     node = await nodes.start(clock=clock)
     wire = await connect(node.address)
     await create_topic(wire, "t")
     await send(wire, b"first", properties=timed(DELAY_SEC=100))
     clock.advance(101)
-    clock._ahead_s -= 95  # as a machine's that was ahead
+    clock.set_s -= 95  # as a machine's that was ahead
     await send(wire, b"second", properties=timed(DELAY_SEC=60))
     await node.stop()
     node = await nodes.start(clock=clock, data_dir=node.config.data_dir)

@@ -143,7 +143,7 @@ class Shared(RuleBasedStateMachine):
                 assert message.state == DONE
             if is_ours or not message.is_sure:
                 if message.state != DONE or not message.is_sure:
-                    message.done_at = self.world.state._journal.frames.size
+                    message.done_at = self.world.frames.size
                 message.state, message.is_sure = DONE, True
         else:
             assert message.handle != handle or not message.is_sure, outcome
@@ -184,9 +184,9 @@ class Shared(RuleBasedStateMachine):
 
     @rule()
     def save(self) -> None:
-        before = self.world.state._journal.frames.base
+        before = self.world.frames.base
         self.world.save()
-        base = self.world.state._journal.frames.base
+        base = self.world.frames.base
         if base != before:
             for message in self.messages.values():
                 message.done_at = base
@@ -194,7 +194,7 @@ class Shared(RuleBasedStateMachine):
     @rule(cut=st.floats(0, 1), is_torn_at_the_end=st.booleans())
     def kill(self, cut: float, is_torn_at_the_end: bool) -> None:
         """Sometimes within the last frame, sometimes anywhere: as when the machine ends."""
-        size = self.world.state._journal.frames.size
+        size = self.world.frames.size
         self.world.kill()
         at = size if is_torn_at_the_end and cut > 0.5 else int(size * cut)
         if self.world.journal.exists():

@@ -130,10 +130,11 @@ class World:
             queues_until(0),
         )  # fmt: skip
         watch = Watch(runtime, self.members, self.locks, history, self.topics)
+        self.frames = Frames(self.journal)
         lites = LiteTopics(runtime, self.topics, self.store, LiteChanges())
         self.pops = Pops(
             runtime, "b", self.topics, self.appender, Filters(runtime), self.offsets, self.groups, self.members,
-            self.locks, watch, RequestModes(folder / "modes.json"), history, Frames(self.journal), _NoRoutes(), None,
+            self.locks, watch, RequestModes(folder / "modes.json"), history, self.frames, _NoRoutes(), None,
             LiteOffsets(folder / "lite_offsets.json", lites, self.topics),
         )  # fmt: skip
         self.pops._journal.journal_bytes = self.journal_bytes
@@ -182,7 +183,7 @@ class World:
 
     def kill(self) -> None:
         self.clock.stop()
-        self.state._journal.frames.close()
+        self.frames.close()
         self.store.close()
 
     def save(self) -> None:

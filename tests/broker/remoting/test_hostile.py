@@ -542,7 +542,7 @@ async def test_the_requests_of_one_read_take_turns_with_those_of_others(
 ) -> None:
     await create_topic(wire, "t")
     monkeypatch.setattr("rocketlet.broker.remoting.dispatch.PIECE_S", 0.0)
-    monkeypatch.setattr(node.broker.turns, "_turn_s", -1)  # nobody has a turn
+    monkeypatch.setattr(node.broker.turns, "turn_s", -1)  # nobody has a turn
     greedy = await connect(node.address)
     await greedy.call(RequestCode.GET_MAX_OFFSET, {"topic": "t", "queueId": 0})
     ext = {"topic": "t", "queueId": 0, **send_v2()}

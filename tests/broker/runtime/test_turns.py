@@ -177,7 +177,7 @@ async def test_who_waits_for_a_long_answer_gets_it_before_what_it_asked_behind_i
 async def test_more_long_requests_than_can_be_answered_are_refused(
     large: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(large.broker.turns, "_turn_s", -1)
+    monkeypatch.setattr(large.broker.turns, "turn_s", -1)
     peers = [Peer(large.server, 10 + number) for number in range(3)]
     for peer in peers:
         peer.send(encode(Frame(Code.GET_TOPIC_STATS_INFO, 1, {"topic": "large"})))
@@ -195,7 +195,7 @@ async def test_other_work_that_waits_is_not_taken_for_long_requests(
     large: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when the held pulls of a member with a thousand queues end at the same time."""
-    monkeypatch.setattr(large.broker.turns, "_turn_s", -1)
+    monkeypatch.setattr(large.broker.turns, "turn_s", -1)
     for _ in range(3):
         large.broker.turns.call(int)
     peer = Peer(large.server, 10)
@@ -311,7 +311,7 @@ async def test_a_scan_of_very_many_queues_is_followed_by_a_pause(node: Node, mon
 async def test_a_sweep_does_not_begin_again_before_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[str] = []
     turns = Turns()
-    monkeypatch.setattr(turns, "_turn_s", -1)
+    monkeypatch.setattr(turns, "turn_s", -1)
 
     def sweep() -> Work[None]:
         begun.append("sweep")
@@ -363,7 +363,7 @@ async def test_large_requests_of_many_clients_have_their_turns(node: Node, monke
     topics = [{"topic": f"topic-{number}-{'x' * 60}", "subString": "*"} for number in range(1000)]
     body = orjson.dumps({"clientID": "c", "consumerDataSet": [{"groupName": "g", "subscriptionDataSet": topics}]})
     next_one = encode(Frame(Code.GET_MAX_OFFSET, 2, {"topic": "t", "queueId": "0"}))
-    monkeypatch.setattr(node.broker.turns, "_turn_s", -1)  # no time is left in this one
+    monkeypatch.setattr(node.broker.turns, "turn_s", -1)  # no time is left in this one
     peers = [Peer(node.server, 3000 + number) for number in range(4)]
     for peer in peers:
         peer.send(encode(Frame(Code.HEART_BEAT, 1, {}, body)) + next_one)
@@ -454,7 +454,7 @@ async def test_a_message_for_very_many_held_pulls_is_handed_out_in_turns(
         peer.send(encode(Frame(Code.PULL_MESSAGE, 1, {key: str(item) for key, item in pull(flags=6).items()})))
     for _ in range(3):  # a turn that has begun has its time still
         await asyncio.sleep(0)
-    monkeypatch.setattr(node.broker.turns, "_turn_s", -1)
+    monkeypatch.setattr(node.broker.turns, "turn_s", -1)
     ext = {"a": "p", "b": "t", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1", "h": "0", "i": ""}
     Peer(node.server, 9).send(encode(Frame(Code.SEND_MESSAGE_V2, 1, ext, b"x")))
     assert not any(peer.socket.written for peer in peers), "who sent does not wait for all who get it"

@@ -760,7 +760,7 @@ def test_a_part_has_what_is_asked_for_and_its_sums(begin: int, sizes: list[int],
             sums.add(log[-size:])
         dropped = data.draw(st.integers(begin, begin + len(log)))
         sums.forget_before(dropped)
-        assert len(sums._places) <= 20 + len(log) // 300
+        assert len(sums) <= 20 + len(log) // 300
         assert sums.begin >= dropped or dropped == begin + len(log)
         end = begin + len(log)
         if sums.begin == end:
@@ -780,7 +780,7 @@ def test_sums_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     store, expected = filled(tmp_path, 1)
     sums = store._log.written
     assert 0 < sums.begin < store.end
-    assert len(sums._places) <= 50
+    assert len(sums) <= 50
     assert [bodies(store, queue=queue) for queue in range(3)] == expected
     store.close()
 
@@ -904,11 +904,11 @@ async def test_a_clock_that_is_30_days_ahead_deletes_nothing(nodes: Nodes, conne
     await create_topic(wire, "t", 1)
     for _ in range(10):
         await send(wire, bytes(900))
-    segments = node.broker.store._log.segments
+    segments = node.broker.store.segments
     clock.set_s = 30 * DAY_S
     clock.advance(RETENTION_SWEEP_S)
     await node.broker.expire_segments()
-    assert node.broker.store._log.segments == segments
+    assert node.broker.store.segments == segments
     assert len(await bodies_of(wire)) == 10
     assert await metric(node, "rocketlet_clock_ahead_seconds") == 30 * DAY_S
     async with AdminClient(node.address) as admin:
@@ -919,10 +919,10 @@ async def test_a_clock_that_is_30_days_ahead_deletes_nothing(nodes: Nodes, conne
     clock.set_s = 0.0
     clock.advance(RETENTION_SWEEP_S)
     await node.broker.expire_segments()
-    assert node.broker.store._log.segments == segments
+    assert node.broker.store.segments == segments
     assert await metric(node, "rocketlet_clock_ahead_seconds") == 0
     clock.advance(3600 + RETENTION_SWEEP_S)
-    await eventually(lambda: node.broker.store._log.segments < segments)
+    await eventually(lambda: node.broker.store.segments < segments)
 
 
 # Changes of a state file, a line each: whole or not at all.
