@@ -72,25 +72,26 @@ class PullStatus(Enum):
     """The result of a pull at its offset."""
 
     FOUND = auto()
-    """Messages that its subscription takes."""
+    """Messages that match the subscription."""
     NO_MATCH = auto()
-    """Messages, but none of them; it goes on behind them."""
+    """Messages, none of which match the subscription; the reader continues after them."""
     AT_END = auto()
-    """The end of the queue, or nothing that is for it now."""
+    """The end of the queue, or no message that the client may get now."""
     EMPTY = auto()
     """A queue that never had a message."""
     EMPTIED = auto()
-    """A queue without messages, and another offset than 0."""
+    """A queue whose messages were all deleted, and an offset other than 0."""
     BELOW = auto()
-    """An offset before the first message that is kept."""
+    """An offset before the first stored message."""
     BEYOND = auto()
-    """An offset behind the end."""
+    """An offset beyond the end of the queue."""
     MADE_ANEW = auto()
-    """Another topic of that name than the one that the client has read."""
+    """The topic was deleted and recreated since the client read it."""
 
 
 class Pulled(NamedTuple):
-    """Where to pull next, and where the queue begins and ends. `pieces` are records as they lie in the log."""
+    """The result of a pull: the next offset, the first and end offset of the queue, and `pieces`, which are records as
+    stored."""
 
     outcome: PullStatus
     next_offset: int
@@ -100,11 +101,11 @@ class Pulled(NamedTuple):
 
 
 # ------------------------------------------------------------------------------
-# Pulls messages: the checks in Apache's order, whether the queue is the member's to read now, the read, and the hold
-# when nothing is there.
+# A pull: the checks in Apache's order, the check whether the member may read the queue now, the read, and the hold without
+# messages.
 #
-# A pull gets its outcome at once, or waits: for a message, for a filter that is parsed, or for its turn in a queue
-# that changes hands.
+# A pull returns immediately, or waits: for a message, for its SQL filter to be parsed, or for the previous reader of a queue
+# that moves.
 
 
 _new_tuple = tuple.__new__
@@ -116,7 +117,8 @@ PullCallback = Callable[[Pulled | PullFault], None]
 
 
 class Pull(NamedTuple):
-    """`limit` is of messages. `later` is called if the pull has to wait; the function that it returns gets the outcome."""
+    """A pull request. `limit` is the maximum number of messages. `later` is called if the pull must wait, and returns the
+    function that later gets the result."""
 
     session: Session
     header: PullMessage
@@ -166,11 +168,14 @@ class Pulling:
         self.checked = CheckedPulls(self._store, statistics, groups, offsets, draining, pops, commits)
 
     def pull(self, pull: Pull, ask_who: Callable[[], None] | None = None, attempt: int = 1) -> Pulled | None:
-        """Returns the outcome, or None if it comes later. `ask_who` asks a client that has sent no heartbeat who it is.
-        Raises Refusal, LimitExceeded, and the store's errors for damage."""
+        """Return the result, or None if it comes later.
+
+        `ask_who` is called for a client that has sent no heartbeat, to request its running info. Raises Refusal,
+        LimitExceeded, and the store's errors for damaged records.
+        """
         session, header, _, _ = pull
         try:
-            # In the order of Apache's PullMessageProcessor: clients react to the first fault.
+            # In the order of Apache's PullMessageProcessor, because clients react to the first error
             group = self._check_group_and_topic(header)
             if header.sys_flag & codes.PULL_SUSPEND and session not in group.members:
                 self._check_stranger(session, header, group)
@@ -186,7 +191,8 @@ class Pulling:
             raise
         matches = None
         if subscription is not None and subscription.kind == SQL92:
-            matches = self._filters.find(subscription.expression)  # its faults are said before anything is read or held
+            # A syntax error is reported before anything is read or held
+            matches = self._filters.find(subscription.expression)
             if matches is None:
                 kept = _kept(pull)
                 look_again = partial(self._look_again, kept, kept.later(), attempt)
@@ -200,7 +206,7 @@ class Pulling:
             if fault is not None:
                 raise Refusal(Reason.NOT_PERMITTED, fault)
         key = header.topic, header.queue_id
-        # The offset is kept even if the read finds nothing, as in PullMessageProcessor.
+        # The offset is committed even if the read finds nothing, as in PullMessageProcessor
         if header.sys_flag & codes.PULL_COMMIT_OFFSET:
             self._commits.carried(session, group, key, header.commit_offset)
         if header.sys_flag & codes.PULL_SUSPEND:
@@ -219,7 +225,7 @@ class Pulling:
         if end is not None:
             self._note_moved(header, end)
             return Pulled(PullStatus.BEYOND, end, queue.begin, queue.next)
-        # Only at the very end. An offset beyond it is wrong: the client is told at once, so that it corrects it.
+        # Held only at the exact end. An offset beyond the end is an error, which the client gets immediately
         wants_hold = header.sys_flag & codes.PULL_SUSPEND and header.suspend_timeout_millis > 0
         if wants_hold and queue.next == header.queue_offset:
             answer = pull.later()
@@ -238,7 +244,8 @@ class Pulling:
         return self._read(pull, group_queue, queue, subscription, matches)
 
     def kept(self, pull: Pull, generation: int) -> CheckedPull | None:
-        """A pull that has just got messages, to be kept; `generation` was read before. None if the next is checked, too."""
+        """Return a pull that just got messages, to be cached; `generation` was read before it. None if it must be checked
+        again."""
         session, header = pull.session, pull.header
         group = self._groups.obtain(header.consumer_group)
         subscription = self._subscription(session, header, group)
@@ -249,7 +256,7 @@ class Pulling:
     def _hold(
         self, pull: Pull, wait_s: float, action: Callable[[Pull, PullCallback], None], until: Until = Until.TIME
     ) -> bool:
-        """Whether a pull that no message wakes is held; `action` is called when its wait is over."""
+        """Return True if a pull that waits for something other than messages is held; `action` is called at its end."""
         return self._held_pulls.hold(self._waiting(pull, action, until), wait_s)
 
     def _waiting(self, pull: Pull, action: Callable[[Pull, PullCallback], None], until: Until = Until.TIME) -> HeldPull:
@@ -268,9 +275,9 @@ class Pulling:
         )
 
     def _look_again(self, pull: Pull, answer: PullCallback, attempt: int) -> None:
-        """A client pulls before the heartbeat that has its new subscription; refused, a Java client would wait for a
-        second."""
-        if pull.session.is_closed:  # nothing is kept for a client that is gone
+        """Retry a pull that arrived before the heartbeat with its new subscription, because a Java client would wait a second
+        after a refusal."""
+        if pull.session.is_closed:  # no state is kept for a client that is gone
             return
         outcome: Pulled | PullFault | None
         try:
@@ -281,7 +288,7 @@ class Pulling:
             answer(outcome)
 
     def _has_to_wait(self, pull: Pull, group: ConsumerGroup, attempt: int) -> bool:
-        """Whether the queue is not this member's to read now. The pull is answered, or looked at again, later."""
+        """Return True if the member may not read the queue now. The pull then returns or is retried later."""
         session, header = pull.session, pull.header
         if group.drain is not None and self._draining.holds_back(group, session, header):
             return self._wait(pull, DRAINING_WAIT_S)
@@ -309,14 +316,14 @@ class Pulling:
         return False
 
     def _wait(self, pull: Pull, wait_s: float, until: Until = Until.TIME) -> bool:
-        """The pull gets nothing, when its wait is over; at once where it cannot be held."""
+        """Return no messages when the wait is over, or immediately if the pull cannot be held."""
         if not self._hold(pull, wait_s, _give_nothing, until):
             pull.later()(_nothing_new(pull.header))
         return True
 
     def _go_through(self, pull: Pull, answer: PullCallback, attempt: int) -> None:
-        """The earlier reader of a queue is done, or the pull's time is. One that has left the group meanwhile must not count
-        as the reader."""
+        """Retry a pull because the earlier reader is done or the suspend time is over. A member that left the group meanwhile
+        must not become the reader."""
         group, key = self._groups.get(pull.header.consumer_group), (pull.header.topic, pull.header.queue_id)
         has_left = group is None or pull.session not in group.members
         if group is None or has_left or self._draining.is_gated(group, pull.session, key):
@@ -325,7 +332,7 @@ class Pulling:
             self._look_again(pull, answer, attempt)
 
     def _follow(self, pull: Pull, answer: PullCallback, attempt: int, *, was_member: bool) -> None:
-        """Pull a queue that is free now, or answer with nothing because the suspend time has ended."""
+        """Pull a queue that is free now, or return no messages because the suspend time has ended."""
         session, header = pull.session, pull.header
         has_left = was_member and session not in self._groups.members_of(header.consumer_group)
         if has_left or self._guard.has_to_wait(session, self._groups.queue(*header[:3])):
@@ -334,9 +341,12 @@ class Pulling:
             self._look_again(pull, answer, attempt)
 
     def _overtaken_by(self, session: Session, header: PullMessage, group: ConsumerGroup) -> int | None:
-        """The committed offset that a foreign member must go on from: another member has read the queue since it loaded its
-        own. An answer without messages moves Apache's clients at once, 4.9's Java (PullCallback, NO_NEW_MSG) and Go's alike;
-        PULL_OFFSET_MOVED would cost them 10 s."""
+        """Return the committed offset at which a foreign member must continue, if another member has read the queue since it
+        loaded its offset; None otherwise.
+
+        A response without messages moves Apache's clients to it immediately (PullCallback, NO_NEW_MSG, in 4.9's Java and in
+        Go); PULL_OFFSET_MOVED would delay them by 10 s.
+        """
         place = (header.consumer_group, header.topic, header.queue_id)
         committed = group.offset(header.topic, header.queue_id)
         if committed is None or header.queue_offset >= committed:
@@ -349,9 +359,11 @@ class Pulling:
         return committed if group.is_new_reader(session, *place[1:], self._clock.monotonic_s()) else None
 
     def _set_back_to(self, session: Session, header: PullMessage, group_queue: GroupQueue) -> int | None:
-        """Where a member goes back to that was ahead when the end of the queue was lost: its offset would be right again as
-        soon as others have been stored, and it would never get those. Whatever else is pulled under the lease says that its
-        reader knows what this run has: a Spark query, which looks after lost messages itself, pulls without PULL_SUSPEND."""
+        """Return the offset to which a member must go back because the end of the queue was lost; None if it need not.
+
+        Otherwise its offset would become valid as new messages are stored, and the member would never get those. Pulls
+        under the lease without PULL_SUSPEND are not affected: a Spark query, which handles lost messages itself, pulls so.
+        """
         end = group_queue.former_end
         if end is None:
             return None
@@ -371,7 +383,7 @@ class Pulling:
     # Checks
 
     def _check_group_and_topic(self, header: PullMessage) -> ConsumerGroup:
-        """Return the group, which is created if groups may be."""
+        """Return the group; create it if groups are created automatically."""
         if not self._settings.now.permission & PERM_READ:
             raise Refusal(Reason.NOT_PERMITTED, f"the broker[{self._settings.now.name}] pulling message is forbidden")
         group = self._groups.get(header.consumer_group)
@@ -396,14 +408,16 @@ class Pulling:
         return group
 
     def _check_stranger(self, session: Session, header: PullMessage, group: ConsumerGroup) -> None:
-        """A push consumer whose heartbeat has not come yet, on a new connection or after a restart of the broker. Apache's
-        broker takes the subscription of any member for it (ConsumerManager.findSubscriptionData); here its queue may be
-        another's by now."""
+        """Check a push consumer without a heartbeat, on a new connection or after a restart of the broker. Raises Refusal.
+
+        Apache's broker uses the subscription of any member for it (ConsumerManager.findSubscriptionData). Here another
+        member may own the queue by now.
+        """
         group_queue = group.queue(header.topic, header.queue_id)
         if group_queue.lease is not None:
             self._locks.renew_awaited(group_queue, session)
         if header.sys_flag & codes.PULL_SUBSCRIPTION:
-            return  # it waits while the queue is leased (`_has_to_wait`)
+            return  # the pull waits while the queue is leased (`_has_to_wait`)
         if group_queue.last_reader_id is not None or group_queue.is_leased_to_another(session):
             raise Refusal(
                 Reason.UNKNOWN_MEMBER,
@@ -411,9 +425,9 @@ class Pulling:
             )
 
     def _subscription(self, session: Session, header: PullMessage, group: ConsumerGroup) -> Subscription | None:
-        """The filter of a pull; None takes all messages."""
+        """Return the filter of a pull; None for all messages."""
         if header.sys_flag & codes.PULL_SUBSCRIPTION:
-            if header.subscription == ALL and header.expression_type in (TAG, None):  # as most that bring their filter
+            if header.subscription == ALL and header.expression_type in (TAG, None):  # the most frequent case
                 return None
             if len(header.subscription or "") > MAX_EXPRESSION_CHARS:
                 raise Refusal(
@@ -455,7 +469,7 @@ class Pulling:
     def _read_held(
         self, pull: Pull, queue: ConsumeQueue, subscription: Subscription | None, matches: Filter | None
     ) -> Pulled | PullFault:
-        """Like `_read`, outside of the dispatch, which would otherwise report the store's errors."""
+        """Like `_read`, but return the store's errors, because no dispatch is there to report them."""
         session, header, _, _ = pull
         group = self._groups.obtain(header.consumer_group)
         group_queue = group.queue(header.topic, header.queue_id)
@@ -463,11 +477,11 @@ class Pulling:
         if self._draining.holds_back(group, session, header) or is_anothers(
             group, session, header.topic, header.queue_id
         ):
-            return _nothing_new(header)  # it has been drained of the queue since
+            return _nothing_new(header)  # the member was drained of the queue since
         if _is_leased_to_another(session, group_queue) or self._guard.has_to_wait(session, group_queue):
             return _nothing_new(header)  # another member has locked or read the queue since
         if self._pops.pools and self._pops.pull_fault(session, header.consumer_group, header.topic) is not None:
-            return _nothing_new(header)  # clients have begun to pop; its next pull is told so
+            return _nothing_new(header)  # clients have begun to pop; the member's next pull is refused
         if self._store.queues.get((queue.topic, queue.queue_id)) is not queue:
             return Refusal(Reason.NO_TOPIC, f"topic[{queue.topic}] not exist, it was deleted")
         try:
@@ -484,7 +498,7 @@ class Pulling:
         subscription: Subscription | None,
         matches: Filter | None,
     ) -> Pulled:
-        """The outcome of a pull, whatever the offset finds."""
+        """Read at the offset and return the result."""
         header = pull.header
         offset, begin, end = header.queue_offset, queue.begin, queue.next
         if header.topic_identity and self._topics.identity(header.topic) not in ("", header.topic_identity):
@@ -494,7 +508,7 @@ class Pulling:
             found = self._store.fetch(queue, offset, pull.limit, subscription, matches, header.max_msg_bytes, looks)
             if found.messages:
                 place = header[:3]
-                if place[0] != TOOLS_GROUP:  # a look at messages is no consumption
+                if place[0] != TOOLS_GROUP:  # tools only inspect messages
                     self._statistics.note_got(f"{place[1]}@{place[0]}", found.messages, found.pieces)
                 if group_queue.reader is pull.session and is_guarded(group_queue, pull.session):
                     group_queue.given_offset = found.next_offset
@@ -503,7 +517,7 @@ class Pulling:
         if end == 0:
             if offset:
                 self._note_moved(header, 0)
-            # PullMessageProcessor, NO_MESSAGE_IN_QUEUE: an empty queue is nothing to correct for a reader at 0.
+            # PullMessageProcessor, NO_MESSAGE_IN_QUEUE: a reader at offset 0 of an empty queue has nothing to correct
             return Pulled(PullStatus.EMPTIED if offset else PullStatus.EMPTY, 0, begin, end)
         if offset == end:
             return Pulled(PullStatus.AT_END, offset, begin, end)
@@ -514,7 +528,7 @@ class Pulling:
         return Pulled(PullStatus.BEYOND, end, begin, end)
 
     def _note_moved(self, header: PullMessage, offset: int) -> None:
-        """An OffsetMovedEvent in OFFSET_MOVED_EVENT, for programs that watch that topic."""
+        """Store an OffsetMovedEvent in the topic OFFSET_MOVED_EVENT, for programs that watch it."""
         moved = Queue(header.topic, self._settings.now.name, header.queue_id)
         body = encode_offset_moved(header.consumer_group, moved, header.queue_offset, offset)
         text = f"{props.TAGS}{props.NAME_END}{header.consumer_group}{props.PAIR_END}{props.KEYS}{props.NAME_END}"
@@ -530,7 +544,7 @@ class Pulling:
 
 def _is_leased_to_another(session: Session, queue: GroupQueue) -> bool:
     """True if a Rocketlet member or the pop pool owns the queue, and this client would read it beside the owner. Foreign
-    members learn of changes of the group late. A client without a heartbeat may have been such a member before it lost
+    members notice changes of the group late. A client without a heartbeat may have been such a member before it lost
     its connection. Rocketlet members lock a queue before they pull it, and broadcasting members share no queues."""
     if not queue.is_leased_to_another(session):
         return False
@@ -539,7 +553,7 @@ def _is_leased_to_another(session: Session, queue: GroupQueue) -> bool:
 
 
 def _kept(pull: Pull) -> Pull:
-    """The pull as it waits, with the way in which it is answered."""
+    """Return the pull as it waits, with its function for the result."""
     answer = pull.later()
     return pull._replace(later=lambda: answer)
 
@@ -549,7 +563,7 @@ def _give_nothing(pull: Pull, answer: PullCallback) -> None:
 
 
 def _nothing_new(header: PullMessage) -> Pulled:
-    """The member asks again, and again, until the queue is its own or it has learned that it is not."""
+    """Return a result without messages, after which the member pulls again until it owns the queue or was notified."""
     return Pulled(PullStatus.AT_END, header.queue_offset, 0, header.queue_offset)
 
 
@@ -560,25 +574,27 @@ def _held_bytes(header: PullMessage, subscription: Subscription | None, matches:
 
 
 def text_bytes(header: PullMessage) -> int:
-    """The size of the client's texts that a waiting pull keeps."""
+    """Return the size of the client's texts in a waiting pull, in bytes."""
     texts = header.consumer_group, header.topic, header.subscription, header.expression_type, header.topic_identity
     return sum(map(len, filter(None, texts)))
 
 
 # ------------------------------------------------------------------------------
-# Pulls that were checked, and stay so until something changes.
+# The cache of checked pulls.
 #
-# A client sends the same pull again and again, with another offset. `CheckedPulls.of` keeps the result of the checks
-#     that
-# `Pulling` has made, with the generation from before them, and `CheckedPulls.pull` answers the next pull by it. The
-#     committed
-# offset, the queue's last reader, and whether there is a message may differ from pull to pull: they are looked at
-#     each time.
-# Nothing is kept while time decides.
+# A client repeats a pull with other offsets. `CheckedPulls.of` caches the result of the checks that `Pulling` made, with the
+# generation from before them, and `CheckedPulls.pull` serves the next pull by it. The committed offset, the queue's last
+# reader and whether there is a message may differ from pull to pull, and are checked each time. Results that depend on the
+# current time are not cached.
 
 
 class CheckedPull(NamedTuple):
-    """`name`: by which messages are counted. is_recorded: whether it is recorded which messages its reader was given."""
+    """A pull that passed all checks.
+
+    Attributes:
+        name: The topic under which its messages are counted.
+        is_recorded: True if the end offset of the messages that its reader gets is recorded.
+    """
 
     generation: int
     queue: GroupQueue
@@ -618,8 +634,8 @@ class CheckedPulls:
         subscription: Subscription | None,
         generation: int,
     ) -> CheckedPull | None:
-        """A pull that has passed every check since the generation was read; None if one of them is made each time: while
-        queues of the group move, and for filters that are parsed anew when others need their room."""
+        """Return a cached pull for one that passed every check since the generation was read. None if it must be checked each
+        time: while queues of the group move, and with SQL filters, whose parsed form may be evicted."""
         queue = group.queue(header.topic, header.queue_id)
         if self._pops.pools or self._draining.is_moving(group, session) or queue.contest is not None:
             return None
@@ -632,8 +648,8 @@ class CheckedPulls:
         return CheckedPull(generation, queue, flags, limit, max_bytes, subscription, name, is_guarded(queue, session))
 
     def pull(self, session: Session, checked: CheckedPull, offset: int, commit_offset: int) -> Pulled | None:
-        """The outcome of a pull that differs in its offsets alone; None if it has to be checked, or may wait. Raises the
-        store's errors for damage."""
+        """Return the result of a pull that differs only in its offsets; None if it must be checked or may have to wait.
+        Raises the store's errors for damaged records."""
         generation, group_queue, flags, limit, max_bytes, subscription, name, is_recorded = checked
         if generation != self._generation.number or self._pops.pools or group_queue.reader is not session:
             return None
@@ -660,7 +676,7 @@ class CheckedPulls:
 
 
 # ------------------------------------------------------------------------------
-# Commits: who may say how far a group is in a queue, and the offsets that are kept.
+# Commits: who may commit a group's offset of a queue, and which offsets are valid.
 
 
 class Commits:
@@ -694,9 +710,12 @@ class Commits:
         *,
         may_be_tool: bool = True,
     ) -> str | None:
-        """Why this client may not say how far a group is in a queue; None if it may. may_be_tool: an administrator asks like
-        that. Members that pull do not: their commits come with pulls, or one-way. They are known by that as long as a
-        broker that was started again has no heartbeat of them."""
+        """Return why this client may not commit an offset of the queue; None if it may.
+
+        Args:
+            may_be_tool: True if the request may come from an administration tool. Members commit with pulls or one-way
+                requests, which distinguishes them from tools until a restarted broker has their heartbeats.
+        """
         topic, queue_id = key
         is_member = session in group.members
         if self._pops.pools and self._pops.is_apart(group.name, topic) and (is_member or not may_be_tool):
@@ -729,14 +748,14 @@ class Commits:
             self._pops.offsets_reset(group.name, topic, queue_id)
 
     def commit(self, session: Session, group: ConsumerGroup, key: QueueKey, offset: int, epoch: int) -> str | None:
-        """Store an offset of a lease's owner, and return None; or return why it may not be stored."""
+        """Commit an offset for the owner of a lease and return None; or return why it is refused."""
         fault = self.fence_fault(session, group, key, offset, epoch) or self.offset_fault(group, key, offset)
         if fault is None:
             self.store(session, group, key, offset, by_owner=True)
         return fault
 
     def carried(self, session: Session, group: ConsumerGroup, key: QueueKey, offset: int) -> None:
-        """The commit that a pull carries. One that may not be stored is none."""
+        """Commit the offset that a pull carries; ignored if the client may not commit it."""
         fault = self.fence_fault(session, group, key, offset, None, may_be_tool=False)
         fault = fault or self.offset_fault(group, key, offset)
         if fault is None:
@@ -745,9 +764,11 @@ class Commits:
             self.store(session, group, key, offset, by_owner=by_owner)
 
     def _stale_fault(self, session: Session, group: ConsumerGroup, key: QueueKey, offset: int) -> str | None:
-        """Why a foreign member's commit that goes back is refused; None if it is not. Only who reads the queue may go back:
-        others have loaded their offset before somebody else came further, and say it when they drop the queue. An
-        administrator is no member and may go back."""
+        """Return why a foreign member's lower offset is refused; None if it is accepted.
+
+        Only the current reader may commit a lower offset. Other members loaded their offset before another reader made
+        progress, and commit it when they drop the queue. Administrators are not members, and may reset offsets.
+        """
         topic, queue_id = key
         if self._offsets.is_behind_owner(group.name, *key, offset):
             return f"{offset} is behind what the last owner of {topic}:{queue_id} has committed"
@@ -757,13 +778,14 @@ class Commits:
         return None
 
     def is_foreign_member(self, session: Session, group: str) -> bool:
-        """Whether Apache's push consumer is at the other end, as a member of the group."""
+        """Return True if the session is a push consumer of Apache's clients in the group."""
         found = self._groups.get(group)
         member = found.members.get(session) if found else None
         return member is not None and member.is_foreign
 
     def offset_fault(self, group: ConsumerGroup, key: QueueKey, offset: int) -> str | None:
-        """Why an offset cannot be a group's; None if it can, or is set back. Apache's broker takes any number."""
+        """Return why an offset is beyond the end of the queue; None if it is valid or lower than before. Apache's broker
+        accepts any number."""
         lease = group.queues.get(key, NO_QUEUE).lease
         if lease is not None and lease.former_end is not None:
             offset = min(offset, lease.former_end)
@@ -781,12 +803,11 @@ class Commits:
 
 
 # ------------------------------------------------------------------------------
-# Asks a foreign member for its subscriptions, where its heartbeat was lost.
+# Requests for the subscriptions of a foreign member whose heartbeat is missing.
 #
-# Java's client changes the version of a subscription with each rebalance, and says so in a heartbeat. It gives that
-# up if another heartbeat is under way (MQClientInstance.sendHeartbeatToAllBrokerWithLock), as when members join
-# within milliseconds. Until its next one, up to 30 s later, its pulls name a version that no broker knows, and are
-# refused.
+# Java's client changes the version of a subscription with each rebalance, and reports it in a heartbeat. It skips that
+# heartbeat if another one is in progress (MQClientInstance.sendHeartbeatToAllBrokerWithLock), for example when members join
+# within milliseconds. Until its next one, up to 30 s later, its pulls have a version that no broker knows, and are refused.
 
 
 class Versions:
@@ -795,7 +816,7 @@ class Versions:
         self._clients = clients
 
     def ask(self, session: Session, group_name: str) -> None:
-        """Asks a foreign member for the versions of its subscriptions, unless it is being asked already."""
+        """Request the versions of a foreign member's subscriptions, unless a request is open."""
         group = self._groups.get(group_name)
         member = group.foreign.get(session) if group else None
         if member is not None and not self._clients.is_asked(session):
@@ -818,7 +839,7 @@ class Versions:
             return
         for topic, version in running.versions.items():
             known = member.subscriptions.get(topic)
-            # Another expression has to come by a heartbeat, with all that is checked there.
+            # A changed expression must come by a heartbeat, which checks it
             if known is not None and known.expression == running.subscriptions[topic]:
                 group.take_version(member, topic, version)
                 self._groups.generation.increment()

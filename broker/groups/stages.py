@@ -42,7 +42,7 @@ Lists = Mapping[frozenset[str], MemberList]  # by the topics that a member subsc
 
 
 class GivenElsewhere(NamedTuple):
-    """Lists that another broker has given to members. is_current: they are of the last change here, too."""
+    """Member lists that a peer returned. `is_current` is True if they are of the last change on this broker, too."""
 
     lists: Lists
     client_ids: tuple[str, ...]
@@ -50,8 +50,8 @@ class GivenElsewhere(NamedTuple):
 
 
 class Others(NamedTuple):
-    """The other brokers of a group's topics, each with its address and a digest of the members of those that it has; and the
-    lists that foreign members are given."""
+    """The peers of a group: each with its address and a digest of the members of its topics; and the lists for foreign
+    members."""
 
     brokers: Mapping[str, tuple[str, str]]
     lists: Lists
@@ -62,7 +62,7 @@ NOBODY: Final = Others({}, {})
 
 class SyncStage(Enum):
     FINDING = "which queues move is not known yet, so nothing is said"
-    ASKING = "other brokers are told, and asked"
+    ASKING = "peers were sent the change, and have not agreed yet"
     DONE = "no other broker is waited for"
     SILENT = "as done, and nothing is said: it was given up before it was known"
 
@@ -70,7 +70,7 @@ class SyncStage(Enum):
 class SyncEvent(Enum):
     CHANGE = "members or their topics have changed"
     FIND = "the queues that move are known"
-    AGREE = "everybody may be told"
+    AGREE = "every member may be notified"
     GIVE_UP = "no other broker is waited for any longer"
 
 
@@ -81,16 +81,21 @@ SYNC_TRANSITIONS: Final = {
     (_TS.ASKING, _TE.AGREE): _TS.DONE,
     (_TS.FINDING, _TE.GIVE_UP): _TS.SILENT,
     (_TS.ASKING, _TE.GIVE_UP): _TS.DONE,
-    (_TS.DONE, _TE.GIVE_UP): _TS.DONE,  # its own readers were waited for
+    (_TS.DONE, _TE.GIVE_UP): _TS.DONE,  # only this broker's readers were waited for
     **{(stage, _TE.CHANGE): _TS.FINDING for stage in SyncStage},
 }
 
 
 @dataclass(slots=True)
 class PeerBroker:
-    """Another broker of a group's topics. since: the number of the first word of this change; agreed_at: of the first one
-    behind its answer; freed: of those by which it learned that a member is drained. was_let: it may still give lists of an
-    earlier change."""
+    """The state of a peer in the last change of a group.
+
+    Attributes:
+        since: The number of the first message of this change to the peer.
+        agreed_at: The number of the first message after the peer's response.
+        freed: By client id, the number of the message that reported the member as drained.
+        was_let: True if the peer may still return member lists of an earlier change.
+    """
 
     address: str
     digest: str
@@ -108,12 +113,12 @@ class PeerBroker:
 
     @property
     def knows(self) -> bool:
-        """Whether it has heard of this change."""
+        """True if the peer has received a message of this change."""
         return self._knows(self.since)
 
     @property
     def agrees(self) -> bool:
-        """Whether it has answered this change, and knows the same members."""
+        """True if the peer has responded to this change with the same members."""
         return self.knows and self.heard is not None and self.heard.digest == self.digest
 
     def lets_give(self, client_id: str) -> bool:
@@ -124,7 +129,7 @@ class PeerBroker:
 
     @property
     def may_give_earlier(self) -> bool:
-        """Whether, behind a further change, it may give lists of this one or of those before."""
+        """True if the peer may return lists of this change or an earlier one even after a further change."""
         return self.was_let or (self.said is not None and self.said[1])
 
     @property
@@ -137,7 +142,7 @@ class PeerBroker:
 
 @dataclass(slots=True)
 class PeerSync:
-    """How far brokers are with the last change of a group."""
+    """The progress of the brokers with the last change of a group."""
 
     peers: dict[str, PeerBroker] = field(default_factory=dict)
     waiting: frozenset[str] = frozenset()
@@ -146,7 +151,7 @@ class PeerSync:
     said_s: float = 0.0
 
     def turn(self, event: SyncEvent) -> None:
-        """Raises KeyError for what cannot happen."""
+        """Go to the next stage. Raises KeyError for an event that the stage does not allow."""
         self.stage = SYNC_TRANSITIONS[self.stage, event]
 
     @property
@@ -163,7 +168,7 @@ class PeerSync:
 
     @property
     def gives_earlier(self) -> bool:
-        """True if a peer may have returned lists of an earlier change, or may still do so, and has not said so yet."""
+        """True if a peer may have returned lists of an earlier change, or may still do so, and has not reported it yet."""
         if self.stage is SyncStage.FINDING:
             return any(peer.may_give_earlier and not peer.is_away for peer in self.peers.values())
         return any(peer.was_let for peer in self.asked)
@@ -174,7 +179,7 @@ class PeerSync:
 
     @property
     def differs(self) -> bool:
-        """True if a peer that can be reached has not said yet that it knows the same members."""
+        """True if a reachable peer has not reported the same members yet."""
         return any(not peer.is_away and not peer.agrees for peer in self.peers.values())
 
     def reach(self) -> bool:
@@ -185,7 +190,7 @@ class PeerSync:
 
     @property
     def asked(self) -> Iterable[PeerBroker]:
-        """The peers that are waited for."""
+        """Yield the peers that this broker waits for."""
         if self.stage in (SyncStage.DONE, SyncStage.SILENT):
             return ()
         return (peer for peer in self.peers.values() if not peer.is_away)
@@ -197,13 +202,12 @@ NO_PEERS: Final = PeerSync(stage=SyncStage.DONE)  # of groups without peers; nev
 # ------------------------------------------------------------------------------
 # A change of a group that not all foreign members know yet, and the queues that it moves.
 #
-#     FINDING --find--> DRAINING --finish--> AGREEING --agree--> TOLD --(members have dropped their queues)-->
-#     forgotten
+#     FINDING --find--> DRAINING --finish--> AGREEING --agree--> TOLD --(members have dropped their queues)--> end
 #        \--find nobody-----------------------^                   ^
 #         FINDING, DRAINING, AGREEING --give up-------------------/
 #
-# A further change takes a drain of any stage back to FINDING, where FINISH changes nothing. If all were told before
-# the moving queues are known, FIND begins anew from TOLD, with the members' claims by then.
+# A further change takes a drain of any stage back to FINDING, where FINISH changes nothing. If all members were notified
+# before the moving queues are known, FIND restarts from TOLD, with the members' claims at that time.
 
 
 QueueKey = tuple[str, int]  # topic, queue id
@@ -213,7 +217,7 @@ class DrainStage(Enum):
     FINDING = "which queues move is not known yet, so nobody may take any"
     DRAINING = "readers still handle messages of what moves"
     AGREEING = "all is handled here; other brokers are waited for"
-    TOLD = "every member was told, and drops its queues now"
+    TOLD = "every member was notified, and drops its queues now"
 
 
 class DrainEvent(Enum):
@@ -243,16 +247,24 @@ DRAIN_TRANSITIONS: Final = {
 
 @dataclass(slots=True)
 class Drain:
-    """A change that not all foreign members know yet.
+    """A change that not all foreign members were notified of yet. Times are of the monotonic clock, in seconds.
 
-    moving: the readers that get nothing more of a queue: all whose last list gives it to them. waiting: what each reader has
-    not handled yet. drained: the queues that it has handled, since it was given that list. returning: queues that a member
-    lets go of by its last list, and that are its own again by the next one. kept: the members to be told later. gated: pulls
-    of queues whose earlier reader is not done. asking: members whose question for the list waits. rounds: how often each
-    reader came back to each queue that it loses. pulled_s: when each pulled one of those last. is_long: members that are
-    drained are told of themselves alone until all are told, whatever changes come. since_s: how long each reader has been
-    drained of each queue. due: of each reader, and of the whole (None), until when it may stand, and whether it was asked.
-    refuses_ours: one of ours may have been refused a lock. charged: for how many queues each connection is charged.
+    Attributes:
+        moving: By queue, the readers that get no more messages of it: all members that claim it by their last list.
+        waiting: The queues that each reader has not handled completely.
+        drained: The queues that each reader has handled since it got its list.
+        returning: Queues that a member drops by its last list and owns again by the next one.
+        kept: The members to notify later.
+        gated: Held pulls of queues whose earlier reader is not done.
+        asking: Members whose request for the member list waits.
+        rounds: How often each reader pulled each queue that it loses.
+        pulled_s: When each reader last pulled one of those queues.
+        is_long: True if drained members get a list of themselves alone until all members are notified.
+        since_s: When the drain of each queue began, by reader.
+        due: For each reader, and for the whole drain (None): until when it may make no progress, and whether its held pulls
+            were returned for that.
+        refuses_ours: True if a Rocketlet member may have been refused a lock.
+        charged: The number of queues that each connection is charged for.
     """
 
     began_s: float
@@ -274,11 +286,11 @@ class Drain:
     charged: dict[Session, int] = field(default_factory=dict)
 
     def turn(self, event: DrainEvent) -> None:
-        """Raises KeyError for what cannot happen."""
+        """Go to the next stage. Raises KeyError for an event that the stage does not allow."""
         self.stage = DRAIN_TRANSITIONS[self.stage, event]
 
     def change(self, members: Container[Session], now_s: float) -> None:
-        """Members or their topics have changed; readers that are no members any more are forgotten."""
+        """Handle a further change, and drop readers that are no longer members."""
         if self.stage is DrainStage.TOLD:
             self.began_s = now_s
         self.turn(DrainEvent.CHANGE)
@@ -288,8 +300,8 @@ class Drain:
         self.since_s = {item: began_s for item, began_s in self.since_s.items() if item[0] in members}
 
     def lose(self, losing: Iterable[tuple[QueueKey, Session]], now_s: float, until_s: float) -> None:
-        """It is known which reader loses which queue. A reader that was drained of a queue before need not be drained of it
-        again; but it gets nothing of it."""
+        """Start to drain queues from their readers. A reader that was already drained of a queue is not waited for again, and
+        gets none of its messages."""
         before, since_s = self.waiting, self.since_s
         held = {place for places in before.values() for place in places}
         self.moving, self.waiting, self.since_s, self.returning = {}, {}, {}, {}
@@ -297,7 +309,7 @@ class Drain:
             self.moving.setdefault(place, set()).add(reader)
             has_nothing = place in held and place not in before.get(
                 reader, ()
-            )  # it waited for a member that is drained
+            )  # the queue waits for a member that is drained
             if place not in self.drained.get(reader, ()) and not has_nothing:
                 self.waiting.setdefault(reader, set()).add(place)
                 self.since_s[reader, place] = since_s.get((reader, place), now_s)
@@ -306,7 +318,7 @@ class Drain:
         self.turn(DrainEvent.FIND if self.waiting else DrainEvent.FIND_NOBODY)
 
     def forget_kept(self) -> None:
-        """A queue that a reader need not lose now, it reads on, and comes back to it when messages are there."""
+        """Drop the counts of queues that readers keep now, because they continue to read those."""
         for reader, places in self.drained.items():
             places -= {place for place in places if reader not in self.moving.get(place, ())}
         for reader, rounds in self.rounds.items():
@@ -314,19 +326,19 @@ class Drain:
                 del rounds[place]
 
     def read_again(self, reader: Session) -> None:
-        """A reader may read queues again that it has let go of, by a list that it was given just now."""
+        """Let a reader read released queues again, because of its new member list."""
         self.drained.pop(reader, None)
         self.rounds.pop(reader, None)
         for place in self.returning.pop(reader, ()):
             self.moving[place].discard(reader)
 
     def finish(self, reader: Session, place: QueueKey) -> None:
-        """A reader has handled all of a queue."""
+        """Record that a reader has handled all messages of a queue."""
         self.drained.setdefault(reader, set()).add(place)
         self._wait_no_more(reader, place)
 
     def give_up(self, given_up: Iterable[tuple[Session, QueueKey]]) -> None:
-        """Stops waiting for these."""
+        """Stop waiting for these readers and queues."""
         for reader, place in given_up:
             self._wait_no_more(reader, place)
 
@@ -345,26 +357,26 @@ class Drain:
         self.turn(DrainEvent.GIVE_UP)
 
     def record_progress(self, until_s: float, reader: Session | None = None) -> None:
-        """A reader has handled something. Where queues do not move singly, the others may stand as long."""
+        """Record progress of a reader. Unless queues move separately, this extends the time of all readers."""
         if reader is None or not self.is_long:
             self.due[None] = until_s, False
         elif reader in self.waiting:
             self.due[reader] = until_s, False
 
     def prolong(self, seconds: float) -> None:
-        """The broker stood still: nobody could come further."""
+        """Extend all times, because the broker was suspended and readers could make no progress."""
         self.due = {reader: (until_s + seconds, asked) for reader, (until_s, asked) in self.due.items()}
         self.since_s = {item: began_s + seconds for item, began_s in self.since_s.items()}
         self.began_s += seconds
 
     def standing(self, now_s: float, *, was_asked: bool) -> list[Session | None]:
-        """The readers that stand, and were asked about it or were not; None is the whole drain."""
+        """Return the readers without progress whose held pulls were or were not returned; None stands for the whole drain."""
         due = [(key, *self.due[key]) for key in self._stand_alone]
         return [key for key, until_s, asked in due if asked is was_asked and until_s <= now_s]
 
     @property
     def due_s(self) -> float:
-        """When the next one stands."""
+        """Return when the next reader runs out of time."""
         return min(self.due[key][0] for key in self._stand_alone)
 
     @property
@@ -373,21 +385,21 @@ class Drain:
 
     @property
     def moves_singly(self) -> bool:
-        """Whether a queue moves when its own reader is done."""
+        """True if a queue moves as soon as its own reader is done."""
         return self.is_long and self.stage is DrainStage.DRAINING
 
     def reading(self, since_s: float) -> set[Session]:
-        """The readers that have pulled what they lose since then."""
+        """Return the readers that have pulled a queue that they lose since that time."""
         return {reader for reader, pulled_s in self.pulled_s.items() if pulled_s >= since_s}
 
     def set_timer(self, timer: Timer) -> None:
-        """Replaces the timer that ends this stage by itself."""
+        """Replace the timer that ends this stage."""
         if self.timer is not None:
             self.timer.cancel()
         self.timer = timer
 
     def end(self) -> None:
-        """Ends, and holds nothing more."""
+        """End the drain and release everything that it holds."""
         if self.timer is not None:
             self.timer.cancel()
         self.release_all_pulls()
@@ -406,21 +418,26 @@ class Drain:
 
     @property
     def oldest_s(self) -> float:
-        """When the drain began that is waited for longest. Each queue moves by itself in a drain that takes long."""
+        """Return the start of the oldest drain of a queue; in a long drain, queues move separately."""
         return min(self.since_s.values(), default=self.began_s) if self.is_long else self.began_s
 
     def since(self, now_s: float, most_s: float) -> list[tuple[Session, QueueKey]]:
-        """The items that have been drained for `most_s` or longer. A sum, as where the look for them falls due: a difference
-        rounds otherwise, and the look would find nothing and fall due at once again."""
+        """Return the items that have been drained for `most_s` or longer.
+
+        Start and duration are added, as where the timer is set, because a difference rounds in another way: the timer would
+        find nothing and be due immediately again.
+        """
         return [item for item, began_s in self.since_s.items() if began_s + most_s <= now_s]
 
     def has(self, place: QueueKey) -> bool:
-        """Whether a reader that loses the queue still handles messages of it."""
+        """True if a reader that loses the queue still handles its messages."""
         return any(place in places for places in self.waiting.values())
 
     def dropped(self, connection: Session, place: QueueKey) -> list[QueueKey]:
-        """Notes that a reader has come back to a queue; which others it reads no more, because another broker has told it of
-        the change. Pulls of what moves are answered at once, so it comes back to all that it reads equally often."""
+        """Record that a reader pulled a queue, and return the queues that it has dropped because a peer notified it.
+
+        Pulls of moving queues return immediately, so a reader pulls all queues that it still reads equally often.
+        """
         rounds = self.rounds.setdefault(connection, {})
         rounds[place] = count = rounds.get(place, max(rounds.values(), default=0)) + 1
         if count % DRAIN_ROUNDS:
@@ -428,7 +445,7 @@ class Drain:
         return [other for other in self.waiting.get(connection, ()) if rounds.get(other, count) <= count - DRAIN_ROUNDS]
 
     def charge(self) -> None:
-        """Charges the queues that move against --memory, to the sessions that lose them."""
+        """Charge the moving queues to the sessions that lose them, against --memory."""
         moving = Counter(connection for connections in self.moving.values() for connection in connections)
         for connection in sorted(moving.keys() | self.charged.keys(), key=attrgetter("number")):
             more = moving[connection] - self.charged.get(connection, 0)
@@ -437,16 +454,16 @@ class Drain:
         self.charged = dict(moving)
 
     def waited_for(self, members: Mapping[Session, Member]) -> Iterator[str]:
-        """The client ids of those that are drained."""
+        """Yield the client ids of the members that are being drained."""
         return (members[connection].client_id for connection in self.waiting if connection in members)
 
     def answer(self, session: Session) -> None:
-        """A member's question for the list waits no more."""
+        """Respond to a member's waiting request for the member list."""
         if (go_on := self.asking.pop(session, None)) is not None:
             go_on()
 
     def release_pulls(self, places: Iterable[QueueKey]) -> None:
-        """The pulls of these queues need not wait any more."""
+        """Release the held pulls of these queues."""
         for place in places:
             for go_on in self.gated.pop(place, ()):
                 go_on()

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 # ------------------------------------------------------------------------------
 # The states of a delivery.
 #
-#     (not looked at) --pop--> IN_FLIGHT --acknowledged--> ACKNOWLEDGED --on the disk--> FINISHED
+#     (never popped)  --pop--> IN_FLIGHT --acknowledged--> ACKNOWLEDGED --on the disk--> FINISHED
 #                                 | time over, nack, not taken      | the disk refused it
 #                                 v                                 v
 #                              VISIBLE --pop--> IN_FLIGHT           VISIBLE
 #
-# In groups in order, a message behind another one of its message group is BEHIND, looked at and never popped. There,
-# one that is acknowledged stays ACKNOWLEDGED while one before it is not, and is popped again together with that.
+# In ordered groups, a message after an unfinished one of its message group is BEHIND: read, but not popped. An acknowledged
+# message there stays ACKNOWLEDGED until all earlier ones are acknowledged, and is redelivered together with them.
 
 
 class DeliveryState(Enum):
@@ -268,7 +268,7 @@ class Why(Enum):
     TOO_MANY_WAIT = "too many receives wait on this broker"
     TOPIC_GONE = "the topic was deleted"
     GROUP_GONE = "the group was deleted"
-    CLIENT_GONE = "the client has said good-bye"
+    CLIENT_GONE = "the client has terminated"
     STOPPED = "the broker stops"
     PULLED = "members of the group pull this topic"
     FAILED = "the broker cannot read its messages now"
@@ -397,7 +397,7 @@ def decode_handle(text: str) -> Handle | None:
 #     F  number: the deliveries of this number have ended
 #
 # A deadline of 0 means that the message is not in flight: it is visible, or behind another one. Times are of the wall
-# clock, because the monotonic clock starts anew after a reboot. Replaying a record twice, in order, gives the same state.
+# clock, because the monotonic clock restarts at a reboot. Replaying a record twice, in order, gives the same state.
 
 
 _TEXT: Final = Struct(">cIH")

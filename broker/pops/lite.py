@@ -130,7 +130,7 @@ class LiteOffsets:
             self._dirty = True
 
     def saving(self, is_synced: bool) -> Job[None]:
-        """Save what has changed. Raises StoreFull; it is tried again the next time."""
+        """Save what has changed. Raises StoreFull; the next call retries."""
         if not self._dirty:
             return
         self._dirty = False
@@ -252,7 +252,7 @@ class LiteDeliveries(QueueDeliveries):
 # The clients of a lite group, and what each of them is subscribed to.
 #
 # A client that is subscribed to a lite topic with messages has its name among its *ready* ones. A receive of the client
-# tries these only. So neither a message nor a receive looks at lite topics that have nothing new.
+# tries these only. So neither a message nor a receive scans lite topics without new messages.
 
 
 class LiteSubscriber:
@@ -634,7 +634,7 @@ class OffsetPolicy(Enum):
 
 
 class LiteOffset(NamedTuple):
-    """Where a group goes on in the lite topics that a client adds. `value`: the offset, the number of messages before the
+    """Where a group continues in the lite topics that a client adds. `value`: the offset, the number of messages before the
     committed offset, or a time in ms."""
 
     policy: OffsetPolicy

@@ -75,7 +75,7 @@ log = structlog.get_logger("rocketlet.pops")
 # their responses when they are on the disk: one write serves all those of an event-loop iteration.
 
 
-_UNBURIED_HINT = "the messages stay in flight, and are tried again every second; free disk space, or delete topics"
+_UNBURIED_HINT = "the messages stay in flight, and the broker retries every second; free disk space, or delete topics"
 
 Answered = Callable[[Sequence[AckStatus]], object]
 """Takes an outcome for each handle of a request."""
@@ -745,16 +745,16 @@ class Pops(LitePart):
                 yield
 
     def connection_lost(self, client: PopClient, heard_s: float) -> None:
-        """A client that may come back has lost the connection on which it was last heard at `heard_s`. What it was given
-        since then may be lost, so the broker does not extend it any more."""
+        """Handle the loss of a connection whose last data arrived at `heard_s`. Messages delivered since then may not have
+        reached the client, so the broker no longer extends them."""
         found = self._pools.clients.get(client)
         for delivery in found.extended if found is not None else ():
             if delivery.since_s >= heard_s:
                 delivery.since_s = float("-inf")  # as if it had been extended for the maximum time
 
     def response_lost(self, client: PopClient, times_ms: Collection[int]) -> None:
-        """A client has given a receive up after its response, with messages popped at these times, was sent. It may not have
-        received them, so the broker does not extend them any more."""
+        """Handle a client that cancelled a receive after its response was written. The client may not have got the messages
+        popped at these times, so the broker no longer extends them."""
         found = self._pools.clients.get(client)
         for delivery in reversed(found.extended) if found is not None else ():
             if delivery.pop_ms < min(times_ms):
@@ -763,8 +763,8 @@ class Pops(LitePart):
                 delivery.since_s = float("-inf")  # as if it had been extended for the maximum time
 
     def client_gone(self, client: PopClient) -> None:
-        """A client has said good-bye, or has no contact any more: end its receives, and redeliver the messages that the
-        broker extends for it. Messages with an invisible time of their own stay in flight until that is over."""
+        """Handle a client that terminated or lost contact: end its receives, and redeliver the messages that the broker
+        extends for it. Messages with a visibility timeout of their own stay in flight until that expires."""
         if self._is_stopped:  # the next broker writes the journal, perhaps in this process
             return
         found = self._pools.clients.get(client)
@@ -1131,7 +1131,7 @@ def _counts_for(delivery: Delivery, number: int) -> bool:
 # Copies of messages: in the group's dead-letter topic, or in its retry topic.
 
 
-_OF_OTHER_TIMES: Final = (props.DELAY, props.WAIT)  # left in, the copy would be delayed once more
+_OF_OTHER_TIMES: Final = (props.DELAY, props.WAIT)  # with them, the copy would be delayed again
 
 
 class DeadLetterWriter:

@@ -251,7 +251,7 @@ def clone_offsets(broker: BrokerController, connection: RemotingConnection, fram
 
 
 def reset_offset(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
-    """INVOKE_BROKER_TO_RESET_OFFSET: members are told the offsets. Without members, the tool commits them.
+    """INVOKE_BROKER_TO_RESET_OFFSET: send the offsets to the members. Without members, the tool commits them.
 
     `isForce` false only goes back, as Apache's, except for a single queue: the offset named for it counts.
     """
@@ -299,7 +299,7 @@ def reset_offset(broker: BrokerController, connection: RemotingConnection, frame
 
 
 def _reset_popped(broker: BrokerController, header: ResetOffset, offsets: Mapping[Queue, int]) -> None:
-    """Clients that pop can no longer acknowledge the messages in their hands."""
+    """Reset the pop pools of queues. Clients can no longer acknowledge their messages in flight."""
     for queue, offset in offsets.items():
         if broker.pops.serves(header.group, header.topic, queue.queue_id):
             broker.offsets.put(header.group, header.topic, queue.queue_id, offset)
@@ -404,7 +404,7 @@ def forward(broker: BrokerController, connection: RemotingConnection, frame: Fra
 
 
 def _passed_on(request: Frame, reply: Answer) -> Buffers:
-    """The answer of a member, which may have come in by another door."""
+    """Return the response of a member, which may be connected to the gRPC server."""
     if isinstance(reply.detail, Frame):
         came = reply.detail
         return answer(request, came.code, dict(came.ext), came.body, came.remark)
@@ -421,7 +421,7 @@ def _position_in(message_id: str | None) -> int:
     return int.from_bytes(data[-8:], "big")
 
 
-# Settings and what people look at
+# Settings, and data that tools show
 
 
 def update_group(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
@@ -501,7 +501,7 @@ def _member(member: Member, *, pops: bool) -> dict[str, Any]:
 
 
 def _popper(client_id: str, wanted: Iterable[Subscription]) -> dict[str, Any]:
-    """A client that pops and sends no heartbeats to this door, as those of 5.x."""
+    """Return the description of a gRPC client that pops. It sends no heartbeats to the remoting server."""
     return {
         "clientId": client_id,
         "peer": "",

@@ -265,7 +265,7 @@ class RemotingConnection(Client):
                     self._serve()
                 if requests.data:
                     self._join_line()
-        # Memory beside its pulls changes with a read, and counts at once. Held pulls wait for the sweep.
+        # Memory other than held pulls changes with a read, and is counted immediately; the sweep counts held pulls
         idle_bytes = self.charged_bytes + self.held_pulls * HELD_PULL_BYTES
         if requests.held_bytes or self.counted_bytes > idle_bytes:
             self._host.memory.count(self)
@@ -318,8 +318,8 @@ class RemotingConnection(Client):
         return self._host.reports.is_due(self.peer, event)
 
     def charge(self, size: int) -> None:
-        """Others keep so much more, or less, for this client until it hangs up: its memberships, and the queues that it
-        reads."""
+        """Add to the memory that other parts keep for this client until it disconnects, in bytes; negative to release
+        some."""
         self.charged_bytes += size
         if not size or self._transport is None or self._transport.is_closing():
             return
@@ -350,7 +350,7 @@ class RemotingConnection(Client):
         return self.requests.held_bytes + unread + self.held_pulls * HELD_PULL_BYTES + self.charged_bytes
 
     def is_changing(self) -> bool:
-        """Whether it will hold less by itself: when its client reads, or its requests have their turn."""
+        """True if the memory will shrink on its own, when the client reads or its requests are served."""
         if self.requests.has_frame or (self.records is not None and self.records.held_bytes):
             return True
         return self.unsent_bytes > 0
@@ -435,7 +435,7 @@ class RemotingConnection(Client):
             if time.perf_counter() > end_s:  # the rest of very many held pulls gets the next turns
                 asyncio.get_running_loop().call_soon(self._go_on)
                 return
-        # In the order in which they came: a client may rely on it, as with one that is read at once.
+        # Requests are served in the order of their arrival, on which clients may rely
         if self._has_more and not self._is_in_line:
             self._serve_now()
         self._join_line()
@@ -448,7 +448,8 @@ class RemotingConnection(Client):
                 self.records.go_on()
 
     def on_farewell(self, action: Callable[[], None]) -> None:
-        """Calls `action` when the broker ends the connection, before the socket is closed: the other door says good-bye."""
+        """Call `action` when the broker closes the connection, before the socket is closed. The gRPC server sends GOAWAY
+        then."""
         self._farewell = action
 
     def on_lost(self, action: Callable[[RemotingConnection], None]) -> None:
@@ -499,7 +500,7 @@ _check_offsets = Struct(">qq").pack
 
 
 class _Kept(NamedTuple):
-    """`constant`: all fields but the offsets. `language`: the client's. `size`: it counts as so many bytes."""
+    """A repeated pull: `constant` are all fields except the offsets, `size` is its charge in bytes."""
 
     constant: Mapping[str, ExtValue]
     language: int
@@ -578,9 +579,7 @@ class KeptPulls:
 
 
 # ------------------------------------------------------------------------------
-# How clients are told and asked: each event and each question of `sessions.events` as a request to a client.
-#
-# These are in JSON, because their receiver may be of any kind.
+# Events and requests to clients (`sessions`), encoded as remoting requests. They are in JSON, which every client reads.
 
 
 _opaques = itertools.count(1)
@@ -626,7 +625,7 @@ def _told(event: Event) -> Content:
 
 def _group_changed(event: GroupChanged) -> Ext:
     ext = {**write(ConsumerGroupHeader(event.group, event.topic))}
-    if event.places is not None:  # only Rocketlet clients look at these
+    if event.places is not None:  # only Rocketlet clients read these fields
         ext[EXT_PLACES] = group_bodies.encode_places(event.places)
     if event.shares is not None:
         ext[EXT_SHARES] = group_bodies.encode_shares(event.shares)
@@ -729,7 +728,7 @@ _CODES: Mapping[Reason, int] = {
 
 
 def refused(refusal: Refusal, ext: Ext = _NONE) -> Refused:
-    """A refusal of the state, in this door's terms."""
+    """Return the remoting error for a refusal, which both protocol servers share."""
     return Refused(_CODES[refusal.reason], str(refusal), ext)
 
 
@@ -871,8 +870,8 @@ def _corrected(frame: Frame, records: StoredRecords | None) -> list[Need]:
 
 
 def _message_at(position: int, records: StoredRecords | None) -> list[Need]:
-    """The topic of a message that is named by its place in the log: of one that waits there, or has no outcome yet, the
-    system topic that it waits in. A reader of its destination cannot tell whether it will ever be there."""
+    """Return the permission for a message named by its position in the log. For a delayed or half message it is that of the
+    system topic where the message waits, because the message may never be delivered to its destination."""
     record = records.record_at(position) if records is not None else None
     return [topic(record.topic, SUB)] if record is not None else []
 
@@ -951,7 +950,8 @@ def _has_signed(frame: Frame, signer: Signer) -> bool:
 
 
 def identify(acl: Acl, connection: RemotingConnection, frame: Frame) -> None:
-    """IDENTIFY: the connection is an account's from now on. Raises Refused; the client then goes on signing."""
+    """IDENTIFY: the connection is an account's from now on. Raises Refused; the client then continues to sign each
+    request."""
     channel = connection.channel
     account = acl.file.policy.accounts.get(str(frame.ext.get(ACCESS_KEY)))
     is_proven = (

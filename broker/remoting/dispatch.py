@@ -51,11 +51,11 @@ log = structlog.get_logger("rocketlet.dispatch")
 
 
 # ------------------------------------------------------------------------------
-# Takes the frames of one socket read to their handlers, and the answers back.
+# Passes the frames of one socket read to their handlers.
 #
-# Sends are staged one by one and committed together, before any other request of the same read is looked at and
-# before anything is written: one log append and one socket write per socket read. Every other request is answered by
-# the handler that the table has for its code. Every request is authorized here before it is staged or handled.
+# Sends are staged one by one and committed together, before any other request of the same read is handled and before a
+# response is written: one log append and one socket write per socket read. Every other request goes to the handler in the
+# table for its code. Every request is authorized here before it is staged or handled.
 
 
 Handler = Callable[[RemotingConnection, Frame], Reply]
@@ -282,13 +282,13 @@ class Dispatch:
             self._flusher.after_sync(partial(connection.write, out), partial(self._refuse, connection, staged))
 
     def _refuse(self, connection: RemotingConnection, staged: list[Staged]) -> None:
-        """Tells that the stored data may not be kept."""
+        """Report to the producers that their messages may not be on the device."""
         remark = FULL_REMARK + str(self._broker.store.fault if self._broker else "")
         for frame in awaited(staged):
             connection.write(not_stored(frame, remark))
 
     def _in_turn(self, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
-        """A large request waits for its turn with all other long work: many clients may send one at once."""
+        """Handle a large request in turns with other long work, because many clients may send one at the same time."""
         yield
         if connection.is_closed:
             return []
@@ -301,11 +301,11 @@ class Dispatch:
         return reply or []
 
     def _work(self, connection: RemotingConnection, frame: Frame, work: Work[Buffers]) -> Work[None]:
-        """Makes an answer in turns. The client's later requests wait until then."""
+        """Make a response in pieces. The client's later requests wait until then."""
         written = self._written
         try:
             reply = yield from work
-            if reply and len(reply[-1]) > UNWRITTEN_BYTES:  # to write it copies it once more
+            if reply and len(reply[-1]) > UNWRITTEN_BYTES:  # writing it copies it again
                 yield
         except Exception as error:
             reply = self._fault(connection, frame, error)

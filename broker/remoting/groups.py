@@ -132,12 +132,12 @@ def _check(broker: BrokerController, connection: RemotingConnection, beat: bodie
                 raise Refused(ResponseCode.NO_PERMISSION, fault)
         if settings is not None:
             _ensure_retry_topic(broker, connection, settings)
-    if connection.beat is None or connection.beat[1] is not beat:  # the last one once more was admitted
+    if connection.beat is None or connection.beat[1] is not beat:  # a repeated heartbeat was admitted before
         broker.groups.admit(connection, beat.client_id, (consumer.group for consumer in beat.consumers))
 
 
 def _beat_of(connection: RemotingConnection, body: bytes) -> bodies.Heartbeat:
-    """Most heartbeats are their client's last one once more, which was decoded and checked. Raises BodyError, IllegalName."""
+    """Decode and check a heartbeat, unless it repeats the client's last one, as most do. Raises BodyError, IllegalName."""
     if connection.beat is not None and connection.beat[0] == body:
         return connection.beat[1]
     beat = bodies.decode_heartbeat(body)
@@ -264,7 +264,7 @@ def lock(broker: BrokerController, connection: RemotingConnection, frame: Frame)
     epochs = broker.locks.lock(request, connection)
     if request.offsets:
         return answer(frame, body=group_bodies.encode_locked(epochs, _commit(broker, connection, request, epochs)))
-    # A queue taken anew: with its offset a member can begin without another request.
+    # With the offset of a newly locked queue, a member can start without another request
     if not request.handover or request.epochs:
         # Apache's clients take queues that are not in the answer for locked by another, and ask again.
         remark = "this broker keeps no more locks; retry later" if broker.locks.refused > refused else None
@@ -280,8 +280,8 @@ def _commit(
     request: group_bodies.LockRequest,
     epochs: Mapping[Queue, int],
 ) -> dict[Queue, int]:
-    """Carries out a member's commits, in one request that renews its leases, too. The member asks for the rest queue by
-    queue, and is told why not."""
+    """Commit offsets in a request that also renews leases, and return the committed ones. The member retries the others queue
+    by queue, and gets an error for each."""
     done: dict[Queue, int] = {}
     group = broker.groups.get(request.group)
     for queue, offset in request.offsets.items() if group is not None else ():
@@ -310,8 +310,8 @@ def unlock(broker: BrokerController, connection: RemotingConnection, frame: Fram
 def _commit_and_unlock(
     broker: BrokerController, connection: RemotingConnection, frame: Frame, request: group_bodies.LockRequest
 ) -> Buffers:
-    """Hands over several queues of a member in one request: the answer names those that were committed and unlocked. The
-    member commits the rest queue by queue, and is told why not."""
+    """Commit and unlock several queues in one request, and return those that were. The member retries the others queue by
+    queue, and gets an error for each."""
     ready: list[Queue] = []
     group = broker.groups.get(request.group)
     for queue, offset in request.offsets.items() if group is not None else ():
@@ -384,8 +384,8 @@ def _checked(broker: BrokerController, frame: Frame, expression: str) -> Buffers
 
 
 # ------------------------------------------------------------------------------
-# Apache's push consumers that pull without a heartbeat become members at once: after a restart of the broker, or on a
-# new connection.
+# Apache's push consumers that pull without a heartbeat become members immediately: after a restart of the broker, or on a new
+# connection.
 #
 # Their next heartbeat comes up to 30 s later (MQClientInstance.startScheduledTask); nothing that a broker answers
 # makes Java's client send one earlier. It answers a broker that asks how it runs

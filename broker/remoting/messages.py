@@ -82,7 +82,7 @@ Staged = Frame | EncodedSends
 
 
 class Sends:
-    """The sends of one socket read: staged one by one or many at once, settled together."""
+    """The sends of one socket read: staged one by one or as a run, and committed together."""
 
     def __init__(self, broker: BrokerController) -> None:
         self._sending = broker.sending
@@ -180,7 +180,7 @@ def store_batch(broker: BrokerController, connection: RemotingConnection, frame:
 
 
 def _ids(frame: Frame, host_hex: str, positions: list[int]) -> str:
-    """The ids of a batch's messages; of the first one alone where the sender looks at none, as Rocketlet's for Spark."""
+    """Return the ids of a batch's messages; only the first if the sender needs no others, as with Rocketlet's Spark sink."""
     if FIRST_ID in frame.ext:
         positions = positions[:1]
     return ",".join([f"{host_hex}%016X"] * len(positions)) % tuple(positions)
@@ -201,7 +201,7 @@ def _transaction_ext(frame: Frame) -> Ext:
 
 
 def send_back(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """CONSUMER_SEND_MSG_BACK: a message that a consumer could not handle, to be tried again later or given up."""
+    """CONSUMER_SEND_MSG_BACK: retry a message that a consumer could not handle, or dead-letter it."""
     broker.retries.send_back(read(SendBack, frame.ext))
     return answer(frame)
 
@@ -398,9 +398,8 @@ def end_transaction(broker: BrokerController, connection: RemotingConnection, fr
 # ------------------------------------------------------------------------------
 # Messages by id and by key: VIEW_MESSAGE_BY_ID and QUERY_MESSAGE.
 #
-# A search by a key reads the topic's messages of the times that were asked for, newest first (`store.searching`), in
-# turns. A send pays nothing for it. A client has one search at a time (`turns.Line`), and goes on with its other
-# requests meanwhile.
+# A search by a key reads the topic's messages of the requested times, newest first, in pieces, so that sends need no key
+# index. A client has one search at a time (`FairQueue`); its other requests are served meanwhile.
 
 
 _NO_INDEX: Ext = {"indexLastUpdateTimestamp": 0, "indexLastUpdatePhyoffset": 0}
