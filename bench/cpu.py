@@ -3,7 +3,7 @@
 `steps` of the interpreter in our own code, by message (`bench.steps`), are exact: the same on each machine, and on a busy
 one. `cost` is processor time by message as a multiple of that of a loop that is timed in turn with the path
 (`calibration`), each the least of many repetitions. It sees what C functions take, too, but it differs by machine, and on a
-busy one. So CI holds the steps (`--exact`). If you change a path, look at both. `--write` makes the figures the table.
+busy one. So CI holds the steps (`--exact`). If you change a path, compare both. `--write` makes the figures the table.
 Steps differ by version of Python, and with the compiled module: each has its own table, and one without is compared with
 nothing."""
 

@@ -1,4 +1,4 @@
-"""A broker: assembles the state and runs the timers. The doors have the requests that use it."""
+"""A broker: creates its parts and runs the timers. The protocol servers have the handlers of requests."""
 
 from __future__ import annotations
 
@@ -304,22 +304,22 @@ class BrokerController:
         await self.device.make([])
 
     def when_kept(self, action: Callable[[], None], otherwise: Callable[[], None]) -> None:
-        """Calls `action` at once; with `--flush sync` when everything stored is on the device, or `otherwise`."""
+        """Call `action` immediately. With `--flush sync`, call it when everything stored is on the device, or `otherwise` if
+        the device fails."""
         if self.flusher is None:
             action()
         else:
             self.flusher.after_sync(action, otherwise)
 
     def change_config(self, config: BrokerConfig) -> None:
-        """Applies other settings and tells the name servers."""
+        """Apply changed settings, and register them with the name servers."""
         self.settings.change(config)
         self.group_configs.auto_create = config.auto_create_groups
         self.topics.change_config(config)
         self.registration.config_changed()
 
     def advertise(self, address: str | None, external: str | None) -> None:
-        """Changes the addresses that clients are told, inside and outside of the broker's network. None leaves one as it
-        is."""
+        """Change the addresses in routes, for clients inside and outside of the broker's network. None keeps an address."""
         former = self.config
         self.change_config(
             replace(former, address=address or former.address, external_address=external or former.external_address)
@@ -349,13 +349,14 @@ class BrokerController:
             self._saving = self.tasks.spawn(self.device.do(self.saving()))
 
     def persist(self, closes: bool = False) -> None:
-        """Like `saving`, but at once."""
+        """Save everything, blocking until it is done."""
         run(self.saving(closes))
 
     def saving(self, closes: bool = False) -> Job[None]:
-        """Saves offsets, delay progress and indexes. A save that a full disk refuses is tried again the next time.
+        """Save offsets, delay progress and indexes. A save that fails because the disk is full is retried the next time.
 
-        closes: all of it is on the device, so that the next start needs to read nothing again."""
+        If `closes`, everything is on the device afterwards, so that the next start reads nothing again.
+        """
         is_synced = closes or self.flusher is not None
         saves: list[Save] = []
         for state in (self.delays, self.timers, self.transactions):
@@ -397,8 +398,8 @@ class BrokerController:
             yield
 
     def save_leases_soon(self) -> None:
-        """Save soon which leases have ended by themselves, and the offsets of queues that were handed over, in case the
-        broker is killed, but not one by one."""
+        """Save the leases that expired, and the offsets of queues that were handed over, soon and together, so that a killed
+        broker has them."""
         if self._saving_locks is None:
             self._saving_locks = self.clock.call_later(SAVE_LOCKS_DELAY_S, self._save_locks)
 

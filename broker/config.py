@@ -148,7 +148,7 @@ RUN_BLOCK_KEYS: Final = 1024  # entries of a timer file that are in memory
 RECALL_READS: Final = 8  # messages with the same delivery time that a recall examines per event-loop iteration
 TRANSACTION_CHECK_MAX: Final = 15  # checks of a transaction before its half message is set aside
 TRANSACTION_SWEEP_S: Final = 60.0  # interval at which transactions without an outcome are looked up
-TRANSACTION_TIMEOUT_S: Final = 6.0  # age of a transaction at its first check
+TRANSACTION_TIMEOUT_S: Final = 6.0  # minimum age of a transaction at its first check
 MAX_TRANSACTION_TIMEOUT_S: Final = 86_400.0  # maximum of the broker setting that replaces this age
 SAMPLE_INTERVAL_S: Final = 10.0  # interval of the samples from which rates are computed
 
@@ -315,8 +315,8 @@ def within(what: str, value: N, low: N, high: N) -> N:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The bounds of what one broker or name server keeps, takes at once and waits for. Those of `LIMITS` are in force where
-    nobody hands in others: tests do, to come to an edge with a few messages."""
+    """The limits of one broker or name server. `LIMITS` are the defaults; tests pass lower ones, to reach an edge with a few
+    messages."""
 
     # Connections
 
@@ -367,7 +367,7 @@ class Limits:
     run_keys: int = 16_384  # newest messages with a delivery time in memory, 44 bytes each; more are sorted into a file
     runs_to_merge: int = 8  # timer files of about one size that are merged
     timer_deliveries_at_once: int = 50  # due messages in one commit; reading one takes 0.1 ms
-    timer_delivery_bytes: int = 4 * 1024 * 1024  # size of due messages in one commit, which has at least one message
+    timer_delivery_bytes: int = 4 * 1024 * 1024  # size of due messages after which a commit takes no further one
     max_answering: int = 256  # concurrent requests that are answered later, except queries by key
 
     # Messages shared (POP)
@@ -462,7 +462,7 @@ LIMITS: Final = Limits()
 
 @dataclass(frozen=True, slots=True)
 class BrokerConfig:
-    """A broker's settings. `address` is what clients are told to connect to, as `host:port`; `external_address` is for
+    """A broker's settings. `address` is the one in routes, as `host:port`; `external_address` is for
     clients that ask at a name server's external port. `default_queues`: how many queues a topic that a send creates gets at
     most; clients ask for 4 (both are `defaultTopicQueueNums` in Apache's). `grpc_max_delay_hours`: how far ahead clients of
     gRPC may set a delivery time (`maxDelayTimeMills` of Apache's proxy). `name_server_account`: the access key of the

@@ -469,7 +469,7 @@ class Device:
         await asyncio.get_running_loop().run_in_executor(self._thread, make_all, calls)
 
     def end(self) -> None:
-        """Drop the calls that have not started. A running call may still end."""
+        """Cancel the calls that wait for the device thread. A running call is neither interrupted nor awaited."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 

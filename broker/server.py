@@ -692,7 +692,7 @@ class Handshakes:
         """Abort the oldest running handshake of the address with most of them."""
         address, _ = Counter(entering.address for entering in self._running).most_common(1)[0]
         oldest = next(entering for entering in self._running if entering.address == address)
-        del self._running[oldest]  # its task ends later, so that the next call picks another one
+        del self._running[oldest]  # now, because its task does that only at its end
         oldest.abort()
 
 

@@ -635,7 +635,8 @@ class Reports:
         self._since_s = clock.monotonic_s()
 
     def is_due(self, peer: str, reason: str) -> bool:
-        """True if this is to be reported. It then counts as reported."""
+        """Return True if this address and reason were not reported yet in the current interval and the limit is not reached.
+        A True result records them as reported."""
         if self._now_s() - self._since_s >= REPORT_AGAIN_S:
             self._reported.clear()
             self._since_s = self._now_s()

@@ -147,7 +147,7 @@ MAX_TLS_FILE_BYTES: Final = 1024 * 1024  # size of a file with a certificate cha
 MAX_NAME_SERVERS: Final = 64  # addresses of name servers
 MAX_INT: Final = 2**31 - 1  # Java's `int`; brokers refuse larger numbers
 MAX_LONG: Final = 2**63 - 1  # Java's `long`, for offsets and times
-MAX_RECONSUME_TIMES: Final = 16  # default retries of a message, as in Apache's push consumer
+MAX_RECONSUME_TIMES: Final = 16  # retries of a message if the group's setting is unknown, as in Apache's push consumer
 
 
 @dataclass(frozen=True, slots=True)

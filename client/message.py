@@ -153,7 +153,7 @@ class Message:
 
     @property
     def record(self) -> Record:
-        """The stored record, with U+FFFD in place of bytes of the properties that are not UTF-8.
+        """The stored record, with U+FFFD in place of bytes of topic and properties that are not UTF-8.
 
         Raises MessageError if the record cannot be decoded.
         """

@@ -324,8 +324,9 @@ class SlotDispatcher:
 # ------------------------------------------------------------------------------
 # Receives: one is in flight for each topic and broker while there are free slots.
 #
-# A receive that the broker may hold reserves one slot, for one message. If the response says that there are more
-# messages, the next receive reserves all free slots and is not held. In an orderly group each receive returns one
+# A receive that the broker may hold reserves one slot, for one message. After a response that reports remaining messages,
+# and at the start, the next receive reserves up to 32 free slots, leaves one for each other waiting source, and has poll
+# time 0, so that the broker does not hold it. In an orderly group each receive returns one
 # message, because the broker delivers the next message of its message group only when that one is settled.
 
 
@@ -500,8 +501,8 @@ class Source:
 
 
 # ------------------------------------------------------------------------------
-# Extends the visibility timeouts of messages in flight, when a third of it has passed since they arrived or were last
-# extended.
+# Extends the visibility timeouts of messages in flight, when about a quarter of it has passed since they arrived or were last
+# extended: after a third of the time at which the client considers them as expired, which is earlier than at the broker.
 #
 # A message that is still waiting for a slot then is released, because another member may be free. Handlers that run for
 # minutes are logged.
@@ -960,7 +961,8 @@ class DeliveryDispatcher:
 # ------------------------------------------------------------------------------
 # Sends brokers the outcomes of their messages.
 #
-# All acknowledgements of one event-loop iteration to a broker are one request. Acknowledgements without a response are
+# The acknowledgements that one event-loop iteration collects for a broker are sent together, up to 1,024 in one request. A
+# message whose extension is in flight is acknowledged after the response to that. Acknowledgements without a response are
 # resent until the receipt has expired; the broker then redelivers the message.
 
 

@@ -33,7 +33,7 @@ class Strategy(Protocol):
     def name(self) -> str: ...
 
     def allocate(self, client_id: str, queues: Sequence[Queue], client_ids: Sequence[str]) -> list[Queue]:
-        """Return the queues of the member `client_id`. Queues and ids are sorted. The result must depend on the
+        """Return the queues of the member `client_id`. The arguments are sorted as in Java. The result must depend on the
         arguments only, so that the shares of all members are consistent."""
         ...
 

@@ -119,7 +119,7 @@ _Step = tuple[int, bytes]  # the state after a byte, and the symbols that the by
 
 
 def _codes() -> dict[tuple[int, int], int]:
-    """Return the symbols by length and value of their codes."""
+    """Return a dictionary from the length (in bits) and the value of a code to its symbol."""
     lengths = [ord(letter) - ord("A") + 5 for letter in _LENGTHS]
     found: dict[tuple[int, int], int] = {}
     code, before = 0, 5

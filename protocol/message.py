@@ -58,7 +58,7 @@ BEGIN_MARK: Final = (
     # before the checksum of some records: a proof that a record starts here, which only its broker can create
     b"\x02\x04"
 )
-BEGIN_BYTES: Final = 14  # the mark and 12 characters of base64
+BEGIN_BYTES: Final = 14  # BEGIN_MARK (2 bytes) and 12 characters of base64
 MAX_HEAD_BYTES: Final = 112  # size of the part before the body, with two IPv6 hosts
 FIXED_BYTES: Final = 91  # size of a record without body, topic and properties, with two IPv4 hosts
 MAX_RECORD_BYTES: Final = FIXED_BYTES + 24 + MAX_BODY_BYTES + 127 + MAX_PROPERTY_BYTES
@@ -674,7 +674,8 @@ def with_attempts(record: bytes, reconsume_times: int, handle: str) -> bytes:
 
 
 def reconsume_times_in(record: bytes) -> int:
-    """Return the number of attempts before a record was stored. Raises MessageError if it is incomplete."""
+    """Return the number of attempts before a record was stored. Raises MessageError if the record has fewer than 100 bytes,
+    the size up to this field with two IPv6 hosts."""
     if len(record) < 76 + 2 * _LONGER:
         raise MessageError("a message record is cut off")
     flags = record[39]
@@ -964,7 +965,7 @@ def _stream(body: bytes, position: int, wbits: int) -> Generator[bytes, None, in
 # Recall handles, by which a producer recalls a message before its delivery time: Apache's `RecallMessageHandle`,
 # version 1.
 #
-# A handle is URL-safe base64, with padding, of `v1 topic broker time key`: the delivery time in ms, and the message's
+# A recall handle is URL-safe base64, with padding, of `v1 topic broker time key`: the delivery time in ms, and the message's
 # unique key.
 
 

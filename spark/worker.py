@@ -43,7 +43,8 @@ def fast_start(context: SparkContext) -> Iterator[None]:
 
 
 class DataLossError(RuntimeError):
-    """Messages that the query should read no longer exist on the broker."""
+    """With failOnDataLoss: messages in the query's range are deleted or unreadable, their broker has no route, or the topic
+    or cluster is not the one in the checkpoint."""
 
 
 OWN_ERRORS = (RocketletError, DataLossError, MessageError)

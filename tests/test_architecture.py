@@ -117,7 +117,7 @@ TOUCH_THE_DISK = frozenset(
     )
 )
 DOORS = ("grpc", "remoting")
-# State: what doors decode to and encode from. It knows no frame, no answer code and no transport.
+# State: what protocol servers decode to and encode from. It knows no frame, no answer code and no transport.
 BELOW_A_DOOR = ("access", "groups", "messages", "nameserver", "pops", "sessions")
 WORDS_OF_A_DOOR = frozenset(("protocol.frame", "protocol.codes.ResponseCode"))
 CLASSES_OF_ASYNCIO = frozenset(("Protocol", "Transport", "BaseTransport", "StreamReader", "StreamWriter"))
@@ -152,7 +152,7 @@ def sources() -> dict[str, str]:
 
 
 def room_of(module: str) -> str:
-    """A folder of a house or of a folder there, a module beside them, or another package."""
+    """A folder of a top-level package or of a folder there, a module beside them, or another package."""
     parts = module.split(".")
     if not module:
         return "root"
@@ -265,7 +265,7 @@ def _targets(module: str, text: str) -> Iterator[str]:
 
 
 def door_faults(sources: Sources) -> list[str]:
-    """Where state knows how a door speaks."""
+    """Return the places where state knows a protocol's encoding."""
     state = {
         name: text
         for name, text in sources.items()
@@ -311,7 +311,7 @@ def test_only_the_store_touches_the_disk(sources: Sources) -> None:
     assert disk_faults(sources) == []
 
 
-def test_nothing_below_a_door_knows_how_it_speaks(sources: Sources) -> None:
+def test_nothing_below_a_protocol_server_knows_its_encoding(sources: Sources) -> None:
     assert door_faults(sources) == []
 
 
@@ -330,7 +330,7 @@ def test_nothing_below_a_door_knows_how_it_speaks(sources: Sources) -> None:
         ("import asyncio\nclass Socket(asyncio.Protocol): ...", "uses asyncio.Protocol"),
     ],
 )
-def test_an_arrow_from_state_to_a_door_is_found(sources: dict[str, str], text: str, fault: str) -> None:
+def test_an_arrow_from_state_to_a_protocol_server_is_found(sources: dict[str, str], text: str, fault: str) -> None:
     assert door_faults(sources | {"broker.messages.planted": text}) == [f"broker.messages.planted {fault}"]
 
 

@@ -73,7 +73,7 @@ def test_each_part_is_given_the_limits_of_the_broker_or_client_it_belongs_to(roo
     assert list(forgotten(sources, USUAL[room])) == []
 
 
-def test_a_part_without_limits_and_a_look_at_the_usual_ones_are_found(room: str, sources: Sources) -> None:
+def test_a_part_without_limits_and_a_use_of_the_default_ones_are_found(room: str, sources: Sources) -> None:
     usual = USUAL[room]
     made = "Planted(path)\nPlanted(path, limits)\nPlanted(path, limits=limits)\n"
     planted = {
@@ -127,8 +127,8 @@ def test_functions_are_handed_in_when_a_part_is_made(wired: Sources) -> None:
     assert list(planted_calls(wired)) == []
 
 
-@pytest.mark.parametrize("value", ["self._told", "lambda: None"])
+@pytest.mark.parametrize("value", ["self._notify", "lambda: None"])
 def test_a_function_that_is_put_into_another_object_is_found(value: str) -> None:
-    made = f"    def __init__(self, clock):\n        clock.told, self.a = {value}, 1\n"
-    text = f"class Planted:\n{made}    def _told(self): ...\n"
-    assert list(planted_calls({"planted.py": text})) == ["planted.py:3 puts a function into clock.told"]
+    made = f"    def __init__(self, clock):\n        clock.notify, self.a = {value}, 1\n"
+    text = f"class Planted:\n{made}    def _notify(self): ...\n"
+    assert list(planted_calls({"planted.py": text})) == ["planted.py:3 puts a function into clock.notify"]

@@ -83,11 +83,11 @@ MACHINES = {
         _drain,
         "stage",
         """
-        change  find     find_nobody finish   agree give_up
-        FINDING DRAINING AGREEING    FINDING  -     TOLD     FINDING
-        FINDING -        -           AGREEING -     TOLD     DRAINING
-        FINDING -        -           -        TOLD  TOLD     AGREEING
-        FINDING DRAINING AGREEING    -        -     -        TOLD
+        change  find     find_nobody finish   agree    give_up
+        FINDING DRAINING AGREEING    FINDING  -        NOTIFIED FINDING
+        FINDING -        -           AGREEING -        NOTIFIED DRAINING
+        FINDING -        -           -        NOTIFIED NOTIFIED AGREEING
+        FINDING DRAINING AGREEING    -        -        -        NOTIFIED
         """,
     ),
     "delivery": Machine(

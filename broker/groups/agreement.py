@@ -81,7 +81,7 @@ class Agreement:
             return NOBODY
         for topic, route in routes.items():
             others = [broker for broker in route.brokers if broker.name != self._broker_name and 0 in broker.addresses]
-            if topic.startswith(RETRY_PREFIX) or not others:  # every broker that a member knows has the retry topic
+            if topic.startswith(RETRY_PREFIX) or not others:  # its route does not show which brokers share topics
                 continue
             yield
             text = "\0".join([topic, *group.order(topic)]).encode()

@@ -367,7 +367,7 @@ class Moves:
         return found if is_current() else None
 
     def _finding_of(self, group: ConsumerGroup, drain: Drain, queues: TopicQueues, found: QueueMoves) -> Work[bool]:
-        """Compute the queues of one topic that move. Return False if there are too many."""
+        """Compute the queues of one topic that move. Return False if the claims or the moves exceed their limits."""
         self._is_finding = True
         topic = queues.topic
         try:

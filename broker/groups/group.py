@@ -85,7 +85,7 @@ class QueueLease:
         An id alone may be copied, or be that of a client whose previous socket has not closed yet: such a connection has
         to wait. A client that names the epoch was granted the lease, and may use another connection; requests on its
         previous connection may arrive later, and must not move the lease back. A renewal by an epoch that has ended must
-        fail, because its sender would continue to read what another member had meanwhile (decision 6). An owner from
+        fail, because its sender would continue to read what another member had meanwhile (docs/decisions, 6). An owner from
         before a restart that does not name its epoch never received it, and gets another one.
         """
         if self.connection is connection or not self.handover:
@@ -237,7 +237,7 @@ class GroupQueue:
 
 class PoppedQueue(Protocol):
     """A queue that clients pop. lag_offset: as many messages after it as are not finished. committed: the lowest that is
-    not. in_hand: how many were popped and are not finished; it takes a look at each."""
+    not. in_hand: how many messages are in flight; it counts them one by one."""
 
     @property
     def lag_offset(self) -> int: ...
@@ -273,7 +273,7 @@ class GroupPool(Protocol):
 #
 # Apache's broker keeps one table of subscriptions per group, which every heartbeat overwrites, so that members with
 # different topics erase each other's. Here each member has its own; the group's subscription is their union. A member
-# is a session in a group (decision 24): pulls and commits say no client id, so one connection cannot be two members
+# is a session in a group (docs/decisions, 24): pulls and commits say no client id, so one connection cannot be two members
 # of a group. A client that reconnects is two members with one id until the old connection is closed.
 
 
@@ -552,7 +552,8 @@ class ConsumerGroup:
         return bool(self.awaited_readers or self.lost_readers)
 
     def subscription(self, connection: Session | None, topic: str) -> Subscription | None:
-        """The subscription of this connection's member to a topic; for a stranger, the newest subscription of the group."""
+        """Return the subscription of this connection's member to a topic; without one, the newest subscription of the
+        group."""
         member = self.members.get(connection) if connection else None
         if member is not None and topic in member.subscriptions:
             return member.subscriptions[topic]
@@ -587,7 +588,7 @@ class ConsumerGroup:
             self._newest.pop(topic, None)
 
     def other_than(self, connection: Session, shape: Shape) -> Member | None:
-        """A member that subscribes to something else; found without a look at all that subscribe to the same."""
+        """Return a member with other subscriptions, without reading all members that subscribe to the same topics."""
         for other, connections in self._of_shape.items():
             if other != shape:
                 found = next((item for item in connections if item is not connection), None)
@@ -603,8 +604,11 @@ class ConsumerGroup:
         return list(dict.fromkeys(ids))
 
     def companions(self, connection: Session) -> MemberList:
-        """The members that subscribe to a topic of the member's own. A foreign one does not say which topic it asks for,
-        and takes everybody for a reader of all its topics."""
+        """Return the members that share a topic with this member.
+
+        GET_CONSUMER_LIST_BY_GROUP of an Apache push consumer names no topic, and the consumer allocates each of its topics
+        among all client ids in the response.
+        """
         asking = self.members.get(connection)
         return self._near(asking.topics if asking is not None else frozenset())
 
@@ -627,9 +631,11 @@ class ConsumerGroup:
         return first is not None and any(member.topics != first.topics for member in self.members.values())
 
     def binding(self, *, is_uneven: bool, retry_queues: int) -> Work[None]:
-        """The future owners of the queues are known, so foreign members are told by them from now on. Members that share
-        all their topics with the same others are told of those; of several queues of the retry topic they would leave some
-        to nobody."""
+        """Choose the member lists of foreign members by the future owners of the queues.
+
+        Members that share all their topics with the same others get a list of those, unless the retry topic has several
+        queues, of which some would have no reader. Other members get a list of themselves alone.
+        """
         kinds = {member.topics for member in self.foreign.values()} if is_uneven else set()
         alone: set[frozenset[str]] = set()
         for topics in kinds:
@@ -687,7 +693,7 @@ class ConsumerGroup:
         return self._see(topic)[1]
 
     def sees(self, member: Member, topic: str, counts: Mapping[str, int]) -> None:
-        """A member that asks has looked up a route: it sees so many queues of a topic, by broker."""
+        """Record the queue counts of a topic, by broker, that a member sees in its route."""
         seen = {name: topics[topic] for name, topics in member.data.queue_counts.items() if topic in topics}
         if seen != counts:
             others = {
@@ -729,7 +735,7 @@ class ConsumerGroup:
             shares.forget()
 
     def sees_others(self) -> None:
-        """Members see other queues than before."""
+        """Drop what was computed from the queue counts that members report, because the counts have changed."""
         self._seen.clear()
         for shares in self._sticky.values():
             shares.doubt()
@@ -1001,7 +1007,7 @@ class ConsumerGroups:
         group = self._groups.get(data.group) or self.obtain(data.group)
         member = group.members.get(connection)
         now_s = self._clock.monotonic_s()
-        if member is not None and member.data is data:  # its last heartbeat once more
+        if member is not None and member.data is data:  # it repeats the last heartbeat
             member.seen_s = now_s
             return group
         self.generation.increment()
@@ -1088,7 +1094,7 @@ class ConsumerGroups:
         self._forget_topics(group, [topic for topic in before if topic not in member.subscriptions])
 
     def _charge(self, member: Member, size: int) -> None:
-        """A membership takes so many bytes, which count as the connection's."""
+        """Charge the memory of a membership to its connection, in bytes."""
         member.connection.charge(size - member.charged_bytes)
         member.charged_bytes = size
 
@@ -1137,8 +1143,7 @@ class ConsumerGroups:
         self.changes.members_changed(group)
 
     def check_soon(self, group: ConsumerGroup, client_id: str = "") -> None:
-        """Checks the group at once; a large group, whose members may all join or leave, in turns and once for many
-        changes."""
+        """Check the group immediately. A large group is checked in pieces, once for many changes."""
         if len(group.members) <= self._limits.checked_at_once:
             self.check(group, client_id)
         elif not group.is_check_due:

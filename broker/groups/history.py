@@ -28,7 +28,7 @@ log = structlog.get_logger("rocketlet.groups")
 # ------------------------------------------------------------------------------
 # Heartbeats that were refused: the client reads nothing, and most clients say nothing of it.
 #
-# A client says who it is every 30 s, so a refusal that has not come again for longer is over.
+# A client sends a heartbeat every 30 s, so a refusal that was not repeated for longer is over.
 
 
 class Refusals:
@@ -138,8 +138,8 @@ def _short(detail: Any) -> Any:
 # ------------------------------------------------------------------------------
 # How long queues have no owner when they change hands, and how long groups take to come to rest, for metrics.
 #
-# Both follow from what History is told: members that come and go, queues that are locked and unlocked. Foreign
-# members do not lock, so their groups are not in here.
+# Both are computed from the events of `History`: members that join and leave, queues that are locked and unlocked. Foreign
+# members do not lock, so their groups are not measured.
 
 
 _MEMBERS_CHANGED = frozenset(("joined", "left", "leaving", "subscribed"))

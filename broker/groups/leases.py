@@ -42,9 +42,9 @@ def reader_line(place: LeaseKey, client_id: str, epoch: int) -> Change:
 # The locks by which clients own queues in a group: LOCK_BATCH_MQ and UNLOCK_BATCH_MQ.
 #
 # Apache's clients lock queues only to consume in order; such locks last 60 s and survive a closed connection. They
-# end when their member unregisters: a Java member unlocks before, but its rebalance may lock once more on its way
-# out. A Rocketlet consumer locks every queue that it reads (`handover`). Its lock is a lease with an epoch: freed
-# when the socket closes, ended when it is not renewed in time, and checked at every commit, so that a late one
+# end when their member unregisters: a Java member unlocks before, but its rebalance may lock again before it
+# ends. A Rocketlet consumer locks every queue that it reads (`handover`). Its lock is a lease with an epoch: freed
+# when the client closes its socket, ended when it is not renewed in time, and checked at every commit, so that a late one
 # changes nothing. A member that was refused is notified as soon as the queue is free.
 #
 # Leases are on the disk (`ledger`). After a restart of the broker, a member that comes back in time gets the same
@@ -193,7 +193,7 @@ class Locks:
                     self._wait(connection, queue, lease)
                 return None
         if wanted in request.epochs:
-            return None  # a renewal takes nothing anew: its sender must first release the queue
+            return None  # a renewal does not acquire a lease: its sender must first release the queue
         if self._is_closed or (now_s < self._held_until_s and not has_had):
             return None  # another member may have a lease that this run does not know
         is_kept = (
@@ -338,7 +338,9 @@ class Locks:
         now_s = self._clock.monotonic_s()
         suspended_s = now_s - self._awake_s - LEASE_SWEEP_S
         if suspended_s > STANDSTILL_S:
-            log.warning("broker_stood_still", seconds=round(suspended_s, 1), hint="leases are prolonged")
+            log.warning(
+                "broker_stood_still", seconds=round(suspended_s, 1), hint="the leases were extended by that time"
+            )
             for queue in self.groups.queues():
                 if queue.lease is not None:
                     queue.lease.renewed_s += suspended_s

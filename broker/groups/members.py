@@ -65,7 +65,7 @@ class Member:
 
     @property
     def is_seat(self) -> bool:
-        """Whether it only stands for a client, which cannot be told or asked anything here."""
+        """True if the member stands for a gRPC client, which cannot be notified over remoting."""
         return self.pops and not self.connection.peer
 
     @property
@@ -111,43 +111,44 @@ def size_of(data: ConsumerData) -> int:
 # The shares of a topic whose readers all use STICKY: the broker shares the queues out, because it costs every member
 # the list of all owners to do so itself, and that grows with the square of the members.
 #
-# The members ask the first broker of a topic, so that they are told parts of one whole. It starts from the shares of
-# before, and from the queues that members say they own: after a restart, or when another broker is asked, that is all
-# there is. Locks keep owners single whatever members are told.
+# All members request their shares from the first broker of a topic, so that the shares are parts of one allocation. It starts
+# from the previous shares and from the queues that members report as owned, which is all it has after a restart or when
+# another broker takes over. Leases keep owners single even if shares overlap.
 
 
 class StickyShares:
-    """Shares out one topic in one group. owners: the member that was to have each queue last, or that says it does."""
+    """The allocation of one topic in one group. `owners` has, by queue, the member that it was last allocated to, or that
+    reports it."""
 
     def __init__(self, topic: str, limits: Limits = LIMITS) -> None:
         self._limits = limits
         self._topic = topic
         self._shares: dict[str, list[Queue]] = {}
-        self._of: tuple[dict[str, int], list[str]] | None = None  # the queues and members that these are of
+        self._of: tuple[dict[str, int], list[str]] | None = None  # the queues and members of the current shares
         self._is_doubtful = True
         self._count = 0  # queues
         self.owners: dict[Queue, str] = {}
 
     def claim(self, queue: Queue, client_id: str) -> None:
-        """A member says that it owns a queue. There are no more owners than there may be queues."""
+        """Record that a member reports a queue as owned, up to the limit on queues."""
         if queue in self.owners or len(self.owners) < self._limits.max_shared_queues:
             self.owners[queue] = client_id
 
     def forget(self) -> None:
-        """Members are others than before, and will all be told."""
+        """Drop the shares, because members have changed and will all be notified."""
         self._is_doubtful, self._of = True, None
 
     def doubt(self) -> None:
-        """Some member sees other queues than before, all of them perhaps the same."""
+        """Compare the queues before the next share is returned, because a member sees other ones."""
         self._is_doubtful = True
 
     def of(
         self, client_id: str, seen_queues: Mapping[str, int], sorted_ids: Callable[[], list[str]]
     ) -> BrokerShare | None:
-        """The member's share, computed for all members when the first of them asks; None for a client that is no member."""
+        """Return the member's share; None for a client that is no member. The first request computes all shares."""
         if self._is_doubtful:
             self._is_doubtful = False
-            # For the same queues they stay: some members were told, and claims since then could divide them otherwise.
+            # For the same queues the shares stay, because some members have theirs, and later claims could change them
             now = dict(seen_queues), sorted_ids()
             if now != self._of:
                 self._of, self._shares = now, self._share_out(*now)
@@ -253,12 +254,12 @@ def _named(names: list[str], between: str = ", ") -> str:
 # The member list that a foreign member was given last: by it the member allocates the queues.
 #
 # All members that request it between two changes are given the same list. So memory grows with the changes, not with
-# the square of the members, and the members that claim a queue are found without a look at most of them: the queues go
+# the square of the members, and the members that claim a queue are found without reading most of them, because the queues go
 # to the first ids of a list.
 
 
 class MemberList:
-    """Client ids, as members are told them. The same object for all that are told the same."""
+    """The client ids in a member list. Members with the same list share one object."""
 
     __slots__ = ("_order", "ids")
 
@@ -274,11 +275,11 @@ class MemberList:
         return self._order
 
     def told(self, client_id: str) -> list[str]:
-        """The list as this member is told it."""
+        """Return the list for this member."""
         return self.ids or [client_id]
 
 
-ALONE: Final = MemberList([])  # each is told of itself only, and claims all queues of its topics (`allotment`)
+ALONE: Final = MemberList([])  # each member gets only itself, and claims all queues of its topics (`Allotment`)
 
 Readers = dict[str, dict[Session, None]]  # the members that were given one list, by client id
 

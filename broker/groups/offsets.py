@@ -35,8 +35,8 @@ log = structlog.get_logger("rocketlet.groups")
 # ------------------------------------------------------------------------------
 # Committed offsets: the next message that a group reads of a queue. Saved every 5 s and at the end.
 #
-# An offset from which another member continues is on the disk with the hand-over: it is a line of `offsets.journal` until
-# the file has it. Each line is a list of [topic, group, id of the topic, [[queue id, offset], ...]].
+# An offset that is committed with an unlock is written with it, and offsets of drained queues 50 ms later: each is a line of
+# `offsets.journal` until the file has it. Each line is a list of [topic, group, id of the topic, [[queue id, offset], ...]].
 #
 # Rewinds are counted: a Spark query must know whether its group's offset is behind its checkpoint because somebody
 # reset it, or because the query was killed before it could commit.
@@ -218,7 +218,7 @@ class Offsets:
             item.of_owners.pop(queue_id, None)
 
     def is_behind_owner(self, name: str, topic: str, queue_id: int, offset: int) -> bool:
-        """Return True if an offset is lower than the one from which the last owner of a lease has continued."""
+        """Return True if an offset is lower than the one that the last owner of a lease has committed."""
         item = self._find(name, topic)
         return item is not None and bool(item.of_owners) and offset < (item.of_owners or {}).get(queue_id, 0)
 
@@ -270,7 +270,7 @@ class Offsets:
             self.has_pops = self._dirty = True
 
     def saving(self, is_synced: bool = True) -> Job[None]:
-        """Save what has changed. Raises StoreFull; it is tried again the next time."""
+        """Save what has changed. Raises StoreFull; the next call retries."""
         if not self._dirty:
             return
         self._dirty, self._is_saving = False, True
@@ -284,7 +284,7 @@ class Offsets:
             self._is_saving = False
 
     def _saving(self, is_synced: bool) -> Job[None]:
-        # First: an offset must not be saved with the identity of a topic that was made anew meanwhile.
+        # First: an offset must not be saved with the identity of a topic that was recreated meanwhile.
         topics = self._groups.topics_with_offsets()
         identities = {topic: identity for topic in topics if (identity := self._identity_of(topic))}
         yield None
@@ -331,8 +331,8 @@ class GroupProgress:
     def _offset(
         self, group: str, topic: str, queue_id: int, queue: ConsumeQueue | None, popped: PoppedQueue | None
     ) -> tuple[int, int]:
-        """The offset at which the group goes on in a queue, and how many messages were deleted before it had committed
-        them."""
+        """Return the offset at which the group continues in a queue, and how many messages were deleted before it had
+        committed them."""
         begin = queue.begin if queue is not None else 0
         offset = popped.lag_offset if popped is not None else self._offsets.get(group, topic, queue_id)
         return max(offset or 0, begin), max(begin - offset, 0) if offset is not None else 0
@@ -562,7 +562,7 @@ class Watch:
                     queue.given_offset = 0
 
     def connection_gone(self, connection: Session) -> None:
-        """The connection is closed and reads nothing any more."""
+        """Remove a closed connection as the reader and previous reader of its queues, and release its memory charge."""
         queues = self._queues.pop(connection, {})
         connection.charge(-PLACE_BYTES * len(queues))
         for queue in queues:

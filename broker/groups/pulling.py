@@ -374,7 +374,7 @@ class Pulling:
             if header.queue_offset > end:
                 log.warning(
                     "position_set_back", group=place[0], topic=place[1], queue=place[2], offset=header.queue_offset, end=end,
-                    hint="the member read messages that were lost before this start; their offsets are given again",
+                    hint="the member read messages that were lost before this start; their offsets are used again",
                 )  # fmt: skip
                 return end
         self._locks.clear_former_end(group_queue)
@@ -741,7 +741,7 @@ class Commits:
         if end != offset:
             broker_log.warning(
                 "offset_set_back", group=group.name, topic=topic, queue=queue_id, offset=offset, end=end,
-                hint="the member read messages that were lost before this start; their offsets are given again",
+                hint="the member read messages that were lost before this start; their offsets are used again",
             )  # fmt: skip
         self._offsets.commit(group, topic, queue_id, end, by_owner=by_owner)
         if self._pops.pools:

@@ -147,7 +147,7 @@ class GroupConfigs:
         self._generation.increment()
 
     def saving(self) -> Job[None]:
-        """Writes the whole file when the journal has become long. Raises StoreFull; it is tried again the next time."""
+        """Writes the whole file when the journal has become long. Raises StoreFull; the next call retries."""
         if self.journal.lines > self._limits.journal_lines + self._count:
             yield from self.journal.shortening(self._saving())
 

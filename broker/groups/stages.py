@@ -202,12 +202,12 @@ NO_PEERS: Final = PeerSync(stage=SyncStage.DONE)  # of groups without peers; nev
 # ------------------------------------------------------------------------------
 # A change of a group that not all foreign members know yet, and the queues that it moves.
 #
-#     FINDING --find--> DRAINING --finish--> AGREEING --agree--> TOLD --(members have dropped their queues)--> end
+#     FINDING --find--> DRAINING --finish--> AGREEING --agree--> NOTIFIED --(members have dropped their queues)--> end
 #        \--find nobody-----------------------^                   ^
 #         FINDING, DRAINING, AGREEING --give up-------------------/
 #
 # A further change takes a drain of any stage back to FINDING, where FINISH changes nothing. If all members were notified
-# before the moving queues are known, FIND restarts from TOLD, with the members' claims at that time.
+# before the moving queues are known, FIND restarts from NOTIFIED, with the members' claims at that time.
 
 
 QueueKey = tuple[str, int]  # topic, queue id
@@ -217,7 +217,7 @@ class DrainStage(Enum):
     FINDING = "which queues move is not known yet, so nobody may take any"
     DRAINING = "readers still handle messages of what moves"
     AGREEING = "all is handled here; other brokers are waited for"
-    TOLD = "every member was notified, and drops its queues now"
+    NOTIFIED = "every member was notified, and drops its queues now"
 
 
 class DrainEvent(Enum):
@@ -235,12 +235,12 @@ DRAIN_TRANSITIONS: Final = {
     (_DS.FINDING, _DE.FIND_NOBODY): _DS.AGREEING,
     (_DS.FINDING, _DE.FINISH): _DS.FINDING,  # the last change may move more than the earlier one
     (_DS.DRAINING, _DE.FINISH): _DS.AGREEING,
-    (_DS.AGREEING, _DE.AGREE): _DS.TOLD,
-    (_DS.FINDING, _DE.GIVE_UP): _DS.TOLD,
-    (_DS.DRAINING, _DE.GIVE_UP): _DS.TOLD,
-    (_DS.AGREEING, _DE.GIVE_UP): _DS.TOLD,
-    (_DS.TOLD, _DE.FIND): _DS.DRAINING,
-    (_DS.TOLD, _DE.FIND_NOBODY): _DS.AGREEING,
+    (_DS.AGREEING, _DE.AGREE): _DS.NOTIFIED,
+    (_DS.FINDING, _DE.GIVE_UP): _DS.NOTIFIED,
+    (_DS.DRAINING, _DE.GIVE_UP): _DS.NOTIFIED,
+    (_DS.AGREEING, _DE.GIVE_UP): _DS.NOTIFIED,
+    (_DS.NOTIFIED, _DE.FIND): _DS.DRAINING,
+    (_DS.NOTIFIED, _DE.FIND_NOBODY): _DS.AGREEING,
     **{(stage, _DE.CHANGE): _DS.FINDING for stage in DrainStage},
 }
 
@@ -291,7 +291,7 @@ class Drain:
 
     def change(self, members: Container[Session], now_s: float) -> None:
         """Handle a further change, and drop readers that are no longer members."""
-        if self.stage is DrainStage.TOLD:
+        if self.stage is DrainStage.NOTIFIED:
             self.began_s = now_s
         self.turn(DrainEvent.CHANGE)
         for of_readers in (self.waiting, self.drained, self.rounds, self.pulled_s, self.due):
@@ -414,7 +414,7 @@ class Drain:
 
     @property
     def is_over(self) -> bool:
-        return self.stage is DrainStage.TOLD
+        return self.stage is DrainStage.NOTIFIED
 
     @property
     def oldest_s(self) -> float:

@@ -58,7 +58,7 @@ log = structlog.get_logger("rocketlet.grpc")
 
 
 _numbers = itertools.count(1)
-Told = Callable[["GrpcClient", Event], None]
+SendEvent = Callable[["GrpcClient", Event], None]
 _Key = tuple[str, str]  # account, client id
 
 
@@ -73,7 +73,7 @@ class GrpcClient:
         group: The consumer group of the client; empty for a producer.
     """
 
-    def __init__(self, client_id: str, connection: ClientTransport, account: str, told: Told) -> None:
+    def __init__(self, client_id: str, connection: ClientTransport, account: str, send_event: SendEvent) -> None:
         self.number = next(_numbers)
         self.client_id = client_id
         self.account = account
@@ -87,7 +87,7 @@ class GrpcClient:
         self.is_left = True
         self.is_external = connection.is_external
         self.heard_s = connection.heard_s
-        self._told = told
+        self._send_event = send_event
         self._charged_bytes = 0
         self._is_gone = False
         self._lost: list[Callable[[Session], None]] = []
@@ -128,7 +128,7 @@ class GrpcClient:
 
     def tell(self, event: Event) -> None:
         """Send the event on the client's Telemetry stream. Without an open stream, nothing is sent."""
-        self._told(self, event)
+        self._send_event(self, event)
 
     def ask(self, number: int, question: Question) -> None:
         """Do nothing: the gRPC protocol has no request from broker to client, so the question times out."""
@@ -174,14 +174,16 @@ class GrpcClients:
     """The gRPC clients of a broker.
 
     Args:
-        told: Writes an event on a client's Telemetry stream.
+        send_event: Writes an event on a client's Telemetry stream.
         lost: Called for each client of a closed connection, with the time of the last data on it (monotonic, in seconds).
             A client whose last connection closed has no `connections` left.
     """
 
-    def __init__(self, told: Told, lost: Callable[[GrpcClient, float], None], limits: Limits = LIMITS) -> None:
+    def __init__(
+        self, send_event: SendEvent, lost: Callable[[GrpcClient, float], None], limits: Limits = LIMITS
+    ) -> None:
         self._limits = limits
-        self._told = told
+        self._send_event = send_event
         self._connection_lost = lost
         self._clients: dict[_Key, GrpcClient] = {}
         self._of_connection: dict[Session, set[_Key]] = {}
@@ -222,7 +224,7 @@ class GrpcClients:
         elif len(self._clients) >= self._limits.max_grpc_clients and not self._make_room(connection):
             raise LimitExceeded(f"this broker knows {self._limits.max_grpc_clients} gRPC clients; close some")
         else:
-            client = self._clients[key] = GrpcClient(call.client_id, connection, call.account, self._told)
+            client = self._clients[key] = GrpcClient(call.client_id, connection, call.account, self._send_event)
         if ids is None:
             ids = self._of_connection[connection] = set()
             connection.on_lost(self._lost)

@@ -700,7 +700,8 @@ def recalling(timers: Timers, broker_name: str, topic: str, text: str) -> Work[R
 # notes.
 
 
-OF_DELAYS: Final = 0  # queue ids of the topic of notes
+# Queue ids of the topic NOTES_TOPIC: the progress of delay levels, and of timed messages
+OF_DELAYS: Final = 0
 OF_TIMERS: Final = 1
 QUEUES: Final = 2
 

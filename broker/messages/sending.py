@@ -105,7 +105,7 @@ _AT_ONCE: Final = _Later(None, 0, 0)
 
 
 class SendService:
-    """`placed` has the messages that are staged and not stored yet: each door stores its own before it returns to the event
+    """Stores messages. `placed` has the staged messages, which each protocol server commits before it returns to the event
     loop."""
 
     def __init__(
@@ -191,8 +191,8 @@ class SendService:
         self._passed[b"%b\0%b\0%d" % (account, name.encode(), queue_id)] = queue, queue.topic_record
 
     def storing_batch(self, header: SendMessage, body: bytes, born_host: bytes) -> Work[list[Placed]]:
-        """Stores a batch of very many messages in pieces, others' messages between; where each piece is. All of it is checked
-        before any is stored: one that is garbled is no batch. If the disk is full in between, a part is there."""
+        """Store a batch of very many messages in pieces, and return the place of each piece. The whole batch is checked
+        before any message is stored. If the disk becomes full in between, a part of it is stored."""
         if len(body) > MAX_BODY_BYTES:
             raise too_large("batch", body)
         pieces: list[Piece] = []
@@ -330,7 +330,7 @@ class SendService:
         return _Later(self._timers.queue, due_ms, TO_A_TIME, handle), waiting_text(text, due_ms, name, queue_id)
 
     def _due_ms(self, text: str, is_half: bool) -> int:
-        """When a message is due that may be sent to a time, ms; 0 for at once. Raises Refusal."""
+        """Return the delivery time of a message in ms; 0 for immediate delivery. Raises Refusal."""
         try:
             due_ms = time_asked(text, self._store.now_ms)
         except IllegalTime as fault:
@@ -427,7 +427,7 @@ def _delay_level(text: str, delays: Delays) -> int:
 
 
 # ------------------------------------------------------------------------------
-# Messages that are tried again, or given up: sent back by a consumer, or published to a retry topic.
+# Messages that are retried or dead-lettered: sent back by a consumer, or published to a retry topic.
 
 
 class Groups(Protocol):
@@ -479,7 +479,7 @@ class Retries:
         return dead.name, 0, props.without(text, props.DELAY)
 
     def send_back(self, header: SendBack) -> None:
-        """A message that a consumer could not handle, to be tried again later or given up. Raises Refusal and StoreFull."""
+        """Retry a message that a consumer could not handle, or dead-letter it. Raises Refusal and StoreFull."""
         settings = self._settings(header.group)
         # A group without retries: Apache's broker says success, too, and the message is gone.
         if settings.retry_queues <= 0:
@@ -514,7 +514,7 @@ class Retries:
         return settings
 
     def _stage_retry(self, group: str, record: Record, text: str, settings: GroupConfig, level: int) -> None:
-        """A record once more, one try older, delayed for the retry topic."""
+        """Stage a copy of a record for the retry topic, delayed and with one more attempt."""
         queues = settings.retry_queues
         topic = self._topics.ensure(TopicConfig(names.retry_topic(group), queues, queues), self._store.end)
         text = props.appended(text, props.DELAY, str(level))
@@ -524,7 +524,7 @@ class Retries:
         self._appender.stage_again(record, queue, property_bytes(text), code, reconsume_times=times)
 
     def _stage_dead(self, group: str, record: Record, text: str) -> None:
-        """A record once more, one try older, among the dead letters. Properties that do not fit are dropped, and named."""
+        """Stage a copy of a record as a dead letter. Properties that exceed the limit are dropped and logged by name."""
         topic = self._topics.ensure(TopicConfig(names.dlq_topic(group), 1, 1), self._store.end)
         if len(text.encode()) > MAX_PROPERTY_BYTES:
             text, dropped = props.shortened(text, SENT_PROPERTY_BYTES)

@@ -180,7 +180,11 @@ class Topics:
                 self._is_behind = True
 
     def identity(self, name: str) -> str:
-        """Return an id that no later topic of this name has, on this or another disk; empty if it is lost."""
+        """Return the random id that a topic got when it was created, by which a recreated topic differs.
+
+        Empty for built-in and unknown topics, and for topics restored from the commit log alone. Topics that were stored
+        by earlier releases have their creation position instead.
+        """
         return self._identities.get(name, "")
 
     def is_built_in(self, name: str) -> bool:
@@ -251,7 +255,8 @@ class Topics:
         self.generation.increment()
 
     def delete(self, name: str, position: int) -> None:
-        """Delete a topic. `position` is the end of the commit log. Raises StoreFull; the topic then still exists."""
+        """Delete a topic. `position` is the end of the commit log. Raises StoreFull if the
+        deletion cannot be written; the topic then still exists."""
         self._append({"deleted": name, "at": position})
         self._forget(name, position)
 
@@ -417,8 +422,8 @@ class Statistics:
         last, grown = self._last.of, dict[CountKey, int]()
         for number, (key, total) in enumerate(totals.of.items(), 1):
             before = last.get(key, 0)
-            if total != before:  # a recreated topic starts at 0
-                grown[key] = total - before if total > before else total
+            if total != before:
+                grown[key] = total - before if total > before else total  # a recreated topic restarts at 0
             if number % LOOKS == 0:
                 yield
         self._samples.append(_Sample(self._clock.monotonic_s(), grown, totals.sums))

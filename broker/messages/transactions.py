@@ -139,7 +139,7 @@ class Transactions:
             return None
         self._dirty = False
         yield None
-        # All half messages before this one have outcomes, so the next start reads from here (decision 11).
+        # All half messages before this one have outcomes, so the next start reads from here (docs/decisions, 11).
         first = min(self._halves, default=self.half_queue.next)
         if not self._halves:
             self._op_begin = self._op_queue.next

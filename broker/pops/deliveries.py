@@ -189,7 +189,7 @@ class PopRequest:
     """What a receive asks for. The protocol server has checked names, permissions, and that topic and group exist.
 
     Attributes:
-        client: the client that pops, by which its messages in flight are found.
+        client: the client that pops; the key of its messages in flight.
         count: the maximum number of messages, 1 to 32. 0 only reports whether there is a message.
         invisible_ms: how long the messages are invisible to others.
         wait_ms: how long the receive waits for a message.
@@ -199,7 +199,8 @@ class PopRequest:
         subscription: the filter; None takes all messages.
         matches: the parsed filter of an SQL92 subscription, which `Pops.receive` finds.
         attempt_id: in order, a repeated receive with the same id gets the messages in flight of the earlier one.
-        from_first: a group that is new to the topic starts at its first message, not with the last one.
+        from_first: a group that is new to the topic starts at the first stored message of each queue, even if retention has
+            deleted earlier ones.
         from_end: a group that is new to the topic starts after the last message.
         in_order: the group gets the topic in order from now on, as if its settings said so.
         max_bytes: the maximum size of all records of a result together. The first record may be larger.

@@ -218,7 +218,7 @@ class QueueDeliveries:
         offsets.put(self.group, self.queue.topic, self.queue.queue_id, offset)
 
     def record(self, offset: int) -> bytes | None:
-        """Return the record at an offset, or None if it is damaged or retention has deleted it."""
+        """Return the record at an offset; None if it is damaged, deleted by retention, or not stored yet."""
         if not self.queue.begin <= offset < self.queue.next:
             return None
         fetched = self._store.fetch(self.queue, offset, 1)
@@ -553,11 +553,11 @@ class Pool:
 
     Attributes:
         queues: the deliveries by queue id, for queues that were popped.
-        ready: the queues that may have a message, the one served longest ago first.
+        ready: the queues that may have a message, in the order in which they were served or became ready.
         clients: the clients that pop. One of their sessions pays for what the pool keeps for all.
         waits: how many receives wait.
         used_s: when a client asked last.
-        is_cut: True if the last receive found nothing because a filter had to stop early.
+        is_cut: True if a filter had to stop early in the last receive, so that the queue has more to read.
         is_in_order: True if a client has asked for the messages in order.
         is_by_priority: True if higher queues come first, because the topic's messages have priorities.
         owned: the queues that the pool may serve; None if they are all of the topic (`division`).

@@ -341,7 +341,9 @@ def consumer_status(broker: BrokerController, connection: RemotingConnection, fr
     offsets: dict[str, dict[Queue, int]] = {}
     waiting, size = set(asked), 0
     if len(asked) > MAX_ASKED_AT_ONCE:
-        remark = f"the group {header.group} has {len(asked)} members; {MAX_ASKED_AT_ONCE} are asked at once, name one"
+        remark = (
+            f"the group {header.group} has {len(asked)} members; {MAX_ASKED_AT_ONCE} are queried together; name one"
+        )
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
 
     def answered(client_id: str, reply: Answer | None) -> None:

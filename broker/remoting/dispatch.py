@@ -427,7 +427,7 @@ BrokerHandler = Callable[[BrokerController, RemotingConnection, Frame], Reply]
 NameServerHandler = Callable[[Routes, RemotingConnection, Frame], Reply]
 """Raises `Refused` and what a client's request may cause."""
 
-# These are staged one by one and committed together (`sends.Sends`), but batches of very many messages (`sends.store_batch`).
+# Staged one by one and committed together (`messages.Sends`), but batches of very many messages by `messages.store_batch`.
 SENDS: Mapping[int, Rule] = {
     Code.SEND_MESSAGE: connection.SEND,
     Code.SEND_MESSAGE_V2: connection.SEND_V2,

@@ -607,7 +607,8 @@ class LeaseJournal:
 
     def _shortening(self, now: Callable[[], tuple[Iterator[Change], int]], *, closes: bool) -> Job[None]:
         was_lacking, count = self._is_lacking, self._count
-        self._is_lacking, self._count = False, 0  # later changes are appended to the journal
+        # Reset first: a change that comes while the snapshot is written is appended to the journal and counted
+        self._is_lacking, self._count = False, 0
         leases, epoch = now()
         try:
             yield from self._journal.shortening(self._saving(leases, epoch, closes=closes))

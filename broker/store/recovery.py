@@ -229,7 +229,8 @@ class Recovery:
             self._rebuilt.append(f"{key[0]}@{key[1]}")
 
     def _start(self, checkpoint: Checkpoint | None) -> int:
-        """Return the position from which to read the log. Record missing parts of the log as damage."""
+        """Return the position from which to read the log. Add gaps of the log, and parts missing at its ends,
+        to the damage."""
         log = self._log
         self._is_complete = log.begin == 0 or (checkpoint is not None and checkpoint.begin is not None)
         self._damage += [Damage(*gap) for gap in log.gaps()]

@@ -312,8 +312,8 @@ class Schedule:
                 begin += 1
 
     def _keys_of(self, runs: list[SortedRun], offsets: Iterable[int]) -> list[int]:
-        """Return the keys of those offsets that are in these runs. They precede the runs' `head`, so the runs do not
-        return them."""
+        """Return the schedule keys (delivery time and queue offset) of those `offsets` that lie within one of the runs. The
+        runs skip them, because the keys precede their `head`."""
         among = [offset for offset in offsets if any(run.begin <= offset < run.end for run in runs)]
         return [key_of(self._queue.entry(offset)[2], offset) for offset in among]
 

@@ -230,7 +230,8 @@ class Store:
         yield partial(replace_state, self.folder.path / "checkpoint.json", content, sync=sync)
 
     def _entries(self, closes: bool) -> Job[list[bytes]]:
-        """Flush the index of each queue, and return the queues' entries in the checkpoint."""
+        """Flush the index of each queue, and return the queues' entries in the checkpoint. Stops if a topic is deleted
+        meanwhile, and the caller then repeats it."""
         entries: list[bytes] = []
         deletions = self._deletions
         for number, queue in enumerate(list(self.queues.values()), 1):
@@ -377,7 +378,7 @@ class Store:
         reconsume_times: int = 0,
         prepared_offset: int = 0,
     ) -> tuple[int, int]:
-        """Stage a message, and return its commit log position and queue offset. It is written by `commit`.
+        """Stage a message, and return its commit log position and queue offset. `commit` writes the record to the log.
 
         If this raises, nothing is staged.
         """

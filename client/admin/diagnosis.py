@@ -747,9 +747,9 @@ def findings_of_dead_letters(group: str, new: int) -> list[Finding]:
 # ------------------------------------------------------------------------------
 # Finds problems of one group from two observations that are some seconds apart.
 #
-# A committed offset that does not change is no proof of a stuck queue: members commit every 5 s, a handler may run for
-# long, and messages that match no filter are skipped without a commit. A queue is stuck if a message that matches the
-# owner's filter has waited for long.
+# A committed offset that does not change is no proof of a stuck queue: by default members commit every 5 s, a handler may run
+# for long, and messages that do not match the filter are passed over only when the held pull returns. A queue is stuck if a
+# message that matches the owner's filter has waited for long.
 
 
 class Harm(IntEnum):
@@ -831,7 +831,7 @@ class Observed:
         waiting: by queue, the next message that matches its owner's filter, if it has waited too long. Only queues that
             committed nothing between the observations, or less than arrived, are included.
         full: queues of which brokers return no new messages to pop members, because too many are not acknowledged.
-        moving: queues whose members made progress that is not committed yet.
+        moving: queues for which a member reported a higher offset in the second observation, committed or not.
     """
 
     group: Group

@@ -254,7 +254,7 @@ class ProcessQueue:
         """True if pulls may carry the offset to commit.
 
         On an Apache broker the first commit of a queue must be a separate request (`GroupOffsets.store`): if the first
-        offsets of a group and topic arrive concurrently, the broker can lose some of them (decision 16).
+        offsets of a group and topic arrive concurrently, the broker can lose some of them (docs/decisions, 16).
         """
         return self.lease.epoch > 0 or self.committed is not None
 

@@ -373,7 +373,8 @@ class Leases:
     def suspend(self, address: str) -> None:
         """Suspend the queues of a broker whose connection has closed, until it has renewed their leases.
 
-        If the broker has noticed the close, it has freed the queues (decision 6).
+        A broker to which this client closed the connection has freed the queues; after any other end the leases last until
+        they expire.
         """
         for queue, lease in self.owned.items():
             if lease.address == address:  # the lease's address, because the route may have a new one now
@@ -806,7 +807,7 @@ class Heartbeats:
 
     Args:
         describe: returns the current heartbeat.
-        addresses: returns the addresses of the brokers that are to get it.
+        addresses: returns the addresses of the brokers to which heartbeats are sent.
 
     Attributes:
         refusal: the error if a broker rejected the heartbeat that failed last; None if it failed otherwise, or none failed.

@@ -269,9 +269,9 @@ def _consume_from(start: Start) -> str:
 # ------------------------------------------------------------------------------
 # The rebalance: one loop that determines this member's share of queues and has `Leases` acquire and release queues.
 #
-# Every member queries the members of the group and computes its own share (`Shares`, with the strategies of
-# `protocol/allocation`). Members notice changes at different times, so their shares overlap for a while. Meanwhile the
-# locks of `Leases` ensure that each queue has only one owner.
+# Every member computes its own share, from the member list or the position that its broker sent (`Shares`, with the
+# strategies of `protocol/allocation`). Members notice changes at different times, so their shares overlap for a while.
+# Meanwhile the locks of `Leases` ensure that each queue has only one owner.
 #
 # If a lookup of routes or members fails or returns nothing, the assignment stays unchanged.
 

@@ -173,7 +173,8 @@ class Sender(Lifecycle):
         message_id: str | None,
     ) -> asyncio.Future[SendResult] | None:
         """Add a message to a batch of this event-loop iteration, and return a future of its result. Return None if it
-        must be sent alone, for example because it is compressed. Raises MessageIllegal.
+        must be sent alone: its body is empty, no bytes, or at least as long as the compression or batch limit, or no
+        connection to its broker is open. Raises MessageIllegal.
 
         This runs for each message, so it is a plain function with as little work as possible.
         """

@@ -73,7 +73,7 @@ class ClusterView:
         self._name_servers = parse_addresses(name_server)
         # Shuffled as by NettyRemotingClient, so that equally configured clients do not all use the first name server.
         random.shuffle(self._name_servers)
-        self._unreached_s: dict[str, float] = {}  # by name server: the loop's time of the last failed connection
+        self._unreached_s: dict[str, float] = {}  # by name server: the loop's time of the last failure
         self._routes: dict[str, Route] = {}
         self._masters: dict[str, str] = {}
         self.keeps_brokers = False

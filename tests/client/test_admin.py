@@ -251,7 +251,7 @@ async def test_offsets_are_previewed_and_set_with_and_without_members(node: Node
 async def test_reset_to_a_time_goes_to_the_first_message_stored_then_or_later(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch, is_ours: bool
 ) -> None:
-    """is_ours: else the broker tells its members the nearest message, as Apache's. Those without members are corrected."""
+    """is_ours: else the broker sends its members the nearest message, as Apache's. Those without members are corrected."""
     if not is_ours:
         as_apaches = lambda topic, group, time_ms, force, exact: ResetOffset(topic, group, time_ms, force)
         monkeypatch.setattr("rocketlet.client.admin.admin_client.ResetOffset", as_apaches)
@@ -346,7 +346,7 @@ def test_change_of_a_group_keeps_the_fields_of_other_brokers() -> None:
     assert altered == {**altered, **table, "strict": True}
 
 
-async def test_brokers_tell_their_state_and_take_settings(nodes: Nodes) -> None:
+async def test_brokers_report_their_state_and_take_settings(nodes: Nodes) -> None:
     node = await nodes.start()
     async with AdminClient(node.address) as admin:
         (broker,) = await admin.brokers()

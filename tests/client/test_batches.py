@@ -211,11 +211,11 @@ async def test_who_gives_up_is_not_sent_again(node: Node, monkeypatch: pytest.Mo
         await asyncio.wait(sends[:1])
         await eventually(lambda: len(tasks_named("resend")) == 1)
     assert not tried
-    with pytest.raises(ConfigError, match="has been stopped"):  # a producer that stops tells who waits for it
+    with pytest.raises(ConfigError, match="has been stopped"):  # a producer that stops reports it to who waits
         await sends[1]
 
 
-async def test_a_try_that_is_cancelled_before_it_begins_tells_who_waits(node: Node) -> None:
+async def test_an_attempt_that_is_cancelled_before_it_begins_fails_for_who_waits(node: Node) -> None:
     async with Producer(node.address) as producer:
         queue = (await producer.send("t", b"first")).queue
         connection = only_connection(producer)

@@ -1,4 +1,4 @@
-"""A group can be asked and told: strictness, sticky shares, settling, growth, who reads what, metrics, assignments."""
+"""A group is queried and changed: strictness, sticky shares, settling, growth, who reads what, metrics, assignments."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ async def test_a_sticky_member_that_joins_takes_only_its_share(node: Node, wire:
                         "t",
                         Inbox(),
                         **options,
-                        limits=ClientLimits(rebalance_interval_s=10 * PATIENCE_S),  # told, not by the clock
+                        limits=ClientLimits(rebalance_interval_s=10 * PATIENCE_S),  # notified, not by the clock
                     )
                 )
             )
@@ -131,7 +131,7 @@ async def test_a_sticky_member_that_joins_takes_only_its_share(node: Node, wire:
                 "t",
                 Inbox(),
                 strategy=AVG,
-                limits=ClientLimits(rebalance_interval_s=10 * PATIENCE_S),  # told, not by the clock
+                limits=ClientLimits(rebalance_interval_s=10 * PATIENCE_S),  # notified, not by the clock
             )
         )
         everyone = [*members, foreign]

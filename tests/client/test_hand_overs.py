@@ -221,7 +221,7 @@ async def test_a_hand_over_waits_for_no_heartbeat_of_another_broker(
             heartbeats.stalled_at = None
 
 
-async def test_a_member_that_loses_a_queue_while_it_hands_it_over_tells_its_handlers(cluster: Cluster) -> None:
+async def test_a_member_that_loses_a_queue_while_it_hands_it_over_notifies_its_handlers(cluster: Cluster) -> None:
     """The broker says so, long before the lease is over by the member's clock."""
     begun: list[Message] = []
     ends = asyncio.Event()

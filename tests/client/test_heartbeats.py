@@ -1,4 +1,4 @@
-"""Heartbeats of a member: who has heard it, who is waited for, and when there is something new to say."""
+"""Heartbeats of a member: which brokers have one, which are waited for, and when there is something new to say."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ async def test_a_broker_that_moved_is_not_awaited_where_it_was(brokers: Brokers)
     assert not brokers.heartbeats.are_failing
 
 
-async def test_only_brokers_that_have_not_heard_a_member_hear_it_again(brokers: Brokers) -> None:
+async def test_only_brokers_without_a_heartbeat_of_a_member_get_another(brokers: Brokers) -> None:
     heartbeats = brokers.heartbeats
     await heartbeats.register()
     assert brokers.heard() == ["a", "b"]
@@ -149,7 +149,7 @@ async def test_the_end_waits_for_no_broker(brokers: Brokers) -> None:
     assert brokers.heard() == ["a", "a", "b", "b"], "nothing is under way any more"
 
 
-async def test_a_member_tells_what_is_new_and_nothing_twice(brokers: Brokers) -> None:
+async def test_a_member_reports_what_is_new_and_nothing_twice(brokers: Brokers) -> None:
     heartbeats = brokers.heartbeats
     await heartbeats.beat()
     beating = asyncio.create_task(heartbeats.beat_forever())

@@ -61,7 +61,7 @@ async def test_an_address_that_is_none(address: str) -> None:
     connections = Connections(Access(), Mock(), Mock())
     with pytest.raises(ConnectionFailed):
         await connections.get(address)
-    with pytest.raises((ValueError, OSError)):  # a broker that tells others of a group minds these
+    with pytest.raises((ValueError, OSError)):  # a broker that reports a group to others checks these
         await Link(address, Tls(), None).request(Frame(1))
 
 

@@ -181,7 +181,7 @@ async def test_a_lease_that_is_over_is_reported_once_and_continues_when_it_is_re
     await while_it_ticks(world)
     assert world.said == [("suspend", A)]
     assert world.leases.are_suspended
-    assert (world.asked, set(world.registering)) == ([], {"a:1"}), "its broker hears the member first"
+    assert (world.asked, set(world.registering)) == ([], {"a:1"}), "its broker gets a heartbeat first"
     world.registered.add("a:1")
     await while_it_ticks(world)
     assert world.said == [("suspend", A), ("resume", A)]
@@ -297,7 +297,7 @@ async def test_a_commit_at_a_broker_that_is_away_is_retried_after_a_rest() -> No
     await world.leases.abandon()
 
 
-async def test_a_commit_is_retried_when_its_broker_has_heard_the_member_and_renewed_the_lease() -> None:
+async def test_a_commit_is_retried_when_its_broker_has_a_heartbeat_and_renewed_the_lease() -> None:
     world = World(reconnect_s=0.0)
     world.commit_fault = GONE
     lease = await handing_over(world)
@@ -347,7 +347,7 @@ async def test_a_hand_over_that_is_cut_short_leaves_the_queue_in_doubt() -> None
     assert (lease.is_over, world.leases.releasing) == (True, set())
 
 
-async def test_a_queue_that_is_lost_in_its_hand_over_is_not_unlocked() -> None:
+async def test_a_queue_that_is_lost_while_it_is_handed_over_is_not_unlocked() -> None:
     world = World()
     world.stands = asyncio.Event()
     lease = await handing_over(world)

@@ -67,7 +67,7 @@ def test_a_heartbeat_names_no_more_queues_than_brokers_take(topic: str, broker: 
     assert heartbeat_queues(()) == ()
 
 
-async def test_a_member_tells_some_of_its_queues_and_keeps_them_all(node: Node, wire: Wire) -> None:
+async def test_a_member_reports_some_of_its_queues_and_keeps_them_all(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", QUEUES)
 
     def told() -> list[int]:

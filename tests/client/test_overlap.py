@@ -67,7 +67,7 @@ async def test_after_a_complete_answer_the_first_half_leaves_before_the_turn_end
         assert seen[half + 1] == [batch]
         for _ in range(OVERLAP_BATCHES):
             assert await taken(OVERLAP_MESSAGES) == [batch], "nothing was gained: both answers were waited for"
-        assert await taken(OVERLAP_MESSAGES - 1) == [batch, batch], "it is tried again"
+        assert await taken(OVERLAP_MESSAGES - 1) == [batch, batch], "it is retried"
 
 
 @pytest.mark.parametrize(("encoding", "count"), [("auto", OVERLAP_MESSAGES - 1), ("json", OVERLAP_MESSAGES)])
@@ -123,7 +123,7 @@ async def test_a_message_alone_in_its_turn_leaves_as_early_as_without_batches(no
         assert await turns_until_written(batching) == await turns_until_written(plain) <= 2
 
 
-# Messages that wait for a broker that reads nothing for a while: each leaves in its order, or its sender hears in
+# Messages that wait for a broker that reads nothing for a while: each leaves in its order, or its sender gets an error in
 # time.
 
 

@@ -175,7 +175,7 @@ async def test_what_is_not_known_stays_as_it_is(world: World) -> None:
     world.shares["u"] = None
     world.told.clear()
     await world.passes()
-    assert "forget" in world.told, "the broker does not count it, so it must hear it again"
+    assert "forget" in world.told, "the broker does not count it, so it must get another heartbeat"
     assert set(world.owned) == {T[0], U[0]}
 
 

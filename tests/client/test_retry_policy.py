@@ -232,7 +232,7 @@ async def test_consumer_retries_as_often_as_the_groups_settings_say(rocketlet: B
 async def test_message_in_order_is_retried_as_often_as_the_groups_settings_say(
     rocketlet: Broker, code: str | None
 ) -> None:
-    """code: the answer of brokers of 4.9, which tell the settings of all groups only."""
+    """code: the answer of brokers of 4.9, which return the settings of all groups only."""
     await set_retries(rocketlet, 2)
     if code is not None:
         rocketlet.faults.add(Fault.answer("GET_SUBSCRIPTIONGROUP_CONFIG", response=code))

@@ -95,7 +95,7 @@ async def test_a_message_of_others_with_such_a_tag_can_be_sent_again(node: Node)
         assert sent.status == "ok"
 
 
-async def test_the_lag_of_queues_that_a_consumer_has_not_got_yet_is_not_told(node: Node, wire: Wire) -> None:
+async def test_the_lag_of_queues_that_a_consumer_has_not_got_yet_is_not_reported(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 1)
     member = Consumer(node.address, "g", "t", lambda message: None)
     with pytest.raises(ConfigError, match="has not been started"):
@@ -145,7 +145,9 @@ async def test_a_consumer_that_could_not_be_started_hands_nothing_out() -> None:
 
 @pytest.mark.parametrize("orderly", [False, True])
 @pytest.mark.parametrize("fails_by", ["raises", "rejects"])
-async def test_who_waits_for_a_reply_hears_that_the_handler_failed(node: Node, fails_by: str, *, orderly: bool) -> None:
+async def test_who_waits_for_a_reply_gets_an_error_when_the_handler_failed(
+    node: Node, fails_by: str, *, orderly: bool
+) -> None:
     async def fail(message: Message) -> Reject:
         if fails_by == "raises":
             raise LookupError("no such meal\x01\x02")

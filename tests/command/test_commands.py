@@ -353,7 +353,7 @@ async def test_top_shows_rates_lags_and_members_by_their_names(run: Run, node: N
         Consumer(node.address, "g", "t", client_name="a b")
 
 
-async def test_brokers_and_members_tell_their_own_version(run: Run, node: Node) -> None:
+async def test_brokers_and_members_report_their_own_version(run: Run, node: Node) -> None:
     assert "Rocketlet 0.1.0 (as 4.9.8)" in (await run("brokers", "list")).out
     await run("topics", "create", "t")
     async with Consumer(node.address, "g", "t", Inbox()) as consumer:

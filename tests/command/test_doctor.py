@@ -107,7 +107,7 @@ async def test_a_broker_that_left_with_topics_is_named_until_it_is_back_or_forgo
         assert "broker_gone" not in {found.kind for found in await diagnose(admin, AT_ONCE)}
 
 
-async def test_a_name_server_that_tells_of_no_departed_broker_is_not_asked_for_them(
+async def test_a_name_server_that_reports_no_departed_broker_is_not_asked_for_them(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []

@@ -55,7 +55,7 @@ If you need one of them, use Apache RocketMQ; your code and Spark job stay as th
 Our client finds out which broker it talks to. [Foreign members](foreign-members.md) says what differs on Apache's. In these
 tests 5.3 differs from 4.9 in two things. It notes the outcome of transactions every 3 s (`transactionOpBatchInterval`), and
 delivers a message twice if it checks more often. And a message that is sent to the retry topic of a group whose members lock
-their queues becomes a dead letter at once; `rocketlet messages replay` and the console hand such
+their queues becomes a dead letter immediately; `rocketlet messages replay` and the console hand such
 messages back instead, for one try.
 """
 

@@ -68,7 +68,7 @@ async def test_it_is_small_runs_as_a_user_and_says_when_it_is_ready(start: Start
 
 
 async def test_a_client_on_the_host_is_served_through_the_published_port(start: Start) -> None:
-    """Without a setting: the container cannot know the host's names, so it tells `localhost` to who comes from outside."""
+    """Without a setting: the container cannot know the host's names, so it returns `localhost` to clients from outside."""
     port = free_port()
     container = start("--publish", f"127.0.0.1:{port}:9876", command=())
     await healthy(container)

@@ -50,7 +50,7 @@ async def test_java_sends_to_times_and_takes_back(
 
 
 @feature(
-    "Push consumers", "messages shared (POP) by more members than queues, set by mqadmin: acknowledged, and tried again"
+    "Push consumers", "messages shared (POP) by more members than queues, set by mqadmin: acknowledged, and retried"
 )
 async def test_members_share_messages(cluster: Cluster, java_fives: Run) -> None:
     bodies = await filled(cluster)

@@ -1,5 +1,5 @@
 """Our client and Spark source on Apache's brokers, 4.9 and 5.3, and on our own: the same tests, the same code, and nothing
-tells the client which broker it faces."""
+shows the client which broker it faces."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def test_sends_of_one_turn_are_one_batch(system: System) -> None:
         assert offsets == sorted(offsets)
 
 
-@feature("a group's first commits, of several queues at once")
+@feature("a group's first commits, of several queues together")
 async def test_first_commits_are_not_lost(system: System) -> None:
     topic = await system.topic()
     async with Producer(system.address) as producer:
@@ -206,7 +206,7 @@ async def test_messages_are_delayed(system: System) -> None:
     assert arrived[0] >= 1950
 
 
-@feature("messages sent to a time, and recall: 5.3; refused by our client on 4.9, which would deliver at once")
+@feature("messages sent to a time, and recall: 5.3; refused by our client on 4.9, which would deliver immediately")
 async def test_messages_are_sent_to_times(system: System, version: str) -> None:
     topic, group = await system.topic(), await system.group()
     arrived: list[tuple[bytes, float]] = []

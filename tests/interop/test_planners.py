@@ -168,7 +168,7 @@ async def test_the_latest_of_an_empty_topic_is_kept(system: System) -> None:
 @feature("Spark's source: an administrator's reset of a running query")
 async def test_a_reset_of_a_running_query_is_served(system: System) -> None:
     if getattr(system._system, "version", "").startswith("5."):
-        pytest.skip("a 5.x broker tells a reset to whoever pulls next for the group, not to its members")
+        pytest.skip("a 5.x broker reports a reset to whoever pulls next for the group, not to its members")
     topic, group = await system.topic(), await system.group()
     await fill(system.address, topic, 400)
 
@@ -295,7 +295,7 @@ async def fill_queues(address: str, *queues: Queue) -> None:
 
 
 async def route_has(address: str, topic: str, brokers: set[str]) -> None:
-    """Returns when the name server tells that these brokers have the topic."""
+    """Return when the name server reports that these brokers have the topic."""
     cluster = ClusterView(address)
 
     async def has_brokers() -> bool:

@@ -30,7 +30,7 @@ async def send(address: str, topic: str, count: int, **options: Any) -> None:
             await producer.send(topic, b"%d" % number, **options)
 
 
-@feature("messages shared by more members than queues, acknowledged in batches, prolonged, tried again, given up")
+@feature("messages shared by more members than queues, acknowledged in batches, extended, retried, dead-lettered")
 async def test_members_share_messages(system: System) -> None:
     of_five(system)
     topic, group = await system.topic(2), await system.group()

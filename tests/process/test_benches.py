@@ -154,16 +154,16 @@ def test_ways_counts_the_functions_and_files_of_each_path() -> None:
 
 
 SOURCE = """
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 class Locks:
-    def __init__(self, limits: Limits, on_free: Tell | None, *, ask: Callable[[], int]) -> None:
+    def __init__(self, limits: Limits, on_free: Notify | None, *, ask: Callable[[], int]) -> None:
         self._locks: dict[LeaseKey, Lock] = {}
         self._sessions: dict[Session, Lock] = {}
     def _forget_group(self, group: str) -> None: ...
     def dropped(self) -> None: ...
 class Outside(NamedTuple):
     locks: Locks
-    tell: Tell
+    notify: Notify
 class Found(NamedTuple):
     locks: Locks
     count: int
@@ -182,6 +182,6 @@ def test_shape_finds_maps_callbacks_and_bags_by_its_rules(tmp_path: Path) -> Non
         "maps": ["Locks._locks"],
         "map_fields": ["Drain.waiting"],
         "forget_or_drop": ["_forget_group", "dropped"],
-        "callbacks": ["Locks(on_free)", "Locks(ask)", "Outside(tell)"],
+        "callbacks": ["Locks(on_free)", "Locks(ask)", "Outside(notify)"],
         "bags": ["Outside"],
     }

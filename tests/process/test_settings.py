@@ -145,7 +145,7 @@ def run(tmp_path: Path, *options: str, toml: str | None = None, **environment: s
 
 
 @pytest.mark.parametrize("host", [None, "0.0.0.0"])
-def test_a_broker_listens_on_this_machine_only_unless_told_otherwise(tmp_path: Path, host: str | None) -> None:
+def test_a_broker_listens_on_this_machine_only_unless_configured_otherwise(tmp_path: Path, host: str | None) -> None:
     port = free_port()
     process = run(tmp_path, "--port", str(port), "--no-vip", *(["--host", host] if host else []))
     assert process.stdout is not None

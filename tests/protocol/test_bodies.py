@@ -584,7 +584,7 @@ EXTENTS = st.builds(
 
 
 @given(st.dictionaries(st.text("abc%-", min_size=1), EXTENTS))
-def test_what_a_broker_tells_is_read_back(extents: dict[str, TopicExtent]) -> None:
+def test_what_a_broker_sends_is_read_back(extents: dict[str, TopicExtent]) -> None:
     assert decode_extents(encode_extents(extents)) == extents
 
 

@@ -132,7 +132,7 @@ async def seen_in(answer: Frame) -> BrokerOffsets:
             await cluster.close()
 
 
-async def test_of_what_a_broker_tells_only_what_was_asked_is_kept() -> None:
+async def test_of_what_a_broker_returns_only_what_was_requested_is_kept() -> None:
     many = TopicExtent("id", 0, (1,) * 9, (2,) * 9)
     seen = await seen_in(Frame(0, body=encode_extents({"t": many, "u": many})))
     assert seen.extents == {Queue("t", "b", 0): Extent(1, 2)}

@@ -476,7 +476,7 @@ def test_batch_is_finished_as_soon_as_the_driver_has_noted_it(address: str, tmp_
         with opened(address, True) as other:
             wait_for(lambda: sum(queue.topic == "t" for queue in other.progress()[1]) == QUEUES // 2)
             again = other.plan()
-            assert again is None or rows_of(again) == 0, "nothing comes again"
+            assert again is None or rows_of(again) == 0, "nothing is repeated"
         planner.finish(batch)
         fill(address, range(40))
         wait_for(lambda: (more := planner.plan()) is not None and rows_of(more) == 40)
@@ -851,7 +851,7 @@ def options(**changed: str) -> StreamOptions:
     return stream_options({"nameServer": "h:1", "topic": "t", "group": "g", **changed})
 
 
-def test_another_membership_is_refused_and_told_where_to_continue() -> None:
+def test_another_membership_is_refused_and_the_error_says_where_to_continue() -> None:
     ranges = {Queue("t", "b", 0): (5, 7), Queue("t", "b", 1): (9, 9)}
     with pytest.raises(
         ConfigError, match=r"membership is false; the checkpoint was written with true.* group=g and starting"

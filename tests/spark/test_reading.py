@@ -123,7 +123,7 @@ async def test_on_apaches_broker_what_was_stored_after_the_planning_is_of_anothe
             await batches_of([Task((replace(anew, message=(QUEUE, there._replace(text="another"))),))])
 
 
-async def test_a_reset_that_apaches_broker_tells_a_task_does_not_change_its_batch() -> None:
+async def test_a_reset_that_apaches_broker_reports_to_a_task_does_not_change_its_batch() -> None:
     async with Broker(default_queues=1) as broker:
         await fill(broker.address, 10)
         broker.faults.add(Fault.answer("PULL_MESSAGE", response="PULL_OFFSET_MOVED", times=1))

@@ -110,7 +110,7 @@ def make_locks(
     limits: Limits = LIMITS,
     groups: ConsumerGroups | None = None,
 ) -> Locks:
-    """Locks alone; who is notified of a free queue is in `told`. end: where each queue ends."""
+    """Locks alone; its list has the sessions that were notified of a free queue. end: where each queue ends."""
     runtime = Runtime(clock, limits)
     history = History(runtime)
     changes = Changes(freed=lambda session, group: told.append(session) if told is not None else None)

@@ -23,7 +23,7 @@ async def two(nodes: Nodes, connect: Connect) -> Two:
 
 
 def overheard(two: Two) -> AgreeOnMembers:
-    """A word that would let broker-a tell its members, in the name of broker-b."""
+    """A message that would let broker-a notify its members, in the name of broker-b."""
     peer = two.a.broker.groups.obtain("g").sync.peers["broker-b"]
     return AgreeOnMembers("g", "broker-b", peer.number + 10, peer.number + 10, False, peer.digest)
 
@@ -39,7 +39,9 @@ async def refused_word(two: Two, connect: Connect, header: AgreeOnMembers, waiti
     assert [(entry["event"], entry["broker"]) for entry in logs] in ([("peer_unverified", "broker-b")], [])
 
 
-async def test_a_stranger_who_speaks_as_a_broker_does_not_have_members_told_early(two: Two, connect: Connect) -> None:
+async def test_a_stranger_who_speaks_as_a_broker_does_not_have_members_notified_early(
+    two: Two, connect: Connect
+) -> None:
     one, newcomer = await reading(two), await two.member("c2")
     await newcomer.joins()
     await told(newcomer.a, "c1", "c2")

@@ -231,7 +231,7 @@ async def test_large_groups_and_those_on_many_brokers_do_not_agree(
     assert (LIMITS.max_agreeing_members, LIMITS.max_peers) == (1000, 64), "as the document says"
 
 
-def test_a_member_is_given_a_list_by_what_the_other_broker_says_and_told_when_that_knows() -> None:
+def test_a_member_is_given_a_list_by_what_the_other_broker_says_and_notified_when_that_knows() -> None:
     said = Said()
     said.found("d", "c1")
     first, members = said.says()

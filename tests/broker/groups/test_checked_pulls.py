@@ -225,7 +225,7 @@ CHANGES: dict[str, Change] = {
     "a lease expires": _lease_expired,
     "a drain begins": _drained,
     "members are bound": _bound,
-    "a member is told of itself alone": _told_of_itself_alone,
+    "a member gets a list of itself alone": _told_of_itself_alone,
     "settings change": _settings_changed,
 }
 

@@ -26,7 +26,7 @@ async def test_a_reader_ends_before_the_next_one_is_notified(node: Node, wire: W
     two = await connect(node.address)
     await join(two, "c2")
     await eventually(lambda: node.broker.groups.obtain("g").is_drained("t", 1))
-    assert await members(two) == ["c1", "c2"], "the newcomer loses nothing, and is told at once"
+    assert await members(two) == ["c1", "c2"], "the newcomer loses nothing, and is notified immediately"
     assert await members(wire) == ["c1"], "the reader continues with the list that it had"
     waits = two.send(RequestCode.PULL_MESSAGE, pull(queue=1, offset=0, flags=FLAGS))
     await send(wire, b"later", queue=1)
@@ -405,7 +405,7 @@ async def test_a_change_comes_in_steps(node: Node, wire: Wire, connect: Connect)
     assert node.broker.groups.obtain("g").is_drained("t", 2)
     await handled(two, 2, 1)
     assert sorted(await members(two)) == ["c0", "c1", "c2"], "told"
-    assert await members(wire) == ["c1", "c2"], "not told: its handlers run"
+    assert await members(wire) == ["c1", "c2"], "not notified: its handlers run"
     await handled(wire, 0, 1)
     assert await members(wire) == ["c1", "c2"]
     await handled(wire, 1, 1)
@@ -413,9 +413,7 @@ async def test_a_change_comes_in_steps(node: Node, wire: Wire, connect: Connect)
     assert not node.broker.groups.obtain("g").is_drained("t", 0)
 
 
-async def test_rebalanced_tells_the_truth_of_members_that_lock_nothing(
-    node: Node, wire: Wire, connect: Connect
-) -> None:
+async def test_rebalanced_is_right_for_members_that_lock_nothing(node: Node, wire: Wire, connect: Connect) -> None:
     await create_topic(wire, "t", 2)
     await join(wire, "c1")
     wire.send(RequestCode.PULL_MESSAGE, pull(queue=0, flags=FLAGS))

@@ -282,7 +282,7 @@ async def test_pulls_of_the_next_reader_wait_up_to_a_limit_and_continue(tmp_path
 
 
 async def test_who_claims_what_its_owner_reads_waits_until_it_is_known_by_which_list(world: World) -> None:
-    """Another broker gave it one of a change that is over by now, and has not told yet."""
+    """Another broker gave it one of a change that is over by now, and has not reported it yet."""
     one = await reader(world)
     two = await world.joins("c2")
     assert world.draining.is_gated(world.groups.obtain("g"), two, ("t", 0))

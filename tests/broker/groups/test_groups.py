@@ -368,7 +368,7 @@ async def test_a_name_server_says_whether_a_brokers_topics_have_changed(wire: Wi
     assert (await wire.call(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "t"})).code == ResponseCode.TOPIC_NOT_EXIST
 
 
-async def test_an_external_port_tells_the_external_addresses(tmp_path: Path, connect: Connect) -> None:
+async def test_an_external_port_returns_the_external_addresses(tmp_path: Path, connect: Connect) -> None:
     routes = Routes()
     external = free_port()
     async with Server(
@@ -387,7 +387,7 @@ async def test_an_external_port_tells_the_external_addresses(tmp_path: Path, con
         await outside.close()
 
 
-async def test_one_answer_tells_where_all_queues_begin_and_end(wire: Wire, node: Node) -> None:
+async def test_one_answer_has_the_first_and_end_offset_of_all_queues(wire: Wire, node: Node) -> None:
     await create_topic(wire, "t", 3)
     ask = (RequestCode.GET_QUEUE_OFFSETS, {"consumerGroup": "g"}, encode_topics(["t", "unknown"]))
     before = decode_extents((await wire.call(*ask)).body)

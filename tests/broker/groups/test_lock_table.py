@@ -267,7 +267,7 @@ def test_only_its_foreign_reader_lets_a_queue_go(table: Table) -> None:
     assert table.locks.groups.queue("g", "t", 0).lease is not None, "ours unlocks it"
 
 
-def test_leases_of_members_that_are_heard_last_as_long_again(table: Table) -> None:
+def test_leases_of_members_that_renew_last_as_long_again(table: Table) -> None:
     one, two = peer(), peer()
     table.lock("c1", one)
     table.lock("c2", two, QUEUES[1])

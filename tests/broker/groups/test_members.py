@@ -359,7 +359,7 @@ def test_a_connection_is_one_member_of_a_group(world: World) -> None:
     world.beats("c2", "t", session=one, group="h")
 
 
-def test_a_member_that_is_not_heard_for_too_long_has_expired(world: World) -> None:
+def test_a_member_without_heartbeats_for_too_long_has_expired(world: World) -> None:
     one, two = world.beats("c1", "t"), world.beats("c2", "t")
     world.clock.advance(LIMITS.heartbeat_limit_s)
     assert list(world.groups.expired()) == []
@@ -368,7 +368,7 @@ def test_a_member_that_is_not_heard_for_too_long_has_expired(world: World) -> No
     assert list(world.groups.expired()) == [one]
     data = world.group.members[one].data
     world.groups.heartbeat(one, "c1", data, 0, 0)
-    assert list(world.groups.expired()) == [], "the same heartbeat once more"
+    assert list(world.groups.expired()) == [], "a repeated heartbeat"
 
 
 def test_the_look_for_expired_members_is_done_in_pieces(world: World) -> None:

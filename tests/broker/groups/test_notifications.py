@@ -157,7 +157,7 @@ def test_a_change_while_members_are_notified_is_notified_afterwards(world: World
     next(telling)
     assert [len(told.news) for told in (members[0], members[-1])] == [1, 0]
     world.groups.drop(members[0])  # type: ignore[arg-type]
-    assert world.timers == [], "it goes on by itself"
+    assert world.timers == [], "it continues on its own"
     finish(telling)
     assert {len(told.news) for told in members[1:-1]} == {2}
     assert len(members[0].news) == 1
@@ -190,7 +190,7 @@ def test_members_behind_the_first_are_notified_in_turns(world: World) -> None:
     assert world.notified()[-1] == 3 * SLICE, "nobody was notified since"
 
 
-def test_members_hear_that_a_topic_has_grown(world: World) -> None:
+def test_members_are_notified_that_a_topic_has_grown(world: World) -> None:
     one, two = world.joins(2)
     (stale,) = world.joins(group="h", sees=1)
     world.tells()

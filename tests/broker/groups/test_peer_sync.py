@@ -59,7 +59,7 @@ def test_nobody_is_waited_for_after_it_was_given_up(said: Said) -> None:
     assert said.group.sync.lets_give("c1")
     assert said.group.sync.lets_tell("c1")
     assert said.group.sync.reach()
-    assert said.word() is not None, "the other one still hears whom it may tell"
+    assert said.word() is not None, "the peer still learns whom it may notify"
     said.agreement.opened(said.group)
     assert not said.group.sync.reach()
     said.agreement.give_up(said.group)
@@ -156,7 +156,7 @@ def test_a_broker_that_asks_is_answered_though_there_is_nothing_new(said: Said) 
     assert not word.header.asks
 
 
-def test_a_broker_that_fails_is_away_until_it_is_heard(said: Said) -> None:
+def test_a_broker_that_fails_is_away_until_it_responds(said: Said) -> None:
     assert said.agreement.away() == []
     said.failed(False)
     said.failed(False)

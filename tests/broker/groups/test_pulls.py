@@ -308,7 +308,7 @@ async def test_a_pull_that_names_an_identity_reads_no_other_topic(wire: Wire) ->
     assert (answer.code, answer.remark) == (ResponseCode.PULL_OFFSET_MOVED, MADE_ANEW)
 
 
-async def test_a_pull_that_had_to_wait_for_its_subscription_hears_what_cannot_be_read(
+async def test_a_pull_that_had_to_wait_for_its_subscription_gets_an_error_if_that_cannot_be_read(
     node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await create_topic(wire, "t")

@@ -41,7 +41,7 @@ async def test_one_of_ours_gets_the_lock_when_the_reader_from_before_has_handled
     assert await locks(ours, "c2", 1)
 
 
-async def test_clients_pop_nothing_of_what_a_reader_from_before_has_in_its_hands(again: Node, connect: Connect) -> None:
+async def test_clients_pop_nothing_of_what_a_reader_from_before_still_handles(again: Node, connect: Connect) -> None:
     assert await popped(await connect(again.address), pollTime=0, initMode=0) == []
     assert again.broker.groups.owners("g") == {("t", 0): "c1", ("t", 1): "c1"}
 

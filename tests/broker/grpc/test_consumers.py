@@ -482,7 +482,7 @@ async def test_a_message_is_given_up_once(node: Node, client: GrpcClient) -> Non
 # Extending
 
 
-async def test_a_message_is_extended_as_long_as_its_client_is_heard(node: Node, client: GrpcClient) -> None:
+async def test_a_message_is_extended_as_long_as_its_client_has_contact(node: Node, client: GrpcClient) -> None:
     await joined(client)
     await send(client, b"1")
     (held,) = await receive(client, auto_renew=True)
@@ -555,7 +555,7 @@ async def test_a_message_whose_answer_may_be_lost_with_its_connection_is_not_ext
     await send(client, b"1")
     other = await dial(node.address, client_id="other")
     await other.call("QueryAssignment", schema.QueryAssignmentRequest(topic=resource("t"), group=resource("g")))
-    other.is_reading = False  # a window that it opens is heard, too
+    other.is_reading = False  # a window that it opens counts as contact, too
     assert len(await receive(other, auto_renew=True)) == 1
     node.clock.advance(1)
     beat = schema.HeartbeatRequest(client_type=2, group=resource("g"))
@@ -594,7 +594,7 @@ async def test_a_message_is_not_extended_when_its_connection_is_lost_after_the_c
 async def test_messages_are_not_extended_when_the_client_gives_the_receive_up_after_its_answer(
     node: Node, client: GrpcClient, dial: Dial, gives_up: bool
 ) -> None:
-    """A client that was suspended drops the answer, and the broker extended its messages for as long as it was heard."""
+    """A client that was suspended drops the answer, and the broker extended its messages for as long as it had contact."""
     await joined(client)
     other = await dial(node.address, client_id="other")
     await send(client, b"1")

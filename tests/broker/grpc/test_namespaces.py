@@ -1,4 +1,5 @@
-"""Namespaces of resources: two of them share no topic, group, transaction or dead letter, and permissions tell them apart."""
+"""Namespaces of resources: two of them share no topic, group, transaction or dead letter, and permissions distinguish
+them."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ async def test_too_many_messages_in_flight_are_named(
         assert orjson.loads(capsys.readouterr().out)["brokers"][0]["full"] == ["t:0"]
 
 
-async def test_a_member_that_shares_tells_the_group_s_lag(node: Node) -> None:
+async def test_a_member_that_shares_reports_the_group_s_lag(node: Node) -> None:
     async with Producer(node.address) as producer, SharedConsumer(node.address, "g", "t", start="first") as consumer:
         for number in range(4):
             await producer.send("t", b"%d" % number)

@@ -85,7 +85,7 @@ async def test_a_record_inside_a_body_is_not_taken_for_one(node: Node, wire: Wir
 
 
 async def test_a_record_of_another_topic_inside_a_body_is_not_found_in_that_topic(node: Node, wire: Wire) -> None:
-    """With the place that it will have, which a client can tell from the last answer."""
+    """With the place that it will have, which a client can compute from the last answer."""
     for topic in ("t", "victim"):
         await create_topic(wire, topic)
     await send(wire, b"true", topic="victim", properties="KEYS\x01k")

@@ -448,7 +448,7 @@ async def test_what_5_has_is_refused_immediately_and_by_name(wire: Wire) -> None
 # A name server that runs alone measures itself.
 
 
-async def test_a_name_server_tells_of_its_brokers_and_of_those_that_are_gone(
+async def test_a_name_server_reports_its_brokers_and_of_those_that_are_gone(
     nodes: Nodes, connect: Connect, tmp_path: Path
 ) -> None:
     port, metrics_port = free_port(), free_port()

@@ -198,7 +198,7 @@ def test_members_that_share_with_nobody_are_refused(world: World, capsys: pytest
     assert capsys.readouterr().out.count("group_pulls_and_pops") == 1
 
 
-def test_a_member_that_pops_needs_no_seat_and_is_the_last_in_the_list(world: World) -> None:
+def test_a_member_that_pops_needs_no_place_and_is_the_last_in_the_list(world: World) -> None:
     from rocketlet.protocol.bodies import ConsumerData
     from rocketlet.protocol.names import Subscription
 

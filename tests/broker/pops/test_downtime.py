@@ -91,7 +91,7 @@ def test_the_last_attempt_that_ended_meanwhile_is_one_dead_letter(world: World) 
 def test_a_message_that_the_broker_extended_ends_at_its_deadline_though_its_client_comes_back(
     world: World, renewals: int
 ) -> None:
-    """The broker may have ended before its response was there: the client would never acknowledge it, and be heard."""
+    """The broker may have ended before its response was there: the client would never acknowledge it, and keep contact."""
     world.send("m")
     (handle,) = handles(world.receive(auto_renew=True, invisible_ms=60_000))
     ends_s = 60.0

@@ -124,7 +124,7 @@ class Shared(RuleBasedStateMachine):
             comes_with = self.is_in_order and any(
                 (other.queue, other.key) == (message.queue, message.key) for other in given
             )
-            assert message.state in (NEW, FREE) or comes_with, f"{message} is in other hands, or done"
+            assert message.state in (NEW, FREE) or comes_with, f"{message} is in flight at another client, or done"
             was_done = message.state == DONE
             assert delivered.attempt == max(message.attempts + (not was_done), 1)
         assert delivered.handle not in self.handles

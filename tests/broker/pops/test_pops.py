@@ -245,7 +245,7 @@ def test_a_restart_loses_neither_acknowledgements_nor_times(world: World) -> Non
     assert got[0].messages[0].attempt == 2
 
 
-def test_what_the_broker_extends_stays_with_its_client_while_that_is_heard(world: World) -> None:
+def test_what_the_broker_extends_stays_with_its_client_while_that_has_contact(world: World) -> None:
     world.send("m")
     world.receive(auto_renew=True, invisible_ms=60_000)
     got = world.wait(client="d", wait_ms=4 * 3600_000)

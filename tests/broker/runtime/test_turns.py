@@ -320,7 +320,7 @@ async def test_a_sweep_does_not_begin_again_before_its_end(monkeypatch: pytest.M
 
     for _ in range(3):
         turns.do_alone("sweep", sweep)
-    assert begun == ["sweep"], "the first piece of one is done at once"
+    assert begun == ["sweep"], "the first piece of one is done immediately"
     monkeypatch.undo()
     await turns.done()
     turns.do_alone("sweep", sweep)

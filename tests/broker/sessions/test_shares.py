@@ -35,6 +35,6 @@ async def test_pulls_of_one_address_leave_others_theirs(node: Node, wire: Wire) 
     for peer in (greedy, greedy, greedy, other):
         peer.send(encode(Frame(RequestCode.PULL_MESSAGE, 1, pull(flags=6))))
     assert (greedy.connection.held_pulls, other.connection.held_pulls) == (2, 1)
-    assert [frame.code for frame in greedy.received()] == [19], "the third is answered at once"
+    assert [frame.code for frame in greedy.received()] == [19], "the third is answered immediately"
     for peer in (greedy, other):
         peer.hang_up()

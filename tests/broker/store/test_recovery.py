@@ -498,7 +498,7 @@ def with_marks_of_others(position: int) -> bytes:
 
 
 BODIES: dict[str, forged.BodyOf] = {
-    "records that go on": lambda at: forged.body_at(at, b"FORGED", b"FORGED", offset=50),
+    "records that continue": lambda at: forged.body_at(at, b"FORGED", b"FORGED", offset=50),
     "a record far away": lambda at: forged.body_at(at, b"FORGED", offset=2**40),
     "a record with a mark": with_marks_of_others,
     "a record of 4 MiB": lambda at: forged.body_at(at, bytes(4_000_000), offset=50),
@@ -588,7 +588,7 @@ def test_what_recovery_would_not_take_is_not_stored(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_an_earlier_release_continues_with_marks(tmp_path: Path) -> None:
-    at = attacked(tmp_path, BODIES["records that go on"], is_indexed=True)
+    at = attacked(tmp_path, BODIES["records that continue"], is_indexed=True)
     (tmp_path / "marks.json").unlink()
     for damage in (at + 4, at + 2):
         changed(tmp_path, damage, b"\xff")
@@ -634,7 +634,7 @@ def test_keys_of_what_has_expired_are_forgotten(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [None, b"{", b"[]", b'{"epochs":[[1]]}', b'{"epochs":[["x","zz"]]}'])
 def test_lost_keys_are_recreated(tmp_path: Path, content: bytes | None) -> None:
-    attacked(tmp_path, BODIES["records that go on"], is_indexed=True)
+    attacked(tmp_path, BODIES["records that continue"], is_indexed=True)
     for path in tmp_path.glob("marks.*"):
         path.unlink()
     if content is not None:

@@ -135,7 +135,7 @@ async def test_a_hello_may_come_byte_by_byte_and_a_request_with_the_end_of_the_h
     assert [answer.opaque for answer in answers] == [1, 2, 3]
 
 
-async def test_enforced_tls_tells_plain_clients_what_to_do(
+async def test_enforced_tls_names_plain_clients_the_remedy(
     nodes: Nodes, certificates: Certificates, connect: Connect
 ) -> None:
     node = await nodes.start(tls=Tls("enforcing", certificates.files))
