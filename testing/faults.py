@@ -44,6 +44,7 @@ CALLS: Final = (
     "RecallMessage",
     "ReceiveMessage",
     "SendMessage",
+    "SyncLiteSubscription",
     "Telemetry",
 )
 """The gRPC calls that a fault may name."""

@@ -117,7 +117,7 @@ def test_a_machine_allows_what_its_table_says(name: str) -> None:
         for event in all_events:
             machine = make(stage)
             try:
-                machine.turn(event)
+                getattr(machine, "transition" if hasattr(machine, "transition") else "turn")(event)
             except KeyError:
                 assert getattr(machine, field) is stage
                 row.append("-")

@@ -372,7 +372,7 @@ async def test_a_send_whose_answer_cannot_be_read(node: Node, monkeypatch: pytes
         sent_result(Frame(0, ext=ext), "key", Queue("t", "b", 0))
     _spoil(monkeypatch, ext)
     async with Producer(node.address, batching=False) as producer:
-        with pytest.raises(AnswerUnreadable, match="the answer to a send"):
+        with pytest.raises(AnswerUnreadable, match="the response to a send"):
             await producer.send("t", b"x")
 
 

@@ -347,8 +347,9 @@ async def test_top_shows_rates_lags_and_members_by_their_names(run: Run, node: N
         "orders",
         "g",
     ] * 2
-    (group,) = {line for line in ran.out.splitlines() if line.startswith("g ")}
-    assert group.split() == ["g", "1", "0", "0", "now"]
+    groups = [line.split() for line in ran.out.splitlines() if line.startswith("g ")]
+    assert [columns[:5] for columns in groups] == [["g", "1", "0", "0", "now"]] * 2
+    assert groups[0][5:] == ["checking"], "one sample confirms no finding"
     with pytest.raises(ConfigError, match="client_name: 'a b' is not a name"):
         Consumer(node.address, "g", "t", client_name="a b")
 

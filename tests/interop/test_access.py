@@ -104,10 +104,10 @@ async def test_headers_in_either_encoding(secured: System, encoding: Literal["js
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [
-        ({"access_key": "a"}, "given together"),
-        ({"encoding": "xml"}, "allowed: auto, json, rocketmq"),
-        ({"ca_file": "/ca.pem"}, "tls is off"),
-        ({"tls": True, "key_file": "/key.pem"}, "cert_file is not"),
+        ({"access_key": "a"}, "give both or neither"),
+        ({"encoding": "xml"}, "expected one of auto, json, rocketmq"),
+        ({"ca_file": "/ca.pem"}, "TLS is off"),
+        ({"tls": True, "key_file": "/key.pem"}, "a key without a certificate"),
     ],
 )
 def test_what_contradicts_itself_is_refused(wrong: dict[str, object], reason: str) -> None:

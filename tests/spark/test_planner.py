@@ -282,7 +282,7 @@ def test_a_filter_that_brokers_do_not_take_is_refused_before_anything_is_planned
     fill(address, range(400))
     with (
         pytest.raises(
-            ConfigError, match="the option sql: the filter 'price >' cannot be read: something is missing behind '>'"
+            ConfigError, match="the option sql: the filter 'price >' cannot be read: something is missing after '>'"
         ),
         opened(address, membership, sql="price >"),
     ):

@@ -79,8 +79,8 @@ async def test_doctor_names_refused_signatures_and_missing_permissions_of_grpc_c
     async with AdminClient(guarded.address, access=access(ADMIN)) as admin:
         found = [item for item in await diagnose(admin, ObservationTimes(0, 0, 0)) if item.kind == "requests_refused"]
     texts = sorted(item.text.partition("requests, ")[2] for item in found)
-    assert texts[0].startswith("permission: 127.0.0.1 asked for ReceiveMessage")
-    assert texts[1].startswith("signature: 127.0.0.1 asked for SendMessage: Check signature failed")
+    assert texts[0].startswith("permission: 127.0.0.1 requested ReceiveMessage")
+    assert texts[1].startswith("signature: 127.0.0.1 requested SendMessage: Check signature failed")
     assert {item.harm for item in found} == {Harm.STANDS}
 
 
@@ -123,6 +123,8 @@ def filled(kind: Any) -> Any:
         request.topic.name = "orders"
     if "group" in names:
         request.group.name = "shipping"
+    if "lite_topic_set" in names:
+        request.lite_topic_set.append("a")
     if "messages" in names:
         request.messages.append(message("orders"))
     if "message_queue" in names:

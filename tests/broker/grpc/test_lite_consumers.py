@@ -15,8 +15,8 @@ from ...conftest import Node, Nodes, eventually
 from ...support.grpc_client import GrpcClient, resource, settle
 from ...support.topics import put, stored
 from .conftest import Dial
+from .lite import PARENT, send
 from .receives import ILLEGAL_HANDLE, NOTHING, OK, begin, received, request
-from .test_lite_topics import PARENT, send
 
 ADD, REMOVE, ALL, NONE = range(4)
 LAST, MIN, MAX = range(3)

@@ -11,21 +11,9 @@ from rocketlet.protocol import properties as props
 from ...conftest import Node
 from ...support.grpc_client import GrpcClient, message, route, sending
 from ...support.topics import put, stored
-from .receives import OK
+from .lite import PARENT, send
 
-PARENT = "CHAT"
 CONFLICT, RESERVED, ILLEGAL_NAME, FULL = 40014, 40007, 40020, 42901
-
-
-async def send(client: GrpcClient, name: str, *bodies: bytes) -> list[Any]:
-    """Send messages to a lite topic, one after the other. Return their entries in the responses."""
-    entries = []
-    for body in bodies:
-        sent = message(PARENT, body, message_id=f"ID-{name}-{body[:20]!r}", lite_topic=name)
-        answer = await client.call("SendMessage", sending(sent))
-        assert answer.status.code == OK, answer.status
-        entries += answer.entries
-    return entries
 
 
 # Sends
