@@ -177,11 +177,6 @@ def consumes(request: Any) -> list[Need]:
     return [group(full_name(request.group)), topic(full_name(request.topic), SUB)]
 
 
-def syncs(request: Any) -> list[Need]:
-    """Return the needs of a lite consumer's subscriptions; none for an empty set, which only keeps its client known."""
-    return consumes(request) if request.lite_topic_set else []
-
-
 def receives(request: Any) -> list[Need]:
     return [group(full_name(request.group)), topic(full_name(request.message_queue.topic), SUB)]
 

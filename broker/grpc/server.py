@@ -579,7 +579,7 @@ METHODS: Final[Mapping[str, Method]] = {
             schema.SyncLiteSubscriptionRequest,
             schema.SyncLiteSubscriptionResponse,
             lite.sync_lite_subscription,
-            schema.syncs,
+            schema.consumes,
         ),
         # producers
         Method(SEND, schema.SendMessageRequest, schema.SendMessageResponse, _staged, schema.sends),

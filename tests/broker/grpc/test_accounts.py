@@ -123,8 +123,6 @@ def filled(kind: Any) -> Any:
         request.topic.name = "orders"
     if "group" in names:
         request.group.name = "shipping"
-    if "lite_topic_set" in names:
-        request.lite_topic_set.append("a")
     if "messages" in names:
         request.messages.append(message("orders"))
     if "message_queue" in names:
