@@ -171,7 +171,9 @@ class BrokerController:
         self.watch = Watch(self.runtime, self.groups, self.locks, self.history, self.topics)
         self.draining = self._make_draining()
         self.guard = ReaderGuard(self.runtime, self.groups, self.watch, self.offsets, self.held_pulls)
-        self.notifications = Notifications(self.runtime, self.groups, self.group_configs, self.history, self.draining)
+        self.notifications = Notifications(
+            self.runtime, self.groups, self.group_configs, self.history, self.draining.lists
+        )
         self.request_modes = RequestModes(folder / "modes.json", limits)
 
     def _make_pulling(self) -> Pulling:
@@ -428,18 +430,19 @@ class _Changes(GroupChanges, LiteChanges):
     def appended(self, queues: list[ConsumeQueue]) -> None:
         broker = self._broker
         broker.held_pulls.wake(queues)
-        if broker.pops.pools:
+        if broker.pops.pools.all:
             broker.pops.appended(queues)
 
     def lite_appended(self, lites: list[LiteTopic]) -> None:
         self._broker.pops.lite_appended(lites)
 
     def members_changed(self, group: ConsumerGroup) -> None:
-        self._broker.pops.changed(group)
-        self._broker.notifications.changed(group)
+        self._broker.pops.division.members_changed(group)
+        self._broker.draining.begin_change(group)
+        self._broker.notifications.schedule(group)
 
     def members_outdated(self, group: ConsumerGroup, sessions: Iterable[Session]) -> None:
-        self._broker.notifications.tell(group, sessions)
+        self._broker.notifications.notify(group, sessions)
 
     def lease_freed(self, group: ConsumerGroup, waiter: Session) -> None:
         waiter.tell(GroupChanged(group.name))
@@ -448,7 +451,7 @@ class _Changes(GroupChanges, LiteChanges):
         self._broker.draining.allotment.queue_refused(group, *key)
 
     def owners_moved(self, group: ConsumerGroup) -> None:
-        self._broker.draining.changed(group)
+        self._broker.draining.begin_change(group)
 
     def peer_away(self, group: ConsumerGroup) -> None:
         self._broker.draining.peers_changed(group)

@@ -277,9 +277,9 @@ class Collector:
             for family, value in (
                 (members, len(group.members) if group else 0),
                 (faults, len(group.reported) if group else 0),
-                (in_flight, broker.pops.unfinished(name)),
-                (popping, len(broker.pops.clients(name)) if broker.pops.pools else 0),
-                (redelivered, broker.pops.redelivered(name)),
+                (in_flight, broker.pops.pools.unfinished(name)),
+                (popping, len(broker.pops.pools.clients_of(name)) if broker.pops.pools.all else 0),
+                (redelivered, broker.pops.pools.redelivered(name)),
                 (dead, dead_queue.next - dead_queue.begin if dead_queue else 0),
             ):
                 family.add_metric([*place, name], value)

@@ -211,7 +211,7 @@ class Attack:
         for _ in range(3):
             await asyncio.sleep(0)
         check_nothing_left(self._running, self._outcome, name)
-        pools = self._running.broker.pops.pools
+        pools = self._running.broker.pops.pools.all
         if count := sum(item.in_hand for pool in pools for item in pool.queues.values()):
             self._outcome.fault(f"{name}: {count} messages stay in flight at a client that has gone")
 

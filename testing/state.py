@@ -70,7 +70,7 @@ def lag(broker: BrokerController, group: str, topic: str) -> int:
 def _lag(broker: BrokerController, group: str, topic: str) -> int:
     """Return the number of messages of the topic that the group has not committed; in popped queues, of those that are
     not acknowledged."""
-    offsets, shared = broker.offsets.of(group, topic), broker.pops.numbers(group, topic)
+    offsets, shared = broker.offsets.of(group, topic), broker.pops.pools.numbers(group, topic)
     ends = {number: queue.next for (name, number), queue in broker.store.queues.items() if name == topic}
     return sum(
         shared[number].lag if number in shared else max(end - offsets.get(number, 0), 0) for number, end in ends.items()
@@ -108,7 +108,7 @@ def members(broker: BrokerController, group: str) -> list[str]:
     _check_group(broker, group)
     found = broker.groups.get(group)
     named = [] if found is None else [member.client_id for member in found.members.values()]
-    return sorted({*named, *broker.pops.clients(group)})
+    return sorted({*named, *broker.pops.pools.clients_of(group)})
 
 
 def groups(broker: BrokerController) -> list[str]:
@@ -192,4 +192,4 @@ def rebalance(broker: BrokerController, group: str) -> None:
     found = broker.groups.online(group)
     if found is None:
         raise KeyError(f"the group {group} has no members")
-    broker.notifications.changed(found)
+    broker.changes.members_changed(found)

@@ -85,7 +85,7 @@ class Draining:
         self.allotment = Allotment(runtime, groups, routes)
         self.agreement = Agreement(groups.broker_name, self._clock, peers, groups.changes, limits)
         self._moves = Moves(groups.broker_name, self.allotment, self.agreement, limits)
-        self.notices = Notices(runtime, groups, watch, self.allotment, self.agreement)
+        self.lists = ForeignMemberLists(runtime, groups, watch, self.allotment, self.agreement)
 
     # Questions
 
@@ -146,9 +146,9 @@ class Draining:
         given = self.agreement.heard(group, header, members)
         if group is None:
             return
-        late = [item for item in given if self.notices.record_given(group, item)]
+        late = [item for item in given if self.lists.record_issued_by_peer(group, item)]
         if late:  # these members read other queues than this broker assumed, so the moves are computed again
-            self.changed(group)
+            self.begin_change(group)
         drain = group.drain
         if drain is not None and not drain.is_over and group.sync.agrees(header.broker_name):
             drain.record_progress(self._until_s())
@@ -158,13 +158,13 @@ class Draining:
         """Continue after a peer made progress or became unreachable."""
         drain = group.drain
         if drain is not None and not drain.is_over:
-            self.notices.notify(group, drain)
+            self.lists.notify_released(group, drain)
         if drain is not None:
-            self.notices.answer(group, drain)
+            self.lists.answer(group, drain)
 
     # A drain
 
-    def changed(self, group: ConsumerGroup) -> None:
+    def begin_change(self, group: ConsumerGroup) -> None:
         """Start a drain after members or their topics changed, if queues will move away from foreign readers."""
         self._change += 1
         group.change = change = self._change
@@ -222,10 +222,10 @@ class Draining:
         drain.release_all_pulls()  # pulls that must still wait are held again
         drain.record_progress(self._until_s())
         self._poll_later(group, drain)
-        self.notices.notify(group, drain)
-        self.notices.answer(group, drain)
+        self.lists.notify_released(group, drain)
+        self.lists.answer(group, drain)
         if drain.waiting and not found.others.brokers and found.taken * len(group.foreign) <= self._limits.max_bridged:
-            self._clock.call_later(self._limits.bridged_after_s, self.notices.bridge, group, drain)
+            self._clock.call_later(self._limits.bridged_after_s, self.lists.bridge, group, drain)
         for session in list(drain.waiting):
             self._return_moving(group, drain, session)
 
@@ -256,7 +256,7 @@ class Draining:
         self._groups.changes.queue_released(group, place, session)
         drain.release_pulls([place])
         drain.record_progress(self._until_s(), session)
-        self.notices.notify(group, drain)
+        self.lists.notify_released(group, drain)
 
     # Readers without progress
 
@@ -305,7 +305,7 @@ class Draining:
         self._release_undrained(group, given_up)
         drain.give_up(given_up)
         drain.release_pulls(sorted({place for _, place in given_up}))
-        self.notices.notify(group, drain)
+        self.lists.notify_released(group, drain)
 
     def _give_up_all(self, group: ConsumerGroup, drain: Drain) -> None:
         self._release_undrained(
@@ -314,8 +314,8 @@ class Draining:
         drain.give_up_all()
         self.agreement.give_up(group)
         drain.release_all_pulls()
-        self.notices.notify(group, drain)
-        self.notices.answer(group, drain)
+        self.lists.notify_released(group, drain)
+        self.lists.answer(group, drain)
 
     def _release_undrained(self, group: ConsumerGroup, given_up: Iterable[tuple[Session, QueueKey]]) -> None:
         left = sorted({place for _, place in given_up})
@@ -334,8 +334,8 @@ def has_handled_all(header: PullMessage) -> bool:
 # When each foreign member is notified of a change, and which member list it gets until then.
 
 
-class Notices:
-    """Decides when a foreign member is notified of a change, and which member list it gets until then."""
+class ForeignMemberLists:
+    """Decides which member list a foreign member gets during a change, and when it is notified of the change."""
 
     def __init__(
         self,
@@ -370,8 +370,8 @@ class Notices:
 
     # Which list a member is given
 
-    def given(self, group: ConsumerGroup, session: Session) -> list[str]:
-        """Return the member list for a member.
+    def current_list(self, group: ConsumerGroup, session: Session) -> list[str]:
+        """Return the member list for a member, and record that the member has it.
 
         A reader that is being drained gets its previous list, because a member drops queues by the list that it gets. After a
         restart the list is empty as long as peers may know further members, whose queues the member would otherwise take.
@@ -399,7 +399,7 @@ class Notices:
         """Return True if members from before a restart may not have sent a heartbeat yet."""
         return self._watch.is_restarted and self._clock.monotonic_s() < self._knows_all_s
 
-    def when_sure(self, group: ConsumerGroup, session: Session, go_on: Callable[[], None]) -> bool:
+    def wait_until_sure(self, group: ConsumerGroup, session: Session, go_on: Callable[[], None]) -> bool:
         """Return True if a member's request for the list must wait; `go_on` is called after `list_wait_s` at the latest.
 
         It waits if a peer may have returned a newer list to the member than this broker knows. With the older list the member
@@ -438,7 +438,7 @@ class Notices:
         if group.drain is not None:
             group.drain.read_again(session)
 
-    def record_given(self, group: ConsumerGroup, given: GivenElsewhere) -> bool:
+    def record_issued_by_peer(self, group: ConsumerGroup, given: GivenElsewhere) -> bool:
         """Record the members to which a peer returned a list. Return True if that is new for a change before the last one."""
         ids, is_late = set(given.client_ids), False
         for session, member in group.foreign.items():
@@ -454,7 +454,7 @@ class Notices:
 
     # When members are notified
 
-    def notify(self, group: ConsumerGroup, drain: Drain) -> None:
+    def notify_released(self, group: ConsumerGroup, drain: Drain) -> None:
         """Notify members that are no longer kept back; at the end, even members that were refused a lock of a drained
         queue."""
         if drain.is_finding:  # members would get their previous lists
@@ -550,85 +550,84 @@ class Notifications:
         groups: ConsumerGroups,
         settings: GroupConfigs,
         history: History,
-        draining: Draining,
+        lists: ForeignMemberLists,
     ) -> None:
         self._groups = groups
         self._settings = settings
         self._history = history
-        self._draining = draining
+        self._lists = lists
         self._clock = runtime.clock
         self._turns = runtime.turns
-        self._is_telling = False
+        self._is_notifying = False
         self._waiting: dict[ConsumerGroup, None] = {}
 
-    def changed(self, group: ConsumerGroup) -> None:
-        """Schedule the notification of the group's members."""
-        self._draining.changed(group)
-        if not self._waiting and not self._is_telling:
-            self._clock.call_later(NOTIFY_DELAY_S, self._tell_waiting)
+    def schedule(self, group: ConsumerGroup) -> None:
+        """Notify the group's members in 5 ms, together with further changes until then."""
+        if not self._waiting and not self._is_notifying:
+            self._clock.call_later(NOTIFY_DELAY_S, self._notify_waiting)
         self._waiting[group] = None
 
-    def _tell_waiting(self) -> None:
-        self._turns.do(self._telling())
+    def _notify_waiting(self) -> None:
+        self._turns.do(self._notifying())
 
-    def _telling(self) -> Work[None]:
+    def _notifying(self) -> Work[None]:
         """Notify the members of changed groups in pieces. Changes meanwhile are announced afterwards."""
-        self._is_telling = True
+        self._is_notifying = True
         while self._waiting:
             group = next(iter(self._waiting))
             del self._waiting[group]
             try:
                 if group.members:
-                    yield from self._telling_members(group)
+                    yield from self._notifying_members(group)
             except Exception:
                 log.exception("timer_failed", action="notify", group=group.name)
             yield
-        self._is_telling = False
+        self._is_notifying = False
 
-    def _telling_members(self, group: ConsumerGroup) -> Work[None]:
-        if not self._may_tell(group):
+    def _notifying_members(self, group: ConsumerGroup) -> Work[None]:
+        if not self._may_notify(group):
             return
-        keeps = self._draining.notices.keep_back
-        told = 0
+        keeps_back = self._lists.keep_back
+        notified = 0
         for number, (at, member) in enumerate(list(group.members.items()), 1):
-            if at in group.members and not (member.is_foreign and keeps(group, at)):
+            if at in group.members and not (member.is_foreign and keeps_back(group, at)):
                 at.tell(_change_for(group, at))
-                told += 1
+                notified += 1
             if number % SLICE == 0:
                 yield
-        self._note_told(group, told)
+        self._record_notified(group, notified)
 
-    def _may_tell(self, group: ConsumerGroup) -> bool:
+    def _may_notify(self, group: ConsumerGroup) -> bool:
         settings = self._settings.ensure(group.name)
         return settings is not None and settings.notify_enable
 
-    def tell(self, group: ConsumerGroup, connections: Iterable[Session]) -> None:
+    def notify(self, group: ConsumerGroup, connections: Iterable[Session]) -> None:
         """Notify these members of a change of the group, very many of them in pieces."""
-        if not self._may_tell(group):
+        if not self._may_notify(group):
             return
-        told = list(connections)
-        for connection in told[:SLICE]:
+        sessions = list(connections)
+        for connection in sessions[:SLICE]:
             connection.tell(_change_for(group, connection))
-        if len(told) > SLICE:
-            self._turns.do(self._telling_these(group, told[SLICE:]))
-        self._note_told(group, len(told))
+        if len(sessions) > SLICE:
+            self._turns.do(self._notifying_these(group, sessions[SLICE:]))
+        self._record_notified(group, len(sessions))
 
-    def _telling_these(self, group: ConsumerGroup, connections: list[Session]) -> Work[None]:
+    def _notifying_these(self, group: ConsumerGroup, connections: list[Session]) -> Work[None]:
         for number, connection in enumerate(connections):
             if number % SLICE == 0:
                 yield
             if connection in group.members:
                 connection.tell(_change_for(group, connection))
 
-    def _note_told(self, group: ConsumerGroup, told: int) -> None:
-        if told:
-            self._history.add(group.name, "notified", "", members=told)
+    def _record_notified(self, group: ConsumerGroup, members: int) -> None:
+        if members:
+            self._history.add(group.name, "notified", "", members=members)
 
     def topic_changed(self, topic: TopicConfig) -> None:
         """Notify the groups that read a topic of its changed queues, which the name servers know by now."""
-        self._turns.do(self._telling_of_topic(topic.name))
+        self._turns.do(self._notifying_of_topic(topic.name))
 
-    def _telling_of_topic(self, topic: str) -> Work[None]:
+    def _notifying_of_topic(self, topic: str) -> Work[None]:
         for group in self._groups.subscribing(topic):
             for number, connection in enumerate(list(group.members), 1):
                 connection.tell(GroupChanged(group.name, topic))
@@ -636,7 +635,7 @@ class Notifications:
                     yield
             self._groups.check_soon(group)
 
-    def heard(self, connection: Session, group: ConsumerGroup) -> None:
+    def notify_outdated(self, connection: Session, group: ConsumerGroup) -> None:
         """Notify a member whose heartbeat shows an outdated number of queues: it read the route before the topic grew, and
         joined after the notification."""
         for topic in self._groups.stale_topics(group, connection):

@@ -723,8 +723,8 @@ class ConsumerGroup:
                     queue, member.client_id
                 )
 
-    def changed(self) -> None:
-        """Members, their topics or strategies have changed."""
+    def clear_computed(self) -> None:
+        """Drop what was computed from the members, because members, their topics or strategies have changed."""
         for topic in [topic for topic in self._sticky if topic not in self.topics]:
             del self._sticky[topic]
         self._places.clear()
@@ -1016,7 +1016,7 @@ class ConsumerGroups:
             changed = member.update(data, now_s)
             self._note(group, member, before)
             if changed:
-                self._changed(group, "leaving" if data.leaving else "subscribed", member)
+                self._report_change(group, "leaving" if data.leaving else "subscribed", member)
             # Other queues of one member are no news to the rest: if they were, each rebalance would cause another.
             if member.has_news:
                 group.claimed(member)
@@ -1034,7 +1034,7 @@ class ConsumerGroups:
         group.claimed(member)
         self._names.setdefault(connection, set()).add(group.name)
         self._note(group, member, {})
-        self._changed(group, "joined", member)
+        self._report_change(group, "joined", member)
         return group
 
     def leave(self, connection: Session, name: str, event: str = "left") -> None:
@@ -1052,7 +1052,7 @@ class ConsumerGroups:
         group.take_shape(member, None)
         self._charge(member, 0)
         self._forget_topics(group, member.subscriptions)
-        self._changed(group, event, member)
+        self._report_change(group, event, member)
         if not group.members:
             group.end_membership()
             self.release(group)
@@ -1135,10 +1135,10 @@ class ConsumerGroups:
                 if looks % LOOKS == 0:
                     yield None
 
-    def _changed(self, group: ConsumerGroup, event: str, member: Member) -> None:
+    def _report_change(self, group: ConsumerGroup, event: str, member: Member) -> None:
         self._history.add(group.name, event, member.client_id, members=len(group.members))
         log.info("member_changed", change=event, group=group.name, client=member.client_id, members=len(group.members))
-        group.changed()
+        group.clear_computed()
         self.check_soon(group, member.client_id)
         self.changes.members_changed(group)
 

@@ -201,8 +201,8 @@ class Pulling:
                     session, subscription.expression, look_again, text_bytes(header), give_nothing
                 )
                 return None
-        if self._pops.pools:
-            fault = self._pops.pull_fault(session, header.consumer_group, header.topic)
+        if self._pops.pools.all:
+            fault = self._pops.division.pull_fault(session, header.consumer_group, header.topic)
             if fault is not None:
                 raise Refusal(Reason.NOT_PERMITTED, fault)
         key = header.topic, header.queue_id
@@ -480,7 +480,10 @@ class Pulling:
             return _nothing_new(header)  # the member was drained of the queue since
         if _is_leased_to_another(session, group_queue) or self._guard.has_to_wait(session, group_queue):
             return _nothing_new(header)  # another member has locked or read the queue since
-        if self._pops.pools and self._pops.pull_fault(session, header.consumer_group, header.topic) is not None:
+        if (
+            self._pops.pools.all
+            and self._pops.division.pull_fault(session, header.consumer_group, header.topic) is not None
+        ):
             return _nothing_new(header)  # clients have begun to pop; the member's next pull is refused
         if self._store.queues.get((queue.topic, queue.queue_id)) is not queue:
             return Refusal(Reason.NO_TOPIC, f"topic[{queue.topic}] not exist, it was deleted")
@@ -637,7 +640,7 @@ class CheckedPulls:
         """Return a cached pull for one that passed every check since the generation was read. None if it must be checked each
         time: while queues of the group move, and with SQL filters, whose parsed form may be evicted."""
         queue = group.queue(header.topic, header.queue_id)
-        if self._pops.pools or self._draining.is_moving(group, session) or queue.contest is not None:
+        if self._pops.pools.all or self._draining.is_moving(group, session) or queue.contest is not None:
             return None
         if queue is NO_QUEUE or group.awaited_readers or queue.former_end is not None:
             return None
@@ -651,7 +654,7 @@ class CheckedPulls:
         """Return the result of a pull that differs only in its offsets; None if it must be checked or may have to wait.
         Raises the store's errors for damaged records."""
         generation, group_queue, flags, limit, max_bytes, subscription, name, is_recorded = checked
-        if generation != self._generation.number or self._pops.pools or group_queue.reader is not session:
+        if generation != self._generation.number or self._pops.pools.all or group_queue.reader is not session:
             return None
         key = group_queue.key
         queue = self._store.queues.get(key)
@@ -718,7 +721,7 @@ class Commits:
         """
         topic, queue_id = key
         is_member = session in group.members
-        if self._pops.pools and self._pops.is_apart(group.name, topic) and (is_member or not may_be_tool):
+        if self._pops.pools.all and self._pops.is_apart(group.name, topic) and (is_member or not may_be_tool):
             return f"clients of the group {group.name} pop {topic}, and only they say how far it has come"
         queue = group.queues.get(key, NO_QUEUE)
         if not may_be_tool and not is_member and queue.lease is not None:
@@ -744,7 +747,7 @@ class Commits:
                 hint="the member read messages that were lost before this start; their offsets are used again",
             )  # fmt: skip
         self._offsets.commit(group, topic, queue_id, end, by_owner=by_owner)
-        if self._pops.pools:
+        if self._pops.pools.all:
             self._pops.offsets_reset(group.name, topic, queue_id)
 
     def commit(self, session: Session, group: ConsumerGroup, key: QueueKey, offset: int, epoch: int) -> str | None:

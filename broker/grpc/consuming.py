@@ -34,6 +34,7 @@ from ..config import (
     SMALL_CLIENT_BYTES,
     LimitExceeded,
 )
+from ..messages.sending import max_attempts
 from ..pops.deliveries import AckStatus, Delivered, PopRequest, PopResult, Why
 from ..pops.pool import Receive
 from ..sessions import Event, LiteTaken, OutcomeWanted, Refusal
@@ -396,7 +397,7 @@ def _place(topic: str, request: Any) -> str:
 
 def _heard(context: HandlerContext, call: GrpcCall) -> None:
     if context.clients.is_heard(call):
-        context.broker.pops.record_contact(call.client)
+        context.broker.pops.pools.record_contact(call.client)
 
 
 def change_invisible_duration(context: HandlerContext, call: GrpcCall, request: Any) -> Any:
@@ -554,7 +555,7 @@ def _for_consumer(settings: Any, group: GroupConfig | None) -> None:
     subscription.receive_batch_size = RECEIVE_BATCH
     subscription.long_polling_timeout.seconds = int(POLL_S)
     policy = settings.backoff_policy
-    policy.max_attempts = (group.retry_max_times if group is not None else 16) + 1
+    policy.max_attempts = max_attempts(group or GroupConfig(""))
     del policy.customized_backoff.next[:]
     for seconds in _BACKOFF_S:
         policy.customized_backoff.next.add().seconds = seconds
@@ -565,7 +566,7 @@ def heartbeat(context: HandlerContext, call: GrpcCall, request: Any) -> Any:
         group = group_of(request.group)
         context.clients.hear(call).group = group
         _check_version(call)
-        context.broker.pops.record_contact(call.client)
+        context.broker.pops.pools.record_contact(call.client)
     elif request.client_type == PRODUCER:
         client = context.clients.hear(call)
         if client.topics:

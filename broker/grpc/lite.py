@@ -52,7 +52,7 @@ def sync_lite_subscription(context: HandlerContext, call: GrpcCall, request: Any
     group = lite_group(context, name, topic)
     client = context.clients.hear(call)
     client.group = name
-    context.broker.pops.record_contact(call.client)
+    context.broker.pops.pools.record_contact(call.client)
     fault_found = context.broker.pops.lite.sync(group, LiteSync(call.client, client, topic, action, names, offset))
     if fault_found is not None:
         raise StatusError(_CODES[fault_found], f"{fault_found.value}: group {name}, topic {topic}")

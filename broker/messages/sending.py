@@ -471,9 +471,7 @@ class Retries:
         name = header.topic
         group = name.removeprefix(names.RETRY_PREFIX)
         settings = self._settings(group)
-        # SendMessageProcessor.handleRetryAndDLQ: the client's limit counts before the group's.
-        limit = settings.retry_max_times if header.max_reconsume_times is None else header.max_reconsume_times
-        if header.reconsume_times < limit:
+        if not is_last_attempt(header.reconsume_times + 1, settings, header.max_reconsume_times):
             return name, queue_id, text
         dead = self._topics.ensure(TopicConfig(names.dlq_topic(group), 1, 1), self._store.end)
         return dead.name, 0, props.without(text, props.DELAY)
@@ -487,8 +485,8 @@ class Retries:
         record = self._store.record_at(header.offset)
         if record is None or not record.may_be(header.origin_msg_id):
             raise Refusal(Reason.ILLEGAL, f"look message by offset failed, {header.offset}")
-        limit = settings.retry_max_times if header.max_reconsume_times is None else header.max_reconsume_times
-        given_up = record.reconsume_times >= limit or header.delay_level < 0
+        is_last = is_last_attempt(record.reconsume_times + 1, settings, header.max_reconsume_times)
+        given_up = is_last or header.delay_level < 0
         # Each try waits a level longer, from 3 (10 s) on: SendMessageProcessor.asyncConsumerSendMsgBack.
         level = 0 if given_up else self._delays.level(header.delay_level or 3 + tried(record.reconsume_times))
         text = sent_back(record, _reason(header, record, given_up=given_up))
@@ -533,6 +531,22 @@ class Retries:
         queue = self._store.queue(topic.name, 0)
         times = record.reconsume_times + 1
         self._appender.stage_again(record, queue, property_bytes(text), tag_code(text), reconsume_times=times)
+
+
+def max_attempts(settings: GroupConfig, own_retries: int | None = None) -> int:
+    """Return how many attempts a message has, including the first one. Every dead-letter limit follows from this function.
+
+    Args:
+        settings: the settings of the consumer group.
+        own_retries: the client's own number of retries, which counts before the group's
+            (SendMessageProcessor.handleRetryAndDLQ).
+    """
+    return (settings.retry_max_times if own_retries is None else own_retries) + 1
+
+
+def is_last_attempt(attempts: int, settings: GroupConfig, own_retries: int | None = None) -> bool:
+    """Return True if a message becomes a dead letter, because it was not handled in this many attempts."""
+    return attempts >= max_attempts(settings, own_retries)
 
 
 def _has_room(group: str, text: str, level: int) -> bool:

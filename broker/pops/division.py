@@ -82,8 +82,8 @@ class Divided:
         self.is_stale = False
         self.timer: Timer | None = None
 
-    def changed(self) -> None:
-        """The group has changed, or a queue is free."""
+    def check_soon(self) -> None:
+        """Check soon, because the group has changed, or a queue is free."""
         self._division.check_soon(self)
 
     def queues(self, broker_name: str) -> list[Queue]:
@@ -184,7 +184,7 @@ class Division:
         elif group is not None and member is not None and _shares(member):
             if pool.owned is None and topic in member.subscriptions:
                 member.has_pulled = True
-                self.changed(group)
+                self.members_changed(group)
             return None if pool.owned is not None else _fault_of(name, topic)
         elif pool.owned is None or member is not None:
             fault = _fault_of(name, topic)
@@ -192,7 +192,7 @@ class Division:
             return fault
         return None
 
-    def changed(self, group: ConsumerGroup) -> None:
+    def members_changed(self, group: ConsumerGroup) -> None:
         """Members or their topics have changed. The pool leases its queues before any member is notified of that."""
         if not group.pools:
             return
@@ -553,7 +553,7 @@ class PopMember:
         self._charged_bytes = 0
 
     def tell(self, event: Event) -> None:
-        self._divided.changed()
+        self._divided.check_soon()
 
     def ask(self, number: int, question: Question) -> None:
         pass

@@ -85,7 +85,7 @@ class PopJournal:
         behind = [delivery for delivery in fresh if delivery.state is DeliveryState.BEHIND]
         self._content.append(records.pop(deliveries.number, deliveries.next, 0, 0, behind))
 
-    def changed(self, deliveries: QueueDeliveries, delivery: Delivery) -> None:
+    def deadline_changed(self, deliveries: QueueDeliveries, delivery: Delivery) -> None:
         self._define(deliveries)
         is_in_flight = delivery.state is DeliveryState.IN_FLIGHT
         deadline_ms = self.wall_ms(delivery.deadline_s) if is_in_flight else 0

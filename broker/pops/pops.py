@@ -39,7 +39,7 @@ from ..groups.settings import GroupConfigs, RequestModes
 from ..messages.appender import Appender, property_bytes
 from ..messages.filters import Filters
 from ..messages.lite import LiteTopic
-from ..messages.sending import sent_back
+from ..messages.sending import is_last_attempt, sent_back
 from ..messages.topics import Topics
 from ..runtime import Clock, Job, Runtime, Timer, run
 from ..sessions import Recent, Refusal, Reports, Session
@@ -116,32 +116,18 @@ class Pops(LitePart):
         self._broker_name = broker_name
         self._filters, self._offsets, self._settings, self._watch = filters, offsets, settings, watch
         self._clock = clock
-        self._unburied, self._reports = Recent(clock), Reports(clock)
-        self.unburied = self._unburied.texts
+        self.unburied, self._reports = Recent(clock), Reports(clock)
         self._dead_letters = DeadLetterWriter(topics, appender, self._settings, groups)
         self._deadlines = Deadlines(clock, self)
         self._attempts: OrderedDict[Attempt, list[GivenDelivery]] = OrderedDict()
         self._journal = PopJournal(frames, topics, clock)
-        self._pools = LitePools(runtime, broker_name, topics, appender, groups, offsets, settings, lite_offsets)
-        self.lite = LiteSubscriptions(runtime, self._pools, settings, self)
-        self.expiry = LiteExpiry(runtime, topics, self._pools, self)
-        self.find_lite, self.lite_pools = self._pools.find_lite, self._pools.lite_pools
-        self.pools = self._pools.all  # empty as long as no client pops, which is all that pulls then have to check
-        self.clients = self._pools.clients_of
-        self.unfinished, self.redelivered = self._pools.unfinished, self._pools.redelivered
-        self.topics_of = self._pools.topics_of
-        self.serves = self._pools.serves
-        self.waits = self._pools.waits
-        self.peek = self._pools.peek
-        self.numbers, self.full = self._pools.numbers, self._pools.full
-        self.record_contact = self._pools.record_contact
-        self._find = self._pools.delivery
+        self.pools = LitePools(runtime, broker_name, topics, appender, groups, offsets, settings, lite_offsets)
+        self.lite = LiteSubscriptions(runtime, self.pools, settings, self)
+        self.expiry = LiteExpiry(runtime, topics, self.pools, self)
         self._writer = JournalWriter(self._journal, offsets, clock, flusher, self)
-        self._division = Division(
-            runtime, broker_name, topics, groups, locks, watch, modes, history, self._pools, routes, self
+        self.division = Division(
+            runtime, broker_name, topics, groups, locks, watch, modes, history, self.pools, routes, self
         )
-        self.changed = self._division.changed
-        self.pull_fault = self._division.pull_fault
         self._is_stopped = False
         self._losing: deque[Work[None]] = deque()
         self._adopt()
@@ -152,13 +138,13 @@ class Pops(LitePart):
         The broker extends none of these deliveries any more. The last run may have ended before their response reached the
         client, which then does not know them although its heartbeats continue."""
         kept = self._journal.read(is_expected=self._offsets.has_pops)
-        for deliveries in self._pools.adopt(kept, self._journal.last_number, self._journal.monotonic_s):
+        for deliveries in self.pools.adopt(kept, self._journal.last_number, self._journal.monotonic_s):
             for delivery in deliveries.unfinished.values():
                 if delivery.state is DeliveryState.IN_FLIGHT:
                     self._deadlines.put(deliveries, (delivery,), delivery.deadline_s)
-        self._division.adopt()
+        self.division.adopt()
         try:
-            run(self._journal.saving(self._pools.deliveries))
+            run(self._journal.saving(self.pools.deliveries))
         except StoreFull as error:
             log.error("save_failed", reason=str(error))
 
@@ -189,21 +175,21 @@ class Pops(LitePart):
                 return None
             receive.request = request = replace(request, matches=matches)
         now_s = self._clock.monotonic_s()
-        pool = self._pools.find(request.group, request.topic)
+        pool = self.pools.find(request.group, request.topic)
         if pool is None:
-            pool = self._pools.get_or_make_lite(request)
+            pool = self.pools.get_or_make_lite(request)
         if pool is None or (not pool.is_lite and (pool.owned is not None or not pool.is_used(now_s))):
             fault = self._admit(request, pool, now_s)
             if fault is not None:
                 return PopResult(Why.PULLED, fault=fault)
-            pool = self._pools.get_or_make(request)
-        if self._pools.record_request(pool, request, now_s) and request.session is not None:
+            pool = self.pools.get_or_make(request)
+        if self.pools.record_request(pool, request, now_s) and request.session is not None:
             request.session.on_lost(self._session_lost)
         pool.is_in_order = pool.is_in_order or request.in_order
         result = (self._repeat(request) if request.attempt_id else None) or self._pop(pool, request)
         if result.why is Why.FOUND or request.wait_ms <= 0:
             return result
-        if not self._pools.receives.has_room(receive.address):
+        if not self.pools.receives.has_room(receive.address):
             return PopResult(Why.TOO_MANY_WAIT)
         pool.hold(receive)
         receive.timer = self._clock.call_later(request.wait_ms / 1000, self._end, receive, PopResult(Why.NOTHING_NEW))
@@ -232,21 +218,21 @@ class Pops(LitePart):
         is_used = pool is not None and pool.is_used(now_s)
         if not is_used and request.session is not None and request.count > 0:  # a member that pulled until now
             self._watch.release_topic(request.session, request.group, request.topic)
-        return self._division.admit(request, pool, is_used=is_used)
+        return self.division.admit(request, pool, is_used=is_used)
 
     def _pop(self, pool: Pool, request: PopRequest) -> PopResult:
         if request.count <= 0:
-            return PopResult(Why.FOUND if self._pools.has_some(pool, request) else Why.NOTHING_NEW)
+            return PopResult(Why.FOUND if self.pools.has_some(pool, request) else Why.NOTHING_NEW)
         now_ms = self._clock.time_ms()
         wanted, room = min(request.count, MAX_POP_MESSAGES), request.max_bytes
         settings = self._settings.get(request.group)
         is_in_order = not pool.is_lite and (pool.is_in_order or (settings is not None and settings.consume_orderly))
-        pool.is_by_priority = not is_in_order and self._pools.has_priorities(request.topic)
+        pool.is_by_priority = not is_in_order and self.pools.has_priorities(request.topic)
         found: list[Delivered] = []
         given: list[GivenDelivery] = []
         pool.is_cut = False
         for queue_id in pool.places(request):
-            deliveries = pool.queues.get(queue_id) or self._pools.open_queue(pool, queue_id)
+            deliveries = pool.queues.get(queue_id) or self.pools.open_queue(pool, queue_id)
             self._writer.follow_reset(deliveries)
             if deliveries.is_in_order is not is_in_order:
                 deliveries.set_order(is_in_order)
@@ -289,12 +275,12 @@ class Pops(LitePart):
         """Add taken messages to those found for a client. Returns their size."""
         for delivery, _ in taken:  # in order, a message may be in flight to another client
             if delivery.renewals >= 0:
-                self._pools.stop_extending(delivery)
+                self.pools.stop_extending(delivery)
         now_s = self._clock.monotonic_s()
         delivered = deliveries.deliver(taken, request, now_s, now_ms)
         if request.auto_renew:
             for delivery in delivered:
-                self._pools.extend(deliveries, delivery)
+                self.pools.extend(deliveries, delivery)
         self._deadlines.put(deliveries, delivered, delivered[0].deadline_s)
         self._journal.popped(deliveries, delivered)
         if not self._offsets.has_pops:
@@ -342,7 +328,7 @@ class Pops(LitePart):
     def appended(self, queues: Iterable[ConsumeQueue]) -> None:
         """Serve the receives that wait for messages of these queues."""
         for queue in dict.fromkeys(queues):
-            for pool in [pool for pool in self._pools.by_topic.get(queue.topic, ()) if not pool.is_lite]:
+            for pool in [pool for pool in self.pools.by_topic.get(queue.topic, ()) if not pool.is_lite]:
                 pool.offer(queue.queue_id)
                 if pool.waits:
                     self._serve(pool)
@@ -351,7 +337,7 @@ class Pops(LitePart):
         """Serve the receives that wait for messages of these lite topics."""
         touched: dict[LitePool, None] = {}
         for lite in lites:
-            for pool in self._pools.lite_pools(lite.queue.topic):
+            for pool in self.pools.lite_pools(lite.queue.topic):
                 pool.offer(lite.name)
                 touched[pool] = None
         for pool in touched:
@@ -400,7 +386,7 @@ class Pops(LitePart):
     def put_back(self, group: str, topic: str, messages: Iterable[Delivered]) -> None:
         """A result did not reach its client: its messages can be popped immediately, and the attempt does not count."""
         for message in messages:
-            found = self._find(group, message.topic, message.handle)
+            found = self.pools.delivery(group, message.topic, message.handle)
             if isinstance(found, AckStatus) or found[1].state is not DeliveryState.IN_FLIGHT:
                 continue
             deliveries, delivery = found
@@ -427,7 +413,7 @@ class Pops(LitePart):
         """
         outcomes = []
         for of_topic, handle in zip(topics or repeat(topic, len(handles)), handles, strict=True):
-            found = self._find(group, of_topic, handle)
+            found = self.pools.delivery(group, of_topic, handle)
             if isinstance(found, AckStatus):
                 outcomes.append(found)
             elif not takes_late and found[1].state is DeliveryState.VISIBLE:
@@ -439,7 +425,7 @@ class Pops(LitePart):
     def _finish(self, deliveries: QueueDeliveries, delivery: Delivery) -> AckStatus:
         """Acknowledge a delivery. It is finished when that is on the disk."""
         if delivery.renewals >= 0:
-            self._pools.stop_extending(delivery)
+            self.pools.stop_extending(delivery)
         if delivery.state is DeliveryState.ACKNOWLEDGED:
             return AckStatus.DONE
         outcome = AckStatus.LATE if delivery.state is DeliveryState.VISIBLE else AckStatus.DONE
@@ -467,7 +453,7 @@ class Pops(LitePart):
             renews: True if the client still handles the message.
             takes_late: as for `ack`.
         """
-        found = self._find(group, topic, handle)
+        found = self.pools.delivery(group, topic, handle)
         if isinstance(found, AckStatus):
             return Changed(AckStatus.FINISHED if found is AckStatus.DONE else found, handle)
         deliveries, delivery = found
@@ -477,7 +463,7 @@ class Pops(LitePart):
         if is_late and not takes_late:
             return Changed(AckStatus.TOO_LATE, handle)
         if delivery.renewals >= 0:
-            self._pools.stop_extending(delivery)
+            self.pools.stop_extending(delivery)
         if not is_counted:
             delivery.attempts = max(delivery.attempts - 1, 0)
             if isinstance(deliveries, LiteDeliveries):
@@ -498,7 +484,7 @@ class Pops(LitePart):
         for delivery in deliveries.batch_of(suspended):
             if delivery is not suspended:
                 if delivery.renewals >= 0:
-                    self._pools.stop_extending(delivery)
+                    self.pools.stop_extending(delivery)
                 delivery.attempts = max(delivery.attempts - 1, 0)
                 delivery.is_delayed = True
                 self._prolong(deliveries, delivery, self._clock.monotonic_s() + invisible_ms / 1000)
@@ -506,7 +492,7 @@ class Pops(LitePart):
     def to_dead_letters(self, group: str, topic: str, handle: str, reason: str, answer: Answered) -> None:
         """Store a copy in the group's dead-letter topic and acknowledge the message; a second time does nothing. Raises
         StoreError if the message cannot be read or the copy cannot be stored."""
-        found = self._find(group, topic, handle)
+        found = self.pools.delivery(group, topic, handle)
         if isinstance(found, AckStatus):
             outcome = found
         else:
@@ -522,7 +508,7 @@ class Pops(LitePart):
         flight: for tests."""
         due_s = (
             item.deadline_s
-            for deliveries in self._pools.deliveries()
+            for deliveries in self.pools.deliveries()
             for item in deliveries.unfinished.values()
             if item.is_delayed and item.state is DeliveryState.IN_FLIGHT
         )
@@ -539,13 +525,13 @@ class Pops(LitePart):
                 self._prolong(deliveries, delivery, until_s)
         self.serve(deliveries.pool)
         if deliveries.pool.leaving:
-            self._division.progressed(deliveries.pool)
+            self.division.progressed(deliveries.pool)
 
     def _extended_s(self, delivery: Delivery) -> float | None:
         """Return the new deadline of a delivery that the broker extends; None if it does not."""
         if delivery.renewals < 0 or delivery.client is None:
             return None
-        client, now_s = self._pools.clients.get(delivery.client), self._clock.monotonic_s()
+        client, now_s = self.pools.clients.get(delivery.client), self._clock.monotonic_s()
         end_s = delivery.since_s + MAX_RENEWED_S
         if client is None or client.is_silent(now_s) or now_s >= end_s:
             return None
@@ -556,12 +542,12 @@ class Pops(LitePart):
     def _prolong(self, deliveries: QueueDeliveries, delivery: Delivery, until_s: float) -> None:
         delivery.deadline_s = until_s
         self._deadlines.put(deliveries, (delivery,), until_s)
-        self._changed(deliveries, delivery)
+        self._record_changed(deliveries, delivery)
 
     def _redeliver(self, deliveries: QueueDeliveries, delivery: Delivery, reason: str) -> None:
         """Make a message visible again, or dead-letter it if it has had all its attempts."""
         settings = self._settings.get(deliveries.group)  # messages of a deleted group do not create it
-        if settings is None or delivery.attempts <= settings.retry_max_times:
+        if settings is None or not is_last_attempt(delivery.attempts, settings):
             self._release(deliveries, delivery)
             return
         try:
@@ -578,7 +564,7 @@ class Pops(LitePart):
         """Report a dead letter that cannot be stored, such as on a full disk or with a full table of topics: to `doctor` for
         as long as it lasts, and to the log every ten minutes."""
         group, reason = deliveries.group, str(error)
-        self._unburied.note((group, reason), f"{group}: {reason}")
+        self.unburied.note((group, reason), f"{group}: {reason}")
         if not isinstance(error, StoreError | LimitExceeded):
             log.error("dead_letter_failed", group=group, reason=reason, exc_info=error)
         elif self._reports.is_due(f"{group}:", reason):
@@ -586,14 +572,14 @@ class Pops(LitePart):
 
     def _release(self, deliveries: QueueDeliveries, delivery: Delivery) -> None:
         if delivery.renewals >= 0:
-            self._pools.stop_extending(delivery)
+            self.pools.stop_extending(delivery)
         deliveries.release(delivery)
         if delivery.deadline_s > self._clock.monotonic_s():  # else the journal knows it by the deadline
-            self._changed(deliveries, delivery)
+            self._record_changed(deliveries, delivery)
         deliveries.pool.refresh(deliveries.key)
 
-    def _changed(self, deliveries: QueueDeliveries, delivery: Delivery) -> None:
-        self._journal.changed(deliveries, delivery)
+    def _record_changed(self, deliveries: QueueDeliveries, delivery: Delivery) -> None:
+        self._journal.deadline_changed(deliveries, delivery)
         self._writer.write_soon()
 
     def finished(self, queues: Iterable[QueueDeliveries]) -> None:
@@ -607,7 +593,7 @@ class Pops(LitePart):
             if pool.waits:
                 self._serve(pool)
             if pool.leaving:
-                self._division.progressed(pool)
+                self.division.progressed(pool)
 
     # Lite topics
 
@@ -629,7 +615,7 @@ class Pops(LitePart):
         if deliveries is not None:
             for delivery in deliveries.unfinished.values():
                 if delivery.renewals >= 0:
-                    self._pools.stop_extending(delivery)
+                    self.pools.stop_extending(delivery)
             deliveries.restart(pool.offsets.get(name, 0), self._clock.time_ms())
             self._journal.restarted(deliveries)
             self._write_now()
@@ -701,36 +687,36 @@ class Pops(LitePart):
         used any more."""
         self.lite.expire()
         self.expiry.check_kept()
-        for client in self._pools.silent_clients():
+        for client in self.pools.silent_clients():
             self.client_gone(client)
-        self._pools.remove_idle_clients(self._clock.monotonic_s() - POP_CLIENT_SILENT_S)
+        self.pools.remove_idle_clients(self._clock.monotonic_s() - POP_CLIENT_SILENT_S)
         self._remove_unused()
-        self._division.check()
+        self.division.check()
 
     def _remove_unused(self) -> None:
         """Remove pools that nobody pops any more, except queues with unfinished messages."""
         is_changed = False
-        for pool in self._pools.unused(self._clock.monotonic_s()):
+        for pool in self.pools.unused(self._clock.monotonic_s()):
             is_changed = True
             for deliveries in [item for item in pool.queues.values() if not item.unfinished]:
                 self._writer.commit(deliveries)
                 self._journal.yielded(deliveries, deliveries.next)
                 self._end_deliveries(deliveries)
             if not pool.queues:
-                self._pools.remove(pool)
+                self.pools.remove(pool)
         if is_changed:
             self._write_now()
 
     def _session_lost(self, session: Session) -> None:
         """Remove the clients of a session, which may be very many, some at a time."""
-        self._losing.append(self._pools.session_lost(session))
+        self._losing.append(self.pools.session_lost(session))
         if len(self._losing) == 1:
             self._clock.call_soon(self._lose_some)
 
     def _lose_some(self) -> None:
         if next(self._losing[0], _OVER) is _OVER:
             self._losing.popleft()
-        if self._pools.is_crowded:
+        if self.pools.is_crowded:
             self._remove_unused()
         if self._losing and not self._is_stopped:
             self._clock.call_soon(self._lose_some)
@@ -747,7 +733,7 @@ class Pops(LitePart):
     def connection_lost(self, client: PopClient, heard_s: float) -> None:
         """Handle the loss of a connection whose last data arrived at `heard_s`. Messages delivered since then may not have
         reached the client, so the broker no longer extends them."""
-        found = self._pools.clients.get(client)
+        found = self.pools.clients.get(client)
         for delivery in found.extended if found is not None else ():
             if delivery.since_s >= heard_s:
                 delivery.since_s = float("-inf")  # as if it had been extended for the maximum time
@@ -755,7 +741,7 @@ class Pops(LitePart):
     def response_lost(self, client: PopClient, times_ms: Collection[int]) -> None:
         """Handle a client that cancelled a receive after its response was written. The client may not have got the messages
         popped at these times, so the broker no longer extends them."""
-        found = self._pools.clients.get(client)
+        found = self.pools.clients.get(client)
         for delivery in reversed(found.extended) if found is not None else ():
             if delivery.pop_ms < min(times_ms):
                 break
@@ -767,8 +753,8 @@ class Pops(LitePart):
         extends for it. Messages with a visibility timeout of their own stay in flight until that expires."""
         if self._is_stopped:  # the next broker writes the journal, perhaps in this process
             return
-        found = self._pools.clients.get(client)
-        self._pools.remove_client(client)
+        found = self.pools.clients.get(client)
+        self.pools.remove_client(client)
         self.lite.client_gone(client)
         touched: dict[Pool, None] = {}
         if found is not None:
@@ -780,7 +766,7 @@ class Pops(LitePart):
                     touched[deliveries.pool] = None
         for pool in touched:
             self.serve(pool)
-        self._division.clients_gone()
+        self.division.clients_gone()
 
     def session_gone(self, session: Session) -> None:
         """The client of a remoting connection is gone."""
@@ -791,30 +777,30 @@ class Pops(LitePart):
     def offsets_reset(self, group: str, topic: str, queue_id: int | None = None) -> None:
         """The group's offsets in a topic, or in one queue, were reset. Messages popped before can no longer be
         acknowledged."""
-        pool = self._pools.find(group, topic)
+        pool = self.pools.find(group, topic)
         if pool is None or (queue_id is not None and not pool.serves(queue_id)):
             return
         for deliveries in list(pool.queues.values()):
             self._writer.follow_reset(deliveries)
-        self._pools.make_ready(pool)
+        self.pools.make_ready(pool)
         self._write_now()
         self._serve(pool)
 
     def group_deleted(self, group: str) -> None:
-        self._delete(self._pools.of_group(group), Why.GROUP_GONE)
-        self._pools.group_deleted(group)
-        self._pools.lite_offsets.group_deleted(group)
+        self._delete(self.pools.of_group(group), Why.GROUP_GONE)
+        self.pools.group_deleted(group)
+        self.pools.lite_offsets.group_deleted(group)
 
     def end_receives(self, group: str) -> None:
         """The group was deleted, but not its offsets and its messages in flight."""
-        for pool in self._pools.of_group(group):
+        for pool in self.pools.of_group(group):
             for receive in pool.waiting():
                 self._end(receive, PopResult(Why.GROUP_GONE))
 
     def topic_deleted(self, topic: str) -> None:
         """A topic that is recreated by this name has another identity."""
-        self._delete(list(self._pools.by_topic.get(topic, ())), Why.TOPIC_GONE)
-        self._pools.lite_offsets.topic_deleted(topic)
+        self._delete(list(self.pools.by_topic.get(topic, ())), Why.TOPIC_GONE)
+        self.pools.lite_offsets.topic_deleted(topic)
         self.expiry.topic_deleted(topic)
 
     def _delete(self, pools: Iterable[Pool], why: Why) -> None:
@@ -825,20 +811,20 @@ class Pops(LitePart):
                 self.lite.pool_deleted(pool)
             for deliveries in pool.queues.values():
                 self._journal.ended(deliveries)
-            self._division.pool_deleted(pool)
+            self.division.pool_deleted(pool)
             self._end_pool(pool)
         self._write_now()
 
     def _end_pool(self, pool: Pool) -> None:
         for deliveries in list(pool.queues.values()):
             self._end_deliveries(deliveries)
-        self._pools.remove(pool)
+        self.pools.remove(pool)
 
     def _end_deliveries(self, deliveries: QueueDeliveries) -> None:
         """Take a queue out of its pool. Its deliveries count for nothing any more."""
         for delivery in deliveries.unfinished.values():
             if delivery.renewals >= 0:
-                self._pools.stop_extending(delivery)
+                self.pools.stop_extending(delivery)
         deliveries.end()
 
     def _write_now(self) -> None:
@@ -850,13 +836,13 @@ class Pops(LitePart):
 
     def saving(self) -> Job[None]:
         """Rewrite the journal if it has become long. Raises StoreFull; the next call tries again."""
-        yield from self._journal.saving(self._pools.deliveries)
+        yield from self._journal.saving(self.pools.deliveries)
 
     def stop(self) -> None:
         """End all receives that wait. Messages in flight stay in flight over a restart."""
         self._is_stopped = True
         self._deadlines.stop()
-        self._division.stop()
+        self.division.stop()
         self.expiry.stop()
         for receive in self._waiting():
             self._end(receive, PopResult(Why.STOPPED))
@@ -866,21 +852,21 @@ class Pops(LitePart):
     # Reports
 
     def _waiting(self) -> list[Receive[Any]]:
-        return [receive for pool in self._pools.all for receive in pool.waiting()]
+        return [receive for pool in self.pools.all for receive in pool.waiting()]
 
     @property
     def waiting(self) -> int:
         """How many receives wait."""
-        return self._pools.receives.count
+        return self.pools.receives.count
 
     def is_popped(self, group: str, topic: str) -> bool:
         """Return True if clients of the group pop the topic now, or have unfinished messages of it."""
-        pool = self._pools.find(group, topic)
+        pool = self.pools.find(group, topic)
         return pool is not None and pool.is_used(self._clock.monotonic_s())
 
     def is_apart(self, group: str, topic: str) -> bool:
         """Return True if the group's clients pop the topic and no member pulls it."""
-        pool = self._pools.find(group, topic)
+        pool = self.pools.find(group, topic)
         return pool is not None and pool.owned is None and pool.is_used(self._clock.monotonic_s())
 
 

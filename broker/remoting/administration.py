@@ -86,7 +86,7 @@ topics_log = structlog.get_logger("rocketlet.topics")
 
 def consumer_connections(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
     name = read(ConsumerGroupHeader, frame.ext).consumer_group
-    group, popping = broker.groups.online(name), broker.pops.clients(name)
+    group, popping = broker.groups.online(name), broker.pops.pools.clients_of(name)
     if group is None and not popping:
         remark = f"the consumer group[{name}] not online"
         return answer(frame, ResponseCode.CONSUMER_NOT_ONLINE, remark=remark)
@@ -301,7 +301,7 @@ def reset_offset(broker: BrokerController, connection: RemotingConnection, frame
 def _reset_popped(broker: BrokerController, header: ResetOffset, offsets: Mapping[Queue, int]) -> None:
     """Reset the pop pools of queues. Clients can no longer acknowledge their messages in flight."""
     for queue, offset in offsets.items():
-        if broker.pops.serves(header.group, header.topic, queue.queue_id):
+        if broker.pops.pools.serves(header.group, header.topic, queue.queue_id):
             broker.offsets.put(header.group, header.topic, queue.queue_id, offset)
     broker.pops.offsets_reset(header.group, header.topic)
     log.info("offsets_reset", group=header.group, topic=header.topic, members=0)
@@ -461,7 +461,7 @@ def _owners(broker: BrokerController, name: str, group: Group | None) -> Work[di
     one that reads it."""
     owners = broker.groups.owners(name)
     looks = 0
-    for topic in broker.pops.topics_of(name):
+    for topic in broker.pops.pools.topics_of(name):
         for queue_id in range(broker.topics.queues_of(topic) if broker.pops.is_apart(name, topic) else 0):
             owners.setdefault((topic, queue_id), SHARED_OWNER)
     for topic in _subscribed(group):
@@ -519,7 +519,7 @@ def history_of(broker: BrokerController, name: str, since_ms: int = 0, *, lag: b
     """The broker's report on a group, with events from `since_ms` on; without `lag` nothing is read."""
     group = broker.groups.get(name)
     members: list[dict[str, Any]] = []
-    popping = broker.pops.clients(name)
+    popping = broker.pops.pools.clients_of(name)
     for number, member in enumerate(list(group.members.values()) if group else (), 1):
         if not member.is_seat:  # its client follows
             members.append(_member(member, pops=popping.pop(member.client_id, None) is not None))
@@ -546,7 +546,7 @@ def history_of(broker: BrokerController, name: str, since_ms: int = 0, *, lag: b
         "lag": progress,
         "owners": owners,
         "draining": broker.draining.is_pending(name),
-        "full": [f"{topic}:{queue_id}" for topic, queue_id in broker.pops.full(name)],
+        "full": [f"{topic}:{queue_id}" for topic, queue_id in broker.pops.pools.full(name)],
         "queues": {topic: broker.topics.queues_of(topic) for topic in _subscribed(group)},
         "disagreements": sorted(group.reported) if group else [],
         "events": events,
@@ -797,7 +797,7 @@ def _ours(broker: BrokerController) -> dict[str, Any]:
         "refusedHeartbeats": _json(broker.refusals.recent()[-MAX_NAMED_MEMBERS:]),
         "repeats": _json({**broker.repeats.recent(), "away": broker.draining.agreement.away()}),
         "refusedRequests": _json(broker.acl.recent()[-MAX_NAMED_MEMBERS:] if broker.acl else []),
-        "unburied": _json(broker.pops.unburied()[-MAX_NAMED_MEMBERS:]),
+        "unburied": _json(broker.pops.unburied.texts()[-MAX_NAMED_MEMBERS:]),
         "turnedAway": _json([*broker.tls.turned_away(), *broker.turned_away.texts()][-MAX_NAMED_MEMBERS:]),
         "outdatedClients": _json(broker.callers.outdated()[-MAX_NAMED_MEMBERS:]),
         "failedCalls": _json(broker.callers.failed()[-MAX_NAMED_MEMBERS:]),

@@ -115,7 +115,7 @@ def _take(
                 broker.watch.record_pull(connection, group, queue.key)
         broker.locks.join(connection, group.name)
         if consumer.queue_counts:
-            broker.notifications.heard(connection, group)
+            broker.notifications.notify_outdated(connection, group)
         if consumer.own_version and group.reported:
             faults += (f"{group.name}: {fault}" for fault in sorted(group.reported))
     return faults
@@ -206,7 +206,7 @@ def consumer_list(broker: BrokerController, connection: RemotingConnection, fram
     name, topic, detail = header.consumer_group, header.topic, frame.ext.get(EXT_DETAIL)
     if detail is None and not topic:
         question, group = small(frame), broker.groups.get(name)
-        if group is not None and broker.draining.notices.when_sure(
+        if group is not None and broker.draining.lists.wait_until_sure(
             group, connection, lambda: connection.write(_list_given(broker, connection, question, name))
         ):
             return None
@@ -214,7 +214,7 @@ def consumer_list(broker: BrokerController, connection: RemotingConnection, fram
     group = broker.groups.get(name)
     client_ids: list[str] = []
     if group is not None:
-        client_ids = group.client_ids(topic) if topic else broker.draining.notices.given(group, connection)
+        client_ids = group.client_ids(topic) if topic else broker.draining.lists.current_list(group, connection)
     if group is None or not client_ids or detail is None:
         return _listed(frame, name, client_ids)
     if detail == "members" or not topic:
@@ -228,7 +228,7 @@ def _list_given(broker: BrokerController, connection: RemotingConnection, frame:
     # A reader that is not known again yet would drop its queues, with messages of them in its handlers.
     if group is None or (connection not in group.members and group.misses_readers):
         return _listed(frame, name, [])
-    return _listed(frame, name, broker.draining.notices.given(group, connection))
+    return _listed(frame, name, broker.draining.lists.current_list(group, connection))
 
 
 def _listed(frame: Frame, name: str, client_ids: list[str]) -> Buffers:

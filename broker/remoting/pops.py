@@ -338,7 +338,7 @@ def polling_info(broker: BrokerController, connection: RemotingConnection, frame
     """POLLING_INFO: how many receives wait."""
     header = read(PollingInfo, frame.ext)
     _check_topic(broker, header.topic, -1)
-    return answer(frame, ext=write(Polling(broker.pops.waits(header.consumer_group, header.topic))))
+    return answer(frame, ext=write(Polling(broker.pops.pools.waits(header.consumer_group, header.topic))))
 
 
 def peek_message(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
@@ -351,7 +351,7 @@ def peek_message(broker: BrokerController, connection: RemotingConnection, frame
     _check_group(broker, header.consumer_group)
     queue_id = header.queue_id if header.queue_id >= 0 else None
     now_ms = broker.clock.time_ms()
-    found = broker.pops.peek(header.consumer_group, header.topic, queue_id, max(header.max_msg_nums, 1))
+    found = broker.pops.pools.peek(header.consumer_group, header.topic, queue_id, max(header.max_msg_nums, 1))
     if not found:
         return answer(frame, ResponseCode.PULL_NOT_FOUND, _NO_MESSAGES, remark="there is no message")
     places = [(TOPIC_MARK, item.queue_id, item.offset) for item in found]

@@ -144,7 +144,7 @@ async def test_celery_tasks_run_retry_and_wait_for_their_time(node: Node, tmp_pa
         await tasks.wrote(lambda note: note.startswith("sum 1"), 50)
         worker.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(worker.wait(), PATIENCE_S) == 0
-        assert node.broker.pops.unfinished("celery") == 0
+        assert node.broker.pops.pools.unfinished("celery") == 0
         assert tasks.notes().count("sum 3") == tasks.notes().count("late True") == 1
 
 
@@ -159,7 +159,7 @@ async def test_celery_task_runs_in_another_worker_when_its_worker_is_killed(node
         await tasks.wrote(lambda note: note.endswith("True"))
         (tmp_path / "go").touch()
         await tasks.wrote("hang ended")
-        await eventually(lambda: node.broker.pops.unfinished("celery") == 0)
+        await eventually(lambda: node.broker.pops.pools.unfinished("celery") == 0)
         assert tasks.notes().count("hang ended") == 1
 
 
@@ -174,7 +174,7 @@ async def test_celery_task_runs_again_when_its_pool_process_is_killed(node: Node
         (tmp_path / "go").touch()
         assert await asyncio.wait_for(worker.wait(), PATIENCE_S) == 0
         assert tasks.notes().count("hang ended") == 1
-        assert node.broker.pops.unfinished("celery") == 0
+        assert node.broker.pops.pools.unfinished("celery") == 0
 
 
 async def test_full_celery_worker_leaves_tasks_to_other_workers(node: Node, tmp_path: Path) -> None:
@@ -221,4 +221,4 @@ async def test_celery_queues_can_be_read_and_purged_by_kombu(node: Node) -> None
                 queue.get(block=False)
 
     await asyncio.to_thread(script)
-    assert node.broker.pops.unfinished("x-a-b") == 0
+    assert node.broker.pops.pools.unfinished("x-a-b") == 0

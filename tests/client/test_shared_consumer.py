@@ -36,7 +36,7 @@ from ..support.handlers import Inbox, fill
 
 
 def unfinished(node: Node, group: str = "g") -> int:
-    return node.broker.pops.unfinished(group)
+    return node.broker.pops.pools.unfinished(group)
 
 
 async def test_more_members_than_queues_share_all_messages_and_each_comes_once(node: Node, wire: Wire) -> None:
@@ -89,7 +89,7 @@ async def test_a_message_is_extended_as_long_as_its_handler_runs(node: Node, wir
         await fill(node, 1)
         await eventually(lambda: bool(inbox.messages))
         async with SharedConsumer(node.address, "g", "t", inbox):
-            (pool,) = node.broker.pops.pools
+            (pool,) = node.broker.pops.pools.all
             (deliveries,) = pool.queues.values()
             (delivery,) = deliveries.unfinished.values()
             first_s = delivery.deadline_s

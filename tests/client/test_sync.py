@@ -339,7 +339,7 @@ async def test_members_that_share_messages(node: Node, wire: Wire) -> None:
         return seen
 
     assert sorted(await in_thread(script)) == [b"0", b"1", b"2", b"3"]
-    assert node.broker.pops.unfinished("g") == 0
+    assert node.broker.pops.pools.unfinished("g") == 0
 
 
 def test_it_is_refused_with_a_reason_where_gevent_has_replaced_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,7 +147,7 @@ async def check_consumed(node: Node, producer: Producer, peer: Program) -> None:
     await producer.send("t", b"unwanted", tag="TagB")
     await producer.send("t", b"bad", tag="TagC")
     await peer.until(lambda: len(peer.bodies) == 7)
-    await peer.until(lambda: sum(item.lag for item in node.broker.pops.numbers("g", "t").values()) == 0)
+    await peer.until(lambda: sum(item.lag for item in node.broker.pops.pools.numbers("g", "t").values()) == 0)
     assert Counter(peer.bodies) == Counter(["0", "1", "2", "3", "4", "bad", "bad"])
     assert [line[4] for line in peer.found("GOT") if line[5] == "bad"] == ["1", "2"]
     assert next(line for line in peer.found("GOT") if line[5] == "3") == ["GOT", "t", "TagA", "k", "1", "3", "grün"]

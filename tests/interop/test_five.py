@@ -62,7 +62,7 @@ def put(node: Node, **settings: Any) -> None:
 async def popping(node: Node, peer: Program) -> None:
     """A new group begins with what comes after its first receive."""
     await peer.started()
-    await peer.until(lambda: node.broker.pops.waits("g", "t") > 0)
+    await peer.until(lambda: node.broker.pops.pools.waits("g", "t") > 0)
 
 
 @feature(NORMAL)

@@ -66,14 +66,14 @@ async def test_members_share_messages(cluster: Cluster, java_fives: Run) -> None
         pools = [node.broker.pops for node in cluster.nodes]
 
         def lag() -> int:
-            return sum(numbers.lag for pops in pools for numbers in pops.numbers("g", "t").values())
+            return sum(numbers.lag for pops in pools for numbers in pops.pools.numbers("g", "t").values())
 
         def are_told() -> bool:
             """Each member has said of each message when it is to be retried: Java's first pause is 10 s."""
             return all(
                 delivery.deadline_s < delivery.since_s + 50
                 for pops in pools
-                for deliveries in pops._pools.deliveries()
+                for deliveries in pops.pools.deliveries()
                 for delivery in deliveries.unfinished.values()
             )
 

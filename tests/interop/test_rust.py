@@ -56,7 +56,7 @@ async def test_consumers(node: Node, official: Official) -> None:
         official.run("simple", endpoint=node.address, topic="t", tags="TagA || TagC") as peer,
         Producer(node.address) as producer,
     ):
-        await peer.until(lambda: node.broker.pops.waits("g", "t") > 0)
+        await peer.until(lambda: node.broker.pops.pools.waits("g", "t") > 0)
         await check_consumed(node, producer, peer)
 
 

@@ -188,7 +188,7 @@ async def _lease_expired(node: Node, wire: Wire, other: Wire) -> None:
 async def _drained(node: Node, wire: Wire, other: Wire) -> None:
     group = node.broker.groups.get("g")
     assert group is not None
-    node.broker.draining.changed(group)
+    node.broker.draining.begin_change(group)
 
 
 async def _bound(node: Node, wire: Wire, other: Wire) -> None:

@@ -64,8 +64,8 @@ class World:
         self.let_go: list[Any] = []
         self.repeats = RedeliveryCauses(clock)
         changes = Changes(
-            members=lambda group: self.draining.changed(group),
-            moved=lambda group: self.draining.changed(group),
+            members=lambda group: self.draining.begin_change(group),
+            moved=lambda group: self.draining.begin_change(group),
             away=lambda group: self.draining.peers_changed(group),
             outdated=lambda sessions: self.told.extend(sessions),  # type: ignore[arg-type]
             released=lambda place, session: self.drained.append((place[1], session)),  # type: ignore[arg-type]
@@ -109,7 +109,7 @@ class World:
     async def joins(self, client_id: str, *, strategy: str | None = None) -> RemotingConnection:
         session = self.comes(client_id, strategy=strategy)
         for member in self.group.foreign:  # they are notified, or kept back
-            assert self.draining.notices.keep_back(self.groups.obtain("g"), member)
+            assert self.draining.lists.keep_back(self.groups.obtain("g"), member)
         await self.found()
         return session
 
@@ -126,7 +126,7 @@ class World:
         return drain
 
     def asks(self, session: RemotingConnection) -> list[str]:
-        return self.draining.notices.given(self.group, session)
+        return self.draining.lists.current_list(self.group, session)
 
     def reads(self, session: RemotingConnection, *numbers: int) -> None:
         self.asks(session)
@@ -144,7 +144,7 @@ class World:
             self.is_held_back(session, number, committed=5)
 
     def is_kept_back(self, session: RemotingConnection) -> bool:
-        return self.draining.notices.keep_back(self.groups.obtain("g"), session)
+        return self.draining.lists.keep_back(self.groups.obtain("g"), session)
 
 
 @pytest.fixture
@@ -429,14 +429,16 @@ async def test_a_question_waits_for_a_word_of_another_broker_but_only_so_long(
     answered: list[str] = []
 
     def waits(text: str) -> bool:
-        return world.draining.notices.when_sure(world.groups.obtain("g"), one, lambda: answered.append(text))
+        return world.draining.lists.wait_until_sure(world.groups.obtain("g"), one, lambda: answered.append(text))
 
     monkeypatch.setattr(PeerSync, "gives_earlier", True)
     assert not waits("no change is under way")
     two = world.comes("c2")
     assert waits("first")
     assert not waits("second"), "a client asks again only when it gives the first up"
-    assert not world.draining.notices.when_sure(world.groups.obtain("g"), peer(), lambda: answered.append("stranger"))
+    assert not world.draining.lists.wait_until_sure(
+        world.groups.obtain("g"), peer(), lambda: answered.append("stranger")
+    )
     await world.found()
     world.clock.passes(world.limits.list_wait_s - 0.01)
     assert not answered
@@ -472,9 +474,9 @@ async def test_lists_that_another_broker_gave_count_here(world: World) -> None:
     topics = world.group.members[one].topics
     given = SimpleNamespace(lists={topics: members}, client_ids=("c1",), is_current=True)
     before = world.groups.obtain("g").issued_to(two)
-    assert not world.draining.notices.record_given(world.group, given)  # type: ignore[arg-type]
+    assert not world.draining.lists.record_issued_by_peer(world.group, given)  # type: ignore[arg-type]
     assert world.groups.obtain("g").issued_to(one) is members
     assert world.groups.obtain("g").issued_to(two) is before
     other = SimpleNamespace(lists={topics: type(members)(["c1"])}, client_ids=("c1",), is_current=False)
-    assert world.draining.notices.record_given(world.group, other)  # type: ignore[arg-type]
-    assert not world.draining.notices.record_given(world.group, other), "no news"  # type: ignore[arg-type]
+    assert world.draining.lists.record_issued_by_peer(world.group, other)  # type: ignore[arg-type]
+    assert not world.draining.lists.record_issued_by_peer(world.group, other), "no news"  # type: ignore[arg-type]

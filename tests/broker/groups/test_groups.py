@@ -101,8 +101,8 @@ async def test_notifications_can_be_switched_off(node: Node, wire: Wire) -> None
     await beat(wire, "c1")
     changed = node.broker.groups.get("g")
     assert changed is not None
-    node.broker.notifications.changed(changed)
-    node.broker.notifications._tell_waiting()
+    node.broker.notifications.schedule(changed)
+    node.broker.notifications._notify_waiting()
     assert wire.requests == []
     assert not [
         event for event in node.broker.history.of("g") if event["event"] == "notified" and event["members"] == 0

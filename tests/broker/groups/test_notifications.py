@@ -42,20 +42,16 @@ class World:
         self.works: list[Any] = []
         self.timers: list[Any] = []
         self.kept_back: set[Told] = set()
-        self.drained: list[str] = []
         self.enables = True
         self.faults: list[Exception] = []
         self.queues = 2
-        changes = Changes(members=lambda group: self.notifications.changed(group))
+        changes = Changes(members=lambda group: self.notifications.schedule(group))
         self.groups = make_groups(runtime, self.history, lambda topic: self.queues, changes)
-        draining: Any = SimpleNamespace(
-            changed=lambda group: self.drained.append(group.name),
-            notices=SimpleNamespace(keep_back=lambda group, session: session in self.kept_back),
-        )
+        lists: Any = SimpleNamespace(keep_back=lambda group, session: session in self.kept_back)
         settings: Any = SimpleNamespace(ensure=self._settings)
         clock: Any = SimpleNamespace(call_later=lambda seconds, action: self.timers.append(action))
         later = Runtime(clock, turns=turns)
-        self.notifications = Notifications(later, self.groups, settings, self.history, draining)
+        self.notifications = Notifications(later, self.groups, settings, self.history, lists)
 
     def _settings(self, name: str) -> Any:
         if self.faults:
@@ -100,7 +96,7 @@ def world() -> World:
 
 def test_members_are_notified_once_of_many_changes_and_their_places(world: World) -> None:
     one, two = world.joins(2)
-    assert (len(world.timers), world.drained) == (1, ["g", "g"])
+    assert len(world.timers) == 1
     world.tells()
     assert one.news == [GroupChanged("g", places={"t": Place(0, 2, 2)})]
     assert two.news == [GroupChanged("g", places={"t": Place(1, 2, 2)})]
@@ -137,7 +133,7 @@ def test_a_group_that_wants_no_news_gets_none(world: World) -> None:
     world.enables = False
     members = world.joins(2)
     world.tells()
-    world.notifications.tell(world.group, members)  # type: ignore[arg-type]
+    world.notifications.notify(world.group, members)  # type: ignore[arg-type]
     assert ([told.news for told in members], world.notified()) == ([[], []], [])
 
 
@@ -169,7 +165,7 @@ def test_a_member_that_is_gone_before_its_turn_is_not_notified(world: World) -> 
     members = world.joins(SLICE + 1)
     world.tells()
     before = [len(told.news) for told in members]
-    world.notifications.tell(world.group, members)  # type: ignore[arg-type]
+    world.notifications.notify(world.group, members)  # type: ignore[arg-type]
     assert [len(told.news) for told in members[:SLICE]] == [count + 1 for count in before[:SLICE]]
     assert len(members[-1].news) == before[-1]
     assert world.notified()[-1] == SLICE + 1
@@ -183,10 +179,10 @@ def test_a_member_that_is_gone_before_its_turn_is_not_notified(world: World) -> 
 def test_members_behind_the_first_are_notified_in_turns(world: World) -> None:
     members = world.joins(3 * SLICE)
     world.tells()
-    world.notifications.tell(world.group, members)  # type: ignore[arg-type]
+    world.notifications.notify(world.group, members)  # type: ignore[arg-type]
     assert world.tells() == 3
     assert {len(told.news) for told in members} == {2}
-    world.notifications.tell(world.group, ())
+    world.notifications.notify(world.group, ())
     assert world.notified()[-1] == 3 * SLICE, "nobody was notified since"
 
 
@@ -200,8 +196,8 @@ def test_members_are_notified_that_a_topic_has_grown(world: World) -> None:
     world.tells()
     assert one.news == two.news == [GroupChanged("g", "t")]
     assert stale.news == [GroupChanged("h", "t")]
-    world.notifications.heard(stale, world.groups.obtain("h"))  # type: ignore[arg-type]
-    world.notifications.heard(one, world.groups.obtain("g"))  # type: ignore[arg-type]
+    world.notifications.notify_outdated(stale, world.groups.obtain("h"))  # type: ignore[arg-type]
+    world.notifications.notify_outdated(one, world.groups.obtain("g"))  # type: ignore[arg-type]
     world.notifications.topics_known()
     assert (len(one.news), len(stale.news)) == (1, 3)
     world.queues = 3

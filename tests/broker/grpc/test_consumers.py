@@ -96,7 +96,7 @@ async def test_a_message_that_its_client_cannot_take_is_a_dead_letter_and_ends_n
     assert small.body == b"small"
     letter = decode_record(b"".join(node.broker.store.fetch(node.broker.store.queue("%DLQ%g", 0), 0, 1).pieces))
     assert "takes 4194304 bytes" in letter.properties
-    assert node.broker.pops.unfinished("g") == 1
+    assert node.broker.pops.pools.unfinished("g") == 1
     await send(client, b"x" * MAX_BODY_BYTES)
     (large,) = await receive(client)  # Java's
     assert len(large.body) == MAX_BODY_BYTES
@@ -346,7 +346,7 @@ async def test_messages_stay_in_flight_while_the_table_of_topics_has_no_room_for
         for number in range(21):
             node.broker.topics.put(TopicConfig(f"more-{number}", 1, 1), node.broker.store.end)
     node.clock.advance(11)
-    assert node.broker.pops.unfinished("g") == 10
+    assert node.broker.pops.pools.unfinished("g") == 10
     async with AdminClient(node.address) as admin:
         (finding,) = [
             one for one in await diagnose(admin, ObservationTimes(0, 0, 0)) if one.kind == "dead_letters_refused"
@@ -354,7 +354,7 @@ async def test_messages_stay_in_flight_while_the_table_of_topics_has_no_room_for
     assert "g: the broker has 20 topics" in finding.text
     node.broker.topics.delete("more-0", node.broker.store.end)
     node.clock.advance(DEAD_LETTER_RETRY_S)
-    await eventually(lambda: node.broker.pops.unfinished("g") == 0)
+    await eventually(lambda: node.broker.pops.pools.unfinished("g") == 0)
     assert node.broker.store.queue("%DLQ%g", 0).next == 10
 
 

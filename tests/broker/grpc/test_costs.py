@@ -175,14 +175,14 @@ async def test_clients_that_pop_are_charged_for_all_that_is_kept_of_them_and_it_
         kept_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert len(node.broker.pops.pools) == count + 1
+    assert len(node.broker.pops.pools.all) == count + 1
     assert kept_bytes < 1.2 * (charged(node) - before)
     assert charged(node) - before < count * (POOL_BYTES + DELIVERIES_BYTES + POPPER_BYTES + 2 * MAX_SUMMARY_CHARS)
     await client.close()
     await eventually(lambda: not node.server.connections)
     node.clock.advance(POOL_IDLE_S)
     node.clock.advance(POP_CLIENTS_POLL_INTERVAL_S)
-    await eventually(lambda: not node.broker.pops.pools)
+    await eventually(lambda: not node.broker.pops.pools.all)
     assert node.server.memory.used_bytes == 0
 
 

@@ -185,12 +185,12 @@ async def test_send_and_subscription_wake_a_receive_that_waits(node: Node, clien
     ready(node)
     await sync(client, "a")
     waiting = begin(client, wanted(wait_ms=30_000))
-    await eventually(lambda: node.broker.pops.waits("g", PARENT) == 1)
+    await eventually(lambda: node.broker.pops.pools.waits("g", PARENT) == 1)
     await send(client, "b", b"b1")
     await send(client, "a", b"a1")
     assert bodies((await received(waiting))[1]) == [b"a1"]
     waiting = begin(client, wanted(wait_ms=30_000))
-    await eventually(lambda: node.broker.pops.waits("g", PARENT) == 1)
+    await eventually(lambda: node.broker.pops.pools.waits("g", PARENT) == 1)
     await sync(client, "b")
     assert bodies((await received(waiting))[1]) == [b"b1"]
 
@@ -483,9 +483,9 @@ async def test_response_that_its_client_gave_up_is_put_back(node: Node, client: 
     ready(node)
     await sync(client, "a")
     waiting = begin(client, wanted(wait_ms=30_000))
-    await eventually(lambda: node.broker.pops.waits("g", PARENT) == 1)
+    await eventually(lambda: node.broker.pops.pools.waits("g", PARENT) == 1)
     waiting.cancel()
-    await eventually(lambda: node.broker.pops.waits("g", PARENT) == 0)
+    await eventually(lambda: node.broker.pops.pools.waits("g", PARENT) == 0)
     await send(client, "a", b"1")
     assert attempts(await receive(client)) == [(b"1", 1)]
 
@@ -594,7 +594,7 @@ async def test_wildcard_group_receives_every_lite_topic(node: Node, client: Grpc
     assert sorted(bodies(found)) == [b"a1", b"b1"]
     assert set(await ack(client, *found)) == {OK}
     waiting = begin(client, wanted(wait_ms=30_000))
-    await eventually(lambda: node.broker.pops.waits("g", PARENT) == 1)
+    await eventually(lambda: node.broker.pops.pools.waits("g", PARENT) == 1)
     await send(client, "new", b"c1")
     assert bodies((await received(waiting))[1]) == [b"c1"]
 
@@ -653,7 +653,7 @@ async def test_messages_that_expire_unread_are_counted_and_logged(nodes: Nodes, 
     assert [
         (line["lite_topic"], line["messages"]) for line in logs if line["event"] == "lite_topic_expired_unread"
     ] == [("a", 2)]
-    assert [pool.lost for pool in node.broker.pops.lite_pools()] == [2]
+    assert [pool.lost for pool in node.broker.pops.pools.lite_pools()] == [2]
 
 
 async def test_expired_lite_topic_is_gone_after_a_restart_too(nodes: Nodes, dial: Dial) -> None:

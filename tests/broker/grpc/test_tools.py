@@ -64,7 +64,7 @@ async def test_a_filter_is_shown_as_its_client_has_said_it(node: Node, client: G
         assert found.subscriptions == {"t": "a > 1"}
         (told,) = await admin.history("g")
         assert told["members"][0]["subscriptions"] == {"t": "a > 1"}
-    (wanted,) = node.broker.pops.clients("g")["host@1@0@test"]
+    (wanted,) = node.broker.pops.pools.clients_of("g")["host@1@0@test"]
     assert wanted.kind == SQL92
 
 

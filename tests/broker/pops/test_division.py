@@ -155,7 +155,7 @@ def test_members_that_pull_get_all_immediately_when_those_who_popped_have_gone_b
     world.state.client_gone(client_of("p"))
     puller = world.join("a")
     assert world.lock(puller, "a", 0, 1, 2, 3) == {0, 1, 2, 3}
-    assert world.state.pools == {}
+    assert world.state.pools.all == {}
 
 
 def test_shares_are_as_many_as_clients_that_pop(world: World) -> None:
@@ -193,8 +193,8 @@ def test_members_that_share_with_nobody_are_refused(world: World, capsys: pytest
     session = FakeSession()
     data = ConsumerData("g", message_model="BROADCASTING", subscriptions=(Subscription("t"),))
     world.members.heartbeat(session, "b", data, 0, 0)
-    assert world.state.pull_fault(session, "g", "t") is not None
-    assert world.state.pull_fault(session, "g", "t") is not None
+    assert world.state.division.pull_fault(session, "g", "t") is not None
+    assert world.state.division.pull_fault(session, "g", "t") is not None
     assert capsys.readouterr().out.count("group_pulls_and_pops") == 1
 
 

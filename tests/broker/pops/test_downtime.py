@@ -98,10 +98,10 @@ def test_a_message_that_the_broker_extended_ends_at_its_deadline_though_its_clie
     for step_s in RENEWAL_STEPS_S[:renewals]:
         world.advance(ends_s)
         ends_s = step_s
-        world.state.record_contact(client_of("c"))
+        world.state.pools.record_contact(client_of("c"))
     down(world, 10)
     for _ in range(9):
-        world.state.record_contact(client_of("c"))
+        world.state.pools.record_contact(client_of("c"))
         world.advance((ends_s - 10.001) / 9)
     assert given(world) == []
     assert world.state.change("g", "t", handle, 50).outcome is AckStatus.DONE, "its handle stays good"
@@ -162,7 +162,7 @@ def test_a_deleted_group_does_not_return_when_a_message_was_acknowledged_in_the_
     world.turn()
     world.kill()
     world.open()
-    assert not world.state.pools
+    assert not world.state.pools.all
     assert world.offsets.get("g", "t", 0) is None
 
 

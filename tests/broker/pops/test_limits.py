@@ -46,7 +46,7 @@ def test_a_receive_gets_no_more_than_32_messages(world: World) -> None:
 
 def test_a_receive_gets_no_more_bytes_than_it_takes_but_one_message_always(world: World) -> None:
     fill(world, 3)
-    size = len(world.state.peek("g", "t", None, 1)[0].record)
+    size = len(world.state.pools.peek("g", "t", None, 1)[0].record)
     assert len(world.receive(max_bytes=2 * size).messages) == 2
     assert len(world.receive(max_bytes=size - 1).messages) == 1
 
@@ -94,7 +94,7 @@ def test_a_group_in_order_looks_past_this_many_messages(world: World) -> None:
     first = world.receive(1)
     assert bodies(first) == ["0-0"]
     assert world.receive().why is Why.NOTHING_NEW  # b lies behind what is read
-    assert world.state.numbers("g", "t")[0].waiting == 3
+    assert world.state.pools.numbers("g", "t")[0].waiting == 3
     world.ack(*handles(first))
     assert bodies(world.receive(3)) == ["0-1", "0-2", "0-3"]
 
@@ -125,7 +125,7 @@ def test_groups_that_nobody_pops_any_more_are_kept_for_a_while_and_no_more_of_th
     clients = [Client() for _ in range(3)]
     for group, client in zip(("a", "b", "c"), clients, strict=True):
         world.receive(group=group, client=group, session=client)
-    pools = world.state.pools
+    pools = world.state.pools.all
     clients[0].lose()
     world.turn()
     assert {(pool.group, pool.topic) for pool in pools} == {("a", "t"), ("b", "t"), ("c", "t")}
@@ -153,7 +153,7 @@ def test_a_group_whose_clients_are_gone_keeps_what_is_in_flight_and_continues_wh
     assert list(world.members.popped_queues("g", "t")) == [0], "nothing of the other queue is in flight"
     assert world.ack(handles(received)[1]) == [AckStatus.DONE]
     world.state.expire_clients()
-    assert not world.state.pools
+    assert not world.state.pools.all
     assert [world.offsets.get("g", "t", queue) for queue in (0, 1)] == [2, 1]
     fill(world, 1, queue=1)
     world.kill()

@@ -216,7 +216,7 @@ class Shared(RuleBasedStateMachine):
     def offsets_say_what_is_done(self) -> None:
         if not hasattr(self, "world"):
             return
-        for queue_id, numbers in self.world.state.numbers("g", "t").items():
+        for queue_id, numbers in self.world.state.pools.numbers("g", "t").items():
             assert numbers.committed <= numbers.next <= numbers.end
             committed = self.world.offsets.get("g", "t", queue_id)
             assert committed is not None
@@ -241,7 +241,7 @@ class Shared(RuleBasedStateMachine):
                 message = self.messages[self.handles[delivered.handle]]
                 message.state = DONE
         assert all(message.state == DONE or not message.is_sure for message in self.messages.values())
-        ends = list(self.world.state.numbers("g", "t").values())
+        ends = list(self.world.state.pools.numbers("g", "t").values())
         assert all(numbers.lag == 0 for numbers in ends)
 
 

@@ -151,7 +151,7 @@ async def test_a_rejected_message_is_a_dead_letter_and_acknowledged_when_it_is_a
     for _ in range(2):  # a client repeats what was not answered
         rejected = await wire.call(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, fields)
         assert (rejected.code, rejected.ext["rejected"]) == (ResponseCode.SUCCESS, "true")
-        assert node.broker.pops.unfinished("g") == 0
+        assert node.broker.pops.pools.unfinished("g") == 0
     dead = node.broker.store.queue("%DLQ%g", 0)
     assert dead.next == 1
     assert find(node.broker.store.message(dead, 0).properties, "DLQ_REASON") == "no such customer"

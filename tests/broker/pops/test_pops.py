@@ -30,7 +30,7 @@ def test_messages_are_in_one_client_s_hands_and_gone_when_acknowledged(world: Wo
     assert len(second.messages) == 1
     assert world.receive().why is Why.NOTHING_NEW
     assert set(world.ack(*handles(first), *handles(second))) == {AckStatus.DONE}
-    assert {number.lag for number in world.state.numbers("g", "t").values()} == {0}
+    assert {number.lag for number in world.state.pools.numbers("g", "t").values()} == {0}
     assert [world.offsets.get("g", "t", queue) for queue in (0, 1)] == [2, 2]
 
 
@@ -190,12 +190,12 @@ def test_one_message_that_fails_loses_no_other_of_its_batch(world: World, monkey
     monkeypatch.setattr(DeadLetterWriter, "dead_letter", failing)
     world.receive(invisible_ms=10_000)
     world.advance(10)
-    assert world.state.unfinished("g") == 1
+    assert world.state.pools.unfinished("g") == 1
     assert bodies(world.receive(group="undertaker", topic="%DLQ%g")) == ["m0", "m1", "m3", "m4"]
-    assert "a value that nobody thought of" in world.state.unburied()[0]
+    assert "a value that nobody thought of" in world.state.unburied.texts()[0]
     broken.clear()
     world.advance(DEAD_LETTER_RETRY_S)
-    assert world.state.unfinished("g") == 0
+    assert world.state.pools.unfinished("g") == 0
     assert bodies(world.receive(group="undertaker", topic="%DLQ%g")) == ["m2"]
 
 
@@ -251,7 +251,7 @@ def test_what_the_broker_extends_stays_with_its_client_while_that_has_contact(wo
     got = world.wait(client="d", wait_ms=4 * 3600_000)
     for _ in range(100):
         world.advance(60)
-        world.state.record_contact(client_of("c"))
+        world.state.pools.record_contact(client_of("c"))
     assert not got
     world.state.client_gone(client_of("c"))
     assert [message.attempt for message in got[0].messages] == [2]
@@ -263,7 +263,7 @@ def test_what_the_broker_extends_is_given_to_others_after_three_hours(world: Wor
     got = world.wait(client="d", wait_ms=4 * 3600_000)
     for _ in range(179):
         world.advance(60)
-        world.state.record_contact(client_of("c"))
+        world.state.pools.record_contact(client_of("c"))
     assert not got
     world.advance(60)
     assert bodies(got[0]) == ["m"]
@@ -392,9 +392,9 @@ def test_a_disk_that_takes_nothing_keeps_acknowledgements_from_being_answered(
 def test_who_pops_is_known_for_two_minutes_or_until_it_leaves(world: World) -> None:
     world.receive(client="a")
     world.receive(client="b")
-    assert world.state.clients("g") == {"a": [Subscription("t")], "b": [Subscription("t")]}
+    assert world.state.pools.clients_of("g") == {"a": [Subscription("t")], "b": [Subscription("t")]}
     world.state.client_gone(client_of("a"))
-    assert world.state.clients("g") == {"b": [Subscription("t")]}
+    assert world.state.pools.clients_of("g") == {"b": [Subscription("t")]}
     world.advance(121)
     world.state.expire_clients()
-    assert world.state.clients("g") == {}
+    assert world.state.pools.clients_of("g") == {}

@@ -104,7 +104,7 @@ class World:
         runtime = Runtime(clock, self.limits, tasks=tasks)
         self.store = open_store(folder, clock=clock)
         changes = Changes(
-            members=lambda group: self.state.changed(group),
+            members=lambda group: self.state.division.members_changed(group),
             freed=lambda session, group: session.tell(GroupChanged(group)),
             appended=self._appended,
         )
