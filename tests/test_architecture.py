@@ -449,3 +449,22 @@ def test_the_tour_names_every_room_and_no_file_that_is_not_there() -> None:
     paths = re.findall(r"`((?:broker|client|protocol|command|spark|tests|docs)/[\w/.]+)`", text)
     assert paths
     assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_the_tour_names_no_function_that_is_not_in_its_file() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    named = re.findall(r"`([A-Za-z_.]+)` \(`([\w/]+\.py)`\)", text)
+    assert len(named) > 20
+    assert [f"{name} in {path}" for name, path in named if name not in definitions(ROOT / path)] == []
+
+
+def definitions(path: Path) -> set[str]:
+    """Return the classes, functions and methods of a module, methods with their class."""
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ClassDef):
+            methods = [item for item in node.body if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef)]
+            found |= {node.name} | {f"{node.name}.{item.name}" for item in methods}
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found.add(node.name)
+    return found
