@@ -156,7 +156,6 @@ SAMPLE_INTERVAL_S: Final = 10.0  # interval of the samples from which rates are 
 
 MAX_POP_MESSAGES: Final = 32  # messages of one pop, as at Apache's broker
 MAX_POP_BYTES: Final = 4 * 1024 * 1024  # message bytes of one pop response; it has at least one message
-MAX_SYNCED_LITE_TOPICS: Final = 20_000  # lite topics in one synchronization of a client's subscriptions
 LITE_SYNC_S: Final = (
     180.0  # a client's subscriptions to lite topics without a synchronization for this long are dropped
 )
@@ -377,6 +376,7 @@ class Limits:
     max_unfinished: int = 20_000  # unacknowledged deliveries of a group in one queue; further pops wait
     # unacknowledged deliveries of a group in all queues, about 350 bytes each; further pops wait
     max_unfinished_of_group: int = 200_000
+    max_lite_syncs_per_s: int = 5000  # synchronizations of clients' subscriptions to lite topics in a second
     max_lite_subscriptions: int = 500_000  # subscriptions to lite topics of all clients, about 250 bytes each
     max_lite_topics: int = 500_000  # lite topics of all parent topics, about 210 bytes each
     # unacknowledged deliveries of an ordered group in one queue, with messages that wait for them

@@ -446,6 +446,14 @@ class Reason(Enum):
     """The client names a later version of its subscription than its last heartbeat."""
     TOO_MANY_LITE_TOPICS = auto()
     """The broker has as many lite topics as it may."""
+    NOT_LITE = auto()
+    """The topic has no lite topics, or the group is not bound to it."""
+    ILLEGAL_LITE_TOPIC = auto()
+    """The name of a lite topic is invalid."""
+    ILLEGAL_OFFSET = auto()
+    """The offset is invalid."""
+    TOO_MANY_LITE_SUBSCRIPTIONS = auto()
+    """The client, or the broker, has as many subscriptions to lite topics as it may."""
     BUSY = auto()
     """The broker has too many such requests; the client may retry later."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, NamedTuple
@@ -31,7 +32,14 @@ from .bodies import (
     queue_of,
     reads,
 )
-from .config import MAX_AGREED_IDS, MAX_AGREED_LISTS, MAX_ID_CHARS, MAX_TOPICS_ASKED
+from .config import (
+    MAX_AGREED_IDS,
+    MAX_AGREED_LISTS,
+    MAX_ID_CHARS,
+    MAX_LITE_SYNCS,
+    MAX_SYNCED_LITE_TOPICS,
+    MAX_TOPICS_ASKED,
+)
 from .headers import AgreeOnMembers
 from .message import Receipt
 from .names import Queue, Subscription
@@ -385,6 +393,132 @@ def _bits(bits: str | list[int]) -> list[int]:
     else:
         data = bytes(value & 0xFF for value in bits[:MAX_BITS])  # Java's bytes are signed
     return [8 * at + bit for at, value in enumerate(data) if value for bit in range(8) if value >> bit & 1]
+
+
+# ------------------------------------------------------------------------------
+# The body of LITE_SUBSCRIPTION_CTL (5.5): the lite topics that clients are subscribed to (LiteSubscriptionDTO, OffsetOption).
+
+
+class LiteAction(enum.Enum):
+    """How a client changes the set of lite topics that it is subscribed to. The values are those of gRPC."""
+
+    PARTIAL_ADD = 0
+    """Add lite topics. Only here an offset option counts."""
+    PARTIAL_REMOVE = 1
+    """Remove lite topics."""
+    COMPLETE_ADD = 2
+    """Replace the set. Clients repeat that every 30 s."""
+    COMPLETE_REMOVE = 3
+    """Forget the client."""
+
+
+class OffsetPolicy(enum.Enum):
+    """Where a group continues in a lite topic. The values of the first three are those of both protocols."""
+
+    LAST = 0
+    """At its committed offset, or at the first message."""
+    MIN = 1
+    """At the first message."""
+    MAX = 2
+    """After the last message."""
+    OFFSET = 3
+    """At an offset."""
+    TAIL = 4
+    """This many messages before the committed offset."""
+    TIMESTAMP = 5
+    """At the first message that was stored at a time in ms, or later."""
+
+
+class LiteOffset(NamedTuple):
+    """Where a group continues in the lite topics that a client adds. `value`: the offset, number or time of the policy."""
+
+    policy: OffsetPolicy
+    value: int = 0
+
+
+class LiteSubscription(NamedTuple):
+    """A change of one client's subscriptions to lite topics of a parent topic."""
+
+    action: LiteAction
+    client_id: str
+    group: str
+    topic: str
+    names: tuple[str, ...] = ()
+    offset: LiteOffset | None = None
+
+
+_POLICY: Final = "POLICY"
+_OFFSET_TYPES: Final = {
+    "OFFSET": OffsetPolicy.OFFSET,
+    "TAIL_N": OffsetPolicy.TAIL,
+    "TIMESTAMP": OffsetPolicy.TIMESTAMP,
+}
+_OFFSET_NAMES: Final = {policy: name for name, policy in _OFFSET_TYPES.items()}
+_POLICIES: Final = {policy.value: policy for policy in (OffsetPolicy.LAST, OffsetPolicy.MIN, OffsetPolicy.MAX)}
+
+
+class LiteOffsetShape(Shape):
+    type: Text = _POLICY
+    value: Long = 0
+
+
+class LiteSubscriptionShape(Shape):
+    action: Text
+    client_id: Text
+    group: Text
+    topic: Text
+    lite_topic_set: Annotated[list[Text], Meta(max_length=MAX_SYNCED_LITE_TOPICS)] | None = None
+    version: Long = 0
+    offset_option: LiteOffsetShape | None = None
+
+
+class LiteSubscriptionsShape(Shape):
+    subscription_set: Annotated[list[LiteSubscriptionShape], Meta(max_length=MAX_LITE_SYNCS)] | None = None
+
+
+def encode_lite_subscription(change: LiteSubscription) -> bytes:
+    option = None
+    if change.offset is not None:
+        policy, value = change.offset
+        name = _OFFSET_NAMES.get(policy)
+        option = LiteOffsetShape(_POLICY, policy.value) if name is None else LiteOffsetShape(name, value)
+    item = LiteSubscriptionShape(
+        change.action.name, change.client_id, change.group, change.topic, list(change.names), 0, option
+    )
+    return encode_json(LiteSubscriptionsShape([item]))
+
+
+@reads("lite subscriptions", LiteSubscriptionsShape)
+def decode_lite_subscriptions(data: LiteSubscriptionsShape) -> list[LiteSubscription]:
+    """Decode LITE_SUBSCRIPTION_CTL. Raises BodyError, including for more lite topics than one request may have."""
+    found: list[LiteSubscription] = []
+    count = 0
+    for item in data.subscription_set or ():
+        action = LiteAction.__members__.get(item.action)
+        if action is None:
+            known = ", ".join(LiteAction.__members__)
+            raise BodyError(f"action: got {item.action[:40]!r}; expected one of {known}")
+        names = tuple(dict.fromkeys(item.lite_topic_set or ()))
+        count += len(names)
+        if count > MAX_SYNCED_LITE_TOPICS:
+            raise BodyError(f"the request has more than {MAX_SYNCED_LITE_TOPICS} lite topics")
+        offset = _lite_offset(item.offset_option) if item.offset_option is not None else None
+        found.append(LiteSubscription(action, item.client_id, item.group, item.topic, names, offset))
+    return found
+
+
+def _lite_offset(option: LiteOffsetShape) -> LiteOffset:
+    if option.type == _POLICY:
+        return LiteOffset(_POLICIES.get(option.value, OffsetPolicy.LAST))
+    policy = _OFFSET_TYPES.get(option.type)
+    if policy is None:
+        known = ", ".join((_POLICY, *_OFFSET_TYPES))
+        raise BodyError(f"offsetOption: got the type {option.type[:40]!r}; expected one of {known}")
+    return LiteOffset(policy, option.value)
+
+
+# ------------------------------------------------------------------------------
+# Request modes: whether a group pulls a topic's queues or pops its messages.
 
 
 class RequestMode(NamedTuple):

@@ -233,9 +233,12 @@ class TopicQueue(NamedTuple):
 
 
 class SearchOffset(NamedTuple):
+    """SEARCH_OFFSET_BY_TIMESTAMP. With `lite_topic`, a field of 5.5 and later, `topic` is the parent topic."""
+
     topic: str
     queue_id: int
     timestamp: int
+    lite_topic: str | None = None
 
 
 class StoreTime(NamedTuple):
@@ -722,14 +725,37 @@ class PopMessageResult(NamedTuple):
     order_count_info: str | None = None
 
 
+class PopLiteMessage(NamedTuple):
+    """POP_LITE_MESSAGE: POP_MESSAGE for the lite topics that a client is subscribed to. Times are in ms."""
+
+    client_id: str
+    consumer_group: str
+    topic: str
+    max_msg_num: int
+    invisible_time: int
+    poll_time: int
+    born_time: int = 0
+    attempt_id: str | None = None
+
+
+class LiteTopicTaken(NamedTuple):
+    """NOTIFY_UNSUBSCRIBE_LITE: another client of an exclusive group has subscribed to a lite topic of this client."""
+
+    lite_topic: str
+    consumer_group: str
+    client_id: str
+
+
 class AckMessage(NamedTuple):
-    """ACK_MESSAGE. `extra_info` contains the receipt handle."""
+    """ACK_MESSAGE. `extra_info` contains the receipt handle. With `lite_topic`, the message is one of a lite topic: `topic`
+    is the parent topic, `queue_id` is 0, and `offset` is the message's in the lite topic."""
 
     consumer_group: str
     topic: str
     queue_id: int
     extra_info: str
     offset: int
+    lite_topic: str | None = None
 
 
 class ChangeInvisibleTime(NamedTuple):
@@ -741,6 +767,7 @@ class ChangeInvisibleTime(NamedTuple):
         renews: Rocketlet's own field: True if the message is still being handled; False if it is to be redelivered after
             the new timeout
         reject: Rocketlet's own field: the reason to dead-letter the message instead
+        lite_topic: a field of 5.5 and later, as in ACK_MESSAGE
     """
 
     consumer_group: str
@@ -752,6 +779,7 @@ class ChangeInvisibleTime(NamedTuple):
     suspend: bool = False
     renews: bool = False
     reject: str | None = None
+    lite_topic: str | None = None
 
 
 class ChangedInvisibleTime(NamedTuple):

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator
-from enum import Enum
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import orjson
 import structlog
 
 from ...protocol.bodies import (
+    LITE_BIND,
     LITE_RESET_EXCLUSIVE,
     LITE_RESET_UNSUBSCRIBED,
     NO_EXPIRATION,
@@ -23,12 +24,15 @@ from ...protocol.bodies import (
     Work,
     joined,
 )
+from ...protocol.config import MAX_SYNCED_LITE_TOPICS
+from ...protocol.group_bodies import LiteAction, LiteOffset, OffsetPolicy
 from ...protocol.message import Record, decode_record
-from ...protocol.names import is_lite_queue, parent_and_name
+from ...protocol.names import is_lite_queue, lite_name_fault, parent_and_name
 from ..config import (
     LITE_EXPIRED_AT_ONCE,
     LITE_SUBSCRIPTION_BYTES,
     LITE_SYNC_S,
+    MAX_NAMED_CHARS,
     MAX_POP_MESSAGES,
     Limits,
 )
@@ -39,7 +43,7 @@ from ..messages.appender import Appender
 from ..messages.lite import LiteTopic, LiteTopics
 from ..messages.topics import Topics
 from ..runtime import Clock, Job, Runtime, Timer
-from ..sessions import LiteTaken, Session
+from ..sessions import LiteTaken, Reason, Refusal, Session
 from ..store.files import Damaged, StoreFull, read_state, replace_state
 from ..store.journals import Journal
 from ..store.store import Store
@@ -617,32 +621,8 @@ class LitePools(Pools):
 # Subscriptions, as SyncLiteSubscription and LITE_SUBSCRIPTION_CTL change them.
 
 
-class LiteAction(Enum):
-    PARTIAL_ADD = 0
-    PARTIAL_REMOVE = 1
-    COMPLETE_ADD = 2
-    COMPLETE_REMOVE = 3
-
-
-class OffsetPolicy(Enum):
-    LAST = 0
-    MIN = 1
-    MAX = 2
-    OFFSET = 3
-    TAIL = 4
-    TIMESTAMP = 5
-
-
-class LiteOffset(NamedTuple):
-    """Where a group continues in the lite topics that a client adds. `value`: the offset, the number of messages before the
-    committed offset, or a time in ms."""
-
-    policy: OffsetPolicy
-    value: int = 0
-
-
 class LiteSync(NamedTuple):
-    """A request to change the subscriptions of a client. Its protocol server has checked all names."""
+    """A request to change the subscriptions of a client. Its protocol server has checked the names of topic and group."""
 
     client: PopClient
     session: Session | None
@@ -650,15 +630,6 @@ class LiteSync(NamedTuple):
     action: LiteAction
     names: Collection[str]
     offset: LiteOffset | None = None
-
-
-class SyncFault(Enum):
-    """Why a change of subscriptions is refused."""
-
-    NOT_BOUND = "the group is not bound to this topic"
-    OVER_QUOTA = "the client subscribes to more lite topics than its group allows"
-    BROKER_FULL = "the broker has as many subscriptions to lite topics as it may"
-    WILDCARD = "clients of this group receive from every lite topic; synchronize an empty set"
 
 
 _LAST: Final = LiteOffset(OffsetPolicy.LAST)
@@ -687,31 +658,92 @@ class LiteSubscriptions:
         count: how many there are, of all clients.
     """
 
-    def __init__(self, runtime: Runtime, pools: LitePools, settings: GroupConfigs, pops: LitePart) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        topics: Topics,
+        groups: ConsumerGroups,
+        settings: GroupConfigs,
+        pools: LitePools,
+        pops: LitePart,
+    ) -> None:
         self._clock: Clock = runtime.clock
         self._limits = runtime.limits
+        self._topics, self._groups, self._settings = topics, groups, settings
         self._pools = pools
-        self._settings = settings
         self._pops = pops
+        self._second, self._synced = 0, 0  # how many synchronizations came in this second
         self.count = 0
 
-    def sync(self, group: GroupConfig, change: LiteSync) -> SyncFault | None:
-        """Change the subscriptions of a client. Returns why it is refused."""
-        if group.lite_topic != change.parent or not self._pools.lites.is_parent(change.parent):
-            return SyncFault.NOT_BOUND
+    def bind(self, name: str, topic: str) -> GroupConfig:
+        """Return the settings of the lite group of a parent topic. Where groups are created automatically, bind a group that
+        is new to the topic. Raises Refusal, LimitExceeded."""
+        if self._topics.get(topic) is None:
+            hint = f"create it with `rocketlet topics create {topic} --lite`"
+            raise Refusal(Reason.NO_TOPIC, f"No topic route info of {topic}: {hint}")
+        if not self._pools.lites.is_parent(topic):
+            hint = "lite consumers need a topic of the type LITE, such as `rocketlet topics create NAME --lite` makes"
+            raise Refusal(Reason.NOT_LITE, f"the topic {topic} is not of the type LITE: {hint}")
+        group = self._settings.ensure(name)
+        if group is None:
+            raise Refusal(Reason.NO_GROUP, f"the group {name} does not exist: create it first")
+        if not group.lite_topic and self._settings.auto_create and not self._is_used(name):
+            group = msgspec.structs.replace(group, attributes={**group.attributes, LITE_BIND: topic})
+            self._settings.put(group)
+            log.info("group_bound", group=name, topic=topic)
+        if group.lite_topic != topic:
+            now = f"bound to {group.lite_topic}" if group.lite_topic else "not a lite group"
+            hint = f"use another group, or set its attribute {LITE_BIND}"
+            raise Refusal(Reason.NOT_LITE, f"the group {name} is {now}, not bound to {topic}: {hint}")
+        return group
+
+    def _is_used(self, name: str) -> bool:
+        """Return True if the group has consumed something as a group that is not a lite group."""
+        group = self._groups.get(name)
+        return group is not None and bool(group.members or group.offsets)
+
+    def check_bound(self, group: str, parent: str) -> None:
+        """Raises Refusal if a group is not the lite group of a parent topic."""
+        settings = self._settings.get(group)
+        if settings is None or settings.lite_topic != parent or not self._pools.lites.is_parent(parent):
+            raise Refusal(Reason.NOT_LITE, f"the group {group[:MAX_NAMED_CHARS]} is not bound to {parent}")
+
+    def _check(self, change: LiteSync) -> None:
+        """Raises Refusal for a request that is invalid whatever the state, or that comes too often."""
+        second = int(self._clock.monotonic_s())
+        if second != self._second:
+            self._second, self._synced = second, 0
+        self._synced += 1
+        most = self._limits.max_lite_syncs_per_s
+        if self._synced > most:
+            reason = f"the broker synchronizes subscriptions {most} times a second; retry in a second"
+            raise Refusal(Reason.BUSY, reason)
+        if len(change.names) > MAX_SYNCED_LITE_TOPICS:
+            reason = f"the request has {len(change.names)} lite topics; expected up to {MAX_SYNCED_LITE_TOPICS}"
+            raise Refusal(Reason.TOO_MANY_LITE_SUBSCRIPTIONS, reason)
+        if change.action in (LiteAction.PARTIAL_ADD, LiteAction.COMPLETE_ADD):
+            for name in change.names:
+                if fault := lite_name_fault(name):
+                    raise Refusal(Reason.ILLEGAL_LITE_TOPIC, fault)
+        if change.offset is not None and change.offset.value < 0:
+            policy, value = change.offset
+            raise Refusal(Reason.ILLEGAL_OFFSET, f"{policy.name.lower()}: got {value}; expected 0 or more")
+
+    def sync(self, group: GroupConfig, change: LiteSync) -> None:
+        """Change the subscriptions of a client. Raises Refusal."""
+        self._check(change)
         if change.action is LiteAction.COMPLETE_REMOVE:
             self.client_gone(change.client, group.name)
-            return None
+            return
         former = self._pools.find(group.name, change.parent)
         if former is not None and not former.is_lite:  # from before the group was bound
             self._pops.yield_pool(former)
         pool = self._pools.lite_pool(group.name, change.parent)
         pool.set_wildcard(is_wildcard=group.lite_is_wildcard)
         if group.lite_is_wildcard and change.action is LiteAction.PARTIAL_ADD:
-            return SyncFault.WILDCARD
-        fault = self._quota_fault(group, pool, change)
-        if fault is not None:
-            return fault
+            reason = f"clients of the group {group.name} receive from every lite topic; synchronize an empty set"
+            raise Refusal(Reason.ILLEGAL, reason)
+        self._check_quota(group, pool, change)
         subscriber = pool.join(change.client)
         subscriber.synced_s = self._clock.monotonic_s()
         before = len(subscriber.names)
@@ -723,20 +755,23 @@ class LiteSubscriptions:
             subscriber.session = change.session
         subscriber.pay()
         self._pops.serve(pool)
-        return None
 
-    def _quota_fault(self, group: GroupConfig, pool: LitePool, change: LiteSync) -> SyncFault | None:
+    def _check_quota(self, group: GroupConfig, pool: LitePool, change: LiteSync) -> None:
         if change.action is LiteAction.PARTIAL_REMOVE or group.lite_is_wildcard:
-            return None
+            return
         subscriber = pool.subscribers.get(change.client)
         held = subscriber.names if subscriber is not None else {}
         is_whole = change.action is LiteAction.COMPLETE_ADD
         wanted = len(change.names) if is_whole else len(held) + sum(name not in held for name in change.names)
-        if 0 <= group.lite_quota < wanted and wanted > len(held):
-            return SyncFault.OVER_QUOTA
-        if wanted > len(held) and self.count + wanted - len(held) > self._limits.max_lite_subscriptions:
-            return SyncFault.BROKER_FULL
-        return None
+        if wanted <= len(held):
+            return
+        if 0 <= group.lite_quota < wanted:
+            reason = f"the client subscribes to {wanted} lite topics; the group {group.name} allows {group.lite_quota}"
+            raise Refusal(Reason.TOO_MANY_LITE_SUBSCRIPTIONS, reason)
+        if self.count + wanted - len(held) > self._limits.max_lite_subscriptions:
+            most = self._limits.max_lite_subscriptions
+            reason = f"the clients of this broker have {most} subscriptions to lite topics, which is the maximum"
+            raise Refusal(Reason.TOO_MANY_LITE_SUBSCRIPTIONS, reason)
 
     def _change(self, group: GroupConfig, pool: LitePool, subscriber: LiteSubscriber, change: LiteSync) -> None:
         if change.action is LiteAction.COMPLETE_ADD:

@@ -122,7 +122,7 @@ class Pops(LitePart):
         self._attempts: OrderedDict[Attempt, list[GivenDelivery]] = OrderedDict()
         self._journal = PopJournal(frames, topics, clock)
         self.pools = LitePools(runtime, broker_name, topics, appender, groups, offsets, settings, lite_offsets)
-        self.lite = LiteSubscriptions(runtime, self.pools, settings, self)
+        self.lite = LiteSubscriptions(runtime, topics, groups, settings, self.pools, self)
         self.expiry = LiteExpiry(runtime, topics, self.pools, self)
         self._writer = JournalWriter(self._journal, offsets, clock, flusher, self)
         self.division = Division(

@@ -3,7 +3,7 @@
 connection      one client's socket; who sent a request, what it needs, how a response is encoded
 dispatch        the table of request codes, with handler and permission; from a socket read to the responses
 messages        SEND_MESSAGE, PULL_MESSAGE, replies, recalls, END_TRANSACTION, QUERY_MESSAGE
-pops            POP_MESSAGE, ACK_MESSAGE, CHANGE_MESSAGE_INVISIBLETIME
+pops            POP_MESSAGE, ACK_MESSAGE, CHANGE_MESSAGE_INVISIBLETIME, POP_LITE_MESSAGE, LITE_SUBSCRIPTION_CTL
 groups          HEART_BEAT, locks, assignments, offsets
 administration  requests of administrators and monitoring
 accounts        mqadmin's accounts and permissions, of 4.9 and of 5.x

@@ -54,6 +54,7 @@ from ...protocol.headers import (
     CheckTransaction,
     ConsumerGroupHeader,
     EndTransaction,
+    LiteTopicTaken,
     LogOffset,
     SendBack,
     Signer,
@@ -617,8 +618,7 @@ def _told(event: Event) -> Content:
             header = CheckTransaction(half.queue_offset, half.physical_offset, key, key, half.offset_id)
             return Content(RequestCode.CHECK_TRANSACTION_STATE, write(header), _for_producer(half, checks))
         case LiteTaken(group, lite_topic, client_id):
-            ext: Ext = {"liteTopic": lite_topic, "consumerGroup": group, "clientId": client_id}
-            return Content(RequestCode.NOTIFY_UNSUBSCRIBE_LITE, ext)
+            return Content(RequestCode.NOTIFY_UNSUBSCRIBE_LITE, write(LiteTopicTaken(lite_topic, group, client_id)))
         case OffsetsReset():
             return _offsets_reset(event)
 
@@ -723,6 +723,10 @@ _CODES: Mapping[Reason, int] = {
     Reason.UNKNOWN_MEMBER: ResponseCode.SUBSCRIPTION_NOT_EXIST,
     Reason.SUBSCRIPTION_NOT_LATEST: ResponseCode.SUBSCRIPTION_NOT_LATEST,
     Reason.TOO_MANY_LITE_TOPICS: ResponseCode.LMQ_QUOTA_EXCEEDED,
+    Reason.NOT_LITE: ResponseCode.INVALID_PARAMETER,
+    Reason.ILLEGAL_LITE_TOPIC: ResponseCode.INVALID_PARAMETER,
+    Reason.ILLEGAL_OFFSET: ResponseCode.INVALID_PARAMETER,
+    Reason.TOO_MANY_LITE_SUBSCRIPTIONS: ResponseCode.LITE_SUBSCRIPTION_QUOTA_EXCEEDED,
     Reason.BUSY: ResponseCode.SYSTEM_BUSY,
 }
 
@@ -898,6 +902,11 @@ def _batch_ack(frame: Frame, records: StoredRecords | None) -> list[Need]:
     return [need for ack in acks for need in (group(ack.group), topic(ack.topic, SUB))]
 
 
+def _lite_syncs(frame: Frame, records: StoredRecords | None) -> list[Need]:
+    syncs = group_bodies.decode_lite_subscriptions(frame.body)
+    return [need for sync in syncs for need in (group(sync.group), topic(sync.topic, SUB))]
+
+
 SEND = _sends_to("topic")
 SEND_V2 = _sends_to("b")
 READS = fields(topics=("topic",), groups=("consumerGroup",))
@@ -905,6 +914,7 @@ SEND_BACK = needing(_sent_back)
 VIEW = needing(lambda frame, records: _message_at(read(LogOffset, frame.ext).offset, records))
 END_TRANSACTION = needing(_ended)
 BATCH_ACK = needing(_batch_ack)
+LITE_SYNCS = needing(_lite_syncs)
 HEARTBEAT = needing(_heartbeat)
 LOCKS = needing(_locks)
 ASSIGNMENT = needing(_assignment)

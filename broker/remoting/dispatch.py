@@ -444,6 +444,8 @@ BROKER_REQUESTS: Mapping[int, tuple[BrokerHandler, Rule]] = {
     Code.NOTIFICATION: (pops.notification, connection.READS),
     Code.POLLING_INFO: (pops.polling_info, connection.READS),
     Code.PEEK_MESSAGE: (pops.peek_message, connection.READS),
+    Code.POP_LITE_MESSAGE: (pops.pop_lite_message, connection.READS),
+    Code.LITE_SUBSCRIPTION_CTL: (pops.sync_lite_subscriptions, connection.LITE_SYNCS),
     Code.CONSUMER_SEND_MSG_BACK: (messages.send_back, connection.SEND_BACK),
     Code.RECALL_MESSAGE: (messages.recall_message, connection.SEND),
     Code.END_TRANSACTION: (messages.end_transaction, connection.END_TRANSACTION),

@@ -653,6 +653,9 @@ def _extent(broker: BrokerController, group: str, topic: str) -> TopicExtent:
 
 def search_offset(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
     header = read(SearchOffset, frame.ext)
+    if header.lite_topic:
+        lite = broker.lites.get(header.topic, header.lite_topic)
+        return answer(frame, ext=write(Offset(broker.lites.first_not_before(lite, header.timestamp) if lite else 0)))
     queue = _queue(broker, header.topic, header.queue_id)
     offset = (yield from broker.store.offset_by_time(queue, header.timestamp)) if queue else 0
     return answer(frame, ext=write(Offset(offset)))

@@ -1,4 +1,5 @@
-"""Messages that are shared (POP), as 5.x's remoting clients ask for them: the checks in Apache's order, and the answers.
+"""Requests of 5.x's remoting clients for messages that are shared (POP), of topics and of lite topics: the checks in Apache's
+order, and the responses.
 
 A client acknowledges by the receipt handle, which each record carries as its property POP_CK."""
 
@@ -11,7 +12,13 @@ import structlog
 
 from ...protocol.codes import PERM_READ, ResponseCode
 from ...protocol.frame import Frame
-from ...protocol.group_bodies import BatchAck, decode_batch_acks, decode_request_mode, encode_request_modes
+from ...protocol.group_bodies import (
+    BatchAck,
+    decode_batch_acks,
+    decode_lite_subscriptions,
+    decode_request_mode,
+    encode_request_modes,
+)
 from ...protocol.headers import (
     FROM_END,
     FROM_FIRST,
@@ -23,13 +30,24 @@ from ...protocol.headers import (
     PeekMessage,
     Polling,
     PollingInfo,
+    PopLiteMessage,
     PopMessage,
     PopMessageResult,
     read,
     write,
 )
 from ...protocol.message import offset_texts, with_attempts
-from ...protocol.names import RETRY_PREFIX, SQL92, TAG, Subscription, SubscriptionError, parse_subscription
+from ...protocol.names import (
+    RETRY_PREFIX,
+    SQL92,
+    TAG,
+    Subscription,
+    SubscriptionError,
+    group_fault,
+    is_lite_queue,
+    lite_queue,
+    parse_subscription,
+)
 from ..broker import BrokerController
 from ..config import (
     LATE_POLL_MS,
@@ -40,8 +58,10 @@ from ..config import (
     MAX_POP_MESSAGES,
     MAX_REASON_CHARS,
 )
+from ..messages.lite import LiteTopic
 from ..messages.sending import GIVEN_UP
 from ..pops.deliveries import TOPIC_MARK, AckStatus, PopClient, PopRequest, PopResult, Why, encode_handle
+from ..pops.lite import LiteSync
 from ..pops.pool import Receive
 from ..sessions import Refusal
 from ..store.index import ConsumeQueue
@@ -57,35 +77,20 @@ _NOTHING = {
     Why.PULLED: ResponseCode.NO_PERMISSION,
     Why.FAILED: ResponseCode.SYSTEM_ERROR,
 }
+LITE_REVIVE_QUEUE = 999  # of lite topics at Apache's broker; it has no queue of this number
 _NO_MESSAGES = write(PopMessageResult(0, 0, 0, 0))  # Java's client logs four errors for an answer without these fields
 
 
 def pop_message(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers | None:
     """POP_MESSAGE. Responds when there is a message, or when the poll time is over."""
     header = read(PopMessage, frame.ext)
-    if header.born_time > 0 and header.poll_time > 0:
-        late_ms = broker.clock.time_ms() - header.born_time - header.poll_time
-        if late_ms > LATE_POLL_MS:
-            if connection.is_news("pop_came_late"):  # such a client retries forever and logs nothing
-                hint = "its client does not wait any more, or the clock of the client's machine is behind: set it"
-                group = header.consumer_group[:MAX_NAMED_CHARS]  # it is not checked yet
-                log.warning("pop_came_late", group=group, peer=connection.peer, late_s=late_ms / 1000, hint=hint)
-            remark = f"the broker[{broker.config.name}] pop message is timeout too much"
-            raise Refused(ResponseCode.POLLING_TIMEOUT, remark, _NO_MESSAGES)
+    _check_waits(broker, connection, header)
     _check_reading(broker)
-    if header.max_msg_nums > MAX_POP_MESSAGES:
-        raise Refused(
-            ResponseCode.INVALID_PARAMETER,
-            f"the broker[{broker.config.name}] pop message's num is greater than {MAX_POP_MESSAGES}",
-        )
+    _check_count(broker, header.max_msg_nums)
     _check_topic(broker, header.topic, header.queue_id)
     _check_group(broker, header.consumer_group, in_order=header.order)
     subscription = _subscription(header)
-    if not 0 < header.invisible_time <= MAX_INVISIBLE_MS:
-        raise Refused(
-            ResponseCode.INVALID_PARAMETER,
-            f"the invisible time {header.invisible_time} ms is not between 1 and {MAX_INVISIBLE_MS}",
-        )
+    _check_invisible(header.invisible_time)
     request = PopRequest(
         header.consumer_group,
         header.topic,
@@ -105,6 +110,52 @@ def pop_message(broker: BrokerController, connection: RemotingConnection, frame:
     receive = PopReceive(broker, connection, small(frame), request)
     result = broker.pops.receive(receive)
     return None if result is None else receive.encode(result)
+
+
+def pop_lite_message(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers | None:
+    """POP_LITE_MESSAGE: POP_MESSAGE for the lite topics to which the client of this connection is subscribed."""
+    header = read(PopLiteMessage, frame.ext)
+    _check_waits(broker, connection, header)
+    _check_reading(broker)
+    _check_count(broker, header.max_msg_num)
+    _check_topic(broker, header.topic, -1)
+    _check_group(broker, header.consumer_group)
+    broker.pops.lite.check_bound(header.consumer_group, header.topic)
+    _check_invisible(header.invisible_time)
+    request = PopRequest(
+        header.consumer_group,
+        header.topic,
+        _lite_client(connection, header.client_id),
+        max(header.max_msg_num, 1),
+        header.invisible_time,
+        min(max(header.poll_time, 0), int(MAX_POLL_S * 1000)),
+        session=connection,
+        attempt_id=(header.attempt_id or "")[:MAX_ATTEMPT_CHARS] or None,
+    )
+    receive = PopLiteReceive(broker, connection, small(frame), request)
+    result = broker.pops.receive(receive)
+    return None if result is None else receive.encode(result)
+
+
+def sync_lite_subscriptions(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
+    """LITE_SUBSCRIPTION_CTL: change the lite topics to which the client of this connection is subscribed. Our clients send
+    all of them every 30 s."""
+    for change in decode_lite_subscriptions(frame.body):
+        if fault := group_fault(change.group):
+            raise Refused(ResponseCode.INVALID_PARAMETER, fault)
+        group = broker.pops.lite.bind(change.group, change.topic)
+        connection.on_lost(broker.pops.session_gone)
+        client = _lite_client(connection, change.client_id)
+        sync = LiteSync(
+            client, connection, change.topic, change.action, dict.fromkeys(change.names).keys(), change.offset
+        )
+        broker.pops.lite.sync(group, sync)
+    return answer(frame)
+
+
+def _lite_client(connection: RemotingConnection, client_id: str) -> PopClient:
+    """Return the lite client of a connection, which has one. Its id is for reports."""
+    return PopClient(client_id[:MAX_NAMED_CHARS], session=connection)
 
 
 def client_of(broker: BrokerController, connection: RemotingConnection, group: str) -> PopClient:
@@ -155,6 +206,48 @@ class PopReceive(Receive[Frame]):
         return answer_pieces(frame, write(fields), pieces, "FOUND")
 
 
+class PopLiteReceive(PopReceive):
+    """A POP_LITE_MESSAGE. The response has the earlier attempts of each record, and no places, which the handles have."""
+
+    __slots__ = ()
+
+    def encode(self, result: PopResult) -> Buffers:
+        if result.why is not Why.FOUND:
+            return super().encode(result)
+        pieces: list[Buffer] = [with_attempts(item.record, item.attempt - 1, item.handle) for item in result.messages]
+        tried = ";".join(str(item.attempt - 1) for item in result.messages)
+        fields = PopMessageResult(
+            result.pop_ms, result.invisible_ms, LITE_REVIVE_QUEUE, result.rest, order_count_info=tried
+        )
+        return answer_pieces(self.reply_to, write(fields), pieces, "FOUND")
+
+
+def _check_waits(broker: BrokerController, connection: RemotingConnection, header: PopMessage | PopLiteMessage) -> None:
+    """Raises Refused for a pop that arrives after its client has stopped to wait for the response."""
+    if header.born_time <= 0 or header.poll_time <= 0:
+        return
+    late_ms = broker.clock.time_ms() - header.born_time - header.poll_time
+    if late_ms > LATE_POLL_MS:
+        if connection.is_news("pop_came_late"):  # such a client retries forever and logs nothing
+            hint = "its client does not wait any more, or the clock of the client's machine is behind: set it"
+            group = header.consumer_group[:MAX_NAMED_CHARS]  # it is not checked yet
+            log.warning("pop_came_late", group=group, peer=connection.peer, late_s=late_ms / 1000, hint=hint)
+        remark = f"the broker[{broker.config.name}] pop message is timeout too much"
+        raise Refused(ResponseCode.POLLING_TIMEOUT, remark, _NO_MESSAGES)
+
+
+def _check_count(broker: BrokerController, count: int) -> None:
+    if count > MAX_POP_MESSAGES:
+        remark = f"the broker[{broker.config.name}] pop message's num is greater than {MAX_POP_MESSAGES}"
+        raise Refused(ResponseCode.INVALID_PARAMETER, remark)
+
+
+def _check_invisible(invisible_ms: int) -> None:
+    if not 0 < invisible_ms <= MAX_INVISIBLE_MS:
+        remark = f"the invisible time {invisible_ms} ms is not between 1 and {MAX_INVISIBLE_MS}"
+        raise Refused(ResponseCode.INVALID_PARAMETER, remark)
+
+
 def _subscription(header: PopMessage) -> Subscription | None:
     """Return the filter; None takes all messages."""
     try:
@@ -201,12 +294,26 @@ def _check_group(broker: BrokerController, name: str, *, in_order: bool = False)
 def ack_message(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers | None:
     """ACK_MESSAGE. Like Apache's: 0 also for messages that are in nobody's hands. Answers when it is on the disk."""
     header = read(AckMessage, frame.ext)
-    queue = _queue(broker, header.topic, header.queue_id)
+    topic, queue = _settled_in(broker, header)
     if not (queue is not None and queue.begin <= header.offset <= queue.next):
         return answer(frame, ResponseCode.NO_MESSAGE, remark=_outside(header.topic, header.queue_id, header.offset))
     answered = partial(_answer_acks, connection, small(frame))
-    broker.pops.ack(header.consumer_group, header.topic, [header.extra_info], answered)
+    broker.pops.ack(header.consumer_group, topic, [header.extra_info], answered)
     return None
+
+
+def _settled_in(
+    broker: BrokerController, header: AckMessage | ChangeInvisibleTime
+) -> tuple[str, ConsumeQueue | LiteTopic | None]:
+    """Return the topic in which a message is settled, and its queue there. Those of a lite topic are the name of its
+    offsets, and the lite topic. Raises Refused, Refusal."""
+    if not header.lite_topic:
+        return header.topic, _queue(broker, header.topic, header.queue_id)
+    broker.pops.lite.check_bound(header.consumer_group, header.topic)
+    if header.queue_id != 0:
+        remark = f"queueId[{header.queue_id}] is illegal: a lite topic has queue 0 only"
+        raise Refused(ResponseCode.INVALID_PARAMETER, remark)
+    return lite_queue(header.topic, header.lite_topic), broker.lites.get(header.topic, header.lite_topic)
 
 
 def _queue(broker: BrokerController, topic: str, queue_id: int) -> ConsumeQueue | None:
@@ -247,6 +354,9 @@ def batch_ack_message(broker: BrokerController, connection: RemotingConnection, 
     acks = decode_batch_acks(frame.body)
     if not acks:
         return answer(frame, ResponseCode.NO_MESSAGE, remark="batch ack is empty")
+    if any(is_lite_queue(ack.topic) for ack in acks):
+        remark = "messages of lite topics are acknowledged one by one, with their lite topic"
+        return answer(frame, ResponseCode.ILLEGAL_OPERATION, remark=remark)
     count, found = len(acks), list[AckStatus]()
 
     def answered(outcomes: Sequence[AckStatus]) -> None:
@@ -273,7 +383,7 @@ def change_invisible_time(broker: BrokerController, connection: RemotingConnecti
     """CHANGE_MESSAGE_INVISIBLETIME. The handle stays as it is: the response has its pop time. If our client rejects the
     message by it, responds when the dead letter and the acknowledgement are on the disk."""
     header = read(ChangeInvisibleTime, frame.ext)
-    queue = _queue(broker, header.topic, header.queue_id)
+    topic, queue = _settled_in(broker, header)
     if not (queue is not None and queue.begin <= header.offset < queue.next):
         return answer(frame, ResponseCode.NO_MESSAGE, remark=_outside(header.topic, header.queue_id, header.offset))
     if not 0 <= header.invisible_time <= MAX_INVISIBLE_MS:
@@ -282,11 +392,11 @@ def change_invisible_time(broker: BrokerController, connection: RemotingConnecti
     if header.reject is not None:
         answered = partial(_answer_rejection, connection, small(frame))
         reason = header.reject[:MAX_REASON_CHARS] or GIVEN_UP
-        broker.pops.to_dead_letters(header.consumer_group, header.topic, header.extra_info, reason, answered)
+        broker.pops.to_dead_letters(header.consumer_group, topic, header.extra_info, reason, answered)
         return None
     changed = broker.pops.change(
         header.consumer_group,
-        header.topic,
+        topic,
         header.extra_info,
         header.invisible_time,
         is_counted=not header.suspend,

@@ -22,7 +22,7 @@ from rocketlet.protocol import bodies, group_bodies
 from rocketlet.protocol.bodies import ConsumerData, GroupConfig, Heartbeat, finish
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ
-from rocketlet.protocol.group_bodies import LockRequest, encode_topics
+from rocketlet.protocol.group_bodies import LiteAction, LiteSubscription, LockRequest, encode_topics
 from rocketlet.protocol.headers import Signer
 from rocketlet.protocol.names import TRACE_TOPIC, Queue, parse_subscription, retry_topic
 from rocketlet.testing.ports import free_port
@@ -73,6 +73,9 @@ def body_of(code: int) -> bytes:
         return orjson.dumps({"topic": "orders", "consumerGroup": "shipping", "clientId": "c"})
     if code == RequestCode.BATCH_ACK_MESSAGE:
         return orjson.dumps({"acks": [{"c": "shipping", "t": "orders", "q": 0, "so": 0, "pt": 1, "b": "AQ=="}]})
+    if code == RequestCode.LITE_SUBSCRIPTION_CTL:
+        change = LiteSubscription(LiteAction.COMPLETE_ADD, "c", "shipping", "orders")
+        return group_bodies.encode_lite_subscription(change)
     if code == RequestCode.GET_QUEUE_OFFSETS:
         return encode_topics(["orders"])
     return b""

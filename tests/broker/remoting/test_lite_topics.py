@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
 import pytest
-from rocketlet.protocol.bodies import GroupConfig
-from rocketlet.protocol.codes import RequestCode
+from rocketlet.broker.runtime import MovableClock
+from rocketlet.protocol.bodies import BodyError, GroupConfig
+from rocketlet.protocol.codes import RequestCode, ResponseCode
+from rocketlet.protocol.frame import Frame
+from rocketlet.protocol.group_bodies import (
+    LiteAction,
+    LiteOffset,
+    LiteSubscription,
+    OffsetPolicy,
+    decode_lite_subscriptions,
+    encode_lite_subscription,
+)
 from rocketlet.protocol.headers import CreateTopic, write
+from rocketlet.protocol.message import Record, decode_records
+from rocketlet.protocol.properties import find
 
-from ...conftest import Node, Wire
+from ...conftest import Connect, Node, Nodes, Wire, eventually
 from ...support.requests import send
 from ...support.topics import put, stored
 
@@ -97,3 +110,269 @@ async def test_message_of_a_remoting_client_reaches_its_lite_topic(node: Node, w
     assert (refused.code, "takes LITE messages" in str(refused.remark)) == (13, True)
     assert len(stored(node)) == 1
     assert [lite.next for lite in node.broker.lites.of("t").values()] == [1]
+
+
+# Consumers: LITE_SUBSCRIPTION_CTL, POP_LITE_MESSAGE, and `liteTopic` in the requests that settle messages
+
+
+def ready(node: Node, **attributes: str) -> None:
+    """The parent topic t, and its lite group g. Underscores in names of attributes stand for dots."""
+    put(node, message_type="LITE")
+    named = {name.replace("_", "."): value for name, value in attributes.items()}
+    node.broker.group_configs.put(GroupConfig("g", attributes={"lite.bind.topic": "t", **named}))
+
+
+async def sync(wire: Wire, *names: str, **fields: Any) -> Frame:
+    change = LiteSubscription(LiteAction.PARTIAL_ADD, "c1", "g", "t", names)._replace(**fields)
+    return await wire.call(RequestCode.LITE_SUBSCRIPTION_CTL, body=encode_lite_subscription(change))
+
+
+async def fill(wire: Wire, name: str, *bodies: bytes) -> None:
+    for body in bodies:
+        assert (await send(wire, body, properties=f"__LITE_TOPIC\x01{name}")).code == 0
+
+
+def pop_lite(**fields: Any) -> dict[str, Any]:
+    return {
+        "clientId": "c1",
+        "consumerGroup": "g",
+        "topic": "t",
+        "maxMsgNum": 32,
+        "invisibleTime": 60_000,
+        "pollTime": 0,
+        "bornTime": 0,
+        **fields,
+    }
+
+
+async def popped(wire: Wire, **fields: Any) -> list[Record]:
+    answer = await wire.call(RequestCode.POP_LITE_MESSAGE, pop_lite(**fields))
+    assert answer.code in (0, ResponseCode.POLLING_TIMEOUT), answer.remark
+    return list(decode_records(answer.body)) if answer.code == 0 else []
+
+
+def place(record: Record, **fields: Any) -> dict[str, Any]:
+    return {
+        "consumerGroup": "g",
+        "topic": "t",
+        "queueId": 0,
+        "extraInfo": find(record.properties, "POP_CK"),
+        "offset": find(record.properties, "INNER_MULTI_QUEUE_OFFSET"),
+        "liteTopic": find(record.properties, "__LITE_TOPIC"),
+        **fields,
+    }
+
+
+def bodies(records: Sequence[Record]) -> list[bytes]:
+    return [record.body for record in records]
+
+
+async def test_subscribed_lite_topics_are_popped_and_acknowledged(node: Node, wire: Wire) -> None:
+    ready(node)
+    await fill(wire, "a", b"1", b"2")
+    await fill(wire, "other", b"x")
+    assert await popped(wire) == []
+    assert (await sync(wire, "a")).code == 0
+    answer = await wire.call(RequestCode.POP_LITE_MESSAGE, pop_lite())
+    assert (answer.ext["reviveQid"], answer.ext["orderCountInfo"]) == ("999", "0;0")
+    assert "startOffsetInfo" not in answer.ext
+    first, second = decode_records(answer.body)
+    assert bodies([first, second]) == [b"1", b"2"]
+    handle = str(find(second.properties, "POP_CK")).split(" ")
+    assert (handle[1], handle[5:8]) == (answer.ext["popTime"], ["broker-a", "0", "1"])
+    assert (await wire.call(RequestCode.ACK_MESSAGE, place(second))).code == 0
+    assert node.broker.lite_offsets.of("g", "t").get("a", 0) == 0
+    assert (await wire.call(RequestCode.ACK_MESSAGE, place(first))).code == 0
+    await eventually(lambda: node.broker.lite_offsets.of("g", "t").get("a") == 2)
+    assert await popped(wire) == []
+
+
+async def test_pop_waits_until_a_message_arrives(node: Node, wire: Wire, connect: Connect) -> None:
+    ready(node)
+    producer = await connect(node.address)
+    await sync(wire, "a")
+    waiting = wire.send(RequestCode.POP_LITE_MESSAGE, pop_lite(pollTime=15_000))
+    await eventually(lambda: node.broker.pops.waiting == 1)
+    await fill(producer, "a", b"1")
+    assert bodies(list(decode_records((await wire.answer(waiting)).body))) == [b"1"]
+
+
+async def test_changed_invisible_time_redelivers_and_counts_unless_suspended(nodes: Nodes, connect: Connect) -> None:
+    clock = MovableClock(stands=True)
+    node = await nodes.start(clock=clock)
+    wire = await connect(node.address)
+    ready(node)
+    await fill(wire, "a", b"1")
+    await sync(wire, "a")
+    for suspend, attempts in ((False, 0), (True, 1), (False, 1), (False, 2)):
+        (record,) = await popped(wire)
+        assert record.reconsume_times == attempts
+        changed = place(record, invisibleTime=5000, suspend=suspend)
+        assert (await wire.call(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, changed)).code == 0
+        assert await popped(wire) == []
+        clock.advance(5)
+
+
+async def test_rejected_message_becomes_a_dead_letter_that_does_not_return(node: Node, wire: Wire) -> None:
+    ready(node)
+    await fill(wire, "a", b"1", b"2")
+    await sync(wire, "a")
+    first, second = await popped(wire)
+    rejected = place(first, invisibleTime=1000, reject="no such session")
+    assert (await wire.call(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, rejected)).ext["rejected"] == "true"
+    await wire.call(RequestCode.ACK_MESSAGE, place(second))
+    (dead,) = stored(node, "%DLQ%g")
+    assert (dead.body, find(dead.properties, "__LITE_TOPIC")) == (b"1", "a")
+    assert node.broker.lites.of("t")["a"].next == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"topic": "missing"}, ResponseCode.TOPIC_NOT_EXIST),
+        ({"topic": "normal"}, ResponseCode.INVALID_PARAMETER),
+        ({"consumerGroup": "plain"}, ResponseCode.INVALID_PARAMETER),
+        ({"consumerGroup": "missing"}, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST),
+        ({"maxMsgNum": 33}, ResponseCode.INVALID_PARAMETER),
+        ({"invisibleTime": 0}, ResponseCode.INVALID_PARAMETER),
+        ({"bornTime": 1, "pollTime": 1000}, ResponseCode.POLLING_TIMEOUT),
+    ],
+)
+async def test_pop_is_refused_outside_of_lite_groups(
+    nodes: Nodes, connect: Connect, fields: dict[str, Any], code: int
+) -> None:
+    node = await nodes.start(auto_create_groups=False)
+    wire = await connect(node.address)
+    ready(node)
+    put(node, "normal")
+    node.broker.group_configs.put(GroupConfig("plain"))
+    assert (await wire.call(RequestCode.POP_LITE_MESSAGE, pop_lite(**fields))).code == code
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"topic": "missing"}, ResponseCode.TOPIC_NOT_EXIST),
+        ({"topic": "normal"}, ResponseCode.INVALID_PARAMETER),
+        ({"group": "missing"}, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST),
+        ({"group": "a b"}, ResponseCode.INVALID_PARAMETER),
+        ({"names": ("a b",)}, ResponseCode.INVALID_PARAMETER),
+        ({"names": ("1", "2", "3")}, ResponseCode.LITE_SUBSCRIPTION_QUOTA_EXCEEDED),
+        ({"offset": LiteOffset(OffsetPolicy.TAIL, -1)}, ResponseCode.INVALID_PARAMETER),
+        ({"names": ("a b",), "action": LiteAction.PARTIAL_REMOVE}, 0),
+    ],
+)
+async def test_subscription_is_checked(nodes: Nodes, connect: Connect, fields: dict[str, Any], code: int) -> None:
+    node = await nodes.start(auto_create_groups=False)
+    wire = await connect(node.address)
+    ready(node, lite_sub_client_quota="2")
+    put(node, "normal")
+    assert (await sync(wire, "a", **fields)).code == code
+
+
+@pytest.mark.limits(max_lite_syncs_per_s=2)
+async def test_synchronizations_beyond_the_rate_are_refused_until_the_next_second(
+    nodes: Nodes, connect: Connect
+) -> None:
+    clock = MovableClock(stands=True)
+    node = await nodes.start(clock=clock)
+    wire = await connect(node.address)
+    ready(node)
+    assert [(await sync(wire, "a")).code for _ in range(3)] == [0, 0, ResponseCode.SYSTEM_BUSY]
+    clock.advance(1)
+    assert (await sync(wire, "a")).code == 0
+
+
+async def test_group_that_is_new_is_bound_by_its_first_synchronization(node: Node, wire: Wire) -> None:
+    put(node, message_type="LITE")
+    assert (await sync(wire, "a")).code == 0
+    group = node.broker.group_configs.get("g")
+    assert group is not None
+    assert group.lite_topic == "t"
+
+
+async def test_evicted_client_of_an_exclusive_group_is_notified(node: Node, wire: Wire, connect: Connect) -> None:
+    ready(node, lite_sub_model="Exclusive")
+    other = await connect(node.address)
+    await sync(wire, "a")
+    await sync(other, "a", client_id="c2")
+    notice = await wire.request(RequestCode.NOTIFY_UNSUBSCRIBE_LITE)
+    assert notice.ext == {"liteTopic": "a", "consumerGroup": "g", "clientId": "c1"}
+    await fill(other, "a", b"1")
+    assert (await popped(wire), bodies(await popped(other))) == ([], [b"1"])
+
+
+async def test_messages_of_a_closed_connection_come_back_when_their_time_is_over(
+    nodes: Nodes, connect: Connect
+) -> None:
+    clock = MovableClock(stands=True)
+    node = await nodes.start(clock=clock)
+    wire, other = await connect(node.address), await connect(node.address)
+    ready(node)
+    await fill(wire, "a", b"1")
+    await sync(wire, "a")
+    assert bodies(await popped(wire, invisibleTime=30_000)) == [b"1"]
+    await wire.close()
+    await eventually(lambda: node.broker.pops.lite.count == 0)
+    await sync(other, "a", client_id="c2", action=LiteAction.COMPLETE_ADD)
+    assert await popped(other) == []
+    clock.advance(30)
+    assert [(record.body, record.reconsume_times) for record in await popped(other)] == [(b"1", 1)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"queueId": 1}, ResponseCode.INVALID_PARAMETER),
+        ({"consumerGroup": "other"}, ResponseCode.INVALID_PARAMETER),
+        ({"offset": 3}, ResponseCode.NO_MESSAGE),
+        ({"liteTopic": "missing"}, ResponseCode.NO_MESSAGE),
+    ],
+)
+async def test_settling_is_refused_for_another_place(node: Node, wire: Wire, fields: dict[str, Any], code: int) -> None:
+    ready(node)
+    await fill(wire, "a", b"1")
+    await sync(wire, "a")
+    (record,) = await popped(wire)
+    assert (await wire.call(RequestCode.ACK_MESSAGE, place(record, **fields))).code == code
+    changed = place(record, **{"invisibleTime": 1, **fields})
+    assert (await wire.call(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, changed)).code == code
+
+
+async def test_messages_of_lite_topics_are_not_acknowledged_in_batches(node: Node, wire: Wire) -> None:
+    body = orjson.dumps({"acks": [{"c": "g", "t": "%LMQ%$t$a", "q": 0, "so": 0, "pt": 1, "b": "AQ=="}]})
+    assert (await wire.call(RequestCode.BATCH_ACK_MESSAGE, body=body)).code == ResponseCode.ILLEGAL_OPERATION
+
+
+async def test_offset_in_a_lite_topic_is_found_by_its_time(nodes: Nodes, connect: Connect) -> None:
+    clock = MovableClock(stands=True)
+    node = await nodes.start(clock=clock)
+    wire = await connect(node.address)
+    ready(node)
+    await fill(wire, "a", b"1", b"2")
+    clock.advance(10)
+    at_ms = clock.time_ms()
+    await fill(wire, "a", b"3")
+    for name, time_ms, offset in (("a", at_ms, "2"), ("a", 0, "0"), ("a", at_ms + 1, "3"), ("missing", 0, "0")):
+        asked = {"topic": "t", "queueId": 0, "timestamp": time_ms, "liteTopic": name}
+        assert (await wire.call(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, asked)).ext["offset"] == offset
+
+
+def test_subscriptions_are_encoded_as_they_are_read() -> None:
+    for policy in OffsetPolicy:
+        value = 7 if policy in (OffsetPolicy.OFFSET, OffsetPolicy.TAIL, OffsetPolicy.TIMESTAMP) else 0
+        change = LiteSubscription(LiteAction.PARTIAL_ADD, "c", "g", "t", ("a", "b"), LiteOffset(policy, value))
+        assert decode_lite_subscriptions(encode_lite_subscription(change)) == [change]
+    (item,) = orjson.loads(encode_lite_subscription(change._replace(action=LiteAction.COMPLETE_ADD)))["subscriptionSet"]
+    assert (item["action"], item["liteTopicSet"]) == ("COMPLETE_ADD", ["a", "b"])
+    assert item["offsetOption"] == {"type": "TIMESTAMP", "value": 7}
+
+
+@pytest.mark.parametrize(
+    "item",
+    [{"action": "ADD"}, {"offsetOption": {"type": "NEXT"}}, {"liteTopicSet": [7]}, {"clientId": None}],
+)
+def test_invalid_subscription_is_refused(item: dict[str, Any]) -> None:
+    valid = {"action": "PARTIAL_ADD", "clientId": "c", "group": "g", "topic": "t"}
+    with pytest.raises(BodyError):
+        decode_lite_subscriptions(orjson.dumps({"subscriptionSet": [{**valid, **item}]}))
