@@ -352,7 +352,8 @@ class Collector:
         yield self._gauge(
             "rocketlet_receives_waiting", "Receive requests that wait for a message", self._broker.pops.waiting
         )
-        yield self._gauge("rocketlet_orphaned_queues", "Queues without a reader", watch.orphans)
+        orphaned = watch.orphaned()
+        yield self._gauge("rocketlet_orphaned_queues", "Queues without a reader", orphaned.total())
         unread = self._gauge(
             "rocketlet_group_orphaned_queues",
             "Queues of a topic without a reader in a group",
@@ -360,7 +361,7 @@ class Collector:
             "topic",
             "group",
         )
-        for (group, topic), count in watch.orphaned.most_common(MAX_ORPHANED_TOPICS):
+        for (group, topic), count in orphaned.most_common(MAX_ORPHANED_TOPICS):
             unread.add_metric([*self._place, topic, group], count)
         yield unread
         handover = self._histogram(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -120,6 +119,29 @@ class Unread(NamedTuple):
 
     since_s: float
     is_named: bool
+
+
+@dataclass(slots=True)
+class SubscribedTopic:
+    """A topic to which members of a group subscribe, and what was computed of it since the members last changed.
+
+    Attributes:
+        members: how many members subscribe to the topic.
+        newest: the newest subscription; None until it is needed.
+        places: the position of each client among the subscribers, in Java's order; None until it is needed.
+        seen: how many queues of the topic the members see, by broker, and the sum; None until it is needed.
+        sticky: the allocation of members that use STICKY.
+        unread: the queues that no member reads, by queue id.
+        orphaned: how many of the unread queues have had no reader for some seconds.
+    """
+
+    members: int = 0
+    newest: Subscription | None = None
+    places: dict[str, int] | None = None
+    seen: tuple[dict[str, int], int] | None = None
+    sticky: StickyShares | None = None
+    unread: dict[int, Unread] = field(default_factory=dict)
+    orphaned: int = 0
 
 
 class TopicOffsets:
@@ -306,11 +328,10 @@ class ConsumerGroup:
         has_bound_members: True if the group has, or had, members that claim more queues than their own.
         bound_since_s: the members that were given a list of themselves alone before the last one.
         foreign: those of the members that are Apache's push consumers.
-        topics: how many members subscribe to each topic.
+        topics: the topics to which members subscribe.
         reported: the disagreements of members that were reported, so that each is logged once.
         is_check_due: True if the members will be checked for disagreements soon.
         logged: an interval of time, and how many disagreements of the group were logged in it.
-        unread: the queues that no member reads.
         pools: the pools of the clients that pop, by topic.
         unfinished: how many popped messages are not finished.
         redelivered: how many popped messages were redeliveries, since the start.
@@ -321,11 +342,8 @@ class ConsumerGroup:
         "_alone",
         "_companions",
         "_limits",
-        "_newest",
         "_of_shape",
-        "_places",
-        "_seen",
-        "_sticky",
+        "_places_of_all",
         "_strategies",
         "awaited_readers",
         "bound_since_s",
@@ -354,7 +372,6 @@ class ConsumerGroup:
         "sync",
         "topics",
         "unfinished",
-        "unread",
     )
 
     def __init__(self, name: str, limits: Limits = LIMITS) -> None:
@@ -378,34 +395,29 @@ class ConsumerGroup:
         self.bound_since_s: dict[Session, float] = _NONE
         self.members: dict[Session, Member] = _NONE
         self.foreign: dict[Session, Member] = _NONE
-        self.topics: Counter[str] = _NONE
+        self.topics: dict[str, SubscribedTopic] = _NONE
         self.reported: frozenset[str] = frozenset()
         self.is_check_due = False
         self.logged = (0, 0)
-        self.unread: dict[QueueKey, Unread] = _NONE
         self.pools: dict[str, GroupPool] = _NONE
         self.unfinished = 0
         self.redelivered = 0
         self.is_uneven = False
         self._of_shape: dict[Shape, dict[Session, None]] = _NONE
-        self._newest: dict[str, Subscription | None] = _NONE
-        self._places: dict[str | None, dict[str, int]] = _NONE
+        self._places_of_all: dict[str, int] | None = None
         self._companions: dict[frozenset[str], MemberList] = _NONE
-        self._seen: dict[str, tuple[dict[str, int], int]] = _NONE
         self._strategies: frozenset[str] | None = None
-        self._sticky: dict[str, StickyShares] = _NONE
         self._alone: frozenset[frozenset[str]] = frozenset()  # the topics of members whose lists have them alone
 
     def begin_membership(self) -> None:
         """The first member joins."""
         self.owners, self.issued, self.issued_lists, self.bound_since_s = {}, {}, {}, {}
-        self.members, self.foreign, self.topics = {}, {}, Counter()
-        self._of_shape, self._newest, self._places, self._companions, self._seen, self._sticky = {}, {}, {}, {}, {}, {}
+        self.members, self.foreign, self.topics, self._of_shape, self._companions = {}, {}, {}, {}, {}
 
     def end_membership(self) -> None:
         """The last member is gone: the next one begins as in a new group."""
-        self.members = self.foreign = self.topics = self.unread = _NONE
-        self._of_shape = self._newest = self._places = self._companions = self._seen = self._sticky = _NONE
+        self.members = self.foreign = self.topics = self._of_shape = self._companions = _NONE
+        self._places_of_all = None
         self.reported = frozenset()
         self.is_uneven, self._alone = False, frozenset()
 
@@ -557,12 +569,15 @@ class ConsumerGroup:
         member = self.members.get(connection) if connection else None
         if member is not None and topic in member.subscriptions:
             return member.subscriptions[topic]
-        if topic not in self.topics:
+        subscribed = self.topics.get(topic)
+        if subscribed is None:
             return None
-        if topic not in self._newest:  # found once per change: a stranger asks with each pull
+        if (
+            subscribed.newest is None
+        ):  # found once per change, because a client without a heartbeat needs it for each pull
             found = (item.subscriptions[topic] for item in self.members.values() if topic in item.subscriptions)
-            self._newest[topic] = max(found, key=lambda item: item.version, default=None)
-        return self._newest[topic]
+            subscribed.newest = max(found, key=lambda item: item.version, default=None)
+        return subscribed.newest
 
     def subscriptions_of(self, connection: Session) -> Mapping[str, Subscription]:
         """The member's subscriptions by topic; none for a session that is no member."""
@@ -578,14 +593,15 @@ class ConsumerGroup:
         if shape is not None:
             member.shape = shape
             self._of_shape.setdefault(shape, {})[member.connection] = None
-        self._newest.clear()
+        for subscribed in self.topics.values():
+            subscribed.newest = None
 
     def take_version(self, member: Member, topic: str, version: int) -> None:
         """A member's subscription is as it was, under a later version."""
         known = member.subscriptions[topic]
         if version > known.version:
             member.subscriptions[topic] = replace(known, version=version)
-            self._newest.pop(topic, None)
+            self.topics[topic].newest = None
 
     def other_than(self, connection: Session, shape: Shape) -> Member | None:
         """Return a member with other subscriptions, without reading all members that subscribe to the same topics."""
@@ -661,12 +677,16 @@ class ConsumerGroup:
 
     def order(self, topic: str | None) -> Mapping[str, int]:
         """The clients that subscribe to a topic, in Java's order, each with its place in it."""
-        if topic is not None and topic not in self.topics:
-            return _NOWHERE  # whatever strangers ask for is not kept
-        places = self._places.get(topic)
+        subscribed = self.topics.get(topic) if topic is not None else None
+        if topic is not None and subscribed is None:
+            return _NOWHERE  # whatever clients ask for is not kept
+        places = subscribed.places if subscribed is not None else self._places_of_all
         if places is None:
             places = {item: index for index, item in enumerate(sorted_ids(self.client_ids(topic)))}
-            self._places[topic] = places
+            if subscribed is not None:
+                subscribed.places = places
+            else:
+                self._places_of_all = places
         return places
 
     def seen_queues(self, topic: str) -> dict[str, int]:
@@ -674,9 +694,10 @@ class ConsumerGroup:
         return self._see(topic)[0]
 
     def _see(self, topic: str) -> tuple[dict[str, int], int]:
-        if topic not in self.topics:
+        subscribed = self.topics.get(topic)
+        if subscribed is None:
             return {}, 0
-        found = self._seen.get(topic)
+        found = subscribed.seen
         if found is None:
             seen: dict[str, int] = {}
             for member in self.members.values():
@@ -685,7 +706,7 @@ class ConsumerGroup:
                         # The largest number: a member with an old route must not hide queues from the others.
                         seen[broker_name] = max(counts[topic], seen.get(broker_name, 0))
             seen = _as_many_as_may_be(seen, self._limits.max_seen_queues)
-            found = self._seen[topic] = seen, sum(seen.values())
+            found = subscribed.seen = seen, sum(seen.values())
         return found
 
     def seen_count(self, topic: str) -> int:
@@ -712,33 +733,37 @@ class ConsumerGroup:
             return None
         if self.seen_count(topic) > self._limits.max_shared_queues:
             return None
-        shares = self._sticky.setdefault(topic, StickyShares(topic, self._limits))
-        return shares.of(client_id, self.seen_queues(topic), lambda: list(self.order(topic)))
+        return self._sticky(topic).of(client_id, self.seen_queues(topic), lambda: list(self.order(topic)))
+
+    def _sticky(self, topic: str) -> StickyShares:
+        """Return the allocation of a subscribed topic, created if there is none."""
+        subscribed = self.topics[topic]
+        if subscribed.sticky is None:
+            subscribed.sticky = StickyShares(topic, self._limits)
+        return subscribed.sticky
 
     def claimed(self, member: Member) -> None:
         """A member says which queues it owns."""
         for queue in member.data.assigned:
             if member.data.strategy == STICKY.name and queue.topic in member.subscriptions:
-                self._sticky.setdefault(queue.topic, StickyShares(queue.topic, self._limits)).claim(
-                    queue, member.client_id
-                )
+                self._sticky(queue.topic).claim(queue, member.client_id)
 
     def clear_computed(self) -> None:
         """Drop what was computed from the members, because members, their topics or strategies have changed."""
-        for topic in [topic for topic in self._sticky if topic not in self.topics]:
-            del self._sticky[topic]
-        self._places.clear()
+        self._places_of_all = None
         self._companions.clear()
         self._strategies = None
-        self.sees_others()
-        for shares in self._sticky.values():
-            shares.forget()
+        for subscribed in self.topics.values():
+            subscribed.places = subscribed.seen = None
+            if subscribed.sticky is not None:
+                subscribed.sticky.forget()
 
     def sees_others(self) -> None:
         """Drop what was computed from the queue counts that members report, because the counts have changed."""
-        self._seen.clear()
-        for shares in self._sticky.values():
-            shares.doubt()
+        for subscribed in self.topics.values():
+            subscribed.seen = None
+            if subscribed.sticky is not None:
+                subscribed.sticky.doubt()
 
     def strategies(self) -> frozenset[str]:
         """How the members that pull allocate; a foreign one does not say."""
@@ -1031,9 +1056,9 @@ class ConsumerGroups:
         member = Member(client_id, connection, data, language, version, now_s)
         member.update(data, now_s)
         group.members[connection] = member
-        group.claimed(member)
         self._names.setdefault(connection, set()).add(group.name)
         self._note(group, member, {})
+        group.claimed(member)
         self._report_change(group, "joined", member)
         return group
 
@@ -1090,7 +1115,8 @@ class ConsumerGroups:
                 if topic not in group.topics:
                     groups = self._of_topic.setdefault(topic, {})
                     groups[group] = groups.get(group, 0) + 1
-                group.topics[topic] += 1
+                    group.topics[topic] = SubscribedTopic()
+                group.topics[topic].members += 1
         self._forget_topics(group, [topic for topic in before if topic not in member.subscriptions])
 
     def _charge(self, member: Member, size: int) -> None:
@@ -1101,8 +1127,8 @@ class ConsumerGroups:
     def _forget_topics(self, group: ConsumerGroup, topics: Iterable[str]) -> None:
         """A member subscribes to these no more."""
         for topic in topics:
-            group.topics[topic] -= 1
-            if group.topics[topic]:
+            group.topics[topic].members -= 1
+            if group.topics[topic].members:
                 continue
             del group.topics[topic]
             groups = self._of_topic[topic]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Sequence
+from functools import cache
 from sys import getsizeof
 from typing import Any, Final
 
@@ -82,14 +83,11 @@ class History:
         self._clock = runtime.clock
         self._events: dict[str, deque[HistoryEvent]] = {}
         self._order: deque[deque[HistoryEvent]] = deque()  # whose event is the oldest of all
-        self._names: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._bytes = 0
         self.rebalances = Rebalances(runtime)
 
     def add(self, group: str, event: str, client: str, **detail: Any) -> None:
-        names = tuple(detail)
-        names = self._names.setdefault(names, names)
-        self._put(group, (names, self._clock.time_ms(), event, client, *map(_short, detail.values())))
+        self._put(group, (_shared(tuple(detail)), self._clock.time_ms(), event, client, *map(_short, detail.values())))
         self.rebalances.note(group, event)
 
     def changed_hands(self, event: str, key: LeaseKey, client: str, epoch: int) -> None:
@@ -129,6 +127,12 @@ class History:
             return list(found)
         newest = list(itertools.takewhile(lambda event: event[1] >= since_ms, reversed(found)))
         return newest[::-1]
+
+
+@cache
+def _shared(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return one object for all equal names of details. There are as many as kinds of events."""
+    return names
 
 
 def _short(detail: Any) -> Any:

@@ -481,8 +481,6 @@ class Watch:
         self._queues: dict[Session, dict[GroupQueue, None]] = {}
         self._due_s = float("-inf")
         self.double_readers = 0
-        self.orphaned: Counter[tuple[str, str]] = Counter()
-        """How many queues nobody reads, by group and topic."""
 
     def record_pull(self, connection: Session, group: ConsumerGroup, key: QueueKey) -> GroupQueue:
         """Record that a connection has pulled a queue, and return the queue; `NO_QUEUE` if the connection reads too many."""
@@ -589,35 +587,36 @@ class Watch:
         if now_s < self._due_s:
             return
         looks = unread_count = reported = 0
-        orphaned: Counter[tuple[str, str]] = Counter()
         for group in self._groups:
-            unread: dict[QueueKey, Unread] = {}
-            for topic in () if group.is_broadcasting else sorted(group.topics):
-                if group.is_apart(topic, now_s):  # no queue of it has a reader
-                    continue
-                for queue_id in range(self._queues_of(topic)):
-                    key, queue = (topic, queue_id), group.queue(topic, queue_id)
+            is_broadcasting = group.is_broadcasting
+            for topic, subscribed in sorted(group.topics.items()):
+                # If clients pop the topic and no member pulls it, no queue of it has a reader
+                is_read = not is_broadcasting and not group.is_apart(topic, now_s)
+                unread: dict[int, Unread] = {}
+                orphaned = 0
+                for queue_id in range(self._queues_of(topic) if is_read else 0):
+                    queue = group.queue(topic, queue_id)
                     is_unread = queue.lease is None and queue.reader not in group.members
                     if is_unread and unread_count < self._limits.max_read_queues:
-                        since_s, is_named = group.unread.get(key, (now_s, False))
+                        since_s, is_named = subscribed.unread.get(queue_id, (now_s, False))
                         if now_s - since_s >= ORPHAN_S:
-                            orphaned[group.name, topic] += 1
+                            orphaned += 1
                             if not is_named and reported < self._limits.max_reported:
                                 self._name("orphaned", group.name, "", f"{topic}:{queue_id} is read by nobody")
                                 reported, is_named = reported + 1, True
-                        unread[key] = Unread(since_s, is_named)
+                        unread[queue_id] = Unread(since_s, is_named)
                         unread_count += 1
                     looks += 1
                     if looks % LOOKS == 0:
                         yield
+                subscribed.unread, subscribed.orphaned = unread, orphaned
             looks += bool(group.members)
-            if group.members:
-                group.unread = unread
-        self.orphaned, self._due_s = orphaned, now_s + looks / self._limits.watched_per_s
+        self._due_s = now_s + looks / self._limits.watched_per_s
 
-    @property
-    def orphans(self) -> int:
-        return self.orphaned.total()
+    def orphaned(self) -> Counter[tuple[str, str]]:
+        """Return how many queues nobody reads, by group and topic."""
+        found = ((group.name, topic, item.orphaned) for group in self._groups for topic, item in group.topics.items())
+        return Counter({(group, topic): count for group, topic, count in found if count})
 
     def _name(self, event: str, group: str, client_id: str, fault: str) -> None:
         log.warning("queue_misread", kind=event, group=group, fault=fault)

@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 from rocketlet.broker.config import LIMITS, Limits
 from rocketlet.broker.groups.agreement import Agreement
-from rocketlet.broker.groups.group import ConsumerGroup, GroupChanges
+from rocketlet.broker.groups.group import ConsumerGroup, GroupChanges, SubscribedTopic
 from rocketlet.broker.groups.members import Member
 from rocketlet.broker.groups.stages import Others
 from rocketlet.broker.remoting.connection import RemotingConnection
@@ -132,7 +132,7 @@ def group_of(*topics: str) -> ConsumerGroup:
         member = Member(topic, connection, data, 0, 0, 0.0)
         member.update(data, 0.0)
         group.members[connection] = group.foreign[connection] = member
-        group.topics.update(member.topics)
+        group.topics |= {item: SubscribedTopic(1) for item in member.topics}
     return group
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hypothesis import example, given
 from hypothesis import strategies as st
 from rocketlet.broker.groups.claims import owners_of
-from rocketlet.broker.groups.group import ConsumerGroup
+from rocketlet.broker.groups.group import ConsumerGroup, SubscribedTopic
 from rocketlet.broker.groups.members import ALONE, Member
 from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.protocol.allocation import AVG, AVG_BY_CIRCLE, CONSISTENT_HASH, Strategy, TopicQueues
@@ -58,7 +58,7 @@ def joined(people: list[Someone]) -> tuple[ConsumerGroup, dict[Someone, Remoting
         member.subscriptions = {item.topic: item for item in subscriptions}
         member.topics = someone.topics
         group.members[connection] = member
-        group.topics.update(list(member.subscriptions))
+        group.topics |= {topic: SubscribedTopic(1) for topic in member.subscriptions}
         if not someone.is_ours:
             group.foreign[connection] = member
     return group, connections

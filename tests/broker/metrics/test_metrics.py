@@ -9,7 +9,6 @@ import re
 import shutil
 import sys
 import urllib.request
-from collections import Counter
 from contextlib import AsyncExitStack
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +22,7 @@ from rocketlet.broker.config import (
     ROOM_BYTES,
     Limits,
 )
+from rocketlet.broker.groups.group import SubscribedTopic
 from rocketlet.broker.groups.history import Rebalances
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.runtime import Histogram, MovableClock, Runtime
@@ -256,8 +256,9 @@ async def test_a_scrape_that_takes_too_long_says_so_and_does_not_continue(
 
 async def test_queues_that_nobody_reads_are_reported_by_group_and_topic_up_to_a_limit(nodes: Nodes) -> None:
     node = await nodes.start(metrics_port=0)
-    node.broker.watch.orphaned = Counter({("g", f"t{number}"): 1 for number in range(MAX_ORPHANED_TOPICS + 1)})
-    node.broker.watch.orphaned["g", "most"] = 3
+    group = node.broker.groups.obtain("g")
+    group.topics = {f"t{number}": SubscribedTopic(orphaned=1) for number in range(MAX_ORPHANED_TOPICS + 1)}
+    group.topics["most"] = SubscribedTopic(orphaned=3)
     _, text = await fetched(node, "/metrics")
     told = [line for line in text.splitlines() if line.startswith("rocketlet_group_orphaned_queues{")]
     assert len(told) == MAX_ORPHANED_TOPICS

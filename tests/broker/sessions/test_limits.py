@@ -120,8 +120,7 @@ async def test_what_strangers_ask_a_group_for_is_not_kept(wire: Wire, node: Node
         assert (await wire.call(Code.GET_CONSUMER_LIST_BY_GROUP, ext)).code in (0, 1)
     group = node.broker.groups.get("g")
     assert group is not None
-    kept = [*group._places, *group._seen, *group._sticky]
-    assert not [topic for topic in kept if topic and topic.startswith("x-")]
+    assert list(group.topics) == ["t"]
 
 
 @pytest.mark.limits(max_seen_queues=100, max_shared_queues=100)
@@ -135,8 +134,10 @@ async def test_a_member_that_sees_queues_without_end_keeps_nobody_waiting(wire: 
     group = node.broker.groups.get("g")
     assert group is not None
     assert group.seen_queues("t") == {"broker-a": 4}
-    assert len(group._sticky["t"].owners) <= 100
-    assert "u" not in group._sticky
+    sticky = group.topics["t"].sticky
+    assert sticky is not None
+    assert len(sticky.owners) <= 100
+    assert "u" not in group.topics
     share = group.share("c1", "t")
     assert share is not None
     assert share.queues == 4
@@ -194,7 +195,7 @@ async def test_a_stranger_gets_the_newest_subscription_also_after_a_change(node:
     group = node.broker.groups.get("g")
     assert group is not None
     assert group.subscription(None, "x") is None
-    assert "x" not in group._newest
+    assert "x" not in group.topics
     one.hang_up()
     await node.broker.turns.done()
 
