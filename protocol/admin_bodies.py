@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from enum import IntEnum
+from functools import lru_cache
 from itertools import repeat
 from typing import Any, Final, NamedTuple
 
@@ -277,14 +278,21 @@ def _queue_of_key(text: str) -> Queue:
     return queue_of(_queue_key.decode(text))
 
 
+@lru_cache(maxsize=64)
+def _queues(topic: str, broker_name: str, count: int) -> tuple[Queue, ...]:
+    """Return the queues of a topic at a broker. Many groups read the same topics and share one tuple."""
+    return tuple(Queue(topic, broker_name, queue_id) for queue_id in range(count))
+
+
 @answers("consume statistics", ConsumeStatsShape)
 def decode_consume_stats(data: ConsumeStatsShape) -> dict[Queue, QueueProgress]:
     """Decode the response to GET_CONSUME_STATS, in either form."""
     found = {_queue_of_key(key): item for key, item in (data.offset_table or {}).items()}
     for topic, broker_name, ends, offsets, times in data.columns or ():
-        rows = zip(ends, offsets, times or repeat(0, len(ends)), strict=True)
-        for queue_id, row in enumerate(rows):
-            found[Queue(topic, broker_name, queue_id)] = QueueProgress(*row)
+        if not len(ends) == len(offsets) == len(times or ends):
+            raise ValueError(f"columns of topic {topic} have different lengths")
+        rows = map(QueueProgress, ends, offsets, times or repeat(0))
+        found.update(zip(_queues(topic, broker_name, len(ends)), rows, strict=True))
     for topic, broker_name, queue_id, end, offset in data.unreadable or ():
         found[Queue(topic, broker_name, queue_id)] = QueueProgress(end, offset, 0)
     for name, counts in (("lost", data.lost), ("in_hand", data.in_hand)):

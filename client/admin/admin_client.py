@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import chain
 from operator import or_
 from types import MappingProxyType
 from typing import Any, Final, Literal, Self
@@ -460,7 +461,7 @@ class AdminClient:
             ignored=(ResponseCode.SYSTEM_ERROR,),  # the response of 4.9 for a group without settings
         )
         found = [body_of(answer, admin_bodies.decode_consume_stats) for answer in answers.values()]
-        return dict(sorted((queue, item) for table in found for queue, item in table.items()))
+        return dict(sorted(chain.from_iterable(table.items() for table in found)))
 
     async def preview_reset(self, group: str, topic: str, to: To) -> dict[Queue, OffsetChange]:
         """Return the changes that `reset` would make, without making them."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import partial
+from itertools import repeat
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -378,10 +379,9 @@ class _Packed(NamedTuple):
     in_hand: array[int]
 
     def unpacked(self) -> dict[Queue, QueueProgress]:
-        return {
-            queue: QueueProgress(end, committed, in_hand=in_hand)
-            for queue, end, committed, in_hand in zip(self.queues, self.ends, self.committed, self.in_hand, strict=True)
-        }
+        none = repeat(0)  # times and lost messages are not compared
+        rows = map(QueueProgress, self.ends, self.committed, none, none, self.in_hand)
+        return dict(zip(self.queues, rows, strict=True))
 
 
 def _packed(progress: Mapping[Queue, QueueProgress], known: dict[tuple[Queue, ...], tuple[Queue, ...]]) -> _Packed:
