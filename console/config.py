@@ -31,7 +31,7 @@ TIMELINE_LEAST_MS: Final = 10_000  # minimum time span of the ownership chart, f
 COLOURS: Final = 12  # colours of members in the picture of owners; further members share one
 SHOWN_EVENTS: Final = 100  # events that a page shows
 NEWEST_HAND_OVERS: Final = 5  # hand-overs that a page shows unfolded
-SHOWN_HAND_OVERS: Final = 50  # hand-overs that a page shows
+HAND_OVER_ROWS: Final = 20  # rows of one page of a group's older hand-overs
 
 MAX_RETRIES: Final = 1000  # retries that a group's form takes
 MAX_RETRY_QUEUES: Final = 64  # retry queues that a group's form takes

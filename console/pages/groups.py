@@ -11,7 +11,7 @@ from ...client.admin.admin_client import CAUSES, Event, HandOver, hand_overs, ow
 from ...protocol import names
 from ...protocol.names import Queue
 from .. import charts
-from ..config import NEWEST_HAND_OVERS, SHOWN_EVENTS, SHOWN_HAND_OVERS, SHOWN_INTERVAL_S, TIMELINE_LEAST_MS, TIMELINE_S
+from ..config import HAND_OVER_ROWS, NEWEST_HAND_OVERS, SHOWN_EVENTS, SHOWN_INTERVAL_S, TIMELINE_LEAST_MS, TIMELINE_S
 from ..console import Console
 from ..form import Form, query_of
 from ..group_watch import GroupWatch
@@ -119,6 +119,8 @@ async def shown(request: Request) -> Page:
     window_s = form.number("window", TIMELINE_S[0], least=1, most=TIMELINE_S[-1])
     pictures = _pictures(watch, part, window_s)
     lags = max(tuple(watch.total), tuple(sample.lags), key=_span_ms)
+    newest_first = hand_overs(watch.events)[::-1]
+    older = part_of(newest_first[NEWEST_HAND_OVERS:], form.number("handovers", 1), HAND_OVER_ROWS)
     return Page(
         "group.html",
         {
@@ -134,8 +136,8 @@ async def shown(request: Request) -> Page:
             "window": window_s,
             "chart": charts.lines_of(lags),
             "pictures": pictures,
-            "hand_overs": _hand_over_rows(watch.events),
-            "newest": NEWEST_HAND_OVERS,
+            "newest_hand_overs": [_hand_over_row(item) for item in newest_first[:NEWEST_HAND_OVERS]],
+            "older_hand_overs": older.mapped(_hand_over_row),
             "departed": any(bar.colour == "gone" for _, shown in pictures for bar in shown["wide"].bars),
             "shares": any(member.shares for member in look.members),
             "events": [_told(event) for event in watch.events[: -SHOWN_EVENTS - 1 : -1]],
@@ -204,9 +206,8 @@ def _pictures(
     return found
 
 
-def _hand_over_rows(events: Sequence[Event]) -> list[HandOverRow]:
-    newest = hand_overs(events)[: -SHOWN_HAND_OVERS - 1 : -1]
-    return [HandOverRow(item, _waited_for(item)) for item in newest]
+def _hand_over_row(item: HandOver) -> HandOverRow:
+    return HandOverRow(item, _waited_for(item))
 
 
 def _waited_for(item: HandOver) -> str:

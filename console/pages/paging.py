@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ..config import PAGE_ROWS
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +26,14 @@ class Part(Generic[T]):
     def last(self) -> int:
         return self.first + len(self.items) - 1
 
+    def mapped(self, make: Callable[[T], U]) -> Part[U]:
+        """Return the same page with a value that `make` returns in place of each item."""
+        return Part([make(item) for item in self.items], self.number, self.pages, self.total, self.first)
 
-def part_of(items: Sequence[T], number: int) -> Part[T]:
-    """Return the page with a number, or the last one if there are fewer."""
-    pages = max(-(-len(items) // PAGE_ROWS), 1)
+
+def part_of(items: Sequence[T], number: int, rows: int = PAGE_ROWS) -> Part[T]:
+    """Return the page with a number, or the last one if there are fewer. A page has up to `rows` items."""
+    pages = max(-(-len(items) // rows), 1)
     at = min(max(number, 1), pages)
-    begin = (at - 1) * PAGE_ROWS
-    return Part(items[begin : begin + PAGE_ROWS], at, pages, len(items), begin + 1)
+    begin = (at - 1) * rows
+    return Part(items[begin : begin + rows], at, pages, len(items), begin + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
@@ -119,6 +120,33 @@ async def test_a_group_shows_its_members_owners_and_hand_overs(site: Site, node:
                     break
         html = await site.get("/groups/shipping")
         assert html.count("<rect") >= len(first.assignment()) + len(second.assignment()) - 2
+
+
+async def test_older_hand_overs_are_on_pages_of_their_own_when_a_member_took_many_queues(
+    site: Site, node: Node
+) -> None:
+    async with AdminClient(node.address) as admin:
+        await admin.create_topic("orders", queues=60)
+    async with Consumer(node.address, "shipping", "orders", Inbox()):
+        await rebalanced(node.address, "shipping", members=1)
+        await site.get("/groups/shipping")  # a group is observed from its first page on
+        async with Consumer(node.address, "shipping", "orders", Inbox()) as second:
+            await rebalanced(node.address, "shipping", members=2)
+            moved = {str(queue) for queue in second.assignment()}
+            async for name, part in site.stream("/groups/shipping"):
+                if name == "live_hand_overs" and "25 older" in part:
+                    break
+            first, last = [await site.get(f"/groups/shipping?window=900&handovers={number}") for number in (1, 9)]
+    assert len(moved) == 30
+    assert "1–20 of 25 hand-overs" in first
+    assert "21–25 of 25 hand-overs" in last
+    assert '<details id="older-hand-overs">' in first
+    assert '<details id="older-hand-overs" open>' in last
+    tables = (
+        first[first.index('id="h-hand"') : first.index('id="h-events"')]
+        + last[last.index("older-hand-overs") : last.index('id="h-events"')]
+    )
+    assert set(re.findall(r'class="nowrap">(orders@[^<]+)<', tables)) == moved
 
 
 async def test_the_queues_of_a_group_are_filtered(site: Site, node: Node) -> None:
