@@ -22,7 +22,8 @@ from .member.leases import Heartbeats
 from .message import Message
 from .options import SharedOptions, most_retries
 from .sending.requests import is_awaited, reply_failure
-from .sharing import DeliveryDispatcher, Sharing, Wanted
+from .sharing.member import DeliveryDispatcher, Sharing
+from .sharing.receiving import Wanted
 from .wire.cluster import new_client_id
 from .wire.connection import body_of, cancelled
 

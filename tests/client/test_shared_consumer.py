@@ -26,7 +26,7 @@ from rocketlet.client import (
 )
 from rocketlet.client.consuming.handling import Outcome
 from rocketlet.client.message import clock_s
-from rocketlet.client.sharing import SharedDelivery, SlotDispatcher
+from rocketlet.client.sharing.receiving import SharedDelivery, SlotDispatcher
 from rocketlet.protocol.codes import RequestCode
 
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually

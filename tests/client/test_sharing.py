@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rocketlet.client import Message, RetryLater
 from rocketlet.client.message import Lease, clock_s
-from rocketlet.client.sharing import SharedDelivery, SlotDispatcher, _by_pop, delay_of
+from rocketlet.client.sharing.receiving import SharedDelivery, SlotDispatcher
+from rocketlet.client.sharing.settling import _by_pop, delay_of
 from rocketlet.protocol.group_bodies import decode_batch_acks, encode_batch_acks
 from rocketlet.protocol.message import MessageError, Receipt, receipt_of, starts_of, tried_in
 from rocketlet.protocol.names import Queue
