@@ -8,6 +8,7 @@ page        renders a page, then sends the parts of it that change (server-sent 
 form        the checked values of a form
 change      asks for confirmation, makes a change, and reports it
 rotation    queries groups and topics in rotation, at a cost that does not grow with their number
+metrics     findings as metrics, for Prometheus
 samples     the last samples of groups and topics, and their lag over time
 group_watch a group that a page shows: its queues, owners, events and rebalances
 oldest      store times of the first messages of queues

@@ -14,6 +14,7 @@ from starlette.staticfiles import StaticFiles
 from .change import Planner, change
 from .console import Console
 from .guard import Guard
+from .metrics import metrics
 from .page import FOLDER, Handler, Page, page, rendered
 from .pages import brokers, dead_letters, group_changes, groups, messages, overview, sending, topics
 
@@ -65,6 +66,7 @@ def application(console: Console, *, hosts: Sequence[str] = ()) -> Starlette:
         routes=[
             Route("/", _home),
             Mount("/static", StaticFiles(directory=FOLDER / "static")),
+            Route("/metrics", metrics, methods=["GET"]),
             *(Route(path, change(*item), methods=["POST"]) for path, item in _CHANGES.items()),
             *(Route(path, page(handler), methods=["GET"]) for path, handler in _PAGES.items()),
         ],

@@ -16,6 +16,7 @@ from rocketlet.client.wire.connection import Connection
 from rocketlet.console.config import COLOURS
 from rocketlet.console.group_watch import GroupSnapshot, GroupWatch, MemberRow
 from rocketlet.console.server import ConsoleServer
+from rocketlet.protocol.bodies import GroupConfig
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.group_bodies import SHARED_OWNER
@@ -282,3 +283,18 @@ async def test_colours_of_members_differ_when_members_come_and_go(node: Node) ->
     watch.look = GroupSnapshot(members=(member("4-3"), *(member(f"new-{number}") for number in range(COLOURS))))
     assert [watch.colour(item.client_id) for item in watch.look.members].count(kept) == 1
     assert watch.colour(f"new-{COLOURS - 1}") == "more"
+
+
+async def test_metrics_of_the_console_report_the_findings_of_its_pages(site: Site, node: Node) -> None:
+    async with AdminClient(node.address) as admin:
+        await admin.create_group(GroupConfig("idle"))
+    async for name, part in site.stream("/doctor"):
+        if name == "live_doctor" and "it has no members" in part:
+            break
+    answer = await site.http.get(
+        site.url + "/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"}
+    )
+    assert answer.headers["content-type"].startswith("application/openmetrics-text")
+    found = re.findall(r"rocketlet_finding\{(.*)\} 1\.0", answer.text)
+    assert found == ['about="group",harm="risk",kind="no_members",subject="idle"']
+    assert "rocketlet_groups_examined 1.0" in answer.text

@@ -19,7 +19,7 @@ def names_in(text: str) -> set[str]:
 def test_every_metric_that_is_named_is_one_of_the_brokers() -> None:
     pages = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("docker/observe/*")])
     named = {name: page for page in pages for name in names_in(SUFFIX.sub("", page.read_text()))}
-    files = ("broker/metrics", "command/serving/supervisor_metrics")
+    files = ("broker/metrics", "command/serving/supervisor_metrics", "console/metrics")
     known = {name for file in files for name in names_in((ROOT / f"{file}.py").read_text())}
     assert named, "the docs say what to watch"
     fixtures = {"rocketlet_broker", "rocketlet_endpoint"}  # pytest's
