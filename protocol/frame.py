@@ -445,13 +445,14 @@ class FrameReader:
 class FrameCursor:
     """Received bytes of a socket and a position in them. Each frame is decoded only when it is processed.
 
-    `at` is the position of the next frame in `data`. At most one incomplete frame (up to 16 MiB) is kept.
+    `at` is the position of the next frame in `data`, which is empty when all frames were processed. At most one incomplete
+    frame (up to 16 MiB) is kept, in `waiting`.
 
     Args:
         max_header_bytes: maximum header size
     """
 
-    __slots__ = ("_max_header_bytes", "_needed", "_waiting", "at", "data")
+    __slots__ = ("_max_header_bytes", "_needed", "at", "data", "waiting")
 
     def __init__(self, max_header_bytes: int) -> None:
         self._max_header_bytes = max_header_bytes
@@ -461,22 +462,22 @@ class FrameCursor:
         """Drop all bytes."""
         self.data = b""
         self.at = self._needed = 0
-        self._waiting = bytearray()  # an incomplete frame, when `data` has no other bytes
+        self.waiting = bytearray()  # an incomplete frame, when `data` has no other bytes
 
     def feed(self, data: bytes) -> bool:
         """Append bytes of the socket. Return `has_frame`."""
-        if self._waiting:
-            self._waiting += data
-            if len(self._waiting) < self._needed:
+        if self.waiting:
+            self.waiting += data
+            if len(self.waiting) < self._needed:
                 return self.has_frame
-            data, self._waiting = bytes(self._waiting), bytearray()
-        if self.at < len(self.data):
+            data, self.waiting = bytes(self.waiting), bytearray()
+        if self.data:
             data = b"".join((memoryview(self.data)[self.at :], data))
         self.data, self.at = data, 0
         if self.has_frame:
             return True
         self._needed = max(self._size, 8) if len(data) >= 4 else 8
-        self.data, self._waiting = b"", bytearray(data)
+        self.data, self.waiting = b"", bytearray(data)
         return False
 
     def put_back(self, data: bytes) -> None:
@@ -504,7 +505,7 @@ class FrameCursor:
 
     @property
     def held_bytes(self) -> int:
-        return len(self.data) + len(self._waiting)
+        return len(self.data) + len(self.waiting)
 
     def next(self) -> Frame | None:
         """Return the next frame; None if there is no whole one. Raises FrameError for bytes that are not a frame."""
@@ -512,14 +513,17 @@ class FrameCursor:
         rest = len(data) - at
         if rest >= 8:
             total, mark = _prefix_at(data, at)
-            if total < 4 or total > MAX_FRAME_BYTES - 4:
+            if not 4 <= total <= MAX_FRAME_BYTES - 4:
                 raise _bad_size(total + 4)
             if total <= rest - 4:
                 body_at, after = at + 8 + (mark & 0xFFFFFF), at + 4 + total
                 decode = _DECODERS.get(mark >> 24)
                 if decode is None or body_at > after or body_at - at - 8 > self._max_header_bytes:
                     raise _bad_header(mark, total + 4, self._max_header_bytes)
-                self.at = after
+                if total == rest - 4:
+                    self.data, self.at = b"", 0
+                else:
+                    self.at = after
                 return decode(data[at + 8 : body_at], data[body_at:after])
         elif rest and self.has_frame:
             raise _bad_size(self._size)

@@ -656,11 +656,10 @@ class CheckedPulls:
         generation, group_queue, flags, limit, max_bytes, subscription, name, is_recorded = checked
         if generation != self._generation.number or self._pops.pools.all or group_queue.reader is not session:
             return None
-        key = group_queue.key
+        key, group = group_queue.key, group_queue.group
         queue = self._store.queues.get(key)
         if queue is None or not queue.begin <= offset < queue.next:
             return None
-        group = group_queue.group
         if flags & PULL_SUSPEND:
             committed = group.offset(*key) or 0
             if offset < committed or (offset < commit_offset and flags & PULL_COMMIT_OFFSET):

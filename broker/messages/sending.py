@@ -246,7 +246,7 @@ class SendService:
             return self._place_batch(header, body, born_host, queue_id, pieces)
         if len(body) > MAX_BODY_BYTES:
             raise too_large("message body", body)
-        text, lite = header.properties, None
+        text, lite, later = header.properties, None, _AT_ONCE
         if name[0] == "%" and name.startswith(names.RETRY_PREFIX):
             name, queue_id, text = self._retries.place_of(header, queue_id, text)
         elif _LITE_MARK in text or _PRIORITY_MARK in text:
@@ -261,7 +261,6 @@ class SendService:
             # (SendMessageProcessor).
             text = props.without(text, props.WAIT)
         text = text + self._cluster_end if text and text[-1] != props.PAIR_END else text + self._cluster_text
-        later = _AT_ONCE
         if _LATER_MARK in text:
             later, text = self._later(text, name, queue_id, is_half)
         code = tag_code(text) if _TAGS_MARK in text else 0
@@ -271,9 +270,11 @@ class SendService:
         elif is_half:
             self._refuse_half()
             queue, text = self._transactions.half_queue, half_properties(text, name, queue_id)
-        limit = MAX_PROPERTY_BYTES if name[0] == "%" else SENT_PROPERTY_BYTES
+        properties = text.encode()
+        if len(properties) > SENT_PROPERTY_BYTES:
+            properties = property_bytes(text, MAX_PROPERTY_BYTES if name[0] == "%" else SENT_PROPERTY_BYTES)
         position, offset = self._appender.stage(
-            queue, body, property_bytes(text, limit), code, header.flag, header.sys_flag & ~SYS_TRANSACTION_MASK,
+            queue, body, properties, code, header.flag, header.sys_flag & ~SYS_TRANSACTION_MASK,
             header.born_timestamp, born_host, header.reconsume_times,
         )  # fmt: skip
         return _new_tuple(Placed, (position, queue_id, offset, None, later.level, is_half, later.recall_handle, lite))

@@ -268,7 +268,7 @@ class RemotingConnection(Client):
                     self._join_line()
         # Memory other than held pulls changes with a read, and is counted immediately; the sweep counts held pulls
         idle_bytes = self.charged_bytes + self.held_pulls * HELD_PULL_BYTES
-        if requests.held_bytes or self.counted_bytes > idle_bytes:
+        if requests.data or requests.waiting or self.counted_bytes > idle_bytes:
             self._host.memory.count(self)
         else:
             self._host.memory.mark(self)  # a pull may be held now
@@ -545,12 +545,10 @@ class KeptPulls:
         """The pull that this one repeats, without reading its header: all but the offsets is as it was."""
         ext = dict(frame.ext)
         try:
-            kept = self._pulls.get((ext["consumerGroup"], ext["topic"], ext["queueId"]))
-            if kept is None:
-                return None
+            kept = self._pulls[ext["consumerGroup"], ext["topic"], ext["queueId"]]
             offset, commit_offset = int(ext.pop("queueOffset")), int(ext.pop("commitOffset"))
             _check_offsets(offset, commit_offset)
-        except (KeyError, ValueError, StructError):  # it is refused with a reason when it is read
+        except (KeyError, ValueError, StructError):  # it is checked, and refused with a reason, when it is read
             return None
         ext.pop(SIGNATURE, None)  # it was authorized
         if ext != kept.constant or frame.language != kept.language:

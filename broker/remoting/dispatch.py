@@ -118,23 +118,19 @@ class Dispatch:
         requests, sends, unwritten_bytes, is_first = connection.requests, self._sends, 0, True
         end_s = (began_s := time.perf_counter()) + PIECE_S
         try:
-            while is_first or time.perf_counter() < end_s:
-                is_first, pull, account, code = False, None, None, None
-                if IS_COMPILED and sends is not None and (code := fast.code_at(requests.data, requests.at)) in SENDS:
-                    account = self._sender(connection)
-                    if account is not None and sends.stage_run(connection, account):
-                        continue
-                elif code == _PULL_MESSAGE:
-                    pull = fast.pull_key(requests.data, requests.at, MAX_REQUEST_HEADER_BYTES)
-                frame = requests.next() if pull is None else undecoded_pull(pull)
-                if frame is None:
+            while is_first or (requests.data and time.perf_counter() < end_s):
+                is_first, pull, account = False, None, None
+                if IS_COMPILED and sends is not None:
+                    if (code := fast.code_at(requests.data, requests.at)) in SENDS:
+                        account = self._sender(connection)
+                        if account is not None and sends.stage_run(connection, account):
+                            continue
+                    elif code == _PULL_MESSAGE:
+                        pull = fast.pull_key(requests.data, requests.at, MAX_REQUEST_HEADER_BYTES)
+                if (frame := requests.next() if pull is None else undecoded_pull(pull)) is None:
                     break
-                if (
-                    sends is not None
-                    and frame.code in SENDS
-                    and not frame.flag & RESPONSE_FLAG
-                    and self._stage(sends, connection, frame, out)
-                ):
+                is_send = frame.code in SENDS and not frame.flag & RESPONSE_FLAG
+                if is_send and sends is not None and self._stage(sends, connection, frame, out):
                     if account is not None and sends.staged and sends.staged[-1] is frame:
                         sends.pass_queue(account, frame)  # it was not refused
                     continue
@@ -144,15 +140,23 @@ class Dispatch:
                 if frame.flag & RESPONSE_FLAG:
                     began_s = self._take_answer(connection, frame, began_s)
                     continue
-                reply, began_s = self._timed(connection, frame, began_s, pull)
+                reply: Reply
+                if pull is not None:
+                    reply = self._pull(connection, frame, pull)
+                elif len(frame.body) > LARGE_REQUEST_BYTES and frame.code not in SENDS:
+                    reply = self._in_turn(connection, frame)
+                else:
+                    reply = self._handle(connection, frame)
+                former_s, began_s = began_s, time.perf_counter()
+                if (times := self._times.get(frame.code)) is not None:
+                    times.observe(began_s - former_s)
                 if not isinstance(reply, list):  # which is quicker to find out than a generator
                     if reply is not None and self._answer_later(connection, frame, reply, out):
                         out = []
                         break
                 elif not frame.flag & ONEWAY_FLAG:
                     out += reply
-                    unwritten_bytes += sum(map(len, reply))
-                    if unwritten_bytes > UNWRITTEN_BYTES:
+                    if requests.data and (unwritten_bytes := unwritten_bytes + sum(map(len, reply))) > UNWRITTEN_BYTES:
                         connection.write(out)
                         out, unwritten_bytes = [], 0
                         if connection.is_paused:
@@ -162,22 +166,6 @@ class Dispatch:
                 self._settle(sends, connection, out, began_s)
             elif out:
                 connection.write(out)
-
-    def _timed(
-        self, connection: RemotingConnection, frame: Frame, began_s: float, pull: fast.PullKey | None
-    ) -> tuple[Reply, float]:
-        """The reply to a request, and when it was there, which is noted."""
-        reply: Reply
-        if pull is not None:
-            reply = self._pull(connection, frame, pull)
-        elif len(frame.body) > LARGE_REQUEST_BYTES and frame.code not in SENDS:
-            reply = self._in_turn(connection, frame)
-        else:
-            reply = self._handle(connection, frame)
-        ended_s = time.perf_counter()
-        if (times := self._times.get(frame.code)) is not None:
-            times.observe(ended_s - began_s)
-        return reply, ended_s
 
     def _take_answer(self, connection: RemotingConnection, frame: Frame, began_s: float) -> float:
         """A client has answered a question. When the next request began."""
@@ -323,9 +311,9 @@ class Dispatch:
 
     def _handle(self, connection: RemotingConnection, frame: Frame) -> Reply:
         found = self._handlers.get(frame.code)
-        if frame.code == UNREADABLE:
-            return answer(frame, ResponseCode.SYSTEM_ERROR, remark=frame.remark)
         if found is None or (connection.is_vip and frame.code in PULLS):  # as on Apache's VIP channel
+            if frame.code == UNREADABLE:
+                return answer(frame, ResponseCode.SYSTEM_ERROR, remark=frame.remark)
             remark = f" request type {frame.code} not supported"
             return answer(frame, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
         handler, rule = found

@@ -269,8 +269,8 @@ def _pull_response(connection: RemotingConnection, frame: Frame, outcome: Pulled
 def _encoded(frame: Frame, pulled: Pulled) -> Buffers:
     outcome, next_offset, begin, end, pieces = pulled
     if outcome is PullStatus.FOUND:
-        offsets = next_offset, begin, end
-        return [encode_found_head(reply_type(frame), frame.opaque, offsets, sum(map(len, pieces))), *pieces]
+        size = sum(map(len, pieces))
+        return [encode_found_head(reply_type(frame), frame.opaque, (next_offset, begin, end), size), *pieces]
     code, remark = _PULL_CODES[outcome]
     return answer(frame, code, write(PullMessageResult(0, next_offset, begin, end)), remark=remark)
 

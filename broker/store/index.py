@@ -372,10 +372,11 @@ class Reader:
         """
         limit = min(max(max_messages, 1), PULL_MESSAGES if max_bytes is None else BULK_PULL_MESSAGES)
         room = PULL_BYTES if max_bytes is None else min(max(max_bytes, 1), BULK_PULL_BYTES)
+        if matches is None and (subscription is None or subscription.expression == "*"):
+            return self._fetch_all(queue, offset, limit, room)
         if matches is not None:
             return self._fetch_matching(queue, offset, limit, room, matches, max_looks)
-        if subscription is None or subscription.expression == "*":
-            return self._fetch_all(queue, offset, limit, room)
+        assert subscription is not None
         return self._fetch_tagged(queue, offset, limit, room, subscription)
 
     def _fetch_all(self, queue: ConsumeQueue, offset: int, limit: int, room: int) -> Fetched:
@@ -454,12 +455,11 @@ class Reader:
     def _read_records(self, positions: Sequence[int], sizes: Sequence[int]) -> list[Buffer]:
         """Return the bytes of records at these positions. Raises Damaged, including for impossible positions, because
         the index may be damaged as well."""
-        begin, end = positions[0], positions[-1] + sizes[-1]
-        total = sum(sizes)
+        begin, total = positions[0], sum(sizes)
+        if positions[-1] + sizes[-1] - begin == total <= MOST_READ_BYTES:
+            return [self._read_once(begin, total, sizes[-1])]
         if total > MOST_READ_BYTES:
             raise Damaged(f"an index has records of {total} bytes")
-        if end - begin == total:
-            return [self._read_once(begin, total, sizes[-1])]
         return self._read_runs(positions, sizes)
 
     def _read_once(self, position: int, size: int, last_size: int) -> Buffer:
