@@ -41,7 +41,10 @@ lint: dev ## check style and format
 types: dev ## check types, strictly
 	$(BIN)/mypy
 
-test: lint types ## lint, types and all tests, side by side, those of the wire without the compiled module, too: what CI runs
+test: lint ## lint, types and all tests, side by side, those of the wire without the compiled module, too: what CI runs
+	@$(MAKE) --no-print-directory --jobs 2 types .tests
+
+.tests: dev
 	$(BIN)/python -m pytest $(or $(ARGS),$(SIDE_BY_SIDE))
 	$(if $(ARGS),,ROCKETLET_PURE=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE) $(WIRE_TESTS))
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from xdist.scheduler import LoadScopeScheduling
 
-WORKERS_PER_CORE: Final = 2
+WORKERS_PER_CORE: Final = 3
 """More than one, because tests wait for other processes; not many more, because Spark gives up on a Python process that has
 not answered after 10 s."""
 
@@ -22,6 +22,7 @@ GROUPS: Final = tuple(
         r"tests/spark/test_(?:sink|standalone|stop)\.py",
         r"tests/interop/test_(?:our_client|planners|console|message_trace)\.py::.*\[(rocketlet|4\.9\.7|5\.3\.3)\b",
         r"tests/interop/test_access\.py",
+        r"tests/interop/test_rust\.py",  # one compiles, and the others would wait for it
         r"_pyright_",  # npx installs it where it finds none
     )
 )

@@ -12,7 +12,10 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from filelock import FileLock
 from rocketlet.client import Consumer, Producer
+
+from bench.peers import CACHE
 
 from ..conftest import Node, Nodes
 from ..support.handlers import Inbox
@@ -88,13 +91,18 @@ def make_python(folder: Path) -> None:
 
 
 def rust(folder: Path, home: Path) -> Official:
-    return Official("Rust 5.0.0", [str(folder / "target" / "debug" / "peer")], {"HOME": str(home)})
+    return Official("Rust 5.0.0", [str(folder / "peer")], {"HOME": str(home)})
 
 
 def make_rust(folder: Path) -> None:
+    """Cargo keeps what it has compiled of others in the cache, because that takes minutes."""
     fetched(["cargo", "fetch", "--locked"], SOURCES / "rust")
-    built = {**os.environ, "CARGO_TARGET_DIR": str(folder / "target")}
-    subprocess.run(["cargo", "build", "--quiet", "--locked"], cwd=SOURCES / "rust", env=built, check=True)
+    target = CACHE / "cargo"
+    target.mkdir(parents=True, exist_ok=True)
+    with FileLock(target / "tests.lock"):
+        built = {**os.environ, "CARGO_TARGET_DIR": str(target)}
+        subprocess.run(["cargo", "build", "--quiet", "--locked"], cwd=SOURCES / "rust", env=built, check=True)
+        shutil.copy(target / "debug" / "peer", folder)
 
 
 Make = Callable[[Path], None]

@@ -30,7 +30,7 @@ from .official import (
 )
 
 pytestmark = [pytest.mark.rust, pytest.mark.long]
-"""It takes minutes to compile, once."""
+"""It takes minutes to compile, once on a machine."""
 
 feature = area("Official clients of 5.x")
 

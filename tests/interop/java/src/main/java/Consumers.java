@@ -42,7 +42,7 @@ final class Consumers {
         consumer.setMaxReconsumeTimes(peer.number("tries", -1));
         consumer.setPullThresholdForQueue(peer.number("cached", 1000));
         consumer.setAwaitTerminationMillisWhenShutdown(peer.number("await-ms", 0));
-        consumer.setConsumeTimeout(peer.number("timeout-minutes", 15));
+        consumer.setConsumeTimeout(peer.number("check-minutes", 15));
         String mode = peer.get("mode", "concurrently");
         if (mode.equals("broadcast")) {
             consumer.setMessageModel(MessageModel.BROADCASTING);
@@ -76,6 +76,7 @@ final class Consumers {
             onward.start();
         }
         consumer.start();
+        consumer.setConsumeTimeout(peer.number("timeout-minutes", 15)); // the interval of its checks stays
         Peer.say("STARTED");
         Peer.waitForStdin();
         consumer.shutdown();
