@@ -18,8 +18,8 @@ not answered after 10 s."""
 GROUPS: Final = tuple(
     re.compile(pattern)
     for pattern in (
-        r"tests/spark/test_(?:source|faults)\.py|tests/spark/test_worker_start\.py::test_processes_of_the_format",
-        r"tests/spark/test_(?:sink|standalone|stop)\.py",
+        r"tests/spark/test_source\.py|tests/spark/test_worker_start\.py::test_processes_of_the_format",
+        r"tests/spark/test_sink\.py",
         r"tests/interop/test_(?:our_client|planners|console|message_trace)\.py::.*\[(rocketlet|4\.9\.7|5\.3\.3)\b",
         r"tests/interop/test_access\.py",
         r"tests/interop/test_rust\.py",  # one compiles, and the others would wait for it

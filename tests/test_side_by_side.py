@@ -14,7 +14,7 @@ from .side_by_side import group, place
 @pytest.mark.parametrize(
     ("one", "other", "is_shared"),
     [
-        ("tests/spark/test_source.py::test_a", "tests/spark/test_faults.py::test_b[x]", True),
+        ("tests/spark/test_source.py::test_a", "tests/spark/test_source.py::test_b[x]", True),
         ("tests/spark/test_source.py::test_a", "tests/spark/test_sink.py::test_b", False),
         (
             "tests/spark/test_source.py::test_a",
@@ -26,8 +26,8 @@ from .side_by_side import group, place
         ("tests/interop/test_our_client.py::test_a[4.9.7]", "tests/interop/test_our_client.py::test_a[5.3.3]", False),
         ("tests/interop/test_our_client.py::test_a[4.9.7]", "tests/interop/test_planners.py::test_a[4.9.7]", True),
         ("tests/interop/test_access.py::test_a", "tests/interop/test_access.py::test_b", True),
-        ("tests/client/test_types.py::test_by_pyright_strict", "tests/packaging/test_x.py::test_with_pyright_x", True),
-        ("tests/client/test_log.py::test_a", "tests/client/test_log.py::test_b", False),
+        ("tests/client/test_typed.py::test_by_pyright_strict", "tests/packaging/test_x.py::test_with_pyright_x", True),
+        ("tests/client/test_silences.py::test_a", "tests/client/test_silences.py::test_b", False),
     ],
 )
 def test_what_is_shared_is_one_group(one: str, other: str, is_shared: bool) -> None:
@@ -36,7 +36,7 @@ def test_what_is_shared_is_one_group(one: str, other: str, is_shared: bool) -> N
 
 def test_what_takes_long_begins_first_and_what_is_quick_comes_last() -> None:
     tests = [
-        "tests/a.py::test", "tests/client/test_log.py::test", "tests/client/test_types.py::test_by_pyright_strict",
+        "tests/a.py::test", "tests/client/test_silences.py::test", "tests/client/test_typed.py::test_by_pyright_strict",
         "tests/interop/test_access.py::test", "tests/process/test_demo.py::test", "tests/spark/test_sink.py::test",
     ]  # fmt: skip
     assert [place(test, is_long=False) for test in tests] == [3, 3, 2, 2, 2, 1]

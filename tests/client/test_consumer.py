@@ -6,13 +6,26 @@ import asyncio
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rocketlet.client import ConfigError, Consumer, Message, Outgoing, Producer, Reject, RetryLater
-from rocketlet.client.config import PullLimits
-from rocketlet.protocol.bodies import GroupConfig, encode_group
+from rocketlet.client.config import CLIENT_LIMITS, ClientLimits, PullLimits
+from rocketlet.client.member.membership import heartbeat_queues
+from rocketlet.client.member.offsets import Position
+from rocketlet.protocol import config, group_bodies
+from rocketlet.protocol.bodies import (
+    ConsumerData,
+    GroupConfig,
+    Heartbeat,
+    decode_heartbeat,
+    encode_group,
+    encode_heartbeat,
+)
 from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.group_bodies import LockRequest
+from rocketlet.protocol.headers import CreateTopic, write
 from rocketlet.protocol.names import Queue
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
@@ -20,15 +33,15 @@ from ..support.handlers import Inbox, fill
 
 
 @pytest.fixture
-async def topic(wire: Wire) -> str:
+async def topic_consumer(wire: Wire) -> str:
     await create_topic(wire, "t")
     return "t"
 
 
-async def test_a_handler_gets_each_message_once(node: Node, topic: str) -> None:
+async def test_a_handler_gets_each_message_once(node: Node, topic_consumer: str) -> None:
     await fill(node, 50, tag="A", keys="k", properties={"p": "v"})
     inbox = Inbox()
-    async with Consumer(node.address, "g", topic, inbox, start="first"):
+    async with Consumer(node.address, "g", topic_consumer, inbox, start="first"):
         await eventually(lambda: len(inbox.messages) == 50)
     assert sorted(inbox.bodies) == sorted(b"%d" % number for number in range(50))
     message = inbox.messages[0]
@@ -37,7 +50,7 @@ async def test_a_handler_gets_each_message_once(node: Node, topic: str) -> None:
     assert message.born_ms <= message.store_ms
 
 
-async def test_batches_are_of_one_queue_and_as_long_as_asked(node: Node, topic: str) -> None:
+async def test_batches_are_of_one_queue_and_as_long_as_asked(node: Node, topic_consumer: str) -> None:
     await fill(node, 40)
     sizes: list[int] = []
     queues: list[set[Queue]] = []
@@ -46,53 +59,55 @@ async def test_batches_are_of_one_queue_and_as_long_as_asked(node: Node, topic: 
         sizes.append(len(messages))
         queues.append({message.queue for message in messages})
 
-    async with Consumer(node.address, "g", topic, handle, batch_size=4, start="first"):
+    async with Consumer(node.address, "g", topic_consumer, handle, batch_size=4, start="first"):
         await eventually(lambda: sum(sizes) == 40)
     assert max(sizes) <= 4
     assert all(len(found) == 1 for found in queues)
 
 
-async def test_what_was_acknowledged_is_not_delivered_to_the_next_run(node: Node, topic: str) -> None:
+async def test_what_was_acknowledged_is_not_delivered_to_the_next_run(node: Node, topic_consumer: str) -> None:
     await fill(node, 20)
     first, second = Inbox(), Inbox()
-    async with Consumer(node.address, "g", topic, first, start="first"):
+    async with Consumer(node.address, "g", topic_consumer, first, start="first"):
         await eventually(lambda: len(first.messages) == 20)
     await fill(node, 5)
-    async with Consumer(node.address, "g", topic, second, start="first"):
+    async with Consumer(node.address, "g", topic_consumer, second, start="first"):
         await eventually(lambda: len(second.messages) >= 5)
     assert len(second.messages) == 5
 
 
 @pytest.mark.parametrize(("start", "expected"), [("first", 6), ("last", 3)])
-async def test_a_new_group_begins_where_it_is_configured(node: Node, topic: str, start: Any, expected: int) -> None:
+async def test_a_new_group_begins_where_it_is_configured(
+    node: Node, topic_consumer: str, start: Any, expected: int
+) -> None:
     await fill(node, 3)
     inbox = Inbox()
-    async with Consumer(node.address, "g", topic, inbox, start=start) as consumer:
+    async with Consumer(node.address, "g", topic_consumer, inbox, start=start) as consumer:
         await consumer.assigned()
         await fill(node, 3)
         await eventually(lambda: len(inbox.messages) >= expected)
     assert len(inbox.messages) == expected
 
 
-async def test_a_new_group_can_begin_at_a_time(node: Node, topic: str) -> None:
+async def test_a_new_group_can_begin_at_a_time(node: Node, topic_consumer: str) -> None:
     await fill(node, 4)
     await eventually(lambda: int(time.time() * 1000) > node.broker.store.now_ms + 2)
     moment = int(time.time() * 1000)
     await eventually(lambda: int(time.time() * 1000) > moment + 2)
     await fill(node, 4)
     inbox = Inbox()
-    async with Consumer(node.address, "g", topic, inbox, start=moment):
+    async with Consumer(node.address, "g", topic_consumer, inbox, start=moment):
         await eventually(lambda: sum(message.store_ms > moment for message in inbox.messages) == 4)
     # as on Apache's broker, the message nearest to the moment is the first, which may be just before it
     assert len(inbox.messages) <= 4 + 4
 
 
-async def test_tags_are_checked_by_text_where_hashes_collide(node: Node, topic: str) -> None:
+async def test_tags_are_checked_by_text_where_hashes_collide(node: Node, topic_consumer: str) -> None:
     async with Producer(node.address) as producer:
         for tag in ("AaAa", "BBBB", "AaBB", "C"):  # the first three have one hash in Java
-            await producer.send(topic, tag.encode(), tag=tag)
+            await producer.send(topic_consumer, tag.encode(), tag=tag)
     inbox = Inbox()
-    async with Consumer(node.address, "g", {topic: "BBBB || C"}, inbox, start="first"):
+    async with Consumer(node.address, "g", {topic_consumer: "BBBB || C"}, inbox, start="first"):
         await eventually(lambda: len(inbox.messages) == 2)
     assert sorted(inbox.bodies) == [b"BBBB", b"C"]
 
@@ -158,7 +173,7 @@ async def test_an_orderly_handler_sees_a_queue_in_order_and_a_failure_holds_it(n
     assert seen == [b"0", b"1", b"2", b"3", b"3", b"3", b"3", *(b"%d" % number for number in range(4, 30))]
 
 
-async def test_no_more_handlers_run_concurrently_than_allowed(node: Node, topic: str) -> None:
+async def test_no_more_handlers_run_concurrently_than_allowed(node: Node, topic_consumer: str) -> None:
     await fill(node, 30)
     running, most, handled = 0, 0, 0
     three = asyncio.Barrier(3)
@@ -171,12 +186,12 @@ async def test_no_more_handlers_run_concurrently_than_allowed(node: Node, topic:
         running -= 1
         handled += 1
 
-    async with Consumer(node.address, "g", topic, handle, concurrency=3, start="first"):
+    async with Consumer(node.address, "g", topic_consumer, handle, concurrency=3, start="first"):
         await eventually(lambda: handled == 30)
     assert most == 3
 
 
-async def test_a_plain_function_runs_in_a_thread(node: Node, topic: str) -> None:
+async def test_a_plain_function_runs_in_a_thread(node: Node, topic_consumer: str) -> None:
     await fill(node, 3)
     threads: set[str] = set()
     handled: list[bytes] = []
@@ -185,7 +200,7 @@ async def test_a_plain_function_runs_in_a_thread(node: Node, topic: str) -> None
         threads.add(threading.current_thread().name)
         handled.append(message.body)
 
-    async with Consumer(node.address, "g", topic, handle, start="first"):
+    async with Consumer(node.address, "g", topic_consumer, handle, start="first"):
         await eventually(lambda: len(handled) == 3)
     assert threading.main_thread().name not in threads
 
@@ -248,9 +263,9 @@ async def test_middleware_is_around_every_handling(nodes: Nodes, connect: Connec
     assert trace == ["a>0", "b>0", "<b", "<a", "a>1", "b>1", "<b", "<a"]
 
 
-async def test_a_consumer_is_started_once_and_stopped_at_any_time(node: Node, topic: str) -> None:
+async def test_a_consumer_is_started_once_and_stopped_at_any_time(node: Node, topic_consumer: str) -> None:
     inbox = Inbox()
-    consumer = Consumer(node.address, "g", topic, inbox)
+    consumer = Consumer(node.address, "g", topic_consumer, inbox)
     await consumer.stop()
     with pytest.raises(ConfigError, match="has a handler"):
         await anext(consumer)
@@ -267,17 +282,19 @@ async def test_a_consumer_is_started_once_and_stopped_at_any_time(node: Node, to
             pass
 
 
-async def test_listeners_are_notified_of_queues_that_come_and_go(node: Node, topic: str) -> None:
+async def test_listeners_are_notified_of_queues_that_come_and_go(node: Node, topic_consumer: str) -> None:
     came: set[Queue] = set()
     went: set[Queue] = set()
 
     async def on_revoked(queues: set[Queue]) -> None:
         went.update(queues)
 
-    async with Consumer(node.address, "g", topic, Inbox(), on_assigned=came.update, on_revoked=on_revoked) as consumer:
+    async with Consumer(
+        node.address, "g", topic_consumer, Inbox(), on_assigned=came.update, on_revoked=on_revoked
+    ) as consumer:
         owned = await consumer.assigned()
         assert came == owned
-        assert {queue.queue_id for queue in owned if queue.topic == topic} == {0, 1, 2, 3}
+        assert {queue.queue_id for queue in owned if queue.topic == topic_consumer} == {0, 1, 2, 3}
     assert went == came
 
 
@@ -328,3 +345,276 @@ async def test_a_group_that_may_not_consume_gets_nothing_and_no_error(node: Node
     async with Consumer(node.address, "g", "t", inbox, start="first") as consumer:
         await consumer.assigned()
         assert inbox.messages == []
+
+
+# Where a consumer is in its queues: pause, seek, how far it is, and what is committed or kept in a file.
+
+
+@pytest.mark.parametrize("place", ["earliest", None, True, -1, 1.5e12, 2**63, {Queue("t", "broker-a", 0): "5"}])
+async def test_another_place_is_no_place_to_continue(node: Node, wire: Wire, place: Any) -> None:
+    await create_topic(wire, "t", 1)
+    async with Consumer(node.address, "g", "t", start="first") as consumer:
+        with pytest.raises(ConfigError, match=r"seek: .* give 'first', 'last', a time in ms since 1970"):
+            await consumer.seek(place)
+    for state in (Consumer(node.address, "g", "t"), consumer):
+        for call in (state.seek("first"), state.assigned()):
+            with pytest.raises(ConfigError, match="this consumer has"):
+                await call
+
+
+async def test_nothing_begins_after_pause_until_it_is_resumed(node: Node, wire: Wire) -> None:
+    """Not what is cached, nor what a held pull brings, nor what another queue brings that comes later."""
+    await create_topic(wire, "t", 2)
+    release = asyncio.Event()
+    begun: list[bytes] = []
+
+    async def handle(message: Message) -> None:
+        begun.append(message.body)
+        await release.wait()
+
+    async with Consumer(node.address, "g", "t", handle, start="first", concurrency=3) as consumer:
+        await consumer.assigned()
+        await fill(node, 10)
+        await eventually(lambda: len(begun) == 3)
+        await consumer.pause()
+        release.set()
+        await fill(node, 10)
+        await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, write(CreateTopic("t", 3, 3, 6)))
+        await eventually(lambda: Queue("t", "broker-a", 2) in consumer.assignment())
+        await fill(node, 10)
+        await consumer.commit()
+        assert len(begun) == 3
+        await consumer.resume()
+        await eventually(lambda: len(begun) == 30)
+        (one,) = [queue for queue in consumer.assignment() if queue == Queue("t", "broker-a", 0)]
+        await consumer.pause([one])
+        async with Producer(node.address) as producer:
+            await producer.send("t", b"held", queue=one)
+            await producer.send("t", b"free", queue=Queue("t", "broker-a", 1))
+        await eventually(lambda: b"free" in begun)
+        assert b"held" not in begun
+        await consumer.resume([one])
+        await eventually(lambda: b"held" in begun)
+        with pytest.raises(ConfigError, match="does not own"):
+            await consumer.pause([Queue("t", "broker-z", 0)])
+
+
+async def test_seek_goes_back_and_forth(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    await fill(node, 5)
+    inbox = Inbox()
+    queue = Queue("t", "broker-a", 0)
+    async with Consumer(node.address, "g", "t", inbox, start="first", concurrency=1) as consumer:
+        await eventually(lambda: len(inbox.messages) == 5)
+        await consumer.seek({queue: 3})
+        assert node.broker.offsets.get("g", "t", 0) == 3
+        await eventually(lambda: len(inbox.messages) == 7)
+        await consumer.seek("first")
+        await eventually(lambda: len(inbox.messages) == 12)
+        await consumer.pause()
+        await fill(node, 3)
+        await consumer.seek("last", [queue])
+        await consumer.resume()
+        await fill(node, 1)
+        await eventually(lambda: len(inbox.messages) == 13)
+        await consumer.seek(inbox.messages[-1].store_ms)
+        await eventually(lambda: len(inbox.messages) >= 14)
+        with pytest.raises(ConfigError, match="does not own"):
+            await consumer.seek({Queue("t", "broker-z", 0): 0})
+    assert inbox.bodies[:13] == [b"0", b"1", b"2", b"3", b"4", b"3", b"4", b"0", b"1", b"2", b"3", b"4", b"0"]
+    assert inbox.messages[-1].queue_offset == 8
+
+
+async def test_a_consumer_knows_how_far_it_is(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    await fill(node, 4)
+    queue = Queue("t", "broker-a", 0)
+    async with Consumer(node.address, "g", "t", start="first", commit_interval_s=300) as consumer:
+        seen = [await anext(consumer) for _ in range(4)]
+        assert [message.body for message in seen] == [b"0", b"1", b"2", b"3"]
+        at = (await consumer.positions())[queue]
+        assert (at.acknowledged, at.end, at.lag) == (3, 4, 1)
+        assert at.committed in (None, *range(4)), "a pull may have carried a commit"
+        assert await consumer.lag() == 1
+        await consumer.ack(seen[-1])
+        await consumer.commit()
+        assert (await consumer.positions())[queue] == Position(4, 4, 4)
+        assert await consumer.lag() == 0
+
+
+async def test_an_expired_offset_is_corrected(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    await fill(node, 2)
+    node.broker.offsets.put("g", "t", 0, 999)
+    inbox = Inbox()
+    async with Consumer(node.address, "g", "t", inbox) as consumer:
+        await consumer.assigned()
+        await eventually(lambda: node.broker.offsets.get("g", "t", 0) == 2)
+        await fill(node, 1)
+        await eventually(lambda: len(inbox.messages) == 1)
+
+
+async def test_commits_happen_on_an_interval(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    await fill(node, 3)
+    inbox = Inbox()
+    async with Consumer(node.address, "g", "t", inbox, start="first", commit_interval_s=0.01):
+        await eventually(lambda: node.broker.offsets.get("g", "t", 0) == 3)
+
+
+async def test_a_queue_continues_though_its_new_offset_cannot_be_kept(
+    node: Node, wire: Wire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create_topic(wire, "t", 1)
+    async with Consumer(node.address, "g", "t", broadcasting=True, offsets_file=tmp_path / "offsets.json") as consumer:
+        (queue,) = await consumer.assigned()
+        pulled: list[object] = []
+
+        async def refused(_: object) -> None:
+            raise OSError("no room")
+
+        with monkeypatch.context() as patches:
+            patches.setattr(consumer._membership, "commit", refused)
+            patches.setattr(consumer._puller, "pull", pulled.append)
+            with pytest.raises(OSError, match="no room"):
+                await consumer._commit_and_pull(consumer.queues[queue], 0)
+        assert pulled == [consumer.queues[queue]]
+
+
+async def test_broadcasting_gives_every_member_every_message(node: Node, wire: Wire, tmp_path: Path) -> None:
+    await create_topic(wire, "t")
+    await fill(node, 6)
+    one, two = Inbox(), Inbox()
+    file = tmp_path / "offsets.json"
+    options: dict[str, Any] = {"broadcasting": True, "start": "first"}
+    async with (
+        Consumer(node.address, "g", "t", one, offsets_file=file, **options),
+        Consumer(node.address, "g", "t", two, **options),
+    ):
+        await eventually(lambda: len(one.messages) == len(two.messages) == 6)
+    again = Inbox()
+    await fill(node, 1)
+    async with Consumer(node.address, "g", "t", again, offsets_file=file, **options):
+        await eventually(lambda: len(again.messages) == 1)
+
+
+async def test_two_members_with_one_file_of_offsets_are_refused(node: Node, wire: Wire, tmp_path: Path) -> None:
+    await create_topic(wire, "t")
+    file = tmp_path / "caches" / "offsets.json"
+    options: dict[str, Any] = {"broadcasting": True, "offsets_file": file, "start": "first"}
+    async with Consumer(node.address, "g", "t", **options) as first:
+        second = Consumer(node.address, "g", "t", **options)
+        with pytest.raises(ConfigError, match=r"offsets.json is in use by another member"):
+            await second.start()
+        assert not first.has_ended
+    await fill(node, 1)
+    again = Inbox()
+    async with Consumer(node.address, "g", "t", again, **options):
+        await eventually(lambda: len(again.messages) == 1)
+
+
+async def test_a_member_whose_file_of_offsets_cannot_be_written_does_not_start(
+    node: Node, wire: Wire, tmp_path: Path
+) -> None:
+    await create_topic(wire, "t")
+    (tmp_path / "offsets.json.lock").mkdir()
+    with pytest.raises(ConfigError, match=r"offsets_file: .* cannot be written"):
+        async with Consumer(node.address, "g", "t", broadcasting=True, offsets_file=tmp_path / "offsets.json"):
+            pass
+
+
+async def test_a_stop_says_that_the_file_of_offsets_cannot_be_written_any_more(
+    node: Node, wire: Wire, tmp_path: Path
+) -> None:
+    await create_topic(wire, "t", 1)
+    inbox, file = Inbox(), tmp_path / "offsets.json"
+    consumer = Consumer(node.address, "g", "t", inbox, broadcasting=True, offsets_file=file, start="first")
+    await consumer.start()
+    await fill(node, 1)
+    await eventually(lambda: len(inbox.messages) == 1)
+    (tmp_path / "offsets.json.new").mkdir()
+    with pytest.raises(ConfigError, match=r"offsets.json cannot be written: .*; messages since its last write are"):
+        await consumer.stop()
+
+
+@pytest.mark.parametrize(
+    "kept", ["{", "", "{}", '""', "5", "[[1]]", '[["t","b",0,"5"]]', '[["t","b","0",5]]', '[["t","b",0,-1]]']
+)
+def test_a_damaged_file_of_offsets_is_named(tmp_path: Path, kept: str) -> None:
+    file = tmp_path / "offsets.json"
+    file.write_text(kept)
+    with pytest.raises(ConfigError, match=r"offsets.json is damaged .*delete it"):
+        Consumer("h:1", "g", "t", broadcasting=True, offsets_file=str(file))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Consumer("h:1", "g", "t", broadcasting=True, offsets_file=tmp_path)
+
+
+# A member of more queues than one request to the broker may name.
+
+
+QUEUES = 10
+
+
+async def test_it_locks_commits_and_hands_over_in_several_requests(
+    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    encode = group_bodies.encode_lock_request
+
+    def counted(request: LockRequest) -> bytes:
+        sizes.append(len(request.queues))
+        return encode(request)
+
+    monkeypatch.setattr(group_bodies, "encode_lock_request", counted)
+    await create_topic(wire, "t", QUEUES)
+    seen: list[bytes] = []
+
+    async def handle(message: Message) -> None:
+        seen.append(message.body)
+
+    async with Consumer(node.address, "g", "t", handle, start="first", limits=ClientLimits(lock_queues=4)) as consumer:
+        await eventually(lambda: sum(queue.topic == "t" for queue in consumer.assignment()) == QUEUES)
+        async with Producer(node.address) as producer:
+            for number in range(4 * QUEUES):
+                await producer.send("t", b"%d" % number)
+        await eventually(lambda: len(seen) == 4 * QUEUES)
+        await consumer.commit()
+        assert sum(node.broker.offsets.of("g", "t").values()) == 4 * QUEUES
+    assert max(sizes) <= 4
+    assert len(sizes) > 3
+    assert node.broker.groups.owners("g") == {}, "it released all when it left"
+
+
+def test_what_is_asked_in_one_request_is_what_brokers_take() -> None:
+    queues = tuple(Queue("t" * 127, "b" * 100, number) for number in range(CLIENT_LIMITS.lock_queues))
+    numbers = dict.fromkeys(queues, 2**62)
+    body = group_bodies.encode_lock_request(LockRequest("c" * 100, "g" * 100, queues, True, numbers, numbers))
+    assert len(body) <= config.MAX_JSON_BYTES
+    assert len(queues) <= config.MAX_REQUEST_QUEUES
+
+
+@pytest.mark.parametrize(("topic", "broker", "count"), [("t", "b", 8192), ("t" * 127, "b" * 100, 2000)])
+def test_a_heartbeat_names_no_more_queues_than_brokers_take(topic: str, broker: str, count: int) -> None:
+    """One that is refused costs its member all of its queues: without a heartbeat no lock is renewed."""
+    owned = {Queue(topic, broker, number) for number in range(10_000)}
+    told = heartbeat_queues(owned)
+    assert count <= len(told) < len(owned)
+    beat = Heartbeat("c", (ConsumerData("g", assigned=told),))
+    assert decode_heartbeat(encode_heartbeat(beat)) == beat
+    few = sorted(owned)[:3]
+    assert heartbeat_queues(few) == tuple(few)
+    assert heartbeat_queues(()) == ()
+
+
+async def test_a_member_reports_some_of_its_queues_and_keeps_them_all(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", QUEUES)
+
+    def told() -> list[int]:
+        group = node.broker.groups.get("g")
+        return [len(member.data.assigned) for member in group.members.values()] if group is not None else []
+
+    async with Consumer(
+        node.address, "g", "t", lambda message: None, limits=ClientLimits(heartbeat_queues=4)
+    ) as consumer:
+        await eventually(lambda: sum(queue.topic == "t" for queue in consumer.assignment()) == QUEUES)
+        await eventually(lambda: told() == [4])

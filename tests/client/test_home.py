@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import cast
+from typing import Any, cast
 
 import pytest
-from rocketlet.client import AdminClient, ConfigError, Consumer, Producer, SharedConsumer
-from rocketlet.client.config import CLIENT_LIMITS, ClientLimits
+from rocketlet.client import AdminClient, ConfigError, Consumer, Producer, RequestTimeout, SharedConsumer
+from rocketlet.client.config import CLIENT_LIMITS, CONNECT_TIMEOUT_S, TIMEOUT_TICK_S, ClientLimits
 from rocketlet.client.errors import ConnectionFailed
 from rocketlet.client.wire.cluster import Lifecycle
 from rocketlet.client.wire.connection import Access, Connection, Connections
 from rocketlet.protocol.codes import RESPONSE_FLAG, RequestCode
 from rocketlet.protocol.frame import Frame, FrameReader, encode
 
-from ..client.conftest import tasks_named
-from ..conftest import PATIENCE_S, Node, Wire, create_topic
+from ..client.conftest import only_connection, tasks_named
+from ..conftest import PATIENCE_S, Node, Wire, create_topic, eventually
 from ..support.handlers import Inbox
 
 
@@ -227,3 +228,160 @@ async def test_a_peer_that_never_hangs_up_holds_up_no_close(peer: Peer) -> None:
     await asyncio.wait_for(connections.close(), PATIENCE_S)
     assert not connection.is_open
     assert connections.find(peer.address) is None
+
+
+# The client where Python has no more than on Windows: modules and sockets' options of POSIX are missing.
+
+
+PROGRAM = """
+import asyncio
+import os
+import socket
+import sys
+
+for name in "crypt fcntl grp posix_ipc pty pwd resource syslog termios tty uvloop".split():
+    sys.modules[name] = None
+del os.fork, os.register_at_fork
+for name in ("SO_REUSEPORT", "TCP_USER_TIMEOUT"):
+    if hasattr(socket, name):
+        delattr(socket, name)
+
+
+class WindowsLoop(asyncio.SelectorEventLoop):
+    def add_signal_handler(self, *arguments):
+        raise NotImplementedError
+
+    def add_reader(self, *arguments):
+        raise NotImplementedError
+
+
+import rocketlet.sync
+from rocketlet import AdminClient, Consumer, Producer, SharedConsumer
+
+
+async def main(address):
+    seen, done = [], asyncio.Event()
+
+    async def handle(message):
+        seen.append(message.body)
+        if len(seen) == 10:
+            done.set()
+
+    async with Producer(address) as producer, Consumer(address, "g", "t", handle, start="first"):
+        for number in range(10):
+            await producer.send("t", b"%d" % number)
+        await done.wait()
+    async with SharedConsumer(address, "shared", "t", start="first") as consumer:
+        await consumer.ack(await consumer.receive(timeout_s=60))
+    async with AdminClient(address) as admin:
+        print(len(seen), len(await admin.brokers()))
+
+
+with asyncio.Runner(loop_factory=WindowsLoop) as runner:
+    runner.run(main(sys.argv[1]))
+"""
+
+
+async def test_client_works_without_the_modules_of_posix(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 2)
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", PROGRAM, node.address), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    said, errors = await asyncio.wait_for(child.communicate(), PATIENCE_S)
+    assert said.split() == [b"10", b"1"], errors.decode()
+
+
+# Timeouts count the time for which the event loop runs, whatever the clock says meanwhile.
+
+
+NEVER_S = 3600.0
+
+
+class Ticks:
+    """The ticks of timeouts, which the test runs by hand: the clock does not."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.waiting: list[tuple[float, Callable[[], None]]] = []
+        loop = asyncio.get_running_loop()
+        call_later = loop.call_later
+
+        def kept(delay_s: float, action: Any, *arguments: Any, **rest: Any) -> asyncio.TimerHandle:
+            if getattr(action, "__qualname__", "").startswith("running_timeout."):
+                self.waiting.append((delay_s, action))
+                delay_s = NEVER_S
+            return call_later(delay_s, action, *arguments, **rest)
+
+        monkeypatch.setattr(loop, "call_later", kept)
+
+    def run(self) -> float:
+        """Runs the next tick; how long after the one before it was meant to come, s."""
+        delay_s, action = self.waiting.pop(0)
+        action()
+        return delay_s
+
+
+@pytest.fixture
+async def ticks(monkeypatch: pytest.MonkeyPatch) -> Ticks:
+    return Ticks(monkeypatch)
+
+
+@pytest.fixture
+async def door(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Connections are made once it is set."""
+    loop, is_open = asyncio.get_running_loop(), asyncio.Event()
+    create = loop.create_connection
+
+    async def behind_the_door(*arguments: Any, **rest: Any) -> Any:
+        await is_open.wait()
+        return await create(*arguments, **rest)
+
+    monkeypatch.setattr(loop, "create_connection", behind_the_door)
+    return is_open
+
+
+async def test_a_connection_has_its_time_however_late_the_clock_says_it_is(
+    node: Node, ticks: Ticks, door: asyncio.Event
+) -> None:
+    producer = Producer(node.address)
+    starting = asyncio.create_task(producer.start())
+    await eventually(lambda: bool(ticks.waiting))
+    passed_s = 0.0
+    while passed_s < CONNECT_TIMEOUT_S - 2 * TIMEOUT_TICK_S:
+        passed_s += ticks.run()
+    door.set()
+    await starting
+    await producer.stop()
+
+
+async def test_a_connection_that_takes_longer_fails(node: Node, ticks: Ticks, door: asyncio.Event) -> None:
+    starting = asyncio.create_task(Producer(node.address).start())
+    await eventually(lambda: bool(ticks.waiting))
+    passed_s = 0.0
+    while ticks.waiting:
+        passed_s += ticks.run()
+    assert passed_s == pytest.approx(CONNECT_TIMEOUT_S)
+    with pytest.raises(ConnectionFailed, match=r"did not accept a connection within 3\.0 s"):
+        await starting
+
+
+async def test_what_waits_for_a_broker_that_reads_nothing_has_its_time_too(node: Node, wire: Wire) -> None:
+    """The timer of a process that was suspended is due before its sockets say that the broker takes more."""
+    await create_topic(wire, "t")
+    async with Producer(node.address) as producer:
+        await producer.send("t", b"first")
+        connection, accumulator = only_connection(producer), producer._accumulator
+        assert accumulator is not None
+        connection.pause_writing()
+        sending = asyncio.create_task(producer.send("t", b"x"))
+        await eventually(lambda: connection in accumulator._waiting)
+        accumulator._expire(connection)
+        connection.resume_writing()
+        assert (await sending).status == "ok"
+        connection.pause_writing()
+        late = asyncio.create_task(producer.send("t", b"x"))
+        await eventually(lambda: connection in accumulator._waiting)
+        connection._blocked_s -= NEVER_S  # this much more of the time that passed was the process's own
+        accumulator._expire(connection)
+        with pytest.raises(RequestTimeout, match="did not read the message in time"):
+            await late
+        connection.resume_writing()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,7 +12,9 @@ from rocketlet.broker.remoting.dispatch import BROKER_REQUESTS
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.client import (
     Access,
+    AdminClient,
     BrokerRefused,
+    ConfigError,
     Consumer,
     MessageIllegal,
     Outgoing,
@@ -20,17 +23,20 @@ from rocketlet.client import (
     Sql,
     TopicNotFound,
 )
-from rocketlet.client.config import TOPIC_QUEUES, ClientLimits
-from rocketlet.protocol.codes import RequestCode
+from rocketlet.client.config import MAX_INT, TOPIC_QUEUES, ClientLimits
+from rocketlet.protocol import properties as props
+from rocketlet.protocol.codes import RequestCode, ResponseCode
+from rocketlet.protocol.names import TIMER_TOPIC
 from rocketlet.protocol.properties import find
 from rocketlet.testing import Broker, Fault
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
 from ..support.handlers import Inbox, fill
 from ..support.requests import send
+from ..support.topics import put, stored
 
 
-def stored(node: Node, topic: str = "t") -> list[bytes]:
+def stored_times(node: Node, topic: str = "t") -> list[bytes]:
     store = node.broker.store
     queues = [queue for (name, _), queue in store.queues.items() if name == topic]
     return [store.message(queue, offset).body for queue in queues for offset in range(queue.begin, queue.next)]
@@ -52,10 +58,10 @@ async def test_a_message_is_sent_after_a_time_or_to_one(standing: Node) -> None:
             assert (await producer.send("t", body, **times)).recall_handle  # type: ignore[arg-type]
         assert not (await producer.send("t", b"now", delay=0)).recall_handle
         assert not (await producer.send("t", b"past", at=now - timedelta(days=1))).recall_handle
-    assert stored(standing) == [b"now", b"past"]
+    assert stored_times(standing) == [b"now", b"past"]
     for seconds, body in ((1.501, b"seconds"), (1.5, b"delta"), (2, b"at")):
         standing.clock.advance(seconds)
-        assert stored(standing)[-1] == body
+        assert stored_times(standing)[-1] == body
 
 
 async def test_a_message_is_taken_back_once(standing: Node) -> None:
@@ -71,7 +77,7 @@ async def test_a_message_is_taken_back_once(standing: Node) -> None:
         for odd in (None, "", "of another make", 5):
             with pytest.raises(MessageIllegal, match=f"{odd!r} is not a recall handle"):
                 await producer.recall(odd)  # type: ignore[arg-type]
-    assert stored(standing) == [b"y", b"z"]
+    assert stored_times(standing) == [b"y", b"z"]
 
 
 @pytest.mark.parametrize(
@@ -250,3 +256,85 @@ async def test_a_topic_is_not_created_by_a_member_that_may_not(rocketlet: Broker
     async with Consumer(rocketlet.address, "g", "new", Inbox()) as consumer:
         with pytest.raises(TopicNotFound, match=r"this client may not create it: .*; create it, or send it a message"):
             await consumer.assigned()
+
+
+# Messages with priorities, sent and handled by our own client.
+
+
+async def test_urgent_messages_are_handled_first(node: Node) -> None:
+    put(node, message_type="PRIORITY")
+    async with Producer(node.address) as producer:
+        for level in (0, 2, 1, 3, 0):
+            await producer.send("t", b"%d" % level, priority=level, properties={"color": "blue"})
+    inbox = Inbox()
+    async with SharedConsumer(node.address, "g", "t", inbox, concurrency=1, start="first"):
+        await eventually(lambda: len(inbox.messages) == 5)
+    assert inbox.bodies == [b"3", b"2", b"1", b"0", b"0"]
+    first = inbox.messages[0]
+    assert (first.priority, first.user_properties, first.outgoing().priority) == (3, {"color": "blue"}, 3)
+
+
+async def test_priority_counts_before_the_queue_that_a_sender_chose(node: Node) -> None:
+    put(node, message_type="PRIORITY")
+    async with Producer(node.address) as producer:
+        sent = [await producer.send("t", b"x", priority=level, queue_key="same") for level in (1, 9)]
+        plain = await producer.send("t", b"y")
+    assert [result.queue.queue_id for result in sent] == [1, 3]
+    assert {record.queue_id for record in stored(node)} == {1, 3, plain.queue.queue_id}
+
+
+async def test_delayed_message_has_a_priority_too(node: Node) -> None:
+    put(node)
+    async with Producer(node.address) as producer:
+        await producer.send("t", b"x", priority=2, delay=60)
+    (record,) = stored(node, TIMER_TOPIC)
+    assert props.find(record.properties, props.REAL_QUEUE_ID) == "2"
+
+
+@pytest.mark.parametrize("priority", [-1, MAX_INT + 1, 1.5, True, "1"])
+async def test_priority_that_brokers_cannot_take_is_refused(node: Node, priority: Any) -> None:
+    async with Producer(node.address) as producer:
+        with pytest.raises(MessageIllegal, match="priority"):
+            await producer.send("t", b"x", priority=priority)
+
+
+async def test_message_of_a_batch_has_no_priority(node: Node) -> None:
+    async with Producer(node.address) as producer:
+        with pytest.raises(MessageIllegal, match="one by one"):
+            await producer.send_batch("t", [Outgoing(b"x", priority=1)])
+
+
+async def test_sync_producer_sends_priorities(node: Node) -> None:
+    put(node, message_type="PRIORITY")
+
+    def run() -> int:
+        with sync.Producer(node.address) as producer:
+            return producer.send("t", b"x", priority=2).queue.queue_id
+
+    assert await asyncio.to_thread(run) == 2
+
+
+@pytest.mark.parametrize(("value", "code"), [("7", 0), ("-1", 13), ("x", 13), ("2147483647", 0), ("2147483648", 13)])
+async def test_broker_checks_the_priority_of_other_clients(node: Node, wire: Wire, value: str, code: int) -> None:
+    put(node)
+    answer = await send(wire, properties=f"{props.PRIORITY}\x01{value}")
+    assert (answer.code, len(stored(node))) == (code, int(code == 0))
+    assert code in (0, ResponseCode.MESSAGE_ILLEGAL)
+
+
+async def test_topic_for_priorities_is_created_with_the_admin_client(node: Node) -> None:
+    async with AdminClient(node.address) as admin:
+        await admin.create_topic("t", queues=2, message_type="PRIORITY")
+        found = node.broker.topics.get("t")
+        assert found is not None
+        assert (found.write_queues, found.message_type) == (2, "PRIORITY")
+        with pytest.raises(ConfigError, match="expected one of DELAY"):
+            await admin.create_topic("u", message_type="URGENT")
+
+
+def test_topic_for_priorities_is_created_with_the_test_kit() -> None:
+    with Broker() as broker, sync.Producer(broker.address) as producer:
+        broker.create_topic("t", 3, message_type="PRIORITY")
+        assert [producer.send("t", b"x", priority=level).queue.queue_id for level in (0, 1, 7)] == [0, 1, 2]
+        with pytest.raises(ValueError, match="URGENT"):
+            broker.create_topic("u", message_type="URGENT")

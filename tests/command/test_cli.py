@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import orjson
 import pytest
+import structlog
+from rocketlet.command.plumbing.repeats import RepeatedEvents
 
 
 def python(code: str) -> str:
@@ -104,3 +107,51 @@ def test_bash_completes_a_verb(tmp_path: Path) -> None:
     asking = f"source {script}; COMP_WORDS=(rocketlet topics cr) COMP_CWORD=2; _shtab_rocketlet rocketlet cr topics; "
     found = subprocess.run(["bash", "-c", asking + "echo ${COMPREPLY[@]}"], capture_output=True, text=True, check=True)
     assert found.stdout.split() == ["create"]
+
+
+# Warnings that repeat are written once a minute.
+
+
+class Time:
+    def __init__(self) -> None:
+        self.s = 0.0
+
+    def now_s(self) -> float:
+        return self.s
+
+
+def test_a_line_is_written_once_and_then_each_minute_with_a_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Time()
+    repeats = RepeatedEvents(clock.now_s)
+
+    def written(method: str = "warning", **fields: object) -> dict[str, object] | None:
+        try:
+            return dict(repeats.process(None, method, {"event": "name_server_unreachable", **fields}))
+        except structlog.DropEvent:
+            return None
+
+    line = {"event": "name_server_unreachable", "address": "a"}
+    assert written(address="a") == line
+    for clock.s in range(1, 60):
+        assert written(address="a") is None
+    assert written(address="b") == line | {"address": "b"}, "a line that differs is another"
+    assert written("info", address="a") == line, "only warnings and errors count"
+    clock.s = 60.0
+    assert written(address="a") == line | {"repeated": 59}
+    clock.s = 120.0
+    assert written(address="a") == line
+    monkeypatch.setattr("rocketlet.command.plumbing.repeats.REPEATS_KNOWN", 2)
+    written(address="c")
+    written(address="d")
+    assert written(address="a") == line, "it was forgotten"
+
+
+def test_lines_of_logging_are_left_out_too() -> None:
+    repeats = RepeatedEvents(Time().now_s)
+
+    def record(**fields: object) -> logging.LogRecord:
+        made = logging.LogRecord("rocketlet.cluster", logging.WARNING, "f", 1, "text", (), None)
+        made.event, made.fields = "route_not_refreshed", fields
+        return made
+
+    assert [repeats.filter(record(topic=topic)) for topic in ("t", "t", "u")] == [True, False, True]

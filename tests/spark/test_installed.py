@@ -25,7 +25,7 @@ rocketlet.spark.register(spark)
 print("registered:", rows())
 """
 
-EXAMPLES = (
+EXAMPLES: tuple[tuple[str, list[str], str], ...] = (
     ("spark_stream.py", ["t"], "|   A|   50|"),
     ("spark_json.py", [], "large orders: 33"),
     ("spark_msgpack.py", [], "24.8|"),

@@ -22,12 +22,24 @@ from .conftest import StoppableBroker
 from .running import MARKS, Sink, fill, run_once, stream
 
 pytestmark = MARKS
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import rocketlet.spark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
+from rocketlet.spark.checkpoint import from_offset
 from rocketlet.spark.config import SHOWN_BYTES
+from rocketlet.spark.driver import Ledger
 from rocketlet.spark.options import write_options
 from rocketlet.spark.sink import illegal_row, send_all
+from rocketlet.sync import Consumer as ConsumerStop
 from rocketlet.testing.ports import free_port
+
+from .running import MARKS, QUEUES, committed, report, wait_for
 
 
 def consumed(address: str, count: int, topic: str = "out") -> list[Message]:
@@ -270,3 +282,445 @@ def test_a_topic_cannot_be_overwritten(spark: SparkSession) -> None:
     rows = spark.range(1).selectExpr("'x' AS body").write.format("rocketlet")
     with pytest.raises(Exception, match=r"append"):
         rows.options(nameServer=f"127.0.0.1:{free_port()}", topic="out").mode("overwrite").save()
+
+
+# Reading without membership, and batch reads: where they begin and end.
+
+
+def table(spark: SparkSession, address: str, **options: str) -> DataFrame:
+    options = {"topic": "t"} | options if "topicPattern" not in options else options
+    return spark.read.format("rocketlet").option("nameServer", address).options(**options).load()
+
+
+def numbers(frame: DataFrame) -> list[int]:
+    return sorted(int(bytes(row.body)) for row in frame.select("body").collect())
+
+
+def exact(**offsets: int) -> str:
+    return json.dumps({"t": {"broker-a": {name[1:]: offset for name, offset in offsets.items()}}})
+
+
+def test_a_query_without_membership_reads_every_queue_and_leaves_the_group_alone(
+    spark: SparkSession, address: str, tmp_path: Path
+) -> None:
+    fill(address, range(400))
+    member = stream(spark, address, "g")
+    query = member.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "m")).start()
+    try:
+        wait_for(lambda: committed(address, "g") == 400)
+        first, second = Sink(), Sink()
+        alone = stream(spark, address, "g", membership="false", maxRowsPerTrigger="150")
+        run_once(alone, first, tmp_path / "c")
+        assert first.numbers == Counter(range(400))
+        assert all(len(rows) <= 150 for rows in first.batches.values())
+        assert len(report(address, "g")["members"]) == 1, "the member"
+        fill(address, range(400, 500))
+        run_once(alone, second, tmp_path / "c")
+        assert second.numbers == Counter(range(400, 500)), "it continues from its checkpoint"
+    finally:
+        query.stop()
+
+
+def test_latest_is_kept_by_the_checkpoint_before_anything_was_read(
+    spark: SparkSession, address: str, tmp_path: Path
+) -> None:
+    fill(address, range(100))
+    frame = stream(spark, address, "", membership="false", startingOffsets="latest")
+    nothing, later = Sink(), Sink()
+    run_once(frame, nothing, tmp_path / "c")
+    assert not nothing.numbers
+    fill(address, range(100, 150))
+    run_once(frame, later, tmp_path / "c")
+    assert later.numbers == Counter(range(100, 150)), "not the latest of the second start"
+
+
+def test_a_group_without_offsets_begins_where_the_options_say(
+    spark: SparkSession, address: str, tmp_path: Path
+) -> None:
+    fill(address, range(400))  # 100 in each queue
+    sink = Sink()
+    run_once(stream(spark, address, "g", startingOffsets=exact(q0=90, q1=-1)), sink, tmp_path / "c")
+    rows = Counter(row.queueId for batch in sink.batches.values() for row in batch)
+    assert rows == {0: 10, 2: 100, 3: 100}
+    late = Sink()
+    run_once(stream(spark, address, "h", startingTimestamp=str(int(time.time() * 1000) + 60_000)), late, tmp_path / "d")
+    assert not late.numbers
+
+
+@pytest.mark.parametrize("membership", ["true", "false"])
+def test_a_topic_that_comes_later_is_found_by_its_pattern(
+    spark: SparkSession, address: str, tmp_path: Path, membership: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(address, range(100), "orders-1")
+    fill(address, range(1000, 1100), "other")
+    sink = Sink()
+    reader = spark.readStream.format("rocketlet").option("nameServer", address).option("group", "g")
+    frame = reader.option("topicPattern", "orders-.*").option("membership", membership).load()
+    query = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path / "c")).start()
+    try:
+        wait_for(lambda: len(sink.numbers) == 100)
+        fill(address, range(100, 200), "orders-2")
+        wait_for(lambda: len(sink.numbers) == 200)
+    finally:
+        query.stop()
+    assert sink.numbers == Counter(range(200))
+
+
+def test_a_batch_reads_between_two_positions(spark: SparkSession, address: str, tmp_path: Path) -> None:
+    fill(address, range(200))
+    filled_ms = int(time.time() * 1000)
+    wait_for(lambda: time.time() * 1000 >= filled_ms + 1)
+    noon_ms = int(time.time() * 1000)
+    fill(address, range(200, 400))
+    assert numbers(table(spark, address)) == list(range(400))
+    assert table(spark, address, startingOffsets="latest").count() == 0
+    assert numbers(table(spark, address, startingTimestamp=str(noon_ms))) == list(range(200, 400))
+    assert numbers(table(spark, address, endingTimestamp=str(noon_ms))) == list(range(200))
+    between = table(spark, address, startingOffsets=exact(q0=10, q1=95, q2=-1, q3=-1), endingOffsets=exact(q0=20))
+    assert Counter(row.queueId for row in between.collect()) == {0: 10, 1: 5}
+    run_once(stream(spark, address, "g", maxRowsPerTrigger="400"), Sink(), tmp_path / "c")
+    fill(address, range(400, 440))
+    assert numbers(table(spark, address, group="g", startingOffsets="committed")) == list(range(400, 440))
+    assert numbers(table(spark, address, group="g", endingOffsets="committed")) == list(range(400))
+    assert committed(address, "g") == 400, "a batch commits nothing"
+
+
+def test_long_ranges_are_split_over_tasks(spark: SparkSession, address: str) -> None:
+    fill(address, range(400))
+    assert table(spark, address).rdd.getNumPartitions() == 1, "short ranges share a task"
+    assert table(spark, address, arrowBatchSize="100").rdd.getNumPartitions() == QUEUES
+    split = table(spark, address, minPartitions="10", arrowBatchSize="7", includeProperties="false")
+    assert "properties" not in split.columns
+    assert split.rdd.getNumPartitions() >= 10
+    assert numbers(split) == list(range(400))
+
+
+def test_only_the_columns_that_are_asked_for_are_made(spark: SparkSession, address: str, tmp_path: Path) -> None:
+    fill(address, range(200))
+    reader = spark.read.format("rocketlet").option("nameServer", address).option("topic", "t")
+    assert reader.schema("tags STRING, body BINARY").load().where("tags = 'A'").count() == 100
+    lower = reader.schema("TAGS STRING, queueid INT").load().where("Tags = 'A'")
+    assert (lower.columns, lower.count()) == (["TAGS", "queueid"], 100)
+    kafkas = table(spark, address, columns="kafka", includeProperties="true")
+    assert kafkas.columns == ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers"]
+    rows = kafkas.select("key", "value", "headers", "partition").collect()
+    assert {bytes(row.key) for row in rows} == {b"k %d" % n for n in range(200)}
+    assert ({row.headers for row in rows}, {row.partition for row in rows}) == ({None}, set(range(QUEUES)))
+    named = spark.readStream.format("rocketlet").option("nameServer", address).option("topic", "t")
+    sink = Sink()
+    run_once(named.option("membership", "false").schema("body BINARY, queueId INT").load(), sink, tmp_path / "c")
+    assert sink.numbers == Counter(range(200))
+    with pytest.raises(Exception, match=r"column body is string; rows have binary") as caught:
+        reader.schema("body STRING").load().count()
+    assert "Traceback" not in str(caught.value)
+
+
+def test_filters_of_tags_and_of_properties(spark: SparkSession, address: str) -> None:
+    fill(address, range(100))
+    assert numbers(table(spark, address, tags="A")) == list(range(1, 100, 2))
+    assert numbers(table(spark, address, sql="TAGS = 'B'")) == list(range(0, 100, 2))
+    with pytest.raises(Exception, match="the option sql: the filter"):
+        table(spark, address, sql="TAGS = ").count()
+
+
+def test_bytes_per_trigger_limit_a_batch(spark: SparkSession, address: str, tmp_path: Path) -> None:
+    fill(address, range(400))
+    sizes: list[int] = []
+
+    def take(rows: DataFrame, batch: int) -> None:
+        sizes.append(rows.count())
+
+    frame = stream(spark, address, "g", maxBytesPerTrigger="20000")
+    query = frame.writeStream.foreachBatch(take).option("checkpointLocation", str(tmp_path / "c"))
+    query.trigger(availableNow=True).start().awaitTermination()
+    record_bytes = 91 + 1 + 3 + 60  # at least: a record's frame, topic, body, properties
+    assert sum(sizes) == 400
+    assert max(sizes) <= 20_000 / record_bytes
+
+
+@pytest.mark.parametrize("trigger", [{"once": True}, {"processingTime": "1 second"}, {}])
+def test_every_trigger(spark: SparkSession, address: str, tmp_path: Path, trigger: dict[str, Any]) -> None:
+    fill(address, range(200))
+    sink = Sink()
+    writer = stream(spark, address, "g", maxRowsPerTrigger="150").writeStream.foreachBatch(sink)
+    writer = writer.option("checkpointLocation", str(tmp_path / "c"))
+    query = (writer.trigger(**trigger) if trigger else writer).start()
+    wait_for(lambda: len(sink.numbers) == 200)
+    if trigger.get("once"):
+        query.awaitTermination()
+        assert len(sink.batches) == 1, "once is one batch, whatever the limit"
+    query.stop()
+
+
+def test_progress_shows_the_lag(spark: SparkSession, address: str, tmp_path: Path) -> None:
+    fill(address, range(400))
+    frame = stream(spark, address, "g", maxRowsPerTrigger="100")
+    query = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "c"))
+    done = query.trigger(availableNow=True).start()
+    done.awaitTermination()
+    seen = [json.loads(progress["sources"][0]["latestOffset"]) for progress in done.recentProgress]
+    assert [item["metrics"]["offsetsBehindLatest"] for item in seen[:4]] == [300, 200, 100, 0]
+    assert seen[0]["metrics"]["queues"] == 5, "four of the topic, one of the group's retries"
+    ends = [end for text in seen[0]["offsets"]["t"]["broker-a"].values() for end in [text.split(":")[1]]]
+    assert ends == ["100"] * 4
+
+
+# How queries end: stopped, or with the planner killed.
+
+
+def finished(checkpoint: Path) -> int:
+    """How many offsets the batches hold that Spark's commit files say are done."""
+    total = 0
+    for path in (checkpoint / "commits").glob("[0-9]*"):
+        offset = json.loads((checkpoint / "offsets" / path.name).read_text().splitlines()[-1])
+        total += sum(end - begin for begin, end in from_offset(offset).ranges.values())
+    return total
+
+
+@pytest.mark.parametrize("moment", range(6))
+def test_what_a_stopped_query_has_finished_is_committed_for_the_group(
+    spark: SparkSession, address: str, tmp_path: Path, moment: int
+) -> None:
+    fill(address, range(400))
+    sink = Sink()
+    writer = (
+        stream(spark, address, "g").writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path / "c"))
+    )
+    query = writer.trigger(processingTime="1 hour").start()
+    wait_for(lambda: len(sink.numbers) == 400)
+    if moment:  # the first time while Spark writes that the batch is done, then about then, at last long after it
+        wait_for(lambda: finished(tmp_path / "c") == 400)
+    if moment == 5:
+        wait_for(lambda: query.lastProgress is not None)
+    query.stop()
+    wait_for(lambda: not report(address, "g")["members"])
+    assert committed(address, "g") == finished(tmp_path / "c")
+
+
+def test_a_stopped_query_of_two_sources_in_one_group_commits_both(
+    spark: SparkSession, address: str, tmp_path: Path
+) -> None:
+    fill(address, range(200), "t")
+    fill(address, range(200, 400), "u")
+    sink = Sink()
+    both = stream(spark, address, "g").union(stream(spark, address, "g", topic="u"))
+    query = (
+        both.writeStream.foreachBatch(sink)
+        .option("checkpointLocation", str(tmp_path / "c"))
+        .trigger(processingTime="1 hour")
+        .start()
+    )
+    wait_for(lambda: len(sink.numbers) == 400)
+    wait_for(lambda: any((tmp_path / "c" / "commits").glob("[0-9]*")))
+    query.stop()
+    wait_for(lambda: not report(address, "g")["members"])
+    assert (committed(address, "g"), committed(address, "g", "u")) == (200, 200)
+
+
+def test_a_query_that_is_stopped_within_a_batch_ends_behind_it(
+    spark: SparkSession, address: str, tmp_path: Path
+) -> None:
+    """As `rocketlet.spark.stop` does it: nothing is handed out again, and no further batch begins."""
+    fill(address, range(400))
+    begun, may_end = threading.Event(), threading.Event()
+    batches: list[int] = []
+
+    def sink(rows: DataFrame, batch: int) -> None:
+        if rows.count():
+            batches.append(batch)
+            begun.set()
+            assert may_end.wait(180)
+
+    writer = stream(spark, address, "g", maxRowsPerTrigger="100").writeStream.foreachBatch(sink)
+    query = writer.option("checkpointLocation", str(tmp_path / "c")).start()
+    assert begun.wait(180)
+    with ThreadPoolExecutor(1) as operator:
+        stopped = operator.submit(rocketlet.spark.stop, query)
+        may_end.set()
+        stopped.result(180)
+    wait_for(lambda: not report(address, "g")["members"])
+    assert committed(address, "g") == finished(tmp_path / "c") == 100 * len(batches)
+
+
+def test_a_stop_that_takes_too_long_lets_the_query_continue(spark: SparkSession, address: str, tmp_path: Path) -> None:
+    fill(address, range(100))
+    sink, begun, may_end = Sink(), threading.Event(), threading.Event()
+
+    def slow(rows: DataFrame, batch: int) -> None:
+        begun.set()
+        assert may_end.wait(180)
+        sink(rows, batch)
+
+    writer = stream(spark, address, "g").writeStream.foreachBatch(slow)
+    query = writer.option("checkpointLocation", str(tmp_path / "c")).start()
+    assert begun.wait(180)
+    with pytest.raises(TimeoutError, match="has not ended for -1 s"):
+        rocketlet.spark.stop(query, timeout_s=-1)
+    may_end.set()
+    fill(address, range(100, 200))
+    wait_for(lambda: len(sink.numbers) == 200)
+    query.stop()
+
+
+@pytest.mark.parametrize("kind", ["standalone", "rate"])
+def test_query_that_is_no_member_is_stopped_after_its_batch(
+    spark: SparkSession, address: str, tmp_path: Path, kind: str
+) -> None:
+    fill(address, range(400))
+    begun, may_end = threading.Event(), threading.Event()
+    batches: list[int] = []
+
+    def sink(rows: DataFrame, batch: int) -> None:
+        if rows.count():
+            batches.append(batch)
+            begun.set()
+            assert may_end.wait(180)
+
+    frame = (
+        stream(spark, address, "", membership="false", maxRowsPerTrigger="100")
+        if kind == "standalone"
+        else spark.readStream.format("rate").option("rowsPerSecond", "1000").load()
+    )
+    query = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path / "c")).start()
+    assert begun.wait(180)
+    with ThreadPoolExecutor(1) as operator:
+        stopped = operator.submit(rocketlet.spark.stop, query)
+        may_end.set()
+        stopped.result(180)
+    assert not query.isActive
+    assert kind == "rate" or finished(tmp_path / "c") == 100 * len(batches)
+
+
+def test_query_that_has_begun_nothing_is_stopped(spark: SparkSession, address: str, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    frame = spark.readStream.format("text").load(str(tmp_path / "in"))
+    query = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "c")).start()
+    rocketlet.spark.stop(query, timeout_s=180)
+    assert not query.isActive
+
+
+def test_finished_batch_is_committed_and_handed_over_long_before_the_next_trigger(
+    spark: SparkSession, address: str, tmp_path: Path
+) -> None:
+    fill(address, range(400))
+    sink = Sink()
+    frame = stream(spark, address, "g", releaseTimeoutMs="600000")
+    writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path / "c"))
+    query = writer.trigger(processingTime="10 hours").start()
+    try:
+        wait_for(lambda: len(sink.numbers) == 400)
+        wait_for(lambda: committed(address, "g") == 400)
+        with ConsumerStop(address, "g", "t", lambda message: service.append(message)) as consumer:
+            service: list[Message] = []
+            wait_for(lambda: sum(queue.topic == "t" for queue in consumer.assignment()) == QUEUES // 2)
+            fill(address, range(400, 600))  # a batch of 50 for each queue: fewer batches may miss the consumer's queues
+            wait_for(lambda: len(service) == 100)
+    finally:
+        query.stop()
+    assert not {int(message.body) for message in service} & set(range(400)), "rows of the batch came again"
+
+
+def planner_pid(address: str, group: str) -> int:
+    """The pid of a group's one member, which its client id names."""
+    (member,) = report(address, group)["members"]
+    return int(member["clientId"].partition("@")[2].partition("#")[0])
+
+
+def test_a_planner_that_is_killed_is_named(spark: SparkSession, address: str, tmp_path: Path) -> None:
+    fill(address, range(100))
+    sink = Sink()
+    writer = (
+        stream(spark, address, "g").writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path / "c"))
+    )
+    query = writer.start()
+    wait_for(lambda: len(sink.numbers) == 100)
+    os.kill(planner_pid(address, "g"), signal.SIGKILL)
+    with pytest.raises(Exception, match=r"the process \d+, which plans the query's batches, was ended by SIGKILL"):
+        query.awaitTermination(60)
+
+
+def test_the_ledger_says_what_was_finished_and_when_nothing_more_comes(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    one, two, three = {"t": 1}, {"t": 2}, {"t": 3}
+    ledger.record("g/%", "run", 0, one)
+    assert ledger.wait_finished("g/%", one, {}, 5)
+    assert not ledger.wait_finished("g/%", two, one, 0)
+    ledger.record("g/%", "run", 0, one, has_ended=True)
+    assert not ledger.wait_finished("g/%", two, one, 60)
+    assert not ledger.wait_finished("g", one, {}, 0), "another group"
+    ledger.forget("g/%")
+    assert not ledger.wait_finished("g/%", one, {}, 0)
+    ledger.record("g/%", "run", 0, two)
+    ledger.forget("g/%")
+    assert ledger.wait_finished("g/%", two, one, 5), "of a query that runs"
+    ledger.record("g/%", "other run", 0, three, has_ended=True)
+    assert ledger.wait_finished("g/%", two, one, 5), "another query of the group does not write over it"
+    ledger.record("g/%", "run", 1, one)
+    assert ledger.wait_finished("g/%", two, one, 5), "nor does another source of this query"
+    assert ledger.wait_finished("g/%", one, {}, 5)
+    ledger.remove()
+    assert not ledger.wait_finished("g/%", one, {}, 60), "the driver has ended"
+
+
+def test_ledger_of_a_former_process_with_the_same_id_is_not_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As in a container that is started again with its /tmp: the JVM has the same id."""
+    monkeypatch.setattr("os.getppid", lambda: 1)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with monkeypatch.context() as former:
+        former.setattr("rocketlet.spark.driver._started", lambda process: "17")
+        Ledger.create(1).hold("g")
+    assert Ledger.find() is None
+    Ledger.create(1)
+    found = Ledger.find()
+    assert found is not None
+    assert not found.is_held("g")
+
+
+def test_hold_ends_when_its_driver_does_not_renew_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger = Ledger(tmp_path)
+    for hold, release in (
+        (ledger.hold_all, ledger.release_all),
+        (partial(ledger.hold, "g"), partial(ledger.release, "g")),
+    ):
+        hold()
+        assert ledger.is_held("g")
+        release()
+        assert not ledger.is_held("g")
+        hold()
+        with monkeypatch.context() as later:
+            later.setattr("rocketlet.spark.driver.HOLD_S", -1.0)
+            assert not ledger.is_held("g")
+        assert not ledger.is_held("g"), "it is gone"
+        assert len([text for text in caplog.messages if text.startswith("hold_expired")]) == 1
+        caplog.clear()
+    ledger.hold("h")
+    assert not ledger.is_held("g")
+
+
+def test_the_ledger_of_a_driver_that_is_process_1_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As in `docker run ... spark-submit`, where the JVM has no other process above it."""
+    monkeypatch.setattr("os.getppid", lambda: 1)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert Ledger.find() is None
+    Ledger.create(1).record("g", "run", 0, {"t": 1})
+    found = Ledger.find()
+    assert found is not None
+    assert found.wait_finished("g", {"t": 1}, {}, 5)
+
+
+def test_the_end_of_another_query_is_not_taken_for_that_of_this_one(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.record("g", "run", 0, {"t": 1})
+
+    def others() -> None:
+        ledger.record("g", "other run", 0, {"t": 8}, has_ended=True)
+        ledger.record_end()
+        ledger.record("g", "run", 0, {"t": 2})
+
+    with ThreadPoolExecutor(1) as driver:
+        driver.submit(others)
+        assert ledger.wait_finished("g", {"t": 2}, {"t": 1}, 60)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import orjson
 import pytest
-from rocketlet.broker.config import IDLE_LIMIT_S, LIMITS, SWEEP_INTERVAL_S
+from rocketlet.broker.config import IDLE_LIMIT_S, LIMITS, MAX_REFUSED, REFUSED_S, SWEEP_INTERVAL_S
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.server import Listening, Server
+from rocketlet.client.admin.admin_client import AdminClient
+from rocketlet.client.admin.diagnosis import Harm, ObservationTimes, diagnose
 from rocketlet.protocol import bodies
 from rocketlet.protocol.bodies import (
     ConsumerData,
@@ -16,17 +20,21 @@ from rocketlet.protocol.bodies import (
     GroupConfig,
     Heartbeat,
     TopicConfig,
+    encode_group,
     encode_registration,
 )
 from rocketlet.protocol.codes import PULL_COMMIT_OFFSET as COMMITS
 from rocketlet.protocol.codes import RequestCode, ResponseCode
+from rocketlet.protocol.config import MAX_EXPRESSION_TAGS
 from rocketlet.protocol.group_bodies import TopicExtent, decode_extents, encode_topics
 from rocketlet.protocol.headers import UnregisterClient, write
-from rocketlet.protocol.names import parse_subscription, retry_topic
+from rocketlet.protocol.names import Queue, parse_subscription, retry_topic
 from rocketlet.testing.ports import free_port
+from structlog.testing import capture_logs
 
 from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually
-from ...support.requests import SUBSCRIBED, SUSPEND, beat, commit, join, lock, members, pull, send
+from ...support.metrics import samples
+from ...support.requests import SUBSCRIBED, SUSPEND, beat, commit, join, lock, members, pull, send, value
 
 
 async def test_members_come_and_go_and_each_change_is_reported(node: Node, connect: Connect) -> None:
@@ -424,3 +432,152 @@ async def test_the_latest_of_queues_without_messages_is_kept_too(node: Node, wir
     query = {"consumerGroup": "g", "topic": "t", "queueId": 0, "unknown": "latest"}
     assert (await wire.call(RequestCode.QUERY_CONSUMER_OFFSET, query)).ext["offset"] == "0"
     assert node.broker.offsets.of("g", "t") == dict.fromkeys(range(4), 0)
+
+
+# A heartbeat that is refused registers nothing, and is named: its client reads nothing, and most clients say
+# nothing.
+
+
+def consumer(group: str, topic: str = "t", expression: str = "*") -> dict[str, Any]:
+    return {"groupName": group, "subscriptionDataSet": [{"topic": topic, "subString": expression}]}
+
+
+async def beat_refused_heartbeats(wire: Wire, *consumers: dict[str, Any], producers: tuple[str, ...] = ()) -> int:
+    body = {
+        "clientID": "c1",
+        "consumerDataSet": consumers,
+        "producerDataSet": [{"groupName": name} for name in producers],
+    }
+    return (await wire.call(RequestCode.HEART_BEAT, body=orjson.dumps(body))).code
+
+
+@pytest.mark.parametrize(
+    "why",
+    [
+        "strict",
+        pytest.param("memberships", marks=pytest.mark.limits(max_memberships=2)),
+        pytest.param("members", marks=pytest.mark.limits(max_members=1)),
+        pytest.param("ids", marks=pytest.mark.limits(max_client_ids=0)),
+        pytest.param("producers", marks=pytest.mark.limits(max_producer_groups=0)),
+        "name",
+        "expression",
+        "tags",
+    ],
+)
+async def test_a_refused_heartbeat_registers_none_of_its_groups(
+    node: Node, wire: Wire, connect: Connect, why: str
+) -> None:
+    refused, producers = consumer("last"), ("p",)
+    if why in ("strict", "members"):
+        other = await connect(node.address)
+        settings = encode_group(GroupConfig("last", strict=why == "strict"))
+        await other.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=settings)
+        body = {"clientID": "other", "consumerDataSet": [consumer("last", "u")]}
+        assert (await other.call(RequestCode.HEART_BEAT, body=orjson.dumps(body))).code == 0
+    refused |= {"name": consumer("no/name"), "expression": consumer("last", expression="x" * 65_537)}.get(why, {})
+    refused |= {"tags": consumer("last", expression="||".join(map(str, range(10_001))))}.get(why, {})
+    with capture_logs() as logs:
+        assert (
+            await beat_refused_heartbeats(wire, consumer("first"), consumer("second"), refused, producers=producers)
+            != 0
+        )
+    assert [group.name for group in node.broker.groups if group.members and group.name != "last"] == []
+    assert "p" not in node.broker.clients.all_producers()
+    (event,) = [entry for entry in logs if entry["event"] == "heartbeat_refused"]
+    assert (event["client"], event["groups"].split()[:2]) == ("c1", ["first", "second"])
+    assert node.broker.refusals.count == 1
+    assert event["reason"][:100] in node.broker.refusals.recent()[0]
+
+
+async def test_doctor_names_a_client_whose_heartbeat_is_refused_until_it_is_over(node: Node, wire: Wire) -> None:
+    assert await beat_refused_heartbeats(wire, consumer("g", expression="||")) == ResponseCode.SYSTEM_ERROR
+    for is_there in (True, False):
+        async with AdminClient(node.address) as admin:
+            found = [item for item in await diagnose(admin) if item.kind == "heartbeat_refused"]
+        assert len(found) == is_there
+        if found:
+            assert found[0].harm == Harm.STANDS
+            assert "c1" in found[0].text and "of g: " in found[0].text and "names no tag" in found[0].text
+        node.clock.advance(REFUSED_S + 1)
+
+
+async def test_a_body_that_is_no_heartbeat_is_named_by_its_address(node: Node, wire: Wire) -> None:
+    assert (await wire.call(RequestCode.HEART_BEAT, body=b"[1")).code == 1
+    assert "127.0.0.1" in node.broker.refusals.recent()[0]
+
+
+async def test_refusals_that_are_kept_are_limited(node: Node, wire: Wire) -> None:
+    for number in range(MAX_REFUSED + 1):
+        assert await beat_refused_heartbeats(wire, consumer(f"g{number}", expression="||")) == 1
+    named = [text.split(" of ")[1].split(":")[0] for text in node.broker.refusals.recent()]
+    assert named == [f"g{number}" for number in range(1, MAX_REFUSED + 1)]
+    assert node.broker.refusals.count == MAX_REFUSED + 1
+
+
+async def test_an_expression_may_have_64_kib_and_1000_tags(wire: Wire) -> None:
+    """With 10,240 characters it was refused in silence; Apache's brokers take it."""
+    tags = [f"{number:04}" for number in range(MAX_EXPRESSION_TAGS + 1)]
+    for expression in ("a" * 65_533 + "||b", "||".join(tags[1:])):
+        assert await beat_refused_heartbeats(wire, consumer("g", expression=expression)) == 0
+    assert await beat_refused_heartbeats(wire, consumer("g", expression="||".join(tags))) == 1
+
+
+async def test_all_expressions_of_a_heartbeat_name_4096_tags_at_most(wire: Wire) -> None:
+    """64 expressions of 1,000 tags took 120 ms in one piece."""
+
+    def tags(count: int) -> str:
+        return "||".join(f"{number:04}" for number in range(count))
+
+    assert (
+        await beat_refused_heartbeats(wire, *(consumer(f"g{number}", expression=tags(512)) for number in range(8))) == 0
+    )
+    assert (
+        await beat_refused_heartbeats(
+            wire,
+            *(consumer(f"g{number}", expression=tags(512)) for number in range(7)),
+            consumer("g7", expression=tags(513)),
+        )
+        == 1
+    )
+    assert await beat_refused_heartbeats(wire, *(consumer(f"g{number}") for number in range(100))) == 0
+
+
+# Messages that retention deletes before a group has read them are lost for it, and nobody waits for them any more.
+
+
+async def test_expired_messages_are_reported_by_group_and_are_no_lag(nodes: Nodes, connect: Connect) -> None:
+    node = await nodes.start(metrics_port=0, segment_bytes=2_000, retain_hours=1)
+    wire = await connect(node.address)
+    await create_topic(wire, "t", 1)
+    for _ in range(40):
+        await send(wire)
+    await commit(wire, 0, group="at-0")  # where a member that began at the first message has committed
+    await commit(wire, 40, group="ready")
+    with capture_logs() as logs:
+        node.clock.advance(2 * 3600)
+        await node.broker.expire_segments()
+        await eventually(lambda: any(node.broker.progress.lost()))
+    begin = node.broker.store.queues["t", 0].begin
+    assert 0 < begin < 40
+    expired = [line for line in logs if line["event"] == "messages_expired_unread"]
+    assert [(line["group"], line["topic"], line["messages"]) for line in expired] == [("at-0", "t", begin)]
+    metric = "rocketlet_messages_expired_unread_total"
+    told = {labels: count for (name, labels), count in (await samples(node)).items() if name == metric}
+    assert told == {frozenset({("group", "at-0"), ("topic", "t")}): begin}
+    wire = await connect(node.address)  # the clock that was moved has closed the first as idle
+    table = value(await wire.call(RequestCode.GET_CONSUME_STATS, {"consumerGroup": "at-0", "topic": "t"}))[
+        "offsetTable"
+    ]
+    assert [item["brokerOffset"] - item["consumerOffset"] for item in table.values()] == [40 - begin]
+    async with AdminClient(node.address) as admin:
+        await admin.create_group(GroupConfig("at-0"))
+        at = Queue("t", "broker-a", 0)
+        found = {group: (await admin.progress(group, "t"))[at] for group in ("at-0", "ready", "never")}
+        findings = [one for one in await diagnose(admin, ObservationTimes(0, 0, 0)) if one.kind == "retention"]
+    assert {group: (item.lag, item.lost) for group, item in found.items()} == {
+        "at-0": (40 - begin, begin),
+        "ready": (0, 0),
+        "never": (40 - begin, 0),  # it has read nothing: where it will begin is its members' affair
+    }
+    assert [(one.harm, one.subject) for one in findings] == [(Harm.LOSS, "at-0")]
+    assert f"{begin:,} message" in findings[0].text

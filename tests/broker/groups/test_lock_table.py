@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import structlog
 from rocketlet.broker.config import (
     HANDOVER_LEASE_S,
     LEASE_SWEEP_S,
@@ -14,17 +16,23 @@ from rocketlet.broker.config import (
     STANDSTILL_S,
     Limits,
 )
+from rocketlet.broker.groups.claims import Allotment, owners_of
 from rocketlet.broker.groups.history import History
 from rocketlet.broker.groups.leases import Locks
 from rocketlet.broker.groups.stages import Drain, DrainStage
+from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.runtime import MovableClock, Runtime, run
-from rocketlet.broker.sessions import Session
-from rocketlet.protocol.bodies import LOOKS, ConsumerData, GroupConfig, finish
+from rocketlet.broker.sessions import Reports, Session
+from rocketlet.protocol import group_bodies
+from rocketlet.protocol.allocation import TopicQueues
+from rocketlet.protocol.bodies import LOOKS, BrokerData, ConsumerData, GroupConfig, QueueData, Route, finish
+from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.names import Queue, Subscription
 
-from ...conftest import peer
-from ...support.locks import Changes, Counts, make_groups, queues_until
+from ...conftest import Node, Wire, create_topic, peer
+from ...support.locks import Changes, Counts, Routes, make_groups, make_locks, queues_until
+from ...support.requests import beat
 
 QUEUES = [Queue("t", "a", number) for number in range(3)]
 FIRST = QUEUES[0]
@@ -416,3 +424,147 @@ def test_an_unlock_frees_only_its_sender_s_own_lock(table: Table) -> None:
     assert table.unlock("c1", one, epoch) == []
     table.lock("c1", one, handover=False)
     assert table.unlock("c1", two) == [], "Apache's are of an id"
+
+
+# Locks that clients hold and wait for are limited, each limit tested at its edge.
+
+
+class Heard:
+    """A server, as far as locks need one."""
+
+    def __init__(self) -> None:
+        self.reports = Reports()
+
+
+def connection() -> RemotingConnection:
+    return peer(Heard())
+
+
+def queues(*numbers: int) -> tuple[Queue, ...]:
+    return tuple(Queue("t", "broker-a", number) for number in numbers)
+
+
+def test_locks_are_limited_at_their_edge_and_others_may_have_what_ends(tmp_path: Path) -> None:
+    locks = make_locks(tmp_path, MovableClock(stands=True), limits=Limits(max_locks=3))
+    heard = Heard()
+    one, two = peer(heard), peer(heard)
+    with structlog.testing.capture_logs() as logged:
+        assert len(locks.lock(LockRequest("c1", "g", queues(0, 1, 2, 3)), one)) == 3
+        assert len(locks.lock(LockRequest("c2", "h", queues(0, 1)), two)) == 0
+        assert len(locks.lock(LockRequest("c1", "g", queues(0, 1, 2)), one)) == 3, "what it has it may renew"
+    assert [entry["limit"] for entry in logged if entry["event"] == "locks_refused"] == [3], "once for an address"
+    assert locks.refused == 3
+    locks.unlock(LockRequest("c1", "g", queues(0)), one)
+    assert len(locks.lock(LockRequest("c2", "h", queues(0)), two)) == 1
+
+
+def test_a_connection_has_or_waits_for_this_many_locks(tmp_path: Path) -> None:
+    locks = make_locks(tmp_path, MovableClock(stands=True), limits=Limits(max_locks_of_connection=2))
+    one, two = connection(), connection()
+    assert len(locks.lock(LockRequest("c1", "g", queues(0, 1, 2), True), one)) == 2
+    assert len(locks.lock(LockRequest("c2", "g", queues(5, 6, 7), True), two)) == 2
+    assert locks.lock(LockRequest("c2", "g", queues(0), True), two) == {}
+    assert two.charged_bytes == 2 * PLACE_BYTES, "it does not wait, but may retry"
+    locks.unlock(LockRequest("c2", "g", queues(5), True), two)
+    locks.lock(LockRequest("c2", "g", queues(0), True), two)
+    assert two.charged_bytes == 2 * PLACE_BYTES, "it has one queue and waits for another"
+
+
+def test_who_waits_for_locks_is_limited_and_forgotten(tmp_path: Path) -> None:
+    told: list[Any] = []
+    locks = make_locks(tmp_path, MovableClock(stands=True), told, limits=Limits(max_lock_waiters=2))
+    owner, others = connection(), [connection() for _ in range(3)]
+    locks.lock(LockRequest("c0", "g", queues(0), True), owner)
+    for number, other in enumerate(others):
+        locks.lock(LockRequest(f"c{number + 1}", "g", queues(0), True), other)
+        locks.lock(LockRequest(f"c{number + 1}", "g", queues(0), True), other)
+    assert [item.charged_bytes for item in others] == [PLACE_BYTES, PLACE_BYTES, 0]
+    locks.connection_gone(others[0])
+    assert [item.charged_bytes for item in others] == [0, PLACE_BYTES, 0]
+    locks.connection_gone(owner)
+    assert told == [others[1]]
+    assert [item.charged_bytes for item in (owner, *others)] == [0] * 4
+
+
+def test_locks_of_a_connection_count_as_its_own_until_they_end(tmp_path: Path) -> None:
+    clock = MovableClock(stands=True)
+    locks, one = make_locks(tmp_path, clock), connection()
+    for _ in range(3):
+        locks.lock(LockRequest("c1", "g", queues(0, 1, 2)), one)
+    assert one.charged_bytes == 3 * PLACE_BYTES
+    locks.unlock(LockRequest("c1", "g", queues(0)), one)
+    assert one.charged_bytes == 2 * PLACE_BYTES
+    for _ in range(61):
+        clock.advance(1)
+        finish(locks.expiring())
+    assert (one.charged_bytes, len(locks)) == (0, 0)
+
+
+async def test_queues_that_do_not_exist_are_not_locked(wire: Wire, node: Node) -> None:
+    await create_topic(wire, "t", 4)
+    asked = (*queues(-1, 0, 3, 4, 2**31 - 1), Queue("nowhere", "broker-a", 0))
+    for is_ours in (False, True):
+        if is_ours:
+            assert (await beat(wire, "c1")).code == 0
+        body = group_bodies.encode_lock_request(LockRequest("c1", "g", asked, is_ours))
+        answer = await wire.call(Code.LOCK_BATCH_MQ, body=body)
+        assert (answer.code, sorted(group_bodies.decode_locked(answer.body))) == (0, list(queues(0, 3)))
+        await wire.call(Code.UNLOCK_BATCH_MQ, body=body)
+    assert len(node.broker.locks) == 0
+    bad = group_bodies.encode_lock_request(LockRequest("c1", "../x", queues(0)))
+    assert (await wire.call(Code.LOCK_BATCH_MQ, body=bad)).code == 1
+
+
+@pytest.mark.limits(max_locks=1)
+async def test_who_is_refused_locks_gets_the_reason(wire: Wire) -> None:
+    await create_topic(wire, "t", 4)
+    body = group_bodies.encode_lock_request(LockRequest("c1", "g", queues(0, 1)))
+    answer = await wire.call(Code.LOCK_BATCH_MQ, body=body)
+    assert (answer.code, "no more locks" in (answer.remark or "")) == (0, True)
+
+
+# Owners of queues by the last change: kept for as many queues as a broker may keep them for.
+
+
+class World:
+    def __init__(self, limits: Limits = LIMITS) -> None:
+        runtime = Runtime(MovableClock(stands=True), limits)
+        groups = make_groups(runtime, History(runtime))
+        self.group = groups.obtain("g")
+        self.allotment = Allotment(runtime, groups, Routes())
+
+
+def test_owners_are_known_by_topic_and_queue() -> None:
+    world = World()
+    world.allotment.put(world.group, {"t": ["c1", "c2"]})
+    assert [world.group.owner_of("t", number) for number in range(3)] == ["c1", "c2", None]
+    assert world.group.owner_of("u", 0) is None
+    world.allotment.put(world.group, {"u": ["c3"]})
+    assert (world.group.owners, world.allotment.queue_count) == ({"u": ["c3"]}, 1)
+    world.allotment.end(world.group)
+    assert (world.group.owners, world.allotment.queue_count) == ({}, 0)
+
+
+def test_this_many_owners_are_kept_with_those_that_are_being_found() -> None:
+    world = World(Limits(max_drained_queues=3))
+    allotment = world.allotment
+    assert allotment.takes(2)
+    assert not allotment.takes(2)
+    assert allotment.takes(1)
+    allotment.give_back(3)
+    allotment.put(world.group, {"t": ["c1", "c1"]})
+    assert allotment.takes(1)
+    assert not allotment.takes(1)
+
+
+def route(**queues: int) -> TopicQueues:
+    of_brokers = tuple(QueueData(name, count, count, 6) for name, count in queues.items())
+    return TopicQueues("t", Route(of_brokers, tuple(BrokerData(name, {0: "127.0.0.1:1"}, "c") for name in queues)))
+
+
+def test_members_share_the_queues_of_all_brokers_and_one_of_them_knows_its_own() -> None:
+    members = {"c1": 0, "c2": 1}
+    assert owners_of(members, route(a=2, b=1), "a") == ["c1", "c1"]
+    assert owners_of(members, route(a=2, b=1), "b") == ["c2"]
+    assert owners_of({"c1": 0, "c2": 1, "c3": 2}, route(a=2), "a") == ["c1", "c2"]
+    assert owners_of({}, route(a=2), "a") == []

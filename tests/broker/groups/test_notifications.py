@@ -6,16 +6,25 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rocketlet.broker.config import LIMITS, REBALANCE_REST_S, REPEATS_S, Limits
 from rocketlet.broker.groups.drains import Notifications
 from rocketlet.broker.groups.group import ConsumerGroup
-from rocketlet.broker.groups.history import History
+from rocketlet.broker.groups.history import History, Rebalances
+from rocketlet.broker.metrics import Collector
 from rocketlet.broker.runtime import MovableClock, Runtime
 from rocketlet.broker.sessions import GroupChanged
+from rocketlet.client import AdminClient
+from rocketlet.client.admin import diagnosis
 from rocketlet.protocol.bodies import SLICE, ConsumerData, TopicConfig, finish
+from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.group_bodies import BrokerShare, Place
 from rocketlet.protocol.names import Subscription
 
+from ...conftest import Connect, Node, Wire, eventually
+from ...support.draining import FLAGS, drain_of, members_of, reading
 from ...support.locks import Changes, make_groups
+from ...support.requests import join, members, pull
+from ...support.two_brokers import at_work, told
 
 
 class Told:
@@ -63,11 +72,11 @@ class World:
 
     def joins(self, count: int = 1, *, group: str = "g", strategy: str | None = "AVG", sees: int = 2) -> list[Told]:
         joined = [Told(number) for number in range(count)]
-        for told in joined:
+        for member in joined:
             data = ConsumerData(
                 group, subscriptions=(Subscription("t"),), strategy=strategy, queue_counts={"a": {"t": sees}}
             )
-            self.groups.heartbeat(told, f"c{told.number}", data, 0, 0)  # type: ignore[arg-type]
+            self.groups.heartbeat(member, f"c{member.number}", data, 0, 0)  # type: ignore[arg-type]
         return joined
 
     @property
@@ -190,8 +199,8 @@ def test_members_are_notified_that_a_topic_has_grown(world: World) -> None:
     one, two = world.joins(2)
     (stale,) = world.joins(group="h", sees=1)
     world.tells()
-    for told in (one, two, stale):
-        told.news.clear()
+    for member in (one, two, stale):
+        member.news.clear()
     world.notifications.topic_changed(TopicConfig("t", 2, 2))
     world.tells()
     assert one.news == two.news == [GroupChanged("g", "t")]
@@ -212,3 +221,133 @@ def test_a_large_group_is_notified_of_a_topic_in_turns(world: World) -> None:
     world.notifications.topic_changed(TopicConfig("t", 2, 2))
     (telling,) = world.works
     assert 1 + sum(1 for _ in telling) == 3
+
+
+# How long queues have no owner, and groups no rest: what the metrics say of hand-overs.
+
+
+KEY = ("g", "t", 0)
+
+
+@pytest.fixture
+def clock() -> MovableClock:
+    return MovableClock(stands=True)
+
+
+def test_a_queue_without_an_owner_counts_until_it_has_one(clock: MovableClock) -> None:
+    rebalances = Rebalances(Runtime(clock))
+    rebalances.changed_hands(KEY, is_free=False)
+    assert sum(rebalances.handovers.counts) == 0, "nobody had it before"
+    rebalances.changed_hands(KEY, is_free=True)
+    clock.advance(2.0)
+    rebalances.changed_hands(KEY, is_free=False)
+    rebalances.changed_hands(KEY, is_free=False)
+    assert sum(rebalances.handovers.counts) == 1
+    assert rebalances.handovers.sum_s == pytest.approx(2.0)
+
+
+def test_of_too_many_queues_without_an_owner_the_oldest_is_forgotten(clock: MovableClock) -> None:
+    rebalances = Rebalances(Runtime(clock, Limits(max_free_queues=2)))
+    for queue_id in range(3):
+        rebalances.changed_hands(("g", "t", queue_id), is_free=True)
+    for queue_id, count in ((0, 0), (1, 1), (2, 2)):
+        rebalances.changed_hands(("g", "t", queue_id), is_free=False)
+        assert sum(rebalances.handovers.counts) == count
+
+
+@pytest.mark.parametrize("event", ["joined", "left", "leaving", "subscribed"])
+def test_a_group_settles_with_the_last_queue_that_changes_hands(clock: MovableClock, event: str) -> None:
+    rebalances = Rebalances(Runtime(clock))
+    rebalances.note("g", event)
+    for _ in range(2):
+        clock.advance(REBALANCE_REST_S - 2)
+        rebalances.changed_hands(KEY, is_free=False)
+    rebalances.look()
+    assert sum(rebalances.settling.counts) == 0, "it is not at rest yet"
+    clock.advance(REBALANCE_REST_S)
+    for _ in range(2):
+        rebalances.look()
+    assert sum(rebalances.settling.counts) == 1
+    assert rebalances.settling.sum_s == pytest.approx(2 * (REBALANCE_REST_S - 2))
+
+
+def test_a_change_that_moves_nothing_is_no_rebalance(clock: MovableClock) -> None:
+    rebalances = Rebalances(Runtime(clock))
+    rebalances.note("g", "notified")
+    rebalances.changed_hands(KEY, is_free=False)
+    rebalances.note("g", "joined")
+    clock.advance(REBALANCE_REST_S + 1)
+    rebalances.changed_hands(("other", "t", 0), is_free=False)
+    rebalances.note("g", "left")
+    assert sum(rebalances.settling.counts) == 0
+    clock.advance(1.0)
+    rebalances.changed_hands(KEY, is_free=True)
+    clock.advance(REBALANCE_REST_S)
+    rebalances.look()
+    assert rebalances.settling.sum_s == pytest.approx(1.0), "counted from the last change"
+
+
+def test_a_change_while_queues_change_hands_is_the_same_rebalance(clock: MovableClock) -> None:
+    rebalances = Rebalances(Runtime(clock))
+    rebalances.note("g", "joined")
+    clock.advance(REBALANCE_REST_S - 2)
+    rebalances.changed_hands(KEY, is_free=True)
+    clock.advance(2.0)
+    rebalances.note("g", "left")
+    clock.advance(1.0)
+    rebalances.changed_hands(KEY, is_free=False)
+    clock.advance(REBALANCE_REST_S)
+    rebalances.look()
+    assert rebalances.settling.sum_s == pytest.approx(REBALANCE_REST_S + 1)
+
+
+# Messages of foreign members that may be handled again: each cause is counted, and named by `rocketlet doctor`.
+
+
+async def found(node: Node, kind: str) -> list[str]:
+    """`diagnose` would wait for the running information of members that answer nothing here."""
+    async with AdminClient(node.address) as admin:
+        status = await admin.broker_status(node.address)
+    return [item.text for item in diagnosis._repeats("broker-a", status) if item.kind == kind]
+
+
+async def measured(node: Node, name: str) -> float:
+    families = await Collector(node.broker, node.server.memory, ()).snapshot()
+    (sample,) = next(family for family in families if family.name == name).samples
+    return float(sample.value)
+
+
+async def test_a_queue_that_moves_while_its_messages_are_handled(node: Node, wire: Wire, connect: Connect) -> None:
+    await reading(node, wire)
+    assert await members(wire) == ["c1"]
+    await join(await connect(node.address), "c2")
+    await eventually(lambda: members_of(node) == 2 and not drain_of(node.broker).is_finding)
+    for _ in range(2):
+        node.clock.advance(LIMITS.drain_limit_s / 2)
+    assert await measured(node, "rocketlet_undrained_queues") == 1
+    (text,) = await found(node, "moved_undrained")
+    assert "g: t:1" in text
+    node.clock.advance(REPEATS_S + 1)
+    assert await found(node, "moved_undrained") == []
+
+
+@pytest.mark.parametrize("committed", [0, 1])
+async def test_a_member_that_leaves_with_messages_in_its_handlers(node: Node, wire: Wire, committed: int) -> None:
+    await reading(node, wire)
+    for queue in range(2):
+        header = pull(queue=queue, offset=1, flags=FLAGS | 0x1, commit_offset=committed, suspend_timeout_millis=1)
+        await wire.call(RequestCode.PULL_MESSAGE, header)
+    await wire.call(RequestCode.UNREGISTER_CLIENT, {"clientID": "c1", "consumerGroup": "g"})
+    assert await measured(node, "rocketlet_left_uncommitted") == (0 if committed else 2)
+    texts = await found(node, "left_uncommitted")
+    assert ["g (c1) with 2 messages" in text for text in texts] == ([] if committed else [True])
+
+
+async def test_a_broker_that_cannot_be_asked(node: Node, wire: Wire) -> None:
+    async with at_work(node, wire, None):
+        pass
+    await join(wire, "c1")
+    await told(wire, "c1")
+    assert await measured(node, "rocketlet_peers_away") == 1
+    (text,) = await found(node, "peer_away")
+    assert "broker-b at 127.0.0.1:" in text
