@@ -1,4 +1,4 @@
-"""The rooms of the code and the arrows between them, held by tests: what docs/architecture.md draws is what the code does.
+"""Packages import only what `ARROWS` lists, which docs/architecture.md draws.
 
 Every import counts, also those for type checkers only and those inside of functions.
 """
@@ -31,14 +31,14 @@ PACKAGES = tuple("adapters broker client command console demo host migration pro
 PROGRAMS = ("bench", "campaigns", "examples", "simulation")
 """Programs of ours that are no part of `rocketlet`. No part of it knows them, or the tests."""
 BESIDE = (*PROGRAMS, "tests")
-HOUSES = ("broker", "client", "command")
-"""Packages whose folders are rooms."""
+SPLIT_PACKAGES = ("broker", "client", "command")
+"""Packages whose folders and modules have an entry of their own in `ARROWS`."""
 
-# The rooms that each room may import, besides itself and protocol. A new room is a new line here and in
+# The packages and modules that each package may import besides itself and protocol. Add a new package here and to
 # docs/architecture.md.
 ARROWS: Mapping[str, frozenset[str]] = {
-    room: frozenset(below.split())
-    for room, below in {
+    package: frozenset(below.split())
+    for package, below in {
         "protocol": "",
         "host": "",
         "client.errors": "",
@@ -126,12 +126,12 @@ TOUCH_THE_DISK = frozenset(
         "broker.tls",  # OpenSSL reads certificates from files
     )
 )
-DOORS = ("grpc", "remoting")
-# State: what protocol servers decode to and encode from. It knows no frame, no answer code and no transport.
-BELOW_A_DOOR = ("access", "groups", "messages", "nameserver", "pops", "sessions")
-WORDS_OF_A_DOOR = frozenset(("protocol.frame", "protocol.codes.ResponseCode"))
+PROTOCOL_SERVERS = ("grpc", "remoting")
+# State: what protocol servers decode to and encode from. It imports no frame, no response code and no transport.
+BELOW_PROTOCOL_SERVERS = ("access", "groups", "messages", "nameserver", "pops", "sessions")
+NAMES_OF_PROTOCOLS = frozenset(("protocol.frame", "protocol.codes.ResponseCode"))
 CLASSES_OF_ASYNCIO = frozenset(("Protocol", "Transport", "BaseTransport", "StreamReader", "StreamWriter"))
-MODULES_OF_A_DOOR = frozenset(("socket", "socketserver", "ssl"))
+MODULES_OF_PROTOCOLS = frozenset(("socket", "socketserver", "ssl"))
 DISK_MODULES = frozenset(("os", "shutil", "fcntl", "io", "tempfile", "mmap"))
 DISK_CALLS = frozenset(
     "open read_bytes read_text write_bytes write_text mkdir unlink rename touch iterdir glob rglob is_dir is_file exists "
@@ -161,14 +161,14 @@ def sources() -> dict[str, str]:
     return found
 
 
-def room_of(module: str) -> str:
+def package_of(module: str) -> str:
     """A folder of a top-level package or of a folder there, a module beside them, or another package."""
     parts = module.split(".")
     if not module:
         return "root"
-    if parts[0] not in HOUSES or len(parts) == 1:
+    if parts[0] not in SPLIT_PACKAGES or len(parts) == 1:
         return parts[0]
-    return next((room for count in (3, 2) if (room := ".".join(parts[:count])) in ARROWS), ".".join(parts[:2]))
+    return next((package for count in (3, 2) if (package := ".".join(parts[:count])) in ARROWS), ".".join(parts[:2]))
 
 
 def imports(sources: Sources) -> Iterator[Import]:
@@ -206,15 +206,17 @@ def _base(package: str, node: ast.ImportFrom) -> str | None:
 def wrong_arrows(sources: Sources) -> list[str]:
     faults = []
     for module, target in imports(sources):
-        room, other = room_of(module), room_of(target)
+        package, other = package_of(module), package_of(target)
         is_init = module == "broker"  # its docstring only
-        if room == other or other == "protocol" or is_init:
+        if package == other or other == "protocol" or is_init:
             continue
-        allowed = ARROWS.get(room)
+        allowed = ARROWS.get(package)
         if allowed is None:
-            faults.append(f"{module}: the room {room} is not drawn; add it to ARROWS and docs/architecture.md")
-        elif other not in allowed and not (other.partition(".")[0] in allowed and room.partition(".")[0] not in other):
-            faults.append(f"{module} imports {target}: {room} may not know {other}")
+            faults.append(f"{module}: the package {package} is not drawn; add it to ARROWS and docs/architecture.md")
+        elif other not in allowed and not (
+            other.partition(".")[0] in allowed and package.partition(".")[0] not in other
+        ):
+            faults.append(f"{module} imports {target}: {package} may not import {other}")
     return faults
 
 
@@ -274,20 +276,20 @@ def _targets(module: str, text: str) -> Iterator[str]:
             yield from (f"{base}.{alias.name}".lstrip(".") for alias in node.names)
 
 
-def door_faults(sources: Sources) -> list[str]:
+def protocol_faults(sources: Sources) -> list[str]:
     """Return the places where state knows a protocol's encoding."""
     state = {
         name: text
         for name, text in sources.items()
-        if f"{name}.".startswith(tuple(f"broker.{room}." for room in BELOW_A_DOOR))
+        if f"{name}.".startswith(tuple(f"broker.{package}." for package in BELOW_PROTOCOL_SERVERS))
     }
     faults: list[str] = []
     for module, text in state.items():
         for target in _targets(module, text):
-            is_of_a_door = target.startswith(tuple(f"broker.{door}" for door in DOORS))
-            if is_of_a_door or target in WORDS_OF_A_DOOR or target.rpartition(".")[0] in WORDS_OF_A_DOOR:
+            is_of_protocol = target.startswith(tuple(f"broker.{server}" for server in PROTOCOL_SERVERS))
+            if is_of_protocol or target in NAMES_OF_PROTOCOLS or target.rpartition(".")[0] in NAMES_OF_PROTOCOLS:
                 faults.append(f"{module} imports {target}")
-        faults += [f"{module} imports {name}" for name in sorted(foreign_imports(text) & MODULES_OF_A_DOOR)]
+        faults += [f"{module} imports {name}" for name in sorted(foreign_imports(text) & MODULES_OF_PROTOCOLS)]
         used = [node.attr for node in _nodes(text) if isinstance(node, ast.Attribute)]
         faults += [f"{module} uses asyncio.{name}" for name in used if name in CLASSES_OF_ASYNCIO]
     return faults
@@ -322,7 +324,7 @@ def test_only_the_store_touches_the_disk(sources: Sources) -> None:
 
 
 def test_nothing_below_a_protocol_server_knows_its_encoding(sources: Sources) -> None:
-    assert door_faults(sources) == []
+    assert protocol_faults(sources) == []
 
 
 @pytest.mark.parametrize(
@@ -341,7 +343,7 @@ def test_nothing_below_a_protocol_server_knows_its_encoding(sources: Sources) ->
     ],
 )
 def test_an_arrow_from_state_to_a_protocol_server_is_found(sources: dict[str, str], text: str, fault: str) -> None:
-    assert door_faults(sources | {"broker.messages.planted": text}) == [f"broker.messages.planted {fault}"]
+    assert protocol_faults(sources | {"broker.messages.planted": text}) == [f"broker.messages.planted {fault}"]
 
 
 @pytest.mark.parametrize(
@@ -350,36 +352,40 @@ def test_an_arrow_from_state_to_a_protocol_server_is_found(sources: dict[str, st
         (
             "broker.store.planted",
             "from ..remoting.messages import Sends",
-            "broker.store may not know broker.remoting",
+            "broker.store may not import broker.remoting",
         ),
-        ("broker.groups.planted", "from ..broker import Broker", "broker.groups may not know broker.broker"),
+        ("broker.groups.planted", "from ..broker import Broker", "broker.groups may not import broker.broker"),
         (
             "broker.messages.planted",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..broker import Broker",
-            "broker.messages may not know broker.broker",
+            "broker.messages may not import broker.broker",
         ),
         (
             "broker.store.planted",
             "def late():\n    from .. import server",
-            "broker.store may not know broker.server",
+            "broker.store may not import broker.server",
         ),
-        ("protocol.planted", "from ..client.errors import RocketletError", "protocol may not know client"),
-        ("client.wire.planted", "import rocketlet.broker.config", "client.wire may not know broker.config"),
-        ("client.wire.planted", "from ..member.leases import Leases", "client.wire may not know client.member"),
-        ("client.consuming.planted", "from ..member import leases", "client.consuming may not know client.member"),
-        ("command.plumbing.planted", "from ..serving import serve", "command.plumbing may not know command.serving"),
-        ("broker.cellar.planted", "from ..config import REGION", "the room broker.cellar is not drawn"),
-        ("sync.planted", "from ..broker.server import Server", "sync may not know broker.server"),
-        ("adapters.otel.planted", "from rocketlet.broker.config import REGION", "adapters may not know broker.config"),
-        ("client.wire.planted", "from bench.peers import Peer", "client.wire may not know bench"),
-        ("broker.store.planted", "import simulation.loop", "broker.store may not know simulation"),
-        ("testing.planted", "from tests.conftest import Wire", "testing may not know tests"),
+        ("protocol.planted", "from ..client.errors import RocketletError", "protocol may not import client"),
+        ("client.wire.planted", "import rocketlet.broker.config", "client.wire may not import broker.config"),
+        ("client.wire.planted", "from ..member.leases import Leases", "client.wire may not import client.member"),
+        ("client.consuming.planted", "from ..member import leases", "client.consuming may not import client.member"),
+        ("command.plumbing.planted", "from ..serving import serve", "command.plumbing may not import command.serving"),
+        ("broker.cellar.planted", "from ..config import REGION", "the package broker.cellar is not drawn"),
+        ("sync.planted", "from ..broker.server import Server", "sync may not import broker.server"),
+        (
+            "adapters.otel.planted",
+            "from rocketlet.broker.config import REGION",
+            "adapters may not import broker.config",
+        ),
+        ("client.wire.planted", "from bench.peers import Peer", "client.wire may not import bench"),
+        ("broker.store.planted", "import simulation.loop", "broker.store may not import simulation"),
+        ("testing.planted", "from tests.conftest import Wire", "testing may not import tests"),
         (
             "examples.planted",
             "from rocketlet.client.wire.connection import Access",
-            "examples may not know client.wire",
+            "examples may not import client.wire",
         ),
-        ("bench.planted", "import tests.conftest", "bench may not know tests"),
+        ("bench.planted", "import tests.conftest", "bench may not import tests"),
     ],
 )
 def test_an_upward_import_is_found(sources: dict[str, str], module: str, text: str, fault: str) -> None:
@@ -404,7 +410,7 @@ def test_a_touch_of_the_disk_is_found(sources: dict[str, str]) -> None:
     ]
 
 
-def test_every_room_says_what_its_modules_are(sources: Sources) -> None:
+def test_docstring_of_every_package_describes_its_modules(sources: Sources) -> None:
     missing: list[str] = []
     for module in sources:
         package, _, name = module.rpartition(".")
@@ -412,11 +418,11 @@ def test_every_room_says_what_its_modules_are(sources: Sources) -> None:
             text = ast.get_docstring(ast.parse(sources[package])) or ""
             words = {word.strip(",/") for line in text.splitlines() for word in line.split("  ")[0].split()}
             if name not in words:
-                missing.append(f"{package}/__init__.py does not say what {name} is")
+                missing.append(f"{package}/__init__.py does not describe {name}")
     assert missing == []
 
 
-def test_no_room_names_a_module_that_is_not_there(sources: Sources) -> None:
+def test_docstring_of_a_package_names_no_missing_module(sources: Sources) -> None:
     packages = {module.rpartition(".")[0] for module in sources} - {""}
     stale: list[str] = []
     for package in packages & sources.keys():
@@ -439,12 +445,14 @@ def test_every_request_of_the_tables_is_in_the_table_of_compatibility() -> None:
 
 
 def test_what_is_drawn_is_there(sources: Sources) -> None:
-    """No room of ARROWS is stale, and every arrow is used or it is taken out."""
-    used = {(room_of(module), room_of(target)) for module, target in imports(sources)}
-    rooms = {room_of(module) for module in sources}
-    assert set(ARROWS) <= rooms
-    used |= {(room, below.partition(".")[0]) for room, below in used}
-    unused = [(room, below) for room, all_below in ARROWS.items() for below in all_below if (room, below) not in used]
+    """ARROWS has no missing package and no import that is not used."""
+    used = {(package_of(module), package_of(target)) for module, target in imports(sources)}
+    packages = {package_of(module) for module in sources}
+    assert set(ARROWS) <= packages
+    used |= {(package, below.partition(".")[0]) for package, below in used}
+    unused = [
+        (package, below) for package, all_below in ARROWS.items() for below in all_below if (package, below) not in used
+    ]
     assert unused == []
 
 
@@ -452,16 +460,16 @@ def test_the_standard_library_has_what_is_called_impure() -> None:
     assert IMPURE - {"structlog"} <= sys.stdlib_module_names
 
 
-def test_the_tour_names_every_room_and_no_file_that_is_not_there() -> None:
+def test_the_architecture_page_names_every_package_and_no_missing_file() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text()
-    rooms = [room.rpartition(".")[2] for room in ARROWS if (ROOT / room.replace(".", "/")).is_dir()]
-    assert [room for room in rooms if f"{room}" not in text] == []
+    packages = [package.rpartition(".")[2] for package in ARROWS if (ROOT / package.replace(".", "/")).is_dir()]
+    assert [package for package in packages if f"{package}" not in text] == []
     paths = re.findall(r"`((?:broker|client|protocol|command|spark|tests|docs)/[\w/.]+)`", text)
     assert paths
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
-def test_the_tour_names_no_function_that_is_not_in_its_file() -> None:
+def test_the_architecture_page_names_no_missing_function() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     named = re.findall(r"`([A-Za-z_.]+)` \(`([\w/]+\.py)`\)", text)
     assert len(named) > 20
