@@ -112,7 +112,7 @@ class Agreement:
     def opened(self, group: ConsumerGroup) -> None:
         """A change has come; the queues that it moves are not known yet."""
         if group.sync is not NO_PEERS:
-            group.sync.turn(SyncEvent.CHANGE)
+            group.sync.transition(SyncEvent.CHANGE)
 
     def found(self, group: ConsumerGroup, others: Others, waiting: Iterable[str]) -> None:
         """The queues that a change moves are known. Without other brokers, nothing is sent."""
@@ -136,7 +136,7 @@ class Agreement:
         while len(sync.lists) > self._limits.kept_lists * len(others.brokers):
             del sync.lists[next(iter(sync.lists))]
         sync.waiting = frozenset(waiting)
-        sync.turn(SyncEvent.FIND)
+        sync.transition(SyncEvent.FIND)
         self._speak(group)
 
     def waits(self, group: ConsumerGroup, waiting: Iterable[str]) -> None:
@@ -170,7 +170,7 @@ class Agreement:
     def give_up(self, group: ConsumerGroup) -> None:
         """No peer is waited for any more in this change."""
         if group.sync is not NO_PEERS:
-            group.sync.turn(SyncEvent.GIVE_UP)
+            group.sync.transition(SyncEvent.GIVE_UP)
 
     def end(self, group: ConsumerGroup) -> None:
         """The group has no peers any more."""

@@ -461,7 +461,7 @@ class ForeignMemberLists:
             return
         self._agreement.waits(group, drain.waited_for(group.members))
         if group.sync.reach() and drain.stage is DrainStage.AGREEING:
-            drain.turn(DrainEvent.AGREE)
+            drain.transition(DrainEvent.AGREE)
         lets_tell = group.sync.lets_tell
         notified = dict.fromkeys(item for item in drain.kept if self._may_know(group, drain, item, lets_tell))
         for session in notified:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, NoReturn, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 import structlog
 
@@ -37,6 +37,7 @@ from .members import (
     Readers,
     Shape,
     StickyShares,
+    SubscribedTopic,
     finding_faults,
     shape_of,
     size_of,
@@ -112,36 +113,6 @@ class Contest:
     wanted_s: float
     waiting: list[HeldPull] = field(default_factory=list)
     timer: Timer | None = None
-
-
-class Unread(NamedTuple):
-    """A subscribed queue that no member reads. is_named: it was reported."""
-
-    since_s: float
-    is_named: bool
-
-
-@dataclass(slots=True)
-class SubscribedTopic:
-    """A topic to which members of a group subscribe, and what was computed of it since the members last changed.
-
-    Attributes:
-        members: how many members subscribe to the topic.
-        newest: the newest subscription; None until it is needed.
-        places: the position of each client among the subscribers, in Java's order; None until it is needed.
-        seen: how many queues of the topic the members see, by broker, and the sum; None until it is needed.
-        sticky: the allocation of members that use STICKY.
-        unread: the queues that no member reads, by queue id.
-        orphaned: how many of the unread queues have had no reader for some seconds.
-    """
-
-    members: int = 0
-    newest: Subscription | None = None
-    places: dict[str, int] | None = None
-    seen: tuple[dict[str, int], int] | None = None
-    sticky: StickyShares | None = None
-    unread: dict[int, Unread] = field(default_factory=dict)
-    orphaned: int = 0
 
 
 class TopicOffsets:

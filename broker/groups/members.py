@@ -172,6 +172,36 @@ def _numbers(share: list[Queue]) -> dict[str, list[int]]:
     return numbers
 
 
+class Unread(NamedTuple):
+    """A subscribed queue that no member reads. is_named: it was reported."""
+
+    since_s: float
+    is_named: bool
+
+
+@dataclass(slots=True)
+class SubscribedTopic:
+    """A topic to which members of a group subscribe, and what was computed of it since the members last changed.
+
+    Attributes:
+        members: how many members subscribe to the topic.
+        newest: the newest subscription; None until it is needed.
+        places: the position of each client among the subscribers, in Java's order; None until it is needed.
+        seen: how many queues of the topic the members see, by broker, and the sum; None until it is needed.
+        sticky: the allocation of members that use STICKY.
+        unread: the queues that no member reads, by queue id.
+        orphaned: how many of the unread queues have had no reader for some seconds.
+    """
+
+    members: int = 0
+    newest: Subscription | None = None
+    places: dict[str, int] | None = None
+    seen: tuple[dict[str, int], int] | None = None
+    sticky: StickyShares | None = None
+    unread: dict[int, Unread] = field(default_factory=dict)
+    orphaned: int = 0
+
+
 # ------------------------------------------------------------------------------
 # Finds where the members of a group disagree with each other or with the broker, in words that name them.
 

@@ -23,10 +23,10 @@ from ..store.files import StoreFull, read_state, replace_state
 from ..store.index import ConsumeQueue
 from ..store.journals import Journal
 from ..store.store import Store
-from .group import NO_QUEUE, ConsumerGroup, ConsumerGroups, GroupQueue, PoppedQueue, QueueCounts, TopicOffsets, Unread
+from .group import NO_QUEUE, ConsumerGroup, ConsumerGroups, GroupQueue, PoppedQueue, QueueCounts, TopicOffsets
 from .history import History
 from .leases import Locks
-from .members import Member
+from .members import Member, Unread
 from .stages import QueueKey
 
 log = structlog.get_logger("rocketlet.groups")

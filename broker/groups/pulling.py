@@ -164,7 +164,7 @@ class Pulling:
         self._guard = guard
         self._pops = pops
         self._commits = commits
-        self._versions = Versions(groups, clients)
+        self._probe = SubscriptionProbe(groups, clients)
         self.checked = CheckedPulls(self._store, statistics, groups, offsets, draining, pops, commits)
 
     def pull(self, pull: Pull, ask_who: Callable[[], None] | None = None, attempt: int = 1) -> Pulled | None:
@@ -185,7 +185,7 @@ class Pulling:
                 if refusal.reason is Reason.UNKNOWN_MEMBER and ask_who is not None:
                     ask_who()
                 elif attempt == 1:
-                    self._versions.ask(session, header.consumer_group)
+                    self._probe.request(session, header.consumer_group)
                 if self._hold(pull, SUBSCRIPTION_POLL_INTERVAL_S, partial(self._look_again, attempt=attempt + 1)):
                     return None
             raise
@@ -812,12 +812,12 @@ class Commits:
 # within milliseconds. Until its next one, up to 30 s later, its pulls have a version that no broker knows, and are refused.
 
 
-class Versions:
+class SubscriptionProbe:
     def __init__(self, groups: ConsumerGroups, clients: Clients) -> None:
         self._groups = groups
         self._clients = clients
 
-    def ask(self, session: Session, group_name: str) -> None:
+    def request(self, session: Session, group_name: str) -> None:
         """Request the versions of a foreign member's subscriptions, unless a request is open."""
         group = self._groups.get(group_name)
         member = group.foreign.get(session) if group else None

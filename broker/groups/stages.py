@@ -150,7 +150,7 @@ class PeerSync:
     stage: SyncStage = SyncStage.FINDING
     said_s: float = 0.0
 
-    def turn(self, event: SyncEvent) -> None:
+    def transition(self, event: SyncEvent) -> None:
         """Go to the next stage. Raises KeyError for an event that the stage does not allow."""
         self.stage = SYNC_TRANSITIONS[self.stage, event]
 
@@ -185,7 +185,7 @@ class PeerSync:
     def reach(self) -> bool:
         """Return True if every member may be notified. From then on no peer is waited for until the next change."""
         if self.stage is SyncStage.ASKING and all(peer.lets_tell_all for peer in self.asked):
-            self.turn(SyncEvent.AGREE)
+            self.transition(SyncEvent.AGREE)
         return self.stage in (SyncStage.DONE, SyncStage.SILENT)
 
     @property
@@ -285,7 +285,7 @@ class Drain:
     timer: Timer | None = None
     charged: dict[Session, int] = field(default_factory=dict)
 
-    def turn(self, event: DrainEvent) -> None:
+    def transition(self, event: DrainEvent) -> None:
         """Go to the next stage. Raises KeyError for an event that the stage does not allow."""
         self.stage = DRAIN_TRANSITIONS[self.stage, event]
 
@@ -293,7 +293,7 @@ class Drain:
         """Handle a further change, and drop readers that are no longer members."""
         if self.stage is DrainStage.NOTIFIED:
             self.began_s = now_s
-        self.turn(DrainEvent.CHANGE)
+        self.transition(DrainEvent.CHANGE)
         for of_readers in (self.waiting, self.drained, self.rounds, self.pulled_s, self.due):
             for reader in [reader for reader in of_readers if reader is not None and reader not in members]:
                 del of_readers[reader]
@@ -315,7 +315,7 @@ class Drain:
                 self.since_s[reader, place] = since_s.get((reader, place), now_s)
         self.due = {reader: self.due[reader] if reader in before else (until_s, False) for reader in self.waiting}
         self.refuses_ours = True
-        self.turn(DrainEvent.FIND if self.waiting else DrainEvent.FIND_NOBODY)
+        self.transition(DrainEvent.FIND if self.waiting else DrainEvent.FIND_NOBODY)
 
     def forget_kept(self) -> None:
         """Drop the counts of queues that readers keep now, because they continue to read those."""
@@ -349,12 +349,12 @@ class Drain:
             del self.waiting[reader]
             self.due.pop(reader, None)
         if not self.waiting:
-            self.turn(DrainEvent.FINISH)
+            self.transition(DrainEvent.FINISH)
 
     def give_up_all(self) -> None:
         self.waiting.clear()
         self.due.clear()
-        self.turn(DrainEvent.GIVE_UP)
+        self.transition(DrainEvent.GIVE_UP)
 
     def record_progress(self, until_s: float, reader: Session | None = None) -> None:
         """Record progress of a reader. Unless queues move separately, this extends the time of all readers."""

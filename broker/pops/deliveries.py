@@ -108,7 +108,7 @@ class Delivery:
         self.client: PopClient | None = None
         self.is_delayed = False
 
-    def turn(self, event: Event) -> None:
+    def transition(self, event: Event) -> None:
         """Change the state. Raises KeyError for an event that cannot happen in it."""
         self.state = TRANSITIONS[self.state, event]
 

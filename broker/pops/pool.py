@@ -230,7 +230,7 @@ class QueueDeliveries:
             "popped_message_gone",
             group=self.group, topic=queue.topic, queue=queue.queue_id, offset=delivery.offset, attempts=delivery.attempts,
         )  # fmt: skip
-        delivery.turn(Event.FORGET)
+        delivery.transition(Event.FORGET)
         del self.unfinished[delivery.offset]
         self.pool.of.unfinished -= 1
         if self.is_in_order:
@@ -328,7 +328,7 @@ class QueueDeliveries:
             else:
                 delivery.attempts += 1
                 group.redelivered += delivery.attempts > 1
-            delivery.turn(Event.POP)
+            delivery.transition(Event.POP)
             delivery.pop_ms = pop_ms
             delivery.client, delivery.deadline_s, delivery.since_s = client, deadline_s, now_s
             delivery.is_delayed = False
@@ -339,13 +339,13 @@ class QueueDeliveries:
 
     def release(self, delivery: Delivery) -> None:
         """Make a message in flight visible again."""
-        delivery.turn(Event.RELEASE)
+        delivery.transition(Event.RELEASE)
         self._free(delivery)
 
     def refuse(self, delivery: Delivery) -> None:
         """Make a message visible again whose acknowledgement the disk has refused."""
         if delivery.state is DeliveryState.ACKNOWLEDGED:
-            delivery.turn(Event.REFUSE)
+            delivery.transition(Event.REFUSE)
             self._free(delivery)
 
     def _free(self, delivery: Delivery) -> None:
@@ -363,7 +363,7 @@ class QueueDeliveries:
             unfinished, group = self.unfinished, self.pool.of
             for delivery in deliveries:
                 if delivery.state is DeliveryState.ACKNOWLEDGED:
-                    delivery.turn(Event.FINISH)
+                    delivery.transition(Event.FINISH)
                     del unfinished[delivery.offset]
                     group.unfinished -= 1
             return
@@ -374,7 +374,7 @@ class QueueDeliveries:
 
     def _finish(self, delivery: Delivery) -> None:
         if delivery.state is DeliveryState.ACKNOWLEDGED:
-            delivery.turn(Event.FINISH)
+            delivery.transition(Event.FINISH)
             del self.unfinished[delivery.offset]
             self.pool.of.unfinished -= 1
 
@@ -389,7 +389,7 @@ class QueueDeliveries:
         """End all deliveries without finishing their messages."""
         for delivery in self.unfinished.values():
             self.floor_ms = max(self.floor_ms, delivery.pop_ms + 1)
-            delivery.turn(Event.FORGET)
+            delivery.transition(Event.FORGET)
         self.pool.of.unfinished -= len(self.unfinished)
         self.unfinished.clear()
         self._visible.clear()
@@ -412,7 +412,7 @@ class QueueDeliveries:
         self.limit = self._limits.max_unfinished_in_order if is_in_order else self._limits.max_unfinished
         for delivery in [] if is_in_order else list(self.unfinished.values()):
             if delivery.state is DeliveryState.BEHIND:
-                delivery.turn(Event.RELEASE)
+                delivery.transition(Event.RELEASE)
             else:
                 self._finish(delivery)
         self._visible = [delivery.offset for delivery in self.unfinished.values() if self._is_free(delivery)]

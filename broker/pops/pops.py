@@ -429,7 +429,7 @@ class Pops(LitePart):
         if delivery.state is DeliveryState.ACKNOWLEDGED:
             return AckStatus.DONE
         outcome = AckStatus.LATE if delivery.state is DeliveryState.VISIBLE else AckStatus.DONE
-        delivery.turn(Event.ACKNOWLEDGE)
+        delivery.transition(Event.ACKNOWLEDGE)
         self._writer.acknowledge(deliveries, delivery)
         return outcome
 
@@ -469,7 +469,7 @@ class Pops(LitePart):
             if isinstance(deliveries, LiteDeliveries):
                 self._suspend(deliveries, delivery, invisible_ms)
         if invisible_ms > 0:
-            delivery.turn(Event.CHANGE)
+            delivery.transition(Event.CHANGE)
             delivery.is_delayed = not renews
             self._prolong(deliveries, delivery, self._clock.monotonic_s() + invisible_ms / 1000)
         elif delivery.state is DeliveryState.IN_FLIGHT:

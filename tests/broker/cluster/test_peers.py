@@ -12,8 +12,8 @@ from unittest import mock
 import pytest
 from rocketlet.broker.config import LIMITS, Limits
 from rocketlet.broker.groups.agreement import Agreement
-from rocketlet.broker.groups.group import ConsumerGroup, GroupChanges, SubscribedTopic
-from rocketlet.broker.groups.members import Member
+from rocketlet.broker.groups.group import ConsumerGroup, GroupChanges
+from rocketlet.broker.groups.members import Member, SubscribedTopic
 from rocketlet.broker.groups.stages import Others
 from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.runtime import MovableClock

@@ -22,8 +22,8 @@ from rocketlet.broker.config import (
     ROOM_BYTES,
     Limits,
 )
-from rocketlet.broker.groups.group import SubscribedTopic
 from rocketlet.broker.groups.history import Rebalances
+from rocketlet.broker.groups.members import SubscribedTopic
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.runtime import Histogram, MovableClock, Runtime
 from rocketlet.broker.server import Listening, Server
