@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import random
 import time
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -307,12 +308,17 @@ TEXTS_OF_BROKER = bytes(8), b"00" * 8, b"CLUSTER\x01c", b"r"
 def try_functions(data: bytes) -> None:
     """Call the module's functions for sends and pulls with bytes of any kind."""
     limits = sending._RUN_LIMITS
+    source = fast.PullSource(lambda offset, count: data[:16] + bytes(count * 20), 0, 1 << 60, 0, 1000, 32, False)
     for at in (0, len(data) // 2):
-        pull = fast.pull_key(data, at, MAX_REQUEST_HEADER_BYTES)
-        assert pull is None or at < pull[0] <= len(data)
+        key = fast.pull_key(data, at, MAX_REQUEST_HEADER_BYTES)
+        served = fast.take_pulls(
+            data, at, MAX_REQUEST_HEADER_BYTES, {key or b"": None}, lambda *_: source, lambda position: (0, len(data), 3),
+            lambda descriptor, size, start: data[start : start + size], lambda part, before: 0,
+            (array("Q", (0, len(data) // 2)), array("I", (0, 0)), len(data), 0), (0, 0, b""), (0, 1 << 20, 1000, 1000),
+        )  # fmt: skip
+        assert served is None or at < served.end <= len(data)
         taken = fast.take_sends(data, at, b"", PASSED, 0, 1, b"", lambda _: b"", bytes(20), TEXTS_OF_BROKER, limits)
         assert taken is None or at < taken.end <= len(data)
-    fast.span(data, 1000)
 
 
 async def sends(limit: Limit, seed: int, folder: Path, outcome: Outcome) -> None:

@@ -5,9 +5,20 @@ INTERFACE: int
 Buffer = bytes | memoryview
 
 def code_at(data: bytes, at: int) -> int: ...
-def pull_key(data: bytes, at: int, max_header_bytes: int) -> tuple[int, int, bytes, int, int, int] | None: ...
-def found_head(kind: int, number: int, next_offset: int, first: int, end: int, body_bytes: int) -> bytes | None: ...
-def span(entries: bytes, room: int) -> tuple[int, int, int, int] | None: ...
+def pull_key(data: bytes, at: int, max_header_bytes: int) -> bytes | None: ...
+def take_pulls(
+    data: bytes,
+    at: int,
+    max_header_bytes: int,
+    checked: dict[bytes, object],
+    admit: Callable[[object, int, int], tuple[object, ...] | None],
+    segment_at: Callable[[int], tuple[int, int, int]],
+    read_at: Callable[[int, int, int], bytes],
+    crc32: Callable[[bytes, int], int],
+    sums: tuple[object, ...],
+    shared: tuple[int, int, Buffer],
+    limits: tuple[int, int, int, int],
+) -> tuple[int, int, list[Buffer], int, list[tuple[object, int, int, int]], tuple[int, int, Buffer]] | None: ...
 def take_sends(
     data: bytes,
     at: int,

@@ -13,7 +13,7 @@ from cpython.bytes cimport PyBytes_AsString, PyBytes_FromStringAndSize
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy, memmove, memset
 
-INTERFACE = 6
+INTERFACE = 7
 
 # ------------------------------------------------------------------------------
 # The checked accessors, and numbers in network byte order.
@@ -974,9 +974,8 @@ cdef int read_msgpack_pull(View data, Py_ssize_t at, Py_ssize_t end, Pull *pull)
     return at == end
 
 
-cdef bytes key_of(View data, Py_ssize_t at, Py_ssize_t end, Pull *pull):
-    """Return the parts of a header that stay, with the places of those that differ."""
-    cdef Output out = Output(end - at + 5 * MAX_HOLES)
+cdef int put_key(View data, Py_ssize_t at, Py_ssize_t end, Pull *pull, Output out) except -1:
+    """Write the parts of a header that stay, with the places of those that differ."""
     cdef Py_ssize_t before
     cdef int order[MAX_HOLES]
     cdef int i, hole, count = 0
@@ -998,67 +997,47 @@ cdef bytes key_of(View data, Py_ssize_t at, Py_ssize_t end, Pull *pull):
         out.put(&place, 4)
         before = pull.end[hole]
     out.put(part(data, before, end - before), end - before)
-    return bytes(out.written())
+    return 0
 
 
-def pull_key(bytes data, Py_ssize_t at, Py_ssize_t max_header_bytes):
-    """Return where the pull ends that lies at `at`, its encoding, the bytes of its header that stay when a client repeats it,
-    its number, and its two offsets; None if no whole plain pull is there."""
-    cdef Span span
-    cdef Pull pull
+cdef Py_ssize_t read_pull(View data, Py_ssize_t at, Py_ssize_t max_header_bytes, Pull *pull) except -1:
+    """Read the pull that begins at `at`. Return where it ends; 0 if no whole plain pull is there."""
     cdef uint32_t total, mark
     cdef Py_ssize_t end, first
     cdef int is_read
-    span.start, span.size = <const uint8_t *>PyBytes_AsString(data), len(data)
-    if not 0 <= at <= span.size - 8:
-        return None
-    total, mark = get_uint32(&span, at), get_uint32(&span, at + 4)
-    if total < 4 or total > MAX_FRAME_BYTES - 4 or <Py_ssize_t>total > span.size - at - 4:
-        return None
+    if not 0 <= at <= data.size - 8:
+        return 0
+    total, mark = get_uint32(data, at), get_uint32(data, at + 4)
+    if total < 4 or total > MAX_FRAME_BYTES - 4 or <Py_ssize_t>total > data.size - at - 4:
+        return 0
     end, first = at + 4 + total, at + 8
     if <Py_ssize_t>(mark & 0xFFFFFF) != end - first or end - first > max_header_bytes:
-        return None  # it has a body, or is garbled
-    memset(&pull, 0, sizeof(Pull))
+        return 0  # it has a body, or is garbled
+    memset(pull, 0, sizeof(Pull))
     pull.kind = mark >> 24
-    if not is_utf8(&span, first, end - first) and pull.kind == JSON:
-        return None
     if pull.kind == JSON:
-        is_read = read_json_pull(&span, first, end, &pull)
+        is_read = is_utf8(data, first, end - first) and read_json_pull(data, first, end, pull)
     elif pull.kind == ROCKETMQ:
-        is_read = read_binary_pull(&span, first, end, &pull)
+        is_read = read_binary_pull(data, first, end, pull)
     elif pull.kind == MSGPACK:
-        is_read = read_msgpack_pull(&span, first, end, &pull)
+        is_read = read_msgpack_pull(data, first, end, pull)
     else:
-        return None
-    if not is_read or pull.code != PULL_MESSAGE or pull.flag or pull.seen & 7 != 7:
-        return None
-    return end, pull.kind, key_of(&span, first, end, &pull), pull.value[OPAQUE], pull.value[QUEUE_OFFSET], pull.value[COMMIT_OFFSET]
+        return 0
+    return end if is_read and pull.code == PULL_MESSAGE and not pull.flag and pull.seen & 7 == 7 else 0
 
 
-def span(bytes entries, Py_ssize_t room):
-    """Return the part of the log that has the records of the first index entries, as many as the room takes, but at least one:
-    its position, its size, that of the last record, and their number. Declined: records apart, and lost ones."""
-    cdef Span all_entries
-    cdef View view = &all_entries
-    cdef Py_ssize_t at = 0, total = 0, size = 0, last = 0, count = 0
-    cdef int64_t position = 0
-    all_entries.start, all_entries.size = <const uint8_t *>PyBytes_AsString(entries), len(entries)
-    if all_entries.size < INDEX_ENTRY_BYTES:
+def pull_key(bytes data, Py_ssize_t at, Py_ssize_t max_header_bytes):
+    """Return the bytes of a pull's header that stay when a client repeats it; None if no whole plain pull is at `at`."""
+    cdef Span span
+    cdef Pull pull
+    cdef Py_ssize_t end
+    cdef Output key = Output(256)
+    span.start, span.size = <const uint8_t *>PyBytes_AsString(data), len(data)
+    end = read_pull(&span, at, max_header_bytes, &pull)
+    if not end:
         return None
-    position = get_int64(view, 0)
-    if not 0 <= position < MAX_OFFSET:
-        return None
-    while all_entries.size - at >= INDEX_ENTRY_BYTES:
-        size = get_uint32(view, at + 8)
-        if count and total + size > room:
-            break
-        if not size or get_int64(view, at) != position + total:
-            return None
-        total += size
-        last = size
-        count += 1
-        at += INDEX_ENTRY_BYTES
-    return position, total, last, count
+    put_key(&span, at + 8, end, &pull, key)
+    return bytes(key.written())
 
 
 # ------------------------------------------------------------------------------
@@ -1406,27 +1385,22 @@ cdef int put_binary_text(Output out, const char *name, Py_ssize_t size, int64_t 
     return put_binary_number(out, value)
 
 
-def found_head(int kind, object number, object next_offset, object first, object end, object body_bytes):
-    """Return the frame of a pull's response without its body, as `protocol.headers.encode_found_head` makes it."""
-    cdef int64_t offsets[3]
-    cdef int64_t opaque, body_size
-    cdef Output out
-    cdef Py_ssize_t fields_at, size
-    try:
-        opaque, offsets[0], offsets[1], offsets[2], body_size = number, next_offset, first, end, body_bytes
-    except OverflowError:
-        return None
-    if not 0 <= opaque <= 0x7FFFFFFF or min(offsets[0], offsets[1], offsets[2]) < 0 or not 0 <= body_size < MAX_FRAME_BYTES:
-        return None
-    out = Output(320)
+cdef int put_found_head(
+    Output out, int kind, int64_t opaque, int64_t next_offset, int64_t first, int64_t end, int64_t body_size
+) except -1:
+    """Write the frame of a pull's response without its body, as `protocol.headers.encode_found_head` makes it. Return 0 for
+    numbers that are declined."""
+    cdef Py_ssize_t at = out.size, fields_at, size
+    if not 0 <= opaque <= 0x7FFFFFFF or min(next_offset, first, end) < 0 or not 0 <= body_size < MAX_FRAME_BYTES:
+        return 0
     out.room(8)
     if kind == JSON:
         out.put(b'{"code":0,"extFields":{"suggestWhichBrokerId":"0","nextBeginOffset":"', 69)
-        put_decimal(out, offsets[0])
+        put_decimal(out, next_offset)
         out.put(b'","minOffset":"', 15)
-        put_decimal(out, offsets[1])
+        put_decimal(out, first)
         out.put(b'","maxOffset":"', 15)
-        put_decimal(out, offsets[2])
+        put_decimal(out, end)
         out.put(b'"},"flag":1,"language":"JAVA","opaque":', 39)
         put_decimal(out, opaque)
         out.put(b',"serializeTypeCurrentRPC":"JSON","version":409,"remark":"FOUND"}', 65)
@@ -1436,25 +1410,25 @@ def found_head(int kind, object number, object next_offset, object first, object
         out.put(b"\0\0\0\x01\0\0\0\5FOUND\0\0\0\0", 17)
         fields_at = out.size
         put_binary_text(out, b"suggestWhichBrokerId", 20, 0)
-        put_binary_text(out, b"nextBeginOffset", 15, offsets[0])
-        put_binary_text(out, b"minOffset", 9, offsets[1])
-        put_binary_text(out, b"maxOffset", 9, offsets[2])
+        put_binary_text(out, b"nextBeginOffset", 15, next_offset)
+        put_binary_text(out, b"minOffset", 9, first)
+        put_binary_text(out, b"maxOffset", 9, end)
         put_uint32(out.start + fields_at - 4, <uint32_t>(out.size - fields_at))
     elif kind == MSGPACK:
         out.put(b"\x97\0\1", 3)
         pack_number(out, <uint64_t>opaque)
         out.put(b"\0\xcd\x01\x99\xa5FOUND\x84\xb4suggestWhichBrokerId\0\xafnextBeginOffset", 49)
-        pack_number(out, <uint64_t>offsets[0])
+        pack_number(out, <uint64_t>next_offset)
         out.put(b"\xa9minOffset", 10)
-        pack_number(out, <uint64_t>offsets[1])
+        pack_number(out, <uint64_t>first)
         out.put(b"\xa9maxOffset", 10)
-        pack_number(out, <uint64_t>offsets[2])
+        pack_number(out, <uint64_t>end)
     else:
-        return None
-    size = out.size - 8
-    put_uint32(out.start, <uint32_t>(4 + size + body_size))
-    put_uint32(out.start + 4, <uint32_t>(kind << 24 | size))
-    return bytes(out.written())
+        return 0
+    size = out.size - at - 8
+    put_uint32(out.start + at, <uint32_t>(4 + size + body_size))
+    put_uint32(out.start + at + 4, <uint32_t>(kind << 24 | size))
+    return 1
 
 
 cdef Py_ssize_t put_batch(
@@ -1627,6 +1601,241 @@ def take_sends(
             for queue in found.touched.values() if queue.count
         ],
         bytes(responses.written()),
+    )
+
+
+# ------------------------------------------------------------------------------
+# Pulls that repeat checked ones: from the bytes of a socket read to responses, with the records as they are in the log.
+
+
+cdef extern from "Python.h":
+    ctypedef struct Py_buffer:
+        void *buf
+        Py_ssize_t len
+    int PyObject_GetBuffer(object exporter, Py_buffer *view, int flags) except -1
+    void PyBuffer_Release(Py_buffer *view)
+    int PyBUF_SIMPLE
+
+
+cdef enum:
+    RECORD_HEAD_BYTES = 36  # up to the position in the log
+    MAX_ENTRIES_READ = 2048
+
+
+cdef struct Part:
+    int64_t begin, end
+    uint32_t before, after  # sums of everything that was written before it, and with it
+
+
+cdef int find_part(tuple sums, int64_t position, int64_t end, Part *found) except -1:
+    """Find the smallest part between two known sums that contains the log from a position up to `end`, as `Written.part`
+    does. Return 0 if this process has not written it."""
+    cdef Py_buffer places_buffer, sums_buffer
+    cdef const uint64_t *places
+    cdef const uint32_t *values
+    cdef Py_ssize_t count, low = 0, high, middle
+    cdef int is_found = 0
+    found.end, found.after = sums[2], sums[3]
+    PyObject_GetBuffer(sums[0], &places_buffer, PyBUF_SIMPLE)
+    try:
+        PyObject_GetBuffer(sums[1], &sums_buffer, PyBUF_SIMPLE)
+        places, values = <const uint64_t *>places_buffer.buf, <const uint32_t *>sums_buffer.buf
+        count = min(places_buffer.len // 8, sums_buffer.len // 4)
+        if count and position >= <int64_t>places[0] and end <= found.end:
+            high = count
+            while low < high:  # the first place after the position
+                middle = (low + high) >> 1
+                if position < <int64_t>places[middle]:
+                    high = middle
+                else:
+                    low = middle + 1
+            found.begin, found.before = <int64_t>places[low - 1], values[low - 1]
+            high = count
+            while low < high:  # the first place that is not before the end
+                middle = (low + high) >> 1
+                if <int64_t>places[middle] < end:
+                    low = middle + 1
+                else:
+                    high = middle
+            if low < count:
+                found.end, found.after = <int64_t>places[low], values[low]
+            is_found = 1
+        PyBuffer_Release(&sums_buffer)
+    finally:
+        PyBuffer_Release(&places_buffer)
+    return is_found
+
+
+@cython.final
+cdef class Queue:
+    """The queue of an admitted pull, with the packed entries that were read from its index."""
+
+    cdef object read_entries, pull
+    cdef int64_t begin, next, first, room, entries_at, messages, put_bytes, next_offset
+    cdef Py_ssize_t limit, last_count
+    cdef bint is_settled
+    cdef bytes entries
+
+    cdef int read(self, int64_t offset, Py_ssize_t more) except -1:
+        """Have the entries of a pull. Return 0 if they cannot be read. `more` is the number of pulls that may follow."""
+        cdef Py_ssize_t count = self.limit if self.next - offset > self.limit else <Py_ssize_t>(self.next - offset)
+        cdef int64_t end = self.entries_at + (len(self.entries) // INDEX_ENTRY_BYTES if self.entries is not None else 0)
+        if self.entries is None or not self.entries_at <= offset or offset + count > end:
+            # a client that reads a queue goes on where it was
+            wanted = min(count * (more + 1), MAX_ENTRIES_READ) if self.entries is not None and offset == end else count
+            self.entries, self.entries_at = self.read_entries(offset, max(wanted, count)), offset
+            if len(self.entries) < count * INDEX_ENTRY_BYTES:
+                return 0
+        self.last_count = count
+        return 1
+
+
+@cython.final
+cdef class Log:
+    """The log that the records are read from."""
+
+    cdef object segment_at, read_at, crc32
+    cdef tuple sums
+    cdef int64_t begin, max_read, shared
+    cdef int64_t start, end, shared_at, shared_size
+    cdef object descriptor, shared_data
+
+    cdef object read(self, int64_t position, int64_t size, int64_t last_size):
+        """Return records that lie side by side; None if they have to be read one by one."""
+        cdef Part found
+        cdef Span span
+        cdef Py_ssize_t at
+        cdef bytes data
+        cdef uint32_t after
+        memset(&found, 0, sizeof(Part))
+        if position < self.begin or size > self.max_read or size < RECORD_HEAD_BYTES or last_size < RECORD_HEAD_BYTES:
+            return None
+        if position == self.shared_at and size == self.shared_size:
+            return self.shared_data
+        if not find_part(self.sums, position, position + size, &found):
+            return None
+        if self.descriptor is None or not self.start <= found.begin < self.end:
+            self.start, self.end, self.descriptor = self.segment_at(found.begin)
+        if found.end > self.end:
+            return None
+        data = self.read_at(self.descriptor, found.end - found.begin, found.begin - self.start)
+        if len(data) != found.end - found.begin:
+            return None
+        after = self.crc32(data, found.before)
+        if after != found.after:
+            return None
+        span.start, span.size = <const uint8_t *>PyBytes_AsString(data), len(data)
+        at = <Py_ssize_t>(position - found.begin)
+        if get_int64(&span, at + 28) != position or get_uint32(&span, at + size - last_size) != <uint32_t>last_size:
+            return None
+        piece = data if len(data) == size else memoryview(data)[at : at + size]
+        if size <= self.shared:
+            self.shared_at, self.shared_size, self.shared_data = position, size, piece
+        return piece
+
+
+cdef int read_run(View entries, Py_ssize_t at, Py_ssize_t count, int64_t room, int64_t *run) except -1:
+    """Find the records of the first entries, as many as the room takes, but at least one: their position, their size, that of
+    the last one, and their number. Return 0 for records apart, and for lost ones."""
+    cdef int64_t position = get_int64(entries, at), total = 0, size = 0, last = 0
+    cdef Py_ssize_t taken = 0
+    if not 0 <= position < MAX_OFFSET:
+        return 0
+    while taken < count:
+        size = get_uint32(entries, at + 8)
+        if taken and total + size > room:
+            break
+        if not size or get_int64(entries, at) != position + total:
+            return 0
+        total += size
+        last = size
+        taken += 1
+        at += INDEX_ENTRY_BYTES
+    run[0], run[1], run[2], run[3] = position, total, last, taken
+    return 1
+
+
+def take_pulls(
+    bytes data, Py_ssize_t at, Py_ssize_t max_header_bytes, dict checked, object admit, object segment_at, object read_at,
+    object crc32, tuple sums, tuple shared, tuple limits,
+):
+    """Make the responses to the pulls that lie from `at` on, one after the other, and repeat checked ones.
+
+    `admit` returns what a checked pull may read now; None if it has to be checked. Returns where it stopped, the number of
+    pulls, the responses in pieces and their size, and for each checked pull its messages, their bytes and the next offset; and
+    the last records that were read, for the next call. Whatever a callback raises, Python meets again when it makes the pull."""
+    cdef Span span, entries
+    cdef Pull pull
+    cdef Log log = Log()
+    cdef Output key = Output(256), head = Output(320)
+    cdef Queue queue = None, last
+    cdef dict queues = {}
+    cdef list responses = []
+    cdef int64_t run[4]
+    cdef int64_t offset, total = 0, max_bytes
+    cdef Py_ssize_t end, count = 0
+    cdef bytes last_key = None, found
+    span.start, span.size = <const uint8_t *>PyBytes_AsString(data), len(data)
+    log.segment_at, log.read_at, log.crc32, log.sums = segment_at, read_at, crc32, sums
+    log.shared_at, log.shared_size, log.shared_data = shared
+    log.begin, log.max_read, max_bytes, log.shared = limits
+    while total <= max_bytes:
+        end = read_pull(&span, at, max_header_bytes, &pull)
+        if not end or not 0 <= pull.value[OPAQUE] or pull.value[QUEUE_OFFSET] < 0:
+            break
+        offset = pull.value[QUEUE_OFFSET]
+        key.size = 0
+        put_key(&span, at + 8, end, &pull, key)
+        if last_key is None or len(last_key) != key.size or memcmp(PyBytes_AsString(last_key), key.start, key.size):
+            last_key = PyBytes_FromStringAndSize(<const char *>key.start, key.size)
+            queue = queues.get(last_key)
+        try:
+            if queue is None or not queue.is_settled or offset < queue.first:
+                if last_key not in checked:
+                    break
+                admitted = admit(checked[last_key], offset, pull.value[COMMIT_OFFSET])
+                log.descriptor = None  # callbacks may close it
+                if admitted is None:
+                    break
+                if queue is None:
+                    queue = queues[last_key] = Queue()
+                    queue.pull = checked[last_key]
+                queue.read_entries, queue.begin, queue.next, queue.first, queue.room, queue.limit, queue.is_settled = admitted
+                if not queue.is_settled:  # it committed an offset, on which others may depend
+                    for last in queues.values():
+                        last.is_settled = False
+            if not queue.begin <= offset < queue.next:
+                break
+            found = queue.entries
+            if not queue.read(offset, (span.size - end) // (end - at)):
+                break
+            if queue.entries is not found:
+                log.descriptor = None
+            entries.start, entries.size = <const uint8_t *>PyBytes_AsString(queue.entries), len(queue.entries)
+            if not read_run(&entries, <Py_ssize_t>(offset - queue.entries_at) * INDEX_ENTRY_BYTES, queue.last_count, queue.room, run):
+                break
+            piece = log.read(run[0], run[1], run[2])
+            if piece is None:
+                break
+        except Exception:
+            break
+        head.size = 0
+        if not put_found_head(head, pull.kind, pull.value[OPAQUE], offset + run[3], queue.begin, queue.next, run[1]):
+            break
+        responses.append(PyBytes_FromStringAndSize(<const char *>head.start, head.size))
+        responses.append(piece)
+        total += head.size + run[1]
+        queue.messages += run[3]
+        queue.put_bytes += run[1]
+        queue.next_offset = offset + run[3]
+        count += 1
+        at = end
+    if not count:
+        return None
+    return (
+        at, count, responses, total,
+        [(last.pull, last.messages, last.put_bytes, last.next_offset) for last in queues.values() if last.messages],
+        (log.shared_at, log.shared_size, log.shared_data),
     )
 
 

@@ -8,12 +8,13 @@ module.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, Final, Literal, NamedTuple, final
 
 # version of the functions' arguments and results; a module that was built with another version is ignored
-INTERFACE: Final = 6
+INTERFACE: Final = 7
 
 
 Buffer = bytes | memoryview
@@ -29,6 +30,30 @@ class EncodedSends(NamedTuple):
     records: bytes
     queues: list[tuple[Any, bytes, int, int]]  # queue, its index entries, their number, and the size of their records
     responses: bytes
+
+
+class PullSource(NamedTuple):
+    """What a checked pull may read."""
+
+    entries: Callable[[int, int], bytes]  # returns up to a number of packed index entries from an offset on
+    begin: int  # first offset of the queue
+    next: int  # offset after the last one
+    first: int  # lower offsets must be checked
+    room: int  # maximum bytes of records
+    limit: int  # maximum number of records
+    is_settled: bool  # False if each pull must be admitted, because it commits an offset
+
+
+@final
+class ServedPulls(NamedTuple):
+    """Consecutive pulls that repeat checked ones, and their responses."""
+
+    end: int  # position after the last pull in the data
+    served: int  # number of pulls
+    responses: list[Buffer]
+    size: int  # of the responses
+    pulls: list[tuple[Any, int, int, int]]  # checked pull, its messages, their bytes, and the next offset
+    shared: tuple[int, int, Buffer]  # position, size and bytes of the last records that were read
 
 
 class Slice(NamedTuple):
@@ -116,19 +141,44 @@ def take_sends(
     return None if found is None else EncodedSends._make(found)
 
 
-PullKey = tuple[int, int, bytes, int, int, int]
+pull_key: Final[Callable[[bytes, int, int], bytes | None]] = getattr(_module, "pull_key", _decline)
+"""Return the bytes of a pull's header that do not change when a client repeats it. Arguments: received bytes, position
+of the pull, maximum header size."""
 
-pull_key: Final[Callable[[bytes, int, int], PullKey | None]] = getattr(_module, "pull_key", _decline)
-"""Return for the pull at a position: the position after it, its encoding, the bytes of its header that do not change
-when a client repeats it, its opaque id, its queue offset and its commit offset."""
+_take_pulls: Final[Callable[..., Any]] = getattr(_module, "take_pulls", _decline)
 
-found_head: Final[Callable[[int, int, int, int, int, int], bytes | None]] = getattr(_module, "found_head", _decline)
-"""Return the bytes of a pull response before its body. Arguments: encoding, opaque id of the request, next offset,
-first and last offset of the queue, size of the body."""
 
-span: Final[Callable[[bytes, int], tuple[int, int, int, int] | None]] = getattr(_module, "span", _decline)
-"""Return the part of the log that contains the records of the first index entries, up to a number of bytes: its
-position, its size, the size of the last record, and the number of records."""
+def take_pulls(
+    data: bytes,
+    at: int,
+    max_header_bytes: int,
+    checked: Mapping[bytes, Any],
+    admit: Callable[[Any, int, int], PullSource | None],
+    segment_at: Callable[[int], tuple[int, int, int]],
+    read_at: Callable[[int, int, int], bytes],
+    crc32: Callable[[bytes, int], int],
+    sums: tuple[array[int], array[int], int, int],
+    shared: tuple[int, int, Buffer],
+    limits: tuple[int, int, int, int],
+) -> ServedPulls | None:
+    """Return the responses to the repeated pulls from a position on; None if the first one is declined.
+
+    Args:
+        data: received bytes
+        at: position of the first pull
+        max_header_bytes: maximum header size
+        checked: pulls that passed every check, by their keys
+        admit: returns what a checked pull with these offsets may read; None if it must be checked
+        segment_at: returns start, end and file descriptor of the log's segment that contains a position
+        read_at: reads bytes of a file descriptor: number of bytes, position
+        crc32: continues a CRC-32
+        sums: positions of the log, the CRC-32 of everything before each, the log's end, and the CRC-32 there
+        shared: position, size and bytes of the last records that were read
+        limits: the log's start; maximum sizes of a read, of the responses, and of shared records
+    """
+    found = _take_pulls(data, at, max_header_bytes, checked, admit, segment_at, read_at, crc32, sums, shared, limits)
+    return None if found is None else ServedPulls._make(found)
+
 
 _decode_slice: Final[Callable[..., Any]] = getattr(_module, "decode_slice", _decline)
 

@@ -507,6 +507,10 @@ class FrameCursor:
     def held_bytes(self) -> int:
         return len(self.data) + len(self.waiting)
 
+    def skip_to(self, at: int) -> None:
+        """Continue at a position of the data, because the frames before it were processed."""
+        self.data, self.at = (self.data, at) if at < len(self.data) else (b"", 0)
+
     def next(self) -> Frame | None:
         """Return the next frame; None if there is no whole one. Raises FrameError for bytes that are not a frame."""
         data, at = self.data, self.at

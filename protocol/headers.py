@@ -13,10 +13,8 @@ from struct import Struct
 from struct import error as StructError
 from typing import Any, Final, NamedTuple, TypeVar, get_type_hints
 
-from . import fast
 from .codes import RESPONSE_FLAG, VERSION, Language
 from .config import MAX_LAYOUT_BYTES, MAX_LAYOUT_FIELDS, MAX_LAYOUTS
-from .fast import IS_COMPILED
 from .frame import JSON, MSGPACK, ROCKETMQ, Ext, ExtValue, Frame, encode_head, encode_msgpack, text_of
 
 # ------------------------------------------------------------------------------
@@ -936,8 +934,6 @@ def encode_found_head(serialize_type: int, opaque: int, offsets: tuple[int, int,
     Args:
         offsets: the next offset to pull, and the first and last offsets of the queue
     """
-    if IS_COMPILED and (made := fast.found_head(serialize_type, opaque, *offsets, body_bytes)) is not None:
-        return made
     if serialize_type == JSON:
         header = (
             b'{"code":0,"extFields":{"suggestWhichBrokerId":"0","nextBeginOffset":"%d","minOffset":"%d","maxOffset":"%d"},'

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import Enum, auto
 from functools import partial
@@ -16,6 +16,7 @@ from ...protocol.admin_bodies import decode_running, encode_offset_moved
 from ...protocol.bodies import BodyError
 from ...protocol.codes import PERM_READ, PULL_COMMIT_OFFSET, PULL_SUSPEND
 from ...protocol.config import MAX_EXPRESSION_CHARS
+from ...protocol.fast import PullSource, ServedPulls
 from ...protocol.headers import PullMessage
 from ...protocol.message import MessageError
 from ...protocol.names import (
@@ -49,7 +50,7 @@ from ..pops.pops import Pops
 from ..runtime import LiveConfig, Runtime
 from ..sessions import Answer, Clients, ForwardedRequest, Reason, Refusal, RunningWanted, Session, subscription_bytes
 from ..store.files import StoreError, StoreFull
-from ..store.index import ConsumeQueue
+from ..store.index import ConsumeQueue, pull_limits
 from ..store.store import Store
 from .drains import Draining, has_handled_all
 from .group import NO_QUEUE, ConsumerGroup, ConsumerGroups, GroupQueue
@@ -512,7 +513,7 @@ class Pulling:
             if found.messages:
                 place = header[:3]
                 if place[0] != TOOLS_GROUP:  # tools only inspect messages
-                    self._statistics.note_got(f"{place[1]}@{place[0]}", found.messages, found.pieces)
+                    self._statistics.note_got(f"{place[1]}@{place[0]}", found.messages, sum(map(len, found.pieces)))
                 if group_queue.reader is pull.session and is_guarded(group_queue, pull.session):
                     group_queue.given_offset = found.next_offset
                 return _new_tuple(Pulled, (PullStatus.FOUND, found.next_offset, begin, end, found.pieces))
@@ -608,6 +609,10 @@ class CheckedPull(NamedTuple):
     name: str
     is_recorded: bool
 
+    @property
+    def is_unfiltered(self) -> bool:
+        return self.subscription is None or self.subscription.expression == ALL
+
 
 class CheckedPulls:
     def __init__(
@@ -653,8 +658,46 @@ class CheckedPulls:
     def pull(self, session: Session, checked: CheckedPull, offset: int, commit_offset: int) -> Pulled | None:
         """Return the result of a pull that differs only in its offsets; None if it must be checked or may have to wait.
         Raises the store's errors for damaged records."""
-        generation, group_queue, flags, limit, max_bytes, subscription, name, is_recorded = checked
-        if generation != self._generation.number or self._pops.pools.all or group_queue.reader is not session:
+        queue = self._admit(session, checked, offset, commit_offset)
+        if queue is None:
+            return None
+        begin, end = queue.begin, queue.next
+        _, _, _, limit, max_bytes, subscription, _, _ = checked
+        pieces, messages, next_offset = self._store.fetch(queue, offset, limit, subscription, None, max_bytes)
+        if not messages:
+            return Pulled(PullStatus.NO_MATCH, next_offset, begin, end)
+        self._record(checked, messages, sum(map(len, pieces)), next_offset)
+        return _new_tuple(Pulled, (PullStatus.FOUND, next_offset, begin, end, pieces))
+
+    def repeat(
+        self, session: Session, data: bytes, at: int, pulls: Mapping[bytes, CheckedPull], max_bytes: int
+    ) -> ServedPulls | None:
+        """Serve the pulls from a position of the data on that repeat checked ones, with the compiled module, until their
+        responses have more than `max_bytes`. None if it declines the first one."""
+        served = self._store.take_pulls(data, at, pulls, partial(self._source, session), max_bytes)
+        if served is not None:
+            for checked, messages, size, next_offset in served.pulls:
+                self._record(checked, messages, size, next_offset)
+        return served
+
+    def _source(self, session: Session, checked: CheckedPull, offset: int, commit_offset: int) -> PullSource | None:
+        """Return what a pull without a filter may read; None if it must be checked or may have to wait."""
+        queue = self._admit(session, checked, offset, commit_offset)
+        if queue is None:
+            return None
+        group_queue, flags = checked.queue, checked.flags
+        first = queue.begin
+        if flags & PULL_SUSPEND:
+            first = max(first, group_queue.group.offset(*group_queue.key) or 0)
+        limit, room = pull_limits(checked.limit, checked.max_bytes)
+        is_settled = not flags & PULL_COMMIT_OFFSET
+        return _new_tuple(PullSource, (queue.entries, queue.begin, queue.next, first, room, limit, is_settled))
+
+    def _admit(self, session: Session, checked: CheckedPull, offset: int, commit_offset: int) -> ConsumeQueue | None:
+        """Commit the offset that a pull carries, and return its queue; None if the pull must be checked or may have to
+        wait."""
+        group_queue, flags = checked.queue, checked.flags
+        if checked.generation != self._generation.number or self._pops.pools.all or group_queue.reader is not session:
             return None
         key, group = group_queue.key, group_queue.group
         queue = self._store.queues.get(key)
@@ -666,15 +709,14 @@ class CheckedPulls:
                 return None  # another member may have read the queue since
         if flags & PULL_COMMIT_OFFSET:
             self._commits.carried(session, group, key, commit_offset)
-        begin, end = queue.begin, queue.next
-        pieces, messages, next_offset = self._store.fetch(queue, offset, limit, subscription, None, max_bytes)
-        if not messages:
-            return Pulled(PullStatus.NO_MATCH, next_offset, begin, end)
-        if group.name != TOOLS_GROUP:
-            self._statistics.note_got(name, messages, pieces)
-        if is_recorded:
-            group_queue.given_offset = next_offset
-        return _new_tuple(Pulled, (PullStatus.FOUND, next_offset, begin, end, pieces))
+        return queue
+
+    def _record(self, checked: CheckedPull, messages: int, size: int, next_offset: int) -> None:
+        """Count the messages of served pulls, and record the end offset of the last one."""
+        if checked.queue.group.name != TOOLS_GROUP:
+            self._statistics.note_got(checked.name, messages, size)
+        if checked.is_recorded:
+            checked.queue.given_offset = next_offset
 
 
 # ------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
@@ -388,9 +388,9 @@ class Statistics:
         self._day, self._midnight_s = self._today(), clock.monotonic_s()
         self._samples.append(_Sample(clock.monotonic_s(), {}, self._last.sums))
 
-    def note_got(self, key: str, messages: int, pieces: Iterable[bytes | memoryview]) -> None:
+    def note_got(self, key: str, messages: int, size: int) -> None:
         self.got[key] += messages
-        self.got_bytes[key] += sum(map(len, pieces))
+        self.got_bytes[key] += size
 
     def note_sent_back(self, topic: str, group: str) -> None:
         key = f"{topic}@{group}"

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol, cast
 
 import structlog
 
-from ...protocol import admin_bodies, bodies, group_bodies, names
+from ...protocol import admin_bodies, bodies, fast, group_bodies, names
 from ...protocol import properties as props
 from ...protocol.bodies import Heartbeat, Work
 from ...protocol.codes import (
@@ -33,7 +33,6 @@ from ...protocol.codes import (
     request_name,
 )
 from ...protocol.config import MAX_REQUEST_HEADER_BYTES, MAX_TABLE_BYTES
-from ...protocol.fast import PullKey
 from ...protocol.frame import (
     MSGPACK,
     Ext,
@@ -518,28 +517,38 @@ class Again(NamedTuple):
 
 
 class KeptPulls:
-    """The last one of each queue, of as many queues as there is room for. They are charged to their session. With the
-    compiled module, the parts of the header that stay name a pull, too."""
+    """The last one of each queue, of as many queues as there is room for. They are charged to their session.
 
-    __slots__ = ("_named", "_names", "_pulls")
+    `named` has those that the compiled module may repeat, by the parts of the header that stay."""
+
+    __slots__ = ("_is_new", "_names", "_pulls", "named")
 
     def __init__(self) -> None:
         self._pulls: dict[_Place, _Kept] = {}
-        self._named: dict[bytes, CheckedPull] = {}
+        self._is_new = False  # a pull was kept since one was named
+        self.named: dict[bytes, CheckedPull] = {}
         self._names: dict[_Place, bytes] = {}
 
-    def named(self, key: bytes) -> CheckedPull | None:
-        return self._named.get(key)
+    def name(self, data: bytes, at: int, frame: Frame) -> None:
+        """Let the compiled module repeat a pull that was just kept, if its response has the encoding of the request, and it
+        does not filter by tags.
 
-    def name(self, key: bytes, frame: Frame) -> None:
-        """Names the pull that this one repeats, if its response has the encoding of the request. key: the bytes of its header
-        that stay."""
+        Args:
+            data: received bytes
+            at: position of the pull
+            frame: the pull
+        """
+        if not self._is_new:
+            return
+        self._is_new = False
         again = self.like(frame) if reply_type(frame) == frame.serialize_type else None
-        if again is not None:
+        if again is None or not again.checked.is_unfiltered:
+            return
+        key = fast.pull_key(data, at, MAX_REQUEST_HEADER_BYTES)
+        if key is not None:
             ext = frame.ext
-            place = ext["consumerGroup"], ext["topic"], ext["queueId"]
-            self._named.pop(self._names.get(place, b""), None)
-            self._named[key], self._names[place] = again.checked, key
+            self.named[key] = again.checked
+            self._names[ext["consumerGroup"], ext["topic"], ext["queueId"]] = key
 
     def like(self, frame: Frame) -> Again | None:
         """The pull that this one repeats, without reading its header: all but the offsets is as it was."""
@@ -568,13 +577,14 @@ class KeptPulls:
         texts = (text for pair in constant.items() for text in pair if isinstance(text, str))
         size = CHECKED_PULL_BYTES + sum(map(len, texts))
         self._pulls[place] = _Kept(constant, frame.language, checked, size)
+        self._is_new = True
         session.charge(size)
 
     def _forget(self, session: Session, place: _Place) -> None:
         kept = self._pulls.pop(place, None)
         if kept is not None:
             session.charge(-kept.size)
-            self._named.pop(self._names.pop(place, b""), None)
+            self.named.pop(self._names.pop(place, b""), None)
 
 
 # ------------------------------------------------------------------------------
@@ -693,7 +703,6 @@ Reply = Buffers | Work[Buffers] | Coroutine[Any, Any, Buffers] | None
 or another client's answer brings them, or nobody waits for any."""
 
 JAVA = int(Language.JAVA)  # as Java brokers say; Go reads other names as unknown
-_PULL_MESSAGE: Final = int(RequestCode.PULL_MESSAGE)
 _NONE: Ext = {}
 _new_tuple = tuple.__new__
 
@@ -753,11 +762,6 @@ def _frame(request: Frame, code: int, ext: Ext, body: bytes, remark: str | None)
     # each answer has one: a Frame's own constructor costs twice as much
     fields = code, request.opaque, ext, body, RESPONSE_FLAG, remark, JAVA, VERSION, reply_type(request)
     return _new_tuple(Frame, fields)
-
-
-def undecoded_pull(pull: PullKey) -> Frame:
-    """The parts of a pull that is not decoded that its answer needs."""
-    return _new_tuple(Frame, (_PULL_MESSAGE, pull[3], _NONE, b"", 0, None, JAVA, VERSION, pull[1]))
 
 
 def small(request: Frame) -> Frame:

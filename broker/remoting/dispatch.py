@@ -14,7 +14,6 @@ from ...protocol import fast
 from ...protocol.bodies import BodyError, Work
 from ...protocol.codes import ONEWAY_FLAG, RESPONSE_FLAG, RequestCode, ResponseCode, request_name
 from ...protocol.codes import RequestCode as Code
-from ...protocol.config import MAX_REQUEST_HEADER_BYTES
 from ...protocol.fast import IS_COMPILED
 from ...protocol.frame import UNREADABLE, Frame
 from ...protocol.headers import HeaderError
@@ -43,9 +42,8 @@ from .connection import (
     read_response,
     refused,
     small,
-    undecoded_pull,
 )
-from .messages import FULL_REMARK, REGION_EXT, Sends, Staged, awaited, not_stored, repeat_pull, store_batch
+from .messages import FULL_REMARK, REGION_EXT, Sends, Staged, awaited, not_stored, store_batch
 
 log = structlog.get_logger("rocketlet.dispatch")
 
@@ -62,6 +60,7 @@ Handler = Callable[[RemotingConnection, Frame], Reply]
 
 # These may make a group or its retry topic. If that cannot be kept, readers can still read.
 _PULL_MESSAGE: Final = int(Code.PULL_MESSAGE)
+_PULL: Final = Frame(_PULL_MESSAGE)
 PULLS = frozenset((RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE))
 READS = PULLS | {RequestCode.HEART_BEAT, RequestCode.QUERY_CONSUMER_OFFSET}
 
@@ -115,52 +114,58 @@ class Dispatch:
         """Answers the requests that a connection has read. Those of a client that does not read its responses wait, and those
         that take longer than a turn wait until the others had theirs."""
         out: Buffers = []
+        reply: Reply
         requests, sends, unwritten_bytes, is_first = connection.requests, self._sends, 0, True
         end_s = (began_s := time.perf_counter()) + PIECE_S
         try:
             while is_first or (requests.data and time.perf_counter() < end_s):
-                is_first, pull, account = False, None, None
+                is_first, account, code, reply = False, None, None, None
                 if IS_COMPILED and sends is not None:
-                    if (code := fast.code_at(requests.data, requests.at)) in SENDS:
+                    data, at = requests.data, requests.at
+                    if (code := fast.code_at(data, at)) in SENDS:
                         account = self._sender(connection)
                         if account is not None and sends.stage_run(connection, account):
                             continue
-                    elif code == _PULL_MESSAGE:
-                        pull = fast.pull_key(requests.data, requests.at, MAX_REQUEST_HEADER_BYTES)
-                if (frame := requests.next() if pull is None else undecoded_pull(pull)) is None:
-                    break
-                is_send = frame.code in SENDS and not frame.flag & RESPONSE_FLAG
-                if is_send and sends is not None and self._stage(sends, connection, frame, out):
-                    if account is not None and sends.staged and sends.staged[-1] is frame:
-                        sends.pass_queue(account, frame)  # it was not refused
-                    continue
-                if sends is not None and sends.staged:  # another request of the same client must see its earlier sends
-                    self._settle(sends, connection, out, began_s)
-                    out, began_s = [], time.perf_counter()
-                if frame.flag & RESPONSE_FLAG:
-                    began_s = self._take_answer(connection, frame, began_s)
-                    continue
-                reply: Reply
-                if pull is not None:
-                    reply = self._pull(connection, frame, pull)
-                elif len(frame.body) > LARGE_REQUEST_BYTES and frame.code not in SENDS:
-                    reply = self._in_turn(connection, frame)
-                else:
-                    reply = self._handle(connection, frame)
-                former_s, began_s = began_s, time.perf_counter()
-                if (times := self._times.get(frame.code)) is not None:
-                    times.observe(began_s - former_s)
-                if not isinstance(reply, list):  # which is quicker to find out than a generator
-                    if reply is not None and self._answer_later(connection, frame, reply, out):
-                        out = []
+                    elif code == _PULL_MESSAGE and not sends.staged:
+                        reply = self._repeat_pulls(connection, began_s)
+                if reply is None:
+                    if (frame := requests.next()) is None:
                         break
-                elif not frame.flag & ONEWAY_FLAG:
-                    out += reply
-                    if requests.data and (unwritten_bytes := unwritten_bytes + sum(map(len, reply))) > UNWRITTEN_BYTES:
-                        connection.write(out)
-                        out, unwritten_bytes = [], 0
-                        if connection.is_paused:
+                    is_send = frame.code in SENDS and not frame.flag & RESPONSE_FLAG
+                    if is_send and sends is not None and self._stage(sends, connection, frame, out):
+                        if account is not None and sends.staged and sends.staged[-1] is frame:
+                            sends.pass_queue(account, frame)  # it was not refused
+                        continue
+                    if sends is not None and sends.staged:  # the client's other requests must see its earlier sends
+                        self._settle(sends, connection, out, began_s)
+                        out, began_s = [], time.perf_counter()
+                    if frame.flag & RESPONSE_FLAG:
+                        began_s = self._take_answer(connection, frame, began_s)
+                        continue
+                    if len(frame.body) > LARGE_REQUEST_BYTES and frame.code not in SENDS:
+                        reply = self._in_turn(connection, frame)
+                    else:
+                        reply = self._handle(connection, frame)
+                    former_s, began_s = began_s, time.perf_counter()
+                    if (times := self._times.get(frame.code)) is not None:
+                        times.observe(began_s - former_s)
+                    if code == _PULL_MESSAGE:
+                        connection.pulls.name(data, at, frame)
+                    if not isinstance(reply, list):  # which is quicker to find out than a generator
+                        if reply is not None and self._answer_later(connection, frame, reply, out):
+                            out = []
                             break
+                        continue
+                    if frame.flag & ONEWAY_FLAG:
+                        continue
+                else:
+                    began_s = time.perf_counter()
+                out += reply
+                if requests.data and (unwritten_bytes := unwritten_bytes + sum(map(len, reply))) > UNWRITTEN_BYTES:
+                    connection.write(out)
+                    out, unwritten_bytes = [], 0
+                    if connection.is_paused:
+                        break
         finally:  # staged messages belong to this read: left over, their answers would go to the next client
             if sends is not None and sends.staged:
                 self._settle(sends, connection, out, began_s)
@@ -328,33 +333,30 @@ class Dispatch:
             self._forget_staged()
             return self._fault(connection, frame, error)
 
-    def _pull(self, connection: RemotingConnection, frame: Frame, pull: fast.PullKey) -> Reply:
-        """Answers the next request, a pull that is not decoded. One that repeats a checked pull has passed every check.
+    def _repeat_pulls(self, connection: RemotingConnection, began_s: float) -> Buffers | None:
+        """The responses to the next requests, as far as they are pulls that repeat checked ones; None if the next request is
+        no such pull. All of them count as having taken as long as the last one."""
+        requests, named, written = connection.requests, connection.pulls.named, self._written
+        if self._broker is None or not named or not self._may_repeat(connection):
+            return None
+        served = self._broker.pulling.checked.repeat(connection, requests.data, requests.at, named, UNWRITTEN_BYTES)
+        if served is None:
+            return None
+        requests.skip_to(served.end)
+        self._times[_PULL_MESSAGE].observe(time.perf_counter() - began_s, served.served)
+        if self._written == written:
+            return served.responses
+        self._write(connection, _PULL, served.responses, written)
+        return []
 
-        frame: the pull without its fields."""
-        assert self._broker is not None
-        end, _, key, _, offset, commit_offset = pull
-        requests, checked = connection.requests, connection.pulls.named(key)
-        if checked is not None:
-            written = self._written
+    def _may_repeat(self, connection: RemotingConnection) -> bool:
+        """Return True if the client's account is still known. Its repeated pulls were authorized."""
+        if self._has_checks:
             try:
-                if self._has_checks:
-                    self._check(connection, frame, KNOWN)
-                reply = repeat_pull(self._broker, connection, frame, checked, offset, commit_offset)
-            except Exception as error:
-                self._forget_staged()
-                reply = self._fault(connection, frame, error)
-            if reply is not None:
-                requests.at = end
-                if self._written == written:
-                    return reply
-                self._write(connection, frame, reply, written)
-                return None
-        decoded = requests.next()
-        assert decoded is not None
-        answered = self._handle(connection, decoded)
-        connection.pulls.name(key, decoded)
-        return answered
+                self._check(connection, _PULL, KNOWN)
+            except Refused:
+                return False
+        return True
 
     def _admitted(self, connection: RemotingConnection, reply: Reply) -> Reply:
         """Beyond the limit, passes only answers that are ready. The work of others has not begun. Raises LimitExceeded."""

@@ -52,7 +52,7 @@ from ..config import (
     UNIQUE_KEY_MESSAGES,
     LimitExceeded,
 )
-from ..groups.pulling import CheckedPull, Pull, Pulled, PullFault, PullStatus
+from ..groups.pulling import Pull, Pulled, PullFault, PullStatus
 from ..messages.appender import property_bytes
 from ..messages.later import Recall, RecallFault, recalling
 from ..messages.sending import too_large
@@ -104,7 +104,7 @@ class Sends:
         sends = self._sending.stage_run(requests.data, requests.at, account, connection.born_host)
         if sends is None:
             return False
-        requests.at = sends.end
+        requests.skip_to(sends.end)
         self.staged.append(sends)
         self._more += sends.sends - 1
         return True
@@ -241,19 +241,6 @@ def pull_message(broker: BrokerController, connection: RemotingConnection, frame
     if pulled.outcome is PullStatus.FOUND:
         connection.pulls.keep(connection, frame, broker.pulling.kept(pull, generation))
     return _encoded(frame, pulled)
-
-
-def repeat_pull(
-    broker: BrokerController,
-    connection: RemotingConnection,
-    frame: Frame,
-    checked: CheckedPull,
-    offset: int,
-    commit_offset: int,
-) -> Buffers | None:
-    """Return the response to a pull that differs in its offsets from one that was checked; None if it has to be checked."""
-    pulled = broker.pulling.checked.pull(connection, checked, offset, commit_offset)
-    return None if pulled is None else _encoded(frame, pulled)
 
 
 def _pull_response(connection: RemotingConnection, frame: Frame, outcome: Pulled | PullFault) -> None:

@@ -11,14 +11,15 @@ from itertools import accumulate, chain, compress, count, pairwise
 from operator import add, ne
 from pathlib import Path
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import orjson
 import structlog
 
 from ...protocol import fast
 from ...protocol.bodies import Work
-from ...protocol.fast import IS_COMPILED
+from ...protocol.checksum import crc32
+from ...protocol.config import MAX_REQUEST_HEADER_BYTES
 from ...protocol.message import (
     FIXED_BYTES,
     MAX_RECORD_BYTES,
@@ -50,6 +51,7 @@ from ..config import (
     SEARCHED_ENTRIES,
     SHARED_READ_BYTES,
 )
+from . import disk
 from .files import Damaged, OpenFiles, StoreError
 from .log import Buffer, CommitLog, SegmentedFile
 
@@ -326,6 +328,13 @@ MOST_READ_BYTES: Final = 2 * BULK_PULL_BYTES + MAX_RECORD_BYTES
 Entry = tuple[int, int, int]  # queue offset, commit log position, record size
 
 
+def pull_limits(max_messages: int, max_bytes: int | None) -> tuple[int, int]:
+    """Return the maximum number of records of a pull, and their maximum bytes."""
+    if max_bytes is None:
+        return min(max(max_messages, 1), PULL_MESSAGES), PULL_BYTES
+    return min(max(max_messages, 1), BULK_PULL_MESSAGES), min(max(max_bytes, 1), BULK_PULL_BYTES)
+
+
 class Fetched(NamedTuple):
     """Result of a read: the bytes of the records in pieces, the number of records, and the offset after the last
     examined entry."""
@@ -370,8 +379,7 @@ class Reader:
             max_bytes: maximum record bytes of a bulk pull, which has higher limits; None for an ordinary pull
             max_looks: maximum number of records that `matches` examines
         """
-        limit = min(max(max_messages, 1), PULL_MESSAGES if max_bytes is None else BULK_PULL_MESSAGES)
-        room = PULL_BYTES if max_bytes is None else min(max(max_bytes, 1), BULK_PULL_BYTES)
+        limit, room = pull_limits(max_messages, max_bytes)
         if matches is None and (subscription is None or subscription.expression == "*"):
             return self._fetch_all(queue, offset, limit, room)
         if matches is not None:
@@ -379,15 +387,36 @@ class Reader:
         assert subscription is not None
         return self._fetch_tagged(queue, offset, limit, room, subscription)
 
+    def take_pulls(
+        self,
+        data: bytes,
+        at: int,
+        checked: Mapping[bytes, object],
+        admit: Callable[[Any, int, int], fast.PullSource | None],
+        max_bytes: int,
+    ) -> fast.ServedPulls | None:
+        """Serve the pulls from a position of the data on that repeat checked ones, with the compiled module, until their
+        responses have more than `max_bytes`. None if it declines the first one."""
+        log = self._log
+        served = fast.take_pulls(
+            data,
+            at,
+            MAX_REQUEST_HEADER_BYTES,
+            checked,
+            admit,
+            log.segment_at,
+            disk.read_at,
+            crc32,
+            log.written.sums,
+            self._latest,
+            (log.begin, MOST_READ_BYTES, max_bytes, SHARED_READ_BYTES),
+        )
+        if served is not None:
+            self._latest = served.shared
+        return served
+
     def _fetch_all(self, queue: ConsumeQueue, offset: int, limit: int, room: int) -> Fetched:
         data = queue.entries(offset, limit)
-        if IS_COMPILED and (span := fast.span(data, room)) is not None:
-            position, size, last_size, count = span
-            if position >= self._log.written.begin and size <= MOST_READ_BYTES:
-                try:
-                    return Fetched([self._read_once(position, size, last_size)], count, offset + count)
-                except (Damaged, MessageError):
-                    pass  # then check each record separately
         count = len(data) // ENTRY_BYTES
         fields = _unpacker(count)(data)
         positions, sizes = fields[0::3], fields[1::3]

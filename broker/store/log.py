@@ -289,6 +289,12 @@ class SegmentedFile:
             size -= len(part)
         return (parts[0] if len(parts) == 1 else b"".join(parts)), fault
 
+    def segment_at(self, position: int) -> tuple[int, int, int]:
+        """Return start, end and file descriptor of the segment that contains a position. Raises OSError."""
+        index = bisect_right(self._starts, position) - 1
+        start = self._starts[index]
+        return start, self._starts[index + 1] if index + 1 < len(self._starts) else self.end, self._descriptor(start)
+
     def next_start(self, position: int) -> int:
         """Return the start of the segment after `position`, or the end of the file if there is none."""
         index = bisect_right(self._starts, position)
@@ -704,6 +710,11 @@ class Written:
             self._sum = crc32(view[end - SUMMED_AT_ONCE_BYTES : end], self._sum)
             self._sums.append(self._sum)
         return view[ends[-1] :]
+
+    @property
+    def sums(self) -> tuple[array[int], array[int], int, int]:
+        """The positions with a sum, the sums there, the end, and the sum at the end."""
+        return self._places, self._sums, self._end, self._sum
 
     def part(self, begin: int, end: int) -> tuple[int, int, int, int]:
         """Return the smallest part between two known sums that contains `begin` to `end`: its start and end, and the

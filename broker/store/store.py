@@ -104,6 +104,7 @@ class Store:
         self._checkpointed = (-1, -1, False)
         self._reader = Reader(self._log, self.queues)
         self.fetch = self._reader.fetch
+        self.take_pulls = self._reader.take_pulls
         self.message = self._reader.message
         self.is_indexed = self._reader.is_indexed
         self.record_at = self._reader.record_at

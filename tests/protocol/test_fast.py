@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from array import array
 from collections.abc import Mapping
 from struct import Struct
 from types import SimpleNamespace
@@ -14,12 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rocketlet.protocol import fast, message
+from rocketlet.protocol.checksum import crc32
 from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ, Frame, encode
 from rocketlet.protocol.headers import PullMessage, encode_found_head, write
 
 needs_module = pytest.mark.skipif(
     os.environ.get("ROCKETLET_PURE") == "1" or fast.MODULE == "pure", reason="needs the compiled module: make dev"
 )
+KINDS = (JSON, ROCKETMQ, MSGPACK)
 TEXTS = st.text(st.characters(exclude_categories=()), max_size=20)
 
 
@@ -173,29 +176,6 @@ def test_send_in_json_is_declined_with_other_escapes(properties: str) -> None:
     assert sends_taken(send_with(properties)) == 0
 
 
-ENTRIES = st.lists(st.tuples(st.integers(0, 3), st.sampled_from((0, 1, 91, 91, 120))), min_size=1, max_size=40)
-
-
-@needs_module
-@given(ENTRIES, st.integers(0, 2**40), st.integers(0, 3000))
-def test_span_is_that_of_the_first_records_that_the_room_takes(
-    gaps_and_sizes: list[tuple[int, int]], position: int, room: int
-) -> None:
-    rows: list[tuple[int, int]] = []
-    for gap, size in gaps_and_sizes:
-        position += gap if gap == 3 else 0
-        rows.append((position, size))
-        position += size
-    count = 1
-    while count < len(rows) and sum(size for _, size in rows[: count + 1]) <= room:
-        count += 1
-    taken = rows[:count]
-    total = sum(size for _, size in taken)
-    is_one = all(size for _, size in taken) and taken[-1][0] + taken[-1][1] - taken[0][0] == total
-    expected = (taken[0][0], total, taken[-1][1], count) if is_one else None
-    assert fast.span(b"".join(Struct(">QIq").pack(*row, 7) for row in rows), room) == expected
-
-
 PULL = write(PullMessage("g", "t", 0, 0, 32, 6, 0, 15_000, 0, "A || größe", "TAG"))
 OFFSETS = st.tuples(st.integers(-(2**31), 2**31 - 1), st.integers(-1, 2**59), st.integers(-1, 2**59))
 
@@ -205,19 +185,16 @@ def pull_frame(kind: int, opaque: int, ext: Mapping[str, Any], **fields: Any) ->
 
 
 @needs_module
-@given(st.sampled_from((JSON, ROCKETMQ, MSGPACK)), OFFSETS, OFFSETS)
+@given(st.sampled_from(KINDS), OFFSETS, OFFSETS)
 def test_pulls_that_differ_in_number_and_offsets_have_one_key(
     kind: int, one: tuple[int, int, int], other: tuple[int, int, int]
 ) -> None:
     keys = set()
     for opaque, offset, commit_offset in (one, other):
         data = pull_frame(kind, opaque, PULL | {"queueOffset": offset, "commitOffset": commit_offset})
-        found = fast.pull_key(b"x" + data + b"next", 1, 1000)
-        assert found is not None
-        end, found_kind, key, *values = found
-        assert (end, found_kind, values) == (1 + len(data), kind, [opaque, offset, commit_offset])
-        keys.add(key)
+        keys.add(fast.pull_key(b"x" + data + b"next", 1, 1000))
     assert len(keys) == 1
+    assert None not in keys
 
 
 @needs_module
@@ -232,7 +209,7 @@ def test_pulls_that_differ_in_another_field_have_other_keys(kind: int, field: st
     keys = [fast.pull_key(pull_frame(kind, 1, ext), 0, 1000) for ext in (before, after)]
     assert keys[0] is not None
     is_same = (PULL[field] if kind == MSGPACK else str(PULL[field])) == value
-    assert keys[1] is None or (keys[0][2] == keys[1][2]) == is_same
+    assert keys[1] is None or (keys[0] == keys[1]) == is_same
 
 
 @needs_module
@@ -253,24 +230,137 @@ def test_pull_that_is_no_repeat_or_is_signed_has_no_key(kind: int, fields: dict[
     assert fast.pull_key(pull_frame(kind, 1, **{"ext": PULL, **fields}), 0, 1000) is None
 
 
-@needs_module
-@given(st.sampled_from((JSON, ROCKETMQ, MSGPACK)), st.integers(-1, 2**32), st.tuples(*[st.integers(-1, 2**65)] * 3))
-def test_head_of_a_pulls_response_is_the_bytes_that_python_makes(
-    kind: int, opaque: int, offsets: tuple[int, int, int]
-) -> None:
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        found = outcome(encode_found_head, kind, opaque, offsets, 36_000)
-        in_python(monkeypatch, "found_head")
-        assert outcome(encode_found_head, kind, opaque, offsets, 36_000) == found
+class Log:
+    """A log with records of one queue that this process has written, and the queue's index."""
+
+    def __init__(self, gaps_and_sizes: list[tuple[int, int]], begin: int) -> None:
+        self.begin = self.end = 1000
+        self.data = bytearray()
+        self.places, self.sums, self.sum = array("Q", (1000,)), array("I", (0,)), 0
+        self.rows: list[tuple[int, int]] = []
+        self.first = begin
+        for number, (gap, size) in enumerate(gaps_and_sizes):
+            self._append(bytes(gap))
+            self.rows.append((self.end, size))
+            self._append(Struct(">I24xQ").pack(size, self.end).ljust(size, b"r")[:size])
+            if number % 3 == 0:
+                self.places.append(self.end)
+                self.sums.append(self.sum)
+
+    def _append(self, data: bytes) -> None:
+        self.data += data
+        self.sum = crc32(data, self.sum)
+        self.end += len(data)
+
+    @property
+    def next(self) -> int:
+        return self.first + len(self.rows)
+
+    def entries(self, offset: int, count: int) -> bytes:
+        rows = self.rows[offset - self.first :][:count]
+        return b"".join(Struct(">QIq").pack(*row, 7) for row in rows)
+
+    def read_at(self, descriptor: int, size: int, at: int) -> bytes:
+        return bytes(self.data[at : at + size])
+
+    def take(self, data: bytes, room: int, limit: int, max_bytes: int) -> fast.ServedPulls | None:
+        source = fast.PullSource(self.entries, self.first, self.next, self.first, room, limit, True)
+        key = fast.pull_key(data, 0, 1000)
+        assert key is not None
+        return fast.take_pulls(
+            data, 0, 1000, {key: "checked"}, lambda *_: source, lambda _: (1000, self.end, 3), self.read_at, crc32,
+            (self.places, self.sums, self.end, self.sum), (0, 0, b""), (1000, 10_000, max_bytes, 500),
+        )  # fmt: skip
+
+    def found(self, offset: int, room: int, limit: int) -> tuple[int, bytes] | None:
+        """The records of a pull, as Python reads them, if they lie side by side."""
+        rows = self.rows[offset - self.first :][:limit] if self.first <= offset else []
+        while len(rows) > 1 and sum(size for _, size in rows) > room:
+            rows.pop()
+        total = sum(size for _, size in rows)
+        if not rows or not all(size for _, size in rows) or rows[-1][0] + rows[-1][1] - rows[0][0] != total:
+            return None
+        return len(rows), bytes(self.data[rows[0][0] - 1000 :][:total])
+
+
+ROWS = st.lists(st.tuples(st.sampled_from((0, 0, 0, 0, 3)), st.sampled_from((91, 91, 120, 0))), min_size=1, max_size=40)
 
 
 @needs_module
-@pytest.mark.parametrize(
-    "numbers", [(-1, 0, 0, 0, 0), (2**31, 0, 0, 0, 0), (1, -1, 0, 0, 0), (1, 0, 2**64, 0, 0), (1, 0, 0, 0, 1 << 24)]
+@given(
+    st.sampled_from(KINDS),
+    st.builds(Log, ROWS, st.integers(0, 2**40)),
+    st.lists(st.integers(-1, 41), min_size=1, max_size=8),
+    st.integers(0, 3000),
+    st.integers(1, 32),
+    st.integers(0, 5000),
 )
-def test_head_of_a_pulls_response_with_unusual_numbers_is_declined(numbers: tuple[int, int, int, int, int]) -> None:
-    assert fast.found_head(JSON, *numbers) is None
-    assert fast.found_head(JSON, 1, 0, 0, 0, 0) is not None
+def test_pulls_get_the_responses_that_python_makes(
+    kind: int, log: Log, offsets: list[int], room: int, limit: int, max_bytes: int
+) -> None:
+    pulls = [
+        pull_frame(kind, number, PULL | {"queueOffset": max(log.first + offset, 0)})
+        for number, offset in enumerate(offsets)
+    ]
+    expected: list[bytes] = []
+    counts: list[int] = []
+    next_offset = size = 0
+    for number, offset in enumerate(offsets):
+        found = log.found(max(log.first + offset, 0), room, limit)
+        if found is None or sum(map(len, expected)) > max_bytes:
+            break
+        next_offset = max(log.first + offset, 0) + found[0]
+        head = encode_found_head(kind, number, (next_offset, log.first, log.next), len(found[1]))
+        expected += head, found[1]
+        counts.append(found[0])
+        size += len(found[1])
+    served = log.take(b"".join(pulls), room, limit, max_bytes)
+    if served is None:
+        assert not expected
+        return
+    assert list(map(bytes, served.responses)) == expected
+    assert (served.end, served.served) == (sum(map(len, pulls[: len(counts)])), len(counts))
+    assert served.size == sum(map(len, expected))
+    assert served.pulls == [("checked", sum(counts), size, next_offset)]
+
+
+def one_record() -> Log:
+    return Log([(0, 91), (0, 91)], 0)
+
+
+@needs_module
+@pytest.mark.parametrize("at", [0, 35, 90])
+def test_pull_of_a_record_that_has_changed_is_declined(at: int) -> None:
+    log = one_record()
+    assert log.take(pull_frame(JSON, 1, PULL), 1000, 32, 1000) is not None
+    log.data[at] ^= 1
+    assert log.take(pull_frame(JSON, 1, PULL), 1000, 32, 1000) is None
+
+
+@needs_module
+@pytest.mark.parametrize("rows", [[(1001, 91), (1091, 91)], [(1000, 91), (1091, 92)], [(1091, 91), (1182, 91)]])
+def test_pull_of_other_records_than_the_index_has_is_declined(rows: list[tuple[int, int]]) -> None:
+    log = one_record()
+    log.rows = rows
+    assert log.take(pull_frame(JSON, 1, PULL), 1000, 32, 1000) is None
+
+
+@needs_module
+@pytest.mark.parametrize("name", ["entries", "read_at"])
+@pytest.mark.parametrize("error", [OSError, ValueError])
+def test_pull_whose_read_fails_is_declined(monkeypatch: pytest.MonkeyPatch, name: str, error: type[Exception]) -> None:
+    def fails(*_: int) -> bytes:
+        raise error
+
+    log = one_record()
+    monkeypatch.setattr(log, name, fails)
+    assert log.take(pull_frame(JSON, 1, PULL), 1000, 32, 1000) is None
+
+
+@needs_module
+@pytest.mark.parametrize("opaque", [-1, -(2**31)])
+def test_pull_with_a_negative_number_is_declined(opaque: int) -> None:
+    assert one_record().take(pull_frame(JSON, opaque, PULL), 1000, 32, 1000) is None
 
 
 @needs_module

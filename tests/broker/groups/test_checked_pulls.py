@@ -15,8 +15,8 @@ from rocketlet.broker.sessions import Session
 from rocketlet.protocol import bodies
 from rocketlet.protocol.admin_bodies import encode_running_info
 from rocketlet.protocol.bodies import GroupConfig, TopicConfig
-from rocketlet.protocol.codes import Language, RequestCode, ResponseCode
-from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ, ExtValue, Frame
+from rocketlet.protocol.codes import PULL_COMMIT_OFFSET, Language, RequestCode, ResponseCode
+from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ, ExtValue, Frame, encode
 from rocketlet.protocol.group_bodies import LockRequest, encode_lock_request
 from rocketlet.protocol.headers import PullMessage, write
 from rocketlet.protocol.message import decode_records
@@ -65,6 +65,33 @@ async def test_the_next_pulls_of_a_queue_are_not_checked_again(node: Node, wire:
         [b"0", b"1", b"2", b"3"],
     ]
     assert checks.count == 1
+
+
+@pytest.mark.parametrize("kind", [JSON, ROCKETMQ, MSGPACK])
+@pytest.mark.parametrize("flags", [SUBSCRIBED, SUBSCRIBED | PULL_COMMIT_OFFSET])
+async def test_pulls_of_one_read_get_the_responses_that_each_gets_alone(
+    node: Node, wire: Wire, kind: int, flags: int
+) -> None:
+    await create_topic(wire, "t", 2)
+    for size in (10, 100_000, 10, 200_000, 200_000, 10):
+        await send(wire, bytes(size), topic="t")
+    checks = Checks(node)
+    asked = [
+        pull(offset=offset, commit_offset=commit_offset, flags=flags, max_msg_nums=limit)
+        for offset, commit_offset, limit in (
+            *((0, 0, 2), (2, 1, 2), (4, 4, 2), (1, 2, 2), (6, 5, 2), (0, 0, 2), (0, 0, 1), (1, 0, 1)),
+            *((7, 6, 2), (3, 9, 2), (2, 1, 2), (5, 3, 2)),
+        )
+    ]
+    code = RequestCode.PULL_MESSAGE
+    alone = [await wire.call(code, ext, serialize_type=kind) for ext in asked]
+    committed, checked = node.broker.offsets.get("g", "t", 0), checks.count
+    assert (committed, checked) == (3 if flags & PULL_COMMIT_OFFSET else None, 5)
+    frames = [Frame(code, 1000 + number, ext, serialize_type=kind) for number, ext in enumerate(asked)]
+    wire.write(b"".join(encode(frame._replace(language=int(Language.JAVA))) for frame in frames))
+    together = [await wire.answer(frame.opaque) for frame in frames]
+    assert [answer._replace(opaque=0) for answer in together] == [answer._replace(opaque=0) for answer in alone]
+    assert node.broker.offsets.get("g", "t", 0) == committed
 
 
 async def test_a_pull_that_differs_in_more_than_its_offset_is_checked(node: Node, wire: Wire) -> None:
