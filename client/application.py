@@ -85,7 +85,7 @@ class Rocketlet:
     - `encode`: converts results of handlers and arguments of `publish` to bodies. Default: bytes unchanged, str as
       UTF-8, and models of pydantic as JSON.
     - `lifespan`: an async context manager, `@asynccontextmanager async def lifespan(app)`, that is entered before the
-      subscribers start and left after they have stopped. It can store objects in `app.state`.
+      subscribers start and left after they have stopped. The context manager can store objects in `app.state`.
     - `options`: further options of the producer.
 
     Call `app.run()`, or use `async with app` if another program runs the event loop.
@@ -237,8 +237,8 @@ class Rocketlet:
 
     @asynccontextmanager
     async def at(self, name_server: str) -> AsyncIterator[Rocketlet]:
-        """Run the application on another cluster, such as that of a test, while the block runs. It receives the messages
-        that the block sends."""
+        """Run the application on another cluster, such as that of a test, while the block runs. The application then
+        receives the messages that the block sends to that cluster."""
         await self._start(name_server)
         try:
             yield self
@@ -297,7 +297,8 @@ class Rocketlet:
         return consumer
 
     async def health(self) -> Health:
-        """Query the lag of all subscribers, and return the result of the health check. Never raises RocketletError."""
+        """Query the lag of the subscribers one by one, and return the result of the health check. A RocketletError ends
+        the check, and becomes the `fault` of the result."""
         lag: dict[str, int] = {}
         try:
             for name, consumer in self._consumers.items():

@@ -292,7 +292,8 @@ class Option:
 
 @cache
 def options_of(kind: Any) -> Mapping[str, Option]:
-    """Return the options that a TypedDict declares. Its module must not postpone the evaluation of annotations."""
+    """Return the options that a TypedDict declares. The module of the TypedDict must not postpone the evaluation of
+    annotations."""
     return {name: hint.__metadata__[0] for name, hint in kind.__annotations__.items()}
 
 
@@ -536,7 +537,7 @@ def check_layers(name: str, layers: Any) -> None:
 
 
 def check_timeout(value: Any) -> None:
-    """Check the timeout of a call. It may be 0 or negative, for a call that times out immediately."""
+    """Check the timeout of a call. A timeout of 0 or less is valid, for a call that times out immediately."""
     if type(value) not in (int, float) or math.isnan(value):
         raise ConfigError(f"timeout_s: {value!r} is not a number of seconds")
 

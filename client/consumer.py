@@ -207,9 +207,9 @@ class Consumer(AnyConsumer):
 
         async with Consumer("host:port", "group", {"topic": "TagA || TagB"}, handler=work) as consumer: ...
 
-    With a handler, the consumer calls it for each message that arrives. Without one, iterate (`async for message in
-    consumer`, `async for messages in consumer.batches()`), or call `await consumer.receive()` and settle each message with
-    `ack`, `retry` or `reject`.
+    With a handler, the consumer calls the handler for the messages that arrive. Without one, iterate (`async for
+    message in consumer`, `async for messages in consumer.batches()`), or call `await consumer.receive()` and settle
+    each message with `ack`, `retry` or `reject`.
 
     - `subscriptions`: a topic, or a mapping from topics to filters: `*`, tags such as `TagA || TagB`, or `Sql("price >
       5")`.

@@ -44,7 +44,7 @@ def clock_s() -> float:
 
 
 class Lease:
-    """One ownership of one queue.
+    """The ownership of one queue by one member, until the lease expires or ends.
 
     Attributes:
         epoch: a number that grows with each owner; 0 on Apache's brokers, which have no epochs.
@@ -136,8 +136,8 @@ class SendResult(NamedTuple):
 class Message:
     """A received message.
 
-    It holds the stored record, or the bytes of it, which are decoded at the first access, because many messages are only
-    counted or passed on.
+    A Message contains the stored record, or the record's bytes, which are decoded at the first access, because many
+    messages are only counted or passed on.
     """
 
     __slots__ = ("__dict__", "_stored", "lease", "queue", "size_bytes", "topic")
@@ -164,14 +164,15 @@ class Message:
 
     @property
     def epoch(self) -> int:
-        """A fencing token, which grows with each owner of the queue. It is 0 on Apache's brokers, which have no epochs."""
+        """A fencing token, which grows with each owner of the queue. The token is 0 on Apache's brokers, which have no
+        epochs."""
         return self.lease.epoch
 
     @property
     def lease_lost(self) -> bool:
         """True if the lease of the queue has expired, so that another member may have received this message.
 
-        This reads the clock, so it is correct even directly after the process was stopped for a minute.
+        `lease_lost` reads the clock, so it is correct even directly after the process was suspended for a minute.
         """
         return self.lease.is_over
 
@@ -183,7 +184,8 @@ class Message:
     def body_begin(self, size: int) -> tuple[bytes, bool]:
         """Return the first `size` bytes of the body as it was sent, and True if that is the whole body.
 
-        This decompresses no more than necessary and caches nothing. Raises MessageError as `body` does.
+        `body_begin` decompresses only about as much of the body as it returns, and caches nothing. Raises MessageError
+        as `body` does.
         """
         return begin_of(self.record.body, self.record.sys_flag, size)
 

@@ -162,10 +162,10 @@ class Producer(Sender, Generic[Body]):
           `delay_level`. `recall` cancels the delivery.
         - `at`: the time of delivery instead of a delay, as a `datetime` with a time zone.
         - `priority`: an int from 0; larger means more urgent. The broker chooses the queue accordingly. In topics of the
-          type PRIORITY, consumers that share messages get urgent messages first. This needs Rocketlet's brokers, or
-          Apache's of 5.4 or later.
-        - `lite_topic`: the name of a lite topic in a topic of the type LITE: 1 to 64 letters, digits, `_` and `-`. The first
-          message creates it. This needs Rocketlet's brokers, or Apache's of 5.5 or later.
+          type PRIORITY, consumers that share messages get urgent messages first. Priorities need Rocketlet's brokers,
+          or Apache's of 5.4 or later.
+        - `lite_topic`: the name of a lite topic in a topic of the type LITE: 1 to 64 letters, digits, `_` and `-`. The
+          first message creates the lite topic. Lite topics need Rocketlet's brokers, or Apache's of 5.5 or later.
         - `queue_key`: messages with the same key go to the same queue, in order.
         - `queue`: the only queue to which the message may be sent.
         - `message_id`: the id by which consumers recognize a message that is sent twice. Default: a new id.
@@ -289,7 +289,8 @@ class Producer(Sender, Generic[Body]):
         properties: Mapping[str, str] | None = None,
         queue_key: str | None = None,
     ) -> AsyncIterator[SendResult]:
-        """Send a message that consumers get when the block ends without an exception, and never if the block raises.
+        """Send a message that consumers get when the block ends without an exception. If the block raises, the message
+        is rolled back.
 
             async with producer.transaction("orders", body, keys=order_id):
                 await database.commit_order(order_id)
@@ -329,7 +330,9 @@ class Producer(Sender, Generic[Body]):
         queue_key: str | None = None,
         queue: Queue | None = None,
     ) -> SendResult:
-        """Send messages to one queue in one request. The broker stores all of them, at consecutive offsets, or none.
+        """Send messages to one queue in one request. The broker stores all of them, at consecutive offsets, or none. A
+        Rocketlet broker stores a batch of thousands of messages in pieces; if it is killed or its disk becomes full in
+        between, a part of such a batch is stored.
 
         Raises what `send` raises, including MessageIllegal for messages with a delay or priority, for an empty batch,
         and for more than 4 MiB in total.

@@ -36,9 +36,11 @@ class SharedConsumer(AnyConsumer):
 
         async with SharedConsumer("host:port", "group", "topic", work) as consumer: ...
 
-    A group may have more members than queues, there is no rebalance, and a slow or failing handler delays no other
-    message. With a handler, the consumer calls it for each message that arrives. Without one, iterate (`async for
-    message in consumer`), or call `await consumer.receive()` and settle each message with `ack`, `retry` or `reject`.
+    A group may have more members than queues, and there is no rebalance. A message whose handler is slow or fails
+    occupies one of the member's `concurrency` calls, and delays later messages only in an orderly group, where those of
+    its message group wait. With a handler, the consumer calls it for each message that arrives. Without one, iterate
+    (`async for message in consumer`), or call `await consumer.receive()` and settle each message with `ack`, `retry` or
+    `reject`.
 
     - `subscriptions`: a topic, or a mapping from topics to filters: `*`, tags such as `TagA || TagB`, or `Sql("price >
       5")`.

@@ -282,8 +282,8 @@ cdef object _records(
 # ------------------------------------------------------------------------------
 # The headers of SEND_MESSAGE, SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE. protocol/frame.py describes a frame.
 #
-# A header that is written in another way than usual is declined: with spaces, with fields twice, with numbers as `+1`. Which
-# header is valid is only Python's to say.
+# A header that is written in another way than usual is declined: with spaces, with fields twice, with numbers as `+1`.
+# Python then decides whether the header is valid.
 
 
 cdef enum:

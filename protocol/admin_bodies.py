@@ -622,9 +622,9 @@ def decode_accounts(data: Any) -> dict[str, Any]:
 # ------------------------------------------------------------------------------
 # Records of Apache's message trace: the clients that sent and handled a message, with times, durations and outcomes.
 #
-# A message of the trace topic contains many records in its body. Its keys contain the ids and keys of all messages of
-# these records, so that tools find it by them. Fields are separated by \x01, records by \x02
-# (TraceDataEncoder.encoderFromContextBean).
+# A message of the trace topic contains many records in its body. The trace message's keys are the ids and keys of the
+# messages that its records are about, so that tools find the trace message by them. Fields are separated by \x01,
+# records by \x02 (TraceDataEncoder.encoderFromContextBean).
 
 
 TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"

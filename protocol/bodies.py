@@ -74,7 +74,8 @@ encode_json: Final[Callable[[Any], bytes]] = msgspec.json.Encoder(enc_hook=_plai
 
 
 class Shape(msgspec.Struct, rename="camel"):
-    """Declaration of the fields that are read from a JSON object. Other fields are ignored."""
+    """Declaration of the fields that are read from a JSON object. Fields of the object that are not declared are
+    ignored."""
 
 
 class QueueShape(Shape):
@@ -86,8 +87,8 @@ class QueueShape(Shape):
 def reads(
     name: str, shape: Any = Any, *, max_bytes: int = MAX_JSON_BYTES, max_dialect_bytes: int = MAX_DIALECT_BYTES
 ) -> Callable[[Callable[[S], T]], Callable[[bytes], T]]:
-    """Decorate a function that converts a value of a shape, so that it decodes JSON bytes. It raises BodyError for
-    invalid bytes.
+    """Decorate a function that converts a value of a shape, so that it decodes JSON bytes. The decorated function
+    raises BodyError for invalid bytes.
 
     Args:
         name: name of the body in errors
@@ -145,8 +146,8 @@ def shaped(value: Any, shape: type[S]) -> S:
 # JSON bodies of requests and responses.
 #
 # Bodies are encoded without whitespace, because a Go client treats a space inside of `brokerAddrs` as a part of the
-# address. They are decoded as leniently as fastjson decodes. Functions `decode_*` raise BodyError, which names the body
-# and the error.
+# address. Received bodies are decoded as leniently as fastjson decodes. Functions `decode_*` raise BodyError, which
+# names the body and the error.
 
 
 # Heartbeats
@@ -861,8 +862,8 @@ def _topics_in(table: bytes) -> Work[list[TopicConfig]]:
 def decode_compressed_registration(body: bytes) -> Work[tuple[DataVersion, list[TopicConfig]]]:
     """Decode the compressed body of REGISTER_BROKER. Raises BodyError.
 
-    It is a zlib stream of the version's JSON and one line `name read write perm filterType` for each topic, each with
-    its length before it.
+    The body is a zlib stream of the version's JSON and one line `name read write perm filterType` for each topic, each
+    with its length before it.
     """
     plain = yield from _inflated(body)
     parts = _Parts(plain)
@@ -977,8 +978,8 @@ def object_key(key: Any, value: Any) -> bytes:
 
 
 def _with_text_keys(text: str) -> str:
-    """Return the text with each simple object that is a key replaced by its quoted text. Return it unchanged if strings
-    and keys cannot be distinguished.
+    """Return the text with each simple object that is a key replaced by its quoted text. Return the text unchanged if
+    strings and keys cannot be distinguished.
 
     Without a backslash, a position after an even number of quotes is outside of any string.
     """

@@ -254,8 +254,8 @@ def code_name(code: int) -> str:
 
 
 def request_name(code: int) -> str:
-    """Return a request code as text, for errors and logs: `PULL_MESSAGE (11)`. This includes frames that are not
-    decoded."""
+    """Return a request code as text, for errors and logs: `PULL_MESSAGE (11)`. The code may be negative as in a frame,
+    and unknown, as in `request 9999`."""
     code = code & 0x7FFF_FFFF if code > 0x7FFF_FFFF else code
     try:
         return f"{RequestCode(code).name} ({code})"

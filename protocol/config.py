@@ -1,4 +1,5 @@
-"""Every limit on the wire. A request beyond one is refused, and the refusal names the limit."""
+"""Limits on sizes and counts of what peers send: frames, headers, bodies, names, HTTP/2 streams. A request beyond one
+is refused, and the refusal names the limit."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The functions of the compiled module, or functions that decline everything if the module is missing.
 
-A function returns None for arguments that it declines. Its caller then does the work in Python, with the same result.
-Everything therefore works without a compiler, only slower. `ROCKETLET_PURE=1` in the environment disables the compiled
-module.
+A function returns None for arguments that it declines. The caller of the function then does the work in Python, with
+the same result. Everything therefore works without a compiler, only slower. `ROCKETLET_PURE=1` in the environment
+disables the compiled module.
 """
 
 from __future__ import annotations

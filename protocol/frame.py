@@ -371,7 +371,7 @@ _DECODERS: Final = {JSON: _decode_json, ROCKETMQ: _decode_binary, MSGPACK: _deco
 
 
 class FrameReader:
-    """Splits the bytes of a socket into frames. It keeps at most one incomplete frame (up to 16 MiB)."""
+    """Splits the bytes of a socket into frames. The reader keeps at most one incomplete frame (up to 16 MiB)."""
 
     __slots__ = ("_max_header_bytes", "_needed", "waiting")
 

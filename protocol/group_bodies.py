@@ -139,7 +139,7 @@ def decode_members(data: MemberListShape) -> list[str]:
 
 
 class BrokerShare(NamedTuple):
-    """One member's queues of a topic, as a broker has allocated them.
+    """The queues of a topic that a broker has allocated to one member.
 
     Attributes:
         members: number of members of the topic
@@ -277,7 +277,7 @@ class AgreedMembers:
 
 
 class Word(NamedTuple):
-    """One message of a broker to another broker about a group."""
+    """A message about a group that one broker sends to another broker."""
 
     header: AgreeOnMembers
     members: AgreedMembers
@@ -582,8 +582,8 @@ def encode_pop_assignment(topic: str, broker_names: Iterable[str]) -> bytes:
 # GET_QUEUE_OFFSETS, Rocketlet's own request: the first and last offsets of all queues of some topics, in one response
 # per broker.
 #
-# Apache's request for these offsets, GET_TOPIC_STATS_INFO, is for one topic. Its response is many times longer, and
-# does not distinguish a topic from a later one with the same name.
+# Apache's request for these offsets, GET_TOPIC_STATS_INFO, is for one topic. The response of GET_TOPIC_STATS_INFO is
+# many times longer, and does not distinguish a topic from a later one with the same name.
 
 
 MADE_ANEW: Final = "TOPIC_MADE_ANEW"  # remark of the response to a pull that names another identity than the topic's

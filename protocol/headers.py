@@ -57,8 +57,8 @@ def fields_of(kind: type[Any]) -> tuple[Field, ...]:
 
 
 def reader_of(kind: type[Any]) -> Callable[..., Any]:
-    """Return the function `read(ext, ext.get)` of a header type. It raises KeyError, TypeError, ValueError or
-    struct.error."""
+    """Return the function `read(ext, ext.get)` of a header type. `read` raises KeyError, TypeError, ValueError or
+    struct.error for invalid fields."""
     fields = fields_of(kind)
     lines = [f"f{number} = {_reading(field)}" for number, field in enumerate(fields)]
     # `pack` checks all required numbers in one call: no field of a header has more than 64 bits.
@@ -103,7 +103,8 @@ def writer_of(kind: type[Any]) -> Callable[[Any], Any]:
 
 
 def _function(signature: str, lines: list[str], names: dict[str, Any]) -> Callable[..., Any]:
-    """Compile a function. Its source consists of keys and defaults of this module only, and never of data from clients."""
+    """Compile a function. The source of the function consists of keys and defaults of this module, and of no data from
+    clients."""
     exec(f"def {signature}:\n    " + "\n    ".join(lines), names)
     made: Callable[..., Any] = names[signature.partition("(")[0]]
     return made
@@ -830,9 +831,9 @@ class PeekMessage(NamedTuple):
 # Signatures of requests: HMAC-SHA1 over header fields and body, as Apache's clients sign (AclClientRPCHook,
 # AclUtils.combineRequestContent, AclSigner).
 #
-# The signature covers the values of all other fields in the order of their names, without separators, and then the
-# body. It covers neither the request code nor the opaque id nor a time, and values may be moved from one field to the
-# next. Only TLS protects against a man in the middle.
+# The signature covers the values of the fields other than the signature in the order of their names, without
+# separators, and then the body. The signature covers neither the request code nor the opaque id nor a time, and values
+# may be moved from one field to the next. Only TLS protects against a man in the middle.
 
 
 _BLOCK_BYTES: Final = 64  # block size of SHA-1
@@ -952,7 +953,8 @@ def encode_found_head(serialize_type: int, opaque: int, offsets: tuple[int, int,
 
 
 # ------------------------------------------------------------------------------
-# The response to a send, which is the most frequent response. Its bytes are formatted directly.
+# The response to a send, which is the most frequent response. The bytes of this response are formatted directly,
+# without a Frame.
 
 
 _JSON_HEADER: Final = (

@@ -663,7 +663,8 @@ _HANDLERS: Final[tuple[_Handler, ...]] = tuple(
 # Streams and flow control (RFC 9113, section 5.2): a sender may send only as many bytes as the receiver's windows
 # permit.
 #
-# Each call is a stream. Its response waits in the stream until its own window and the connection's window are open.
+# Each call is a stream. The response to a call waits in its stream until the stream's window and the connection's
+# window are open.
 
 
 class Trailers:
@@ -822,7 +823,8 @@ class Answers:
         self.remember(stream.id, knows=knows)
 
     def remember(self, stream_id: int, *, knows: bool) -> None:
-        """Remember the end of a stream, so that late frames of the client are recognized. `knows` is as in `forget`."""
+        """Remember the end of a stream, so that late frames of the client are recognized. `knows` is True if the client
+        cannot send any further frames on the stream."""
         self.gone[stream_id] = not knows
         if len(self.gone) > KEPT_STREAM_IDS:
             del self.gone[next(iter(self.gone))]

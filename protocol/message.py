@@ -41,7 +41,8 @@ from .config import (
 from .names import retry_topic, tag_code
 
 # ------------------------------------------------------------------------------
-# The message record. Its bytes are equal in the commit log, in a pull response, and in a consumer's memory.
+# The message record. The bytes of a record are equal in the commit log, in a pull response, and in a consumer's memory.
+# In the response to a pop, the broker adds a receipt handle and changes the number of attempts (`with_attempts`).
 #
 #     0 total  4 magic  8 body crc  12 queue id  16 flag  20 queue offset  28 physical offset  36 sys flag
 #     40 born time  48 born host  store time  store host  reconsume times  prepared transaction offset
@@ -322,8 +323,8 @@ def is_intact(data: bytes, position: int, record: Record, *, is_summed: bool = F
 
 
 def has_checksum(data: bytes, position: int, record: Record) -> bool:
-    """Return True if the record has a valid checksum over everything but its body. Its size is then correct, even if
-    its body is damaged."""
+    """Return True if the record has a valid checksum over everything but its body. The record's size is then correct,
+    even if its body is damaged."""
     end = position + record.size - CHECKSUM_BYTES
     body_at = position + 72 + len(record.born_host) + len(record.store_host)
     head, tail = data[position:body_at], data[body_at + len(record.body) : end]
@@ -424,7 +425,7 @@ def _unmarked(position: int) -> bytes:
 
 
 class BatchEntry(NamedTuple):
-    """One message of a batch."""
+    """One message of a SEND_BATCH_MESSAGE body."""
 
     flag: int
     body: bytes
@@ -684,8 +685,8 @@ def reconsume_times_in(record: bytes) -> int:
 
 
 class Receipt(NamedTuple):
-    """The receipt of a popped message, by which a client acknowledges the message. Its text consists of these fields,
-    joined by spaces (ExtraInfoUtil).
+    """The receipt of a popped message, by which a client acknowledges the message. The text of a receipt consists of
+    these fields, joined by spaces (ExtraInfoUtil).
 
     `mark` is 0 for the topic itself, and other values for the retry topics of Apache's brokers.
     """
@@ -752,8 +753,8 @@ def offset_texts(places: Iterable[tuple[int, int, int]]) -> tuple[str, str]:
 
 
 # ------------------------------------------------------------------------------
-# Compression of bodies. The sender chooses the method, which the sys flag contains. Brokers never compress or
-# decompress stored bodies.
+# Compression of bodies. The sender chooses the method, which the sys flag contains. Brokers store bodies as they were
+# sent. Rocketlet's gRPC server decompresses bodies for 5.x clients when it receives or returns them.
 #
 # Rocketlet's clients send zlib, like Apache's 4.9. LZ4 and Zstandard come from other senders; their libraries are
 # optional, and imported when they are needed.
@@ -782,7 +783,7 @@ def decompressed(body: bytes, sys_flag: int, most: int = MAX_DECOMPRESSED_BYTES)
 def begin_of(body: bytes, sys_flag: int, size: int) -> tuple[bytes, bool]:
     """Return the first `size` bytes of the original body, and True if they are the whole body. Raises MessageError.
 
-    Only these bytes are decompressed, because a body of 64 KB may have 64 MiB after decompression.
+    At most one further byte is decompressed, because a body of 64 KB may have 64 MiB after decompression.
     """
     if not sys_flag & SYS_COMPRESSED:
         return body[:size], len(body) <= size
@@ -946,7 +947,7 @@ def _zstd_pieces(body: bytes) -> Iterator[bytes]:
 
 def _stream(body: bytes, position: int, wbits: int) -> Generator[bytes, None, int]:
     """Yield the pieces of a zlib or gzip stream from a position on, and return its end. Both the input and the output
-    of a piece are limited, so that no piece takes long."""
+    of a piece are limited, so that the work for a piece is bounded."""
     stream = zlib.decompressobj(wbits)
     data = piece = b""
     while not stream.eof:

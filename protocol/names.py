@@ -95,7 +95,8 @@ _is_lite_name = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_LITE_NAME_CHARS}}}\Z").match
 
 
 def lite_queue(parent: str, name: str) -> str:
-    """Return the name under which the offset of a group in a lite topic is kept, as at Apache's broker. It is not a topic."""
+    """Return the name under which the offset of a group in a lite topic is kept, as at Apache's broker. This name is
+    not a topic's name."""
     return f"{LMQ_PREFIX}{parent}${name}"
 
 
@@ -251,7 +252,7 @@ def tag_code(properties: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """One member's subscription to one topic. `version` is the time of the subscription, in ms, or in ns from Go
+    """The subscription of one member to one topic. `version` is the time of the subscription, in ms, or in ns from Go
     clients."""
 
     topic: str

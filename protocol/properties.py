@@ -143,7 +143,7 @@ def appended(text: str, name: str, value: str) -> str:
 def shortened(text: str, size_bytes: int) -> tuple[str, list[str]]:
     """Shorten encoded properties to this many bytes, and return them with the names of the dropped properties.
 
-    The longest properties of users are dropped first. Their names are stored in one more property.
+    The longest properties of users are dropped first. The names of dropped properties are stored in one more property.
     """
     items = [item for item in text.split(PAIR_END) if item]
     sizes = [len(item.encode()) + 1 for item in items]

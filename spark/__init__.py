@@ -92,8 +92,8 @@ def register(spark: SparkSession) -> None:
 
 
 def stop(query: StreamingQuery, timeout_s: float = STOP_TIMEOUT_S) -> None:
-    """Stop a query between two batches: let the running batch finish, and start no further one, so that no message is
-    redelivered.
+    """Stop a query between two batches: let the running batch finish, and start no further one, so that the messages of
+    the last batch are not redelivered because of the stop.
 
     Meanwhile, other queries of the same groups in this driver start no batch. Before the query has finished its first
     batch, no query of this format starts one. A query of another format may have started a further batch when it is

@@ -20,7 +20,7 @@ from .worker import plainly
 
 
 class RocketletReader(DataSourceReader):
-    """Reader of the messages between two positions. It joins no group and commits nothing."""
+    """Reader of the messages between two positions. The reader joins no group and commits nothing."""
 
     def __init__(self, options: BatchOptions, columns: tuple[str, ...]) -> None:
         self._options = options

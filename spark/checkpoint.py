@@ -65,7 +65,8 @@ class TopicSnapshot:
     def is_of_another(self, before: TopicSnapshot) -> bool:
         """Return True if the topic is another one than before.
 
-        This includes a change between an Apache broker, which reports no identity, and a Rocketlet broker.
+        The result is also True after a change between an Apache broker, which reports no identity, and a Rocketlet
+        broker; and False if either snapshot has neither an identity nor a store time.
         """
         return self.is_known and before.is_known and self.identity != before.identity
 
@@ -77,8 +78,8 @@ class Fingerprint(NamedTuple):
     """A message that a query has read: its offset, and a hash of its id and its store time.
 
     Another message at the same offset shows that the topic is another one, even if the topic's identity and the
-    broker's name are the same. This happens with a restored backup, a copy of the data folder, or another Apache
-    cluster.
+    broker's name are the same. Topic identity and broker name can be the same after a backup was restored, in a copy of
+    the data folder, or in another Apache cluster.
     """
 
     offset: int
@@ -248,8 +249,8 @@ def shared_out(
         limit: maximum cost of all messages together; None for no limit. At least one message is returned, whatever it
             costs.
         costs: the cost of a message of each queue; 1 if missing
-        served_last: the queue that was served last. Its successor comes first, so that a limit below one message per
-            queue does not starve any queue.
+        served_last: the queue that was served last. The queue after that one comes first, so that a limit below one
+            message per queue does not starve any queue.
     Returns:
         The cut ranges, in the order of serving.
     """

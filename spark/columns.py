@@ -33,8 +33,9 @@ from .options import CREATE_TIME, canonical
 # ------------------------------------------------------------------------------
 # The parts of message records: bodies, and names and values of properties.
 #
-# The body of a pull response is a sequence of records (`protocol/message.py`). Its bytes are one Arrow buffer. The
-# positions of the parts are computed for all records together, and Arrow copies the bytes between two positions.
+# The body of a pull response is a sequence of records (`protocol/message.py`). The bytes of this body become one Arrow
+# buffer. The positions of the parts are computed for all records together, and Arrow copies the bytes between two
+# positions.
 
 
 Array = Any  # numpy and Arrow arrays; Arrow ships no type stubs
@@ -178,8 +179,8 @@ def _malformed(data: bytes) -> MessageError:
 
 
 def _cut(data: Array, bounds: list[Array], kind: Any = None) -> Array:
-    """Return the slices of `data` between pairs of bounds, in order. They are selected from an array that also holds
-    the gaps."""
+    """Return the slices of `data` between pairs of bounds, in order. The slices are selected from an array that also
+    contains the gaps between them."""
     count = len(bounds[0])
     offsets = np.empty(2 * count + 1, np.int32)
     offsets[0:-1:2], offsets[1::2] = bounds

@@ -1,4 +1,4 @@
-"""Every limit, interval and default of the Spark format. Options change the defaults; `options` says which."""
+"""The limits, intervals and defaults of the Spark format. Options change the defaults; `options` says which."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ LEDGER_POLL_INTERVAL_S: Final = 0.01  # interval at which the ledger is polled
 # interval at which the ledger is polled for the end of a running batch, long before the next trigger
 LEDGER_WATCH_S: Final = 0.2
 HOLD_S: Final = 10.0  # time after which a hold of `rocketlet.spark.stop` ends if its driver does not renew it
-HOLD_RENEWAL_S: Final = 1.0  # interval at which a hold is renewed
+HOLD_RENEWAL_S: Final = 1.0  # interval at which `rocketlet.spark.stop` renews its hold on a query
 STOP_TIMEOUT_S: Final = 600.0  # default time that `rocketlet.spark.stop` waits for a batch
 STOP_POLL_INTERVAL_S: Final = 0.002  # interval at which an idle query is looked up; an idle trigger waits 10 ms
 

@@ -1,7 +1,7 @@
 """A listener that records the finished batches of the driver's queries in the ledger.
 
-PySpark's own listeners fetch about 60 values of each progress from the JVM, one by one, while the next batch runs. This
-listener fetches one text.
+PySpark's own listeners fetch about 60 values of each progress from the JVM, one by one, while the next batch runs. The
+listener of this module fetches one text.
 """
 
 from __future__ import annotations

@@ -418,7 +418,7 @@ class Planner:
                 other_cluster(known, topic, fail=self._options.fail_on_data_loss)
 
     async def _check_routes(self, seen: BrokerOffsets) -> None:
-        """Find the queues that this query should read and that are in no route. They keep their offsets."""
+        """Find the queues that this query should read and that are in no route. Such queues keep their offsets."""
         self._routes_seen_s = time.monotonic()
         await self._view.refresh({queue.topic for queue in seen.absent})
         known = {*self._course.read_ends, *self._course.messages, *self._share.planned(), *(self._targets or ())}

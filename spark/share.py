@@ -163,7 +163,7 @@ class OwnedQueues(Protocol):
 
 @dataclass(slots=True)
 class _Reading:
-    """One owned queue.
+    """A queue that the query owns as a member of the group.
 
     Attributes:
         position: the next offset to plan
@@ -623,8 +623,9 @@ async def _offset(view: View, queue: Queue, place: StartPlace | At, seen: Broker
 # Requests for the first and last offsets of queues and for the identities of their topics, with one request per broker
 # and up to `MAX_TOPICS_ASKED` topics.
 #
-# An Apache broker does not support this request (GET_QUEUE_OFFSETS). It gets one request for the statistics of each
-# topic, all concurrently. Where the statistics leave out a queue, the offsets of this queue are requested separately.
+# An Apache broker does not support this request (GET_QUEUE_OFFSETS). An Apache broker gets one request for the
+# statistics of each topic, all concurrently. Where the statistics leave out a queue, the offsets of this queue are
+# requested separately.
 
 
 class Extent(NamedTuple):

@@ -634,8 +634,8 @@ def _keys(batch: pa.RecordBatch, faulty: Array) -> Array | None:
     if not pa.types.is_list(keys.type):
         return keys.cast(pa.string())
     joined = pc.binary_join(keys.cast(pa.list_(pa.string())), " ")
-    # A list with a null key joins to null, and a list with an empty key to an empty text. Both have keys, but no valid
-    # ones.
+    # A list with a null key joins to null, and a list with an empty key to an empty text. Rows with either list have
+    # keys, but no valid ones.
     faulty |= _true(pc.greater(pc.list_value_length(keys), 0)) & (_sizes(joined) == 0)
     return joined
 

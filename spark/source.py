@@ -114,7 +114,7 @@ def _read(task: Task) -> list[pa.RecordBatch] | None:
 
 
 class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reader of `readStream`. It plans batches in the driver and reads rows on executors."""
+    """Reader of `readStream`. The reader plans batches in the driver and reads rows on executors."""
 
     def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
         """Keep the options as they are.

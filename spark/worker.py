@@ -25,8 +25,8 @@ _FOLDER = str(Path(__file__).with_name("start"))
 
 @contextmanager
 def fast_start(context: SparkContext) -> Iterator[None]:
-    """Let the processes of functions that are registered within this context start fast. Other processes are not
-    affected."""
+    """Let the processes of functions that are registered within this context start fast. Processes of other functions
+    are not affected."""
     with uses_internals():
         before = context.environment
     path = filter(None, (_FOLDER, before.get("PYTHONPATH")))
@@ -68,7 +68,7 @@ def plainly() -> Iterator[None]:
 def uses_internals() -> Iterator[None]:
     """Wrap code that uses internals of PySpark, and translate their absence into a RuntimeError.
 
-    It must wrap nothing else, because a name that is missing in this package is not PySpark's fault.
+    The context manager must wrap nothing else, because a name that is missing in this package is not PySpark's fault.
     """
     try:
         yield

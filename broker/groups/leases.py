@@ -43,9 +43,10 @@ def reader_line(place: LeaseKey, client_id: str, epoch: int) -> Change:
 #
 # Apache's clients lock queues only to consume in order; such locks last 60 s and survive a closed connection. They
 # end when their member unregisters: a Java member unlocks before, but its rebalance may lock again before it
-# ends. A Rocketlet consumer locks every queue that it reads (`handover`). Its lock is a lease with an epoch: freed
-# when the client closes its socket, ended when it is not renewed in time, and checked at every commit, so that a late one
-# changes nothing. A member that was refused is notified as soon as the queue is free.
+# ends. A Rocketlet consumer locks every queue that it reads (`handover`). The lock of a Rocketlet consumer is a lease
+# with an epoch. The lease ends when the client closes its socket, or when it is not renewed in time. A commit that
+# contains an epoch is refused unless the lease still has that epoch. A member that was refused is notified as soon as
+# the queue is free.
 #
 # Leases are on the disk (`ledger`). After a restart of the broker, a member that comes back in time gets the same
 # epoch and continues as if nothing had happened.

@@ -24,9 +24,10 @@ log = structlog.get_logger("rocketlet.lite")
 
 
 # ------------------------------------------------------------------------------
-# A lite topic is an index over records of its parent topic, all in one queue of it. The records have the lite topic's name,
-# and the offset there, as properties that the broker sets (Apache's LMQ). So the index is nowhere on the disk: a start
-# builds it from the records that are left, and it agrees with the log after a crash and after retention.
+# A lite topic is an index over records of its parent topic, all in one queue of it. Each record has the lite topic's
+# name, which the producer sent, and the message's offset in the lite topic, which the broker sets, as properties
+# (Apache's LMQ). So the index is not stored on the disk. At its start the broker builds the index from the records that
+# retention has left, so the index agrees with the log after a crash, too.
 #
 # An idle lite topic takes about 210 bytes. Up to 16 entries are packed in bytes, more are in an array.
 

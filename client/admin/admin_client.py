@@ -101,10 +101,11 @@ class AdminClient:
         return sorted(body_of(answer, bodies.decode_cluster), key=lambda broker: broker.name)
 
     async def departed(self) -> list[Departed]:
-        """Return brokers that were registered at the name server and are not any more. Apache's name servers report none.
+        """Return brokers that were registered at the name server and are not registered any more. Apache's name servers
+        report none.
 
-        GET_DEPARTED_BROKERS is sent only if the name server announces such brokers, because those of 4.9 never respond
-        to it.
+        GET_DEPARTED_BROKERS is sent only if the name server announces such brokers, because name servers of 4.9 do not
+        respond to this request.
         """
         known = await self._cluster.ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
         if not header_of(known, DepartedCount).departed:
@@ -697,8 +698,8 @@ def _reset_time(to: str | int) -> int:
 
 
 def are_broadcasting(connections: Mapping[str, GroupConnections]) -> bool:
-    """Return True if a group's members are broadcasting: each gets every message and keeps its own offsets. Offsets at
-    brokers are then outdated ones."""
+    """Return True if a group's members are broadcasting: each gets every message and keeps its own offsets. Committed
+    offsets at brokers then date from a time when the group was not broadcasting."""
     return bool(connections) and all(known.message_model == "BROADCASTING" for known in connections.values())
 
 
@@ -785,8 +786,8 @@ class OffsetChange:
 
 
 # ------------------------------------------------------------------------------
-# The owners of queues over time, and changes of owners. They are derived from the events that Rocketlet's brokers keep,
-# or with Apache's brokers from repeated observations.
+# The owners of queues over time, and changes of owners. Owners and changes are derived from the events that Rocketlet's
+# brokers keep, or with Apache's brokers from repeated observations.
 #
 # An event is `{"ms", "event", "client", "broker", ...}`, with `topic`, `queue` and `epoch` if it is about a lease. Each
 # lease has one owner: it starts with `locked` and ends with one of `ENDS`.
@@ -812,7 +813,7 @@ class Ownership:
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """A change of a queue's owner. Times are ms since the epoch, None for events that have not happened.
+    """A change of a queue's owner. Times are in ms since the epoch, or None for events that have not happened.
 
     - `cause`, `cause_client`, `cause_ms`: the preceding change of the group, such as `joined`. Empty if unknown.
     - `end`: the end of the previous owner's lease: `unlocked` (released), `lock lost` (its connection closed) or `lock
@@ -847,8 +848,8 @@ def locked(reports: Iterable[Mapping[str, Any]]) -> dict[Queue, str]:
 
 
 def changes(before: Mapping[Queue, str], after: Mapping[Queue, str], ms: int) -> list[dict[str, Any]]:
-    """Return events derived from two observations of the owners of queues, for brokers that report no events. Their
-    times are only as exact as the observations. The epoch only relates the start and end of an ownership."""
+    """Return events derived from two observations of the owners of queues, for brokers that report no events. The
+    events have the time of the second observation. Their epoch is 0."""
     ended = [("unlocked", queue, owner) for queue, owner in before.items() if after.get(queue) != owner]
     begun = [("locked", queue, owner) for queue, owner in after.items() if before.get(queue) != owner]
     return [
@@ -935,8 +936,8 @@ def _hand_over(queue: Queue, before: Event, locked: Event, causes: Sequence[Even
 
 
 def _causing(causes: Sequence[Event], ended_ms: int) -> Iterator[Event]:
-    """Return the changes of the group before the end of a lease, newest first. That of a closed connection is in the
-    same ms."""
+    """Return the changes of the group before the end of a lease, newest first. A closed connection has the same time as
+    the end of its leases, so changes in the same ms are included."""
     return (event for event in reversed(causes) if int(event["ms"]) <= ended_ms)
 
 
@@ -969,11 +970,11 @@ async def rebalanced(
 ) -> dict[str, int]:
     """Wait until a group has finished its rebalance. Return the number of queues of each member by client id.
 
-    It has if each queue has one owner, no member is leaving, and the members' shares of each topic differ by at most one
-    queue. With CONSISTENT_HASH, the shares must be those of that strategy. With other strategies than AVG, AVG_BY_CIRCLE
-    and STICKY, the sizes of shares are not checked. A member may learn of its last queue a moment after the broker, so
-    `await consumer.assigned()` before you use its queues. This needs Rocketlet's brokers, because Apache's do not report
-    owners.
+    A rebalance is finished if each queue has one owner, no member is leaving, and the members' shares of each topic
+    differ by at most one queue. With CONSISTENT_HASH, the shares must be those of that strategy. With other strategies
+    than AVG, AVG_BY_CIRCLE and STICKY, the sizes of shares are not checked. A member may learn of its last queue a
+    moment after the broker, so `await consumer.assigned()` before you use its queues. `rebalanced` needs Rocketlet's
+    brokers, because Apache's do not report owners.
 
     - `members`: the number of members to wait for, too.
 

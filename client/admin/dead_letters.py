@@ -3,8 +3,8 @@
 A dead letter stays in its topic until it expires. When it is replayed or discarded, a mark is stored: a small message in
 the topic of marks, at the broker that has the dead letter. So marks survive restarts, and work on Apache's brokers.
 
-A mark contains offsets of a queue. It applies only to dead letters that were stored before it, because the offsets of a
-topic that was deleted and recreated start at 0 again.
+A mark contains offsets of a queue. A mark applies only to dead letters that were stored before the mark, because the
+offsets of a topic that was deleted and recreated start at 0 again.
 """
 
 from __future__ import annotations

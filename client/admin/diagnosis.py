@@ -220,7 +220,8 @@ def _disk_ratio(status: Mapping[str, str]) -> float:
 
 
 def _refused(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
-    """Find clients whose heartbeats a Rocketlet broker rejects. They receive no messages, and most of them log nothing."""
+    """Find clients whose heartbeats a Rocketlet broker rejects. Such clients receive no messages, and most of them log
+    nothing."""
     for text in _reported(status, "refusedHeartbeats", list):
         what = f"it rejects the heartbeats of {text}"
         cure = "change the client's subscriptions, or the limit that the reason names; it receives nothing until then"
@@ -276,7 +277,7 @@ def _unauthorized(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _turned_away(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
-    """Find connections that a broker closed before a request. They may come from a port scanner."""
+    """Find connections that a broker closed before a request. Such connections may come from a port scanner."""
     for text in _reported(status, "turnedAway", list):
         cure = "if that is your client, fix the reason in the client or in the broker's options"
         yield Finding(Harm.RISK, "connections_refused", broker, f"it closes connections from {text}", cure)
@@ -846,8 +847,8 @@ class Observed:
 
 
 def without_deleted(progress: Mapping[Queue, QueueProgress], topics: Mapping[str, Topic]) -> dict[Queue, QueueProgress]:
-    """Return the progress without deleted messages, which Apache's brokers count as lag. Their offset 0 may also mean
-    that a group has committed nothing."""
+    """Return the progress without deleted messages, which Apache's brokers count as lag. Offset 0 at an Apache broker
+    may also mean that the group has committed nothing."""
     begins = {queue: span.begin for topic in topics.values() for queue, span in topic.ranges.items() if span.begin > 0}
     found = dict(progress)
     for queue in begins.keys() & progress.keys():

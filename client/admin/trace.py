@@ -31,7 +31,8 @@ log = get_logger("rocketlet.message_trace")
 # Apache's message trace: for each message its sender, the consumers that handled it, and their outcomes.
 #
 # `mqadmin queryMsgTraceById` and RocketMQ's dashboard read it. Middleware records events, and many records are sent in
-# one message to the trace topic. If a trace cannot be written, that is logged and has no effect on messages.
+# one message to the trace topic. If records of the trace cannot be written, that is logged and has no effect on the
+# traced messages.
 
 
 GROUP = "rocketlet-trace"
@@ -44,7 +45,8 @@ class MessageTrace:
         async with MessageTrace("host:port") as trace, Producer("host:port", "shop", middleware=[trace.sends("shop")]):
             ...
 
-    It records all successful sends, outcomes of transactions, and the handling of each message.
+    The trace has successful sends, outcomes of transactions, and the start and end of each handler call. Records beyond
+    `ClientLimits.trace_waiting` that wait to be written are dropped and counted in the log.
 
     - `topic`: the trace topic. Default: RMQ_SYS_TRACE_TOPIC, as with Apache's clients.
     """

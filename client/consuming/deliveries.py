@@ -141,7 +141,8 @@ class Deliveries:
             self._put_back(run)
 
     def drop(self, held: HeldRun) -> None:
-        """Release a run soon. This may be called from any thread at any time, because the garbage collector calls it."""
+        """Release a run soon. `drop` may be called from any thread at any time, because the garbage collector calls
+        it."""
         self._dropped.append(held)
         self.home.call_soon(self._take_dropped)
 
@@ -185,7 +186,7 @@ class Deliveries:
     # Settling
 
     def hold(self, held: HeldRun, *, is_received: bool = False) -> Message:
-        """Return the next message of a held run. It is in flight until it is settled."""
+        """Return the next message of a held run. The message is in flight until it is settled."""
         assert held.run is not None
         held.message = message = held.run.messages[held.run.done]
         held.is_received = is_received

@@ -396,8 +396,8 @@ class RunDispatcher:
     def _outcome(self, run: Run, ended: Ended) -> Outcome:
         """Return the handler's outcome for a run.
 
-        Raises CancelledError if the worker itself is cancelled and the messages must be sent back. It cannot do that any
-        more, so `run.outcome` is set for another worker.
+        Raises CancelledError if the worker itself is cancelled and the messages must be sent back. A cancelled worker
+        cannot send messages back, so `run.outcome` is set for another worker.
         """
         messages = [message for message in run.messages if not message.is_given_up] or run.messages
         outcome, error = self.pool.outcome(messages, ended, self._judge, by_level=True)
@@ -405,14 +405,16 @@ class RunDispatcher:
             self._report_failed(run, repr(error))
         if isinstance(outcome, Reject):
             self._report_failed(run, outcome.reason or "the handler rejected the message")
-        # The handler cancelled its worker before it ended. Its outcome counts, but another worker must carry it out.
+        # The handler cancelled its worker before it ended. The handler's outcome counts, but another worker must carry
+        # it out.
         if outcome is not None and _is_cancelled():
             run.outcome = outcome
             raise asyncio.CancelledError
         return outcome
 
     def _report_failed(self, run: Run, reason: str) -> None:
-        if run.tries <= 1:  # in an orderly consumer, report only the first failure
+        # an orderly consumer handles a failed run repeatedly; report only the first failure
+        if run.tries <= 1:
             for message in run.messages[run.done :]:
                 self._on_failed(message, reason)
 
@@ -420,7 +422,8 @@ class RunDispatcher:
         """Send the unacknowledged messages of a run back to the broker. Return False if it did not accept all of them."""
         level = DEAD_LETTER_LEVEL if isinstance(outcome, Reject) else outcome.delay_level
         process_queue = run.process_queue
-        # One by one, so that only the remaining messages are handled again if the broker accepts some and then fails.
+        # Messages are sent back one by one, so that only the remaining ones are handled again if the broker accepts
+        # some and then fails.
         while not run.is_done:  # a concurrent seek ends this loop, too
             count = run.done + 1
             try:
@@ -438,8 +441,8 @@ class RunDispatcher:
         return True
 
     async def _one_in_order(self, process_queue: ProcessQueue) -> None:
-        """Handle the first run of a queue. Then offer the queue again, after `suspend_queue_s` if the run must be
-        retried."""
+        """Handle the first run of a queue. Afterwards, offer the queue to the workers again, but only after
+        `suspend_queue_s` if the run must be retried."""
         if not process_queue.runs or process_queue.runs[0].is_filling or not process_queue.may_begin:
             self._lined_up.discard(process_queue)
             return
@@ -560,7 +563,8 @@ class Calling:
         is_async = inspect.iscoroutinefunction(handler)
         if is_async or inspect.iscoroutinefunction(type(handler).__call__):
             return cast("Callable[..., Awaitable[Any]]", handler)
-        # One thread per worker, so that a handler never waits for a thread and does not occupy the loop's default executor.
+        # The executor has one thread per worker, so that a handler does not wait for a thread, and not the threads of
+        # the loop's default executor.
         self._executor = executor = ThreadPoolExecutor(
             concurrency, "rocketlet-handler", initializer=lambda: self._threads.add(threading.get_ident())
         )
@@ -868,8 +872,8 @@ def check_levels(name: str, policy: RetryPolicy) -> None:
 # ------------------------------------------------------------------------------
 # The reason why a message was not handled: a text that is stored with its retries and its dead letter.
 #
-# It is one short line. Text that looks like a password, a token or a key is replaced, because more people can read dead
-# letters than a service's log.
+# The text is cut to one short line. Text that looks like a password, a token or a key is replaced, because more people
+# can read dead letters than a service's log.
 
 
 _SCANNED_CHARS: Final = 4 * MAX_REASON_CHARS
@@ -909,7 +913,7 @@ def shown(text: str) -> str:
 class RetryLimit:
     """The maximum number of retries of a message in an orderly consumer, whose retries the member itself counts.
 
-    It is `fixed`, or if None the group's setting at the message's broker.
+    The maximum is `fixed`, or if that is None the group's setting at the message's broker.
     """
 
     def __init__(self, cluster: ClusterView, group: str, fixed: int | None) -> None:

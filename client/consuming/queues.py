@@ -153,7 +153,8 @@ class PullRequest:
 
 
 class ProcessQueue:
-    """One assignment of one queue. A queue that is revoked and assigned again gets a new object.
+    """One assignment of one queue to this member, with the messages in memory. A queue that is revoked and assigned
+    again gets a new object.
 
     Attributes:
         begin_offset: the offset at which this member started to read the queue.
@@ -286,8 +287,8 @@ class ProcessQueue:
     def may_begin(self) -> bool:
         """True if a handler may start now.
 
-        This reads the clock each time, because a process that was suspended may have lost the lease to another member
-        meanwhile, and must not start a message then.
+        `may_begin` reads the clock each time, because a process that was suspended may have lost the lease to another
+        member meanwhile, and must not start a handler then.
         """
         return self.state is _RUNNING and not (self.is_paused or self.lease.is_over)
 
@@ -354,8 +355,8 @@ class ProcessQueue:
     def move(self, offset: int) -> None:
         """Continue from another offset because the broker does not have the next one.
 
-        Messages in memory with lower offsets stay. Those from this offset on are dropped, because they do not exist on the
-        broker any more and new messages will have their offsets.
+        Messages in memory with lower offsets stay. Messages from this offset on are dropped, because they do not exist
+        on the broker any more and new messages will have their offsets.
         """
         for run in self.runs:
             messages, size_bytes = run.drop_from(offset)
@@ -417,7 +418,8 @@ async def _check_filter_anywhere(cluster: ClusterView, body: bytes) -> None:
 
 
 class Puller:
-    """Keeps one pull in flight for each assigned queue, until the queue stops.
+    """Keeps one pull in flight for each assigned queue until the queue stops, except while the queue is paused or
+    suspended, flow control is in effect, or a retry waits.
 
     Args:
         span_counts: True if flow control also limits the span of unacknowledged offsets.
@@ -770,8 +772,8 @@ class Assignment:
         task.add_done_callback(self._tasks.discard)
 
     async def finished(self) -> None:
-        """Wait up to `drain_s` for the background tasks, then cancel those that are still running. They may run a
-        listener of the user, which may itself wait for the consumer to stop."""
+        """Wait up to `drain_s` for the background tasks, then cancel those that are still running. A background task
+        may run a listener of the user, which may itself wait for the consumer to stop."""
         await finished(self._tasks, self._drain_s)
 
 
@@ -971,8 +973,8 @@ class OffsetCommitter:
                 log.exception("commit_failed", group=self._group)
 
     def queue_is_idle(self, process_queue: ProcessQueue) -> None:
-        """Note that all messages of a queue are acknowledged. Its offset is committed once it has been idle for at least
-        one interval `idle_commit_s`."""
+        """Record that all messages of a queue are acknowledged. The queue's offset is committed once the queue has been
+        idle for at least one interval `idle_commit_s`."""
         self._idle_queues[process_queue] = self._idle_checks
         if self._idle_timer is None:
             self._schedule_idle_check()

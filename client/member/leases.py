@@ -28,7 +28,8 @@ log = get_logger("rocketlet.membership")
 
 
 # ------------------------------------------------------------------------------
-# How the owner of a queue changes: the previous owner releases the queue, and the next one cannot take it before that.
+# How the owner of a queue changes: the previous owner releases the queue, and the next one cannot lock the queue before
+# that, or before the previous owner's lease has ended.
 #
 #     previous owner: stop pulling -> running handlers end -> commit, confirmed -> unlock
 #     next owner:     lock, rejected until then -> query the committed offset -> pull
@@ -191,8 +192,8 @@ class Leases:
     # Releasing queues
 
     def release(self, queue: Queue) -> None:
-        """Start to release a queue. It is not owned from now on, but stays locked until its handlers have ended and its
-        offset is committed."""
+        """Start to release a queue. The queue is not owned from now on, but stays locked until its handlers have ended
+        and its offset is committed."""
         lease = self._releasing[queue] = self.owned.pop(queue)
         self._suspended.discard(queue)
         handing_over = asyncio.create_task(self._hand_over(queue, lease), name=f"hand over {queue}")
@@ -283,7 +284,7 @@ class Leases:
             ending.cancel()
 
     def _end(self, queue: Queue, lease: Lease) -> None:
-        """Stop owning a queue. It is not acquired again before its running handlers have ended."""
+        """Stop owning a queue. The queue is not acquired again before its running handlers have ended."""
         lease.end()
         self._user.lose_queue(queue)
         if self._user.is_running(queue):
@@ -311,9 +312,9 @@ class Leases:
         """Commit, and retry while the broker is unreachable.
 
         An unreachable broker keeps the lease. When it is reachable again, it accepts the commit after a renewal, or
-        rejects the renewal because another member owns the queue. This therefore retries for as long as the member is in
-        the group. Once the member leaves the group, or if the broker rejects the commit, it retries only for
-        `hand_over_timeout_s`.
+        rejects the renewal because another member owns the queue. The commit is therefore retried for as long as the
+        member is in the group. Once the member leaves the group, or if the broker rejects the commit, it retries only
+        for `hand_over_timeout_s`.
 
         Return the error if the offset is not stored; None if it is, or if the queue was lost meanwhile.
         """
@@ -395,8 +396,8 @@ class Leases:
             await self._renew_all(reclaimed)
 
     def _has_moved(self, queue: Queue, lease: Lease) -> bool:
-        """Return True if the queue's broker has another address now than when the lease was granted or renewed. It accepts
-        commits there only after a renewal."""
+        """Return True if the queue's broker has another address now than when the lease was granted or renewed. The
+        broker accepts commits at its new address only after a renewal."""
         return bool(lease.address) and lease.address != self._cluster.master(queue.broker_name)
 
     async def renew_forever(self) -> None:
@@ -534,7 +535,8 @@ def _is_final(fault: RocketletError) -> bool:
 
 
 async def gather_all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run coroutines concurrently and wait until all have ended. Then raise the first exception, if any."""
+    """Run coroutines concurrently and wait until all have ended. Raise the first exception, if any, after all have
+    ended."""
     for outcome in await asyncio.gather(*works, return_exceptions=True):
         if outcome is not None:
             raise outcome
@@ -860,7 +862,7 @@ class Heartbeats:
         """Send a heartbeat to those brokers at which this member is not registered.
 
         Return when each has responded or failed, or after `timeout_s`, so that a broker that hangs does not delay the
-        others. Its heartbeat stays in flight.
+        others. The heartbeat to that broker stays in flight.
 
         Args:
             addresses: the addresses of brokers. Default: all brokers.

@@ -45,7 +45,8 @@ broadcast_log = get_logger("rocketlet.broadcast")
 
 
 class Membership:
-    """One client in one consumer group. Between `join` and `leave`, `user` is notified of assigned and revoked queues.
+    """The membership of one client in one consumer group. Between `join` and `leave`, `user` is notified of assigned
+    and revoked queues.
 
     Args:
         start: the start position of queues for which the group has no committed offset.
@@ -140,7 +141,7 @@ class Membership:
         await asyncio.gather(*map(self._unregister, self.cluster.masters().values()))
 
     async def abandon(self) -> None:
-        """Stop immediately, without releasing queues. This has no effect after `leave`."""
+        """Stop immediately, without releasing queues. `abandon` has no effect after `leave`."""
         await self._leases.abandon()
         await cancelled(self._tasks)
         await self._heartbeats.stop()
@@ -156,7 +157,7 @@ class Membership:
             log.info("unregister_failed", broker=address, reason=str(error))
 
     async def subscribe(self, subscriptions: Mapping[str, Subscription]) -> None:
-        """Add topics that were created after this member joined. Their queues are read from offset 0."""
+        """Add topics that were created after this member joined. The queues of these topics are read from offset 0."""
         for topic in subscriptions:
             self._offsets.saw(topic, ())
             await self.cluster.find_route(topic)
@@ -271,7 +272,7 @@ def _consume_from(start: Start) -> str:
 #
 # Every member computes its own share, from the member list or the position that its broker sent (`Shares`, with the
 # strategies of `protocol/allocation`). Members notice changes at different times, so their shares overlap for a while.
-# Meanwhile the locks of `Leases` ensure that each queue has only one owner.
+# Meanwhile the locks of `Leases` ensure that a queue has at most one owner.
 #
 # If a lookup of routes or members fails or returns nothing, the assignment stays unchanged.
 
@@ -431,8 +432,8 @@ class Rebalance:
         return set(share.mine)
 
     def _queues_of(self, topic: str, route: Route) -> list[Queue]:
-        """Return the queues of a topic. They are cached until the route changes, because each change of the group starts
-        a pass."""
+        """Return the queues of a topic. The queues are cached until the route changes, because each change of the group
+        starts a pass."""
         found = self._queues.get(topic)
         if found is None or found[0] is not route:
             found = self._queues[topic] = (route, subscribe_queues(topic, route))
@@ -486,7 +487,7 @@ class Share(NamedTuple):
 
 class _Notified(NamedTuple):
     """What a broker's notification contained about a topic: this member's position in the group (`place`), or its share.
-    Both are valid only for the number of queues that they contain."""
+    Position and share are valid only for the number of queues that the notification contains."""
 
     connection: Connection
     notified_s: float
@@ -550,8 +551,8 @@ class Shares:
         return Share(self._strategy.allocate(self.client_id, queues, ids), queues, len(ids), unknown)
 
     def record_notification(self, connection: Connection, ext: Mapping[str, object]) -> None:
-        """Record a broker's notification that the group has changed. It may contain the response to the query that this
-        member would send next. Raises BodyError."""
+        """Record a broker's notification that the group has changed. The notification may contain the response to the
+        query that this member would send next. Raises BodyError."""
         places = group_bodies.decode_places(str(ext.get(EXT_PLACES, "{}")).encode())
         shares = group_bodies.decode_shares(str(ext.get(EXT_SHARES, "{}")).encode())
         now_s = clock_s()
@@ -625,8 +626,9 @@ class Broadcast:
 
     Args:
         start: the start position of queues for which the file has no offset.
-        offsets_file: the file that keeps this member's offsets between runs; None to start each run at `start`. It is
-            locked while the member is running, because members that share a file would resume at each other's offsets.
+        offsets_file: the file that keeps this member's offsets between runs; None to start each run at `start`. The
+            file is locked while the member is running, because members that share a file would resume at each other's
+            offsets.
     """
 
     def __init__(

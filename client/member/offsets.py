@@ -222,9 +222,9 @@ class GroupOffsets:
     async def pulls_stored(self, queue: Queue, offset: int) -> None:
         """Wait until an Apache broker has most likely stored the offsets of earlier pulls. Raise nothing.
 
-        Its threads for pulls start to process them in order. The response to another pull, which is not held and commits
-        nothing, therefore shows that the processing of the earlier ones has started. Commits are processed by other threads
-        (BrokerController.registerProcessor).
+        The broker's threads for pulls start to process pulls in order. The response to another pull, which is not held
+        and commits nothing, therefore shows that the processing of the earlier ones has started. Commits are processed
+        by other threads (BrokerController.registerProcessor).
         """
         storing = self._storing.get(queue.broker_name)
         if storing is None:

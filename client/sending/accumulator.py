@@ -78,11 +78,11 @@ class UniqueKeys:
 
 
 # ------------------------------------------------------------------------------
-# Messages that one event-loop iteration sends to one queue are sent as one SEND_BATCH_MESSAGE.
+# Messages that one event-loop iteration sends to one queue are combined into SEND_BATCH_MESSAGE requests.
 #
-# This causes no delay: the batch is written at the end of the iteration, when a single message would be written, too. A
-# message that is alone in its iteration is a SEND_MESSAGE_V2. Each message has its own future, and thus its own result
-# and error.
+# Batching causes no delay, because a batch is written at the end of the iteration, when a single message would be
+# written, too. A message that is alone in its iteration is a SEND_MESSAGE_V2. Each message has its own future, and thus
+# its own result and error.
 #
 # If no batch is in flight, the first half of the messages that are expected in this iteration is sent before its end.
 # With a single batch, client and broker would take turns waiting for each other. With two batches in flight they work
@@ -199,7 +199,7 @@ class Overlap:
 
     Two halves are useful while client and broker work concurrently, so that the responses arrive at different times. If
     the halves soon end up in one batch again, the broker is busy with other clients or shares the CPU core, and two
-    requests only cost more than one. Then the next attempt is delayed, each time for longer.
+    requests only cost more than one. In this case the next attempt with two halves is delayed, each time for longer.
     """
 
     __slots__ = ("_due", "_halved", "_pause")
@@ -364,7 +364,7 @@ def _body(batch: Batch) -> bytes:
 
 _new_tuple: Final = tuple.__new__  # a NamedTuple's own constructor costs twice as much
 
-# Codes of messages that are stored, even if not flushed or replicated yet. They must not be resent.
+# Codes of messages that are stored, even if not flushed or replicated yet. Such messages must not be resent.
 STORED: Final[Mapping[int, Literal["ok", "flush timeout", "slave timeout", "no slave"]]] = {
     ResponseCode.SUCCESS: "ok",
     ResponseCode.FLUSH_DISK_TIMEOUT: "flush timeout",

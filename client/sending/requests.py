@@ -125,7 +125,7 @@ class Requests:
 
 
 def _record(header: PushReply, body: bytes) -> Record:
-    """Return a reply as a record. Its offsets are unknown, because brokers do not return them."""
+    """Return a reply as a record. The record's offsets are 0, because brokers do not return those of a reply."""
     return Record(
         0,
         0,

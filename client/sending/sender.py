@@ -135,7 +135,8 @@ class Sender(Lifecycle):
         """Retry a message whose batch failed alone, or fail it if no attempts are left."""
         topic = batch.queue.topic
         future, _, body, _, queue_key, queue = message
-        # One invalid message lets its whole batch fail. Sent alone, each message gets its own response.
+        # One invalid message lets its whole batch fail. When the messages are then sent alone, each gets its own
+        # response.
         is_anothers = len(batch.messages) > 1 and isinstance(error, BrokerRefused) and error.code in _OF_ONE_MESSAGE
         tries = 1 if is_anothers else self._retries
         timeout_s = batch.left_s()
@@ -172,11 +173,11 @@ class Sender(Lifecycle):
         queue: Queue | None,
         message_id: str | None,
     ) -> asyncio.Future[SendResult] | None:
-        """Add a message to a batch of this event-loop iteration, and return a future of its result. Return None if it
-        must be sent alone: its body is empty, no bytes, or at least as long as the compression or batch limit, or no
-        connection to its broker is open. Raises MessageIllegal.
+        """Add a message to a batch of this event-loop iteration, and return a future of its result. Return None if the
+        message must be sent alone, for example because its body is empty, no bytes, or at least as long as the
+        compression or batch limit, or because no connection to its broker is open. Raises MessageIllegal.
 
-        This runs for each message, so it is a plain function with as little work as possible.
+        `_joined` runs for each message, so it is a plain function with as little work as possible.
         """
         accumulator = self._accumulator
         if accumulator is None or type(body) is not bytes or not 0 < len(body) < self._join_below_bytes:
@@ -512,8 +513,8 @@ def needs_time(later: str) -> bool:
 async def check_keeps_time(connection: Connection, topic: str, timeout_s: float) -> None:
     """Raise MessageIllegal for a broker of 4.9, which would deliver a message with a delivery time immediately.
 
-    It is recognized because it does not support this request. A broker that rejects the request for another reason is
-    newer.
+    A broker of 4.9 is recognized because it does not support GET_TOPIC_CONFIG. A broker that rejects the request for
+    another reason is newer.
     """
     answer = await connection.ask(RequestCode.GET_TOPIC_CONFIG, write(TopicName(topic)), b"", timeout_s)
     if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:

@@ -56,8 +56,8 @@ consumer_log = get_logger("rocketlet.consumer")
 # ------------------------------------------------------------------------------
 # A delivery of a popped message to this member.
 #
-# Its visibility timeout counts from the arrival of the response, minus the time for which this process was blocked
-# meanwhile, because the response may have waited in the socket for that time.
+# The member counts the visibility timeout of a delivery from the arrival of the response, minus the time for which this
+# process was blocked meanwhile, because the response may have waited in the socket for that time.
 
 
 _MARGIN: Final = (
@@ -90,8 +90,8 @@ class SharedDelivery:
         return self.message.lease
 
     def renewed(self, receipt: Receipt, asked_s: float, invisible_s: float) -> bool:
-        """Apply a renewal. Return False if the lease had expired before the response arrived. It stays expired, because
-        user code may have read `lease_lost` and stopped working on the message."""
+        """Apply a renewal. Return False if the lease had expired before the response arrived. An expired lease stays
+        expired, because user code may have read `lease_lost` and stopped working on the message."""
         self.receipt = receipt
         if self.lease.is_over:
             return False

@@ -137,7 +137,8 @@ class Renewing:
             log.warning("renewal_failed", message=delivery.message.message_id, reason=fault)
 
     def _lost(self, delivery: SharedDelivery, reason: str) -> None:
-        """End the lease of a delivery. Its outcome is still sent, and counts if the message was not redelivered."""
+        """End the lease of a delivery. The outcome of the message is still sent, and counts if the message was not
+        redelivered."""
         delivery.lease.end()
         hint = "another member may handle it, too, even at the same time"
         log.warning("message_lost", message=delivery.message.message_id, reason=reason, hint=hint)
@@ -328,7 +329,7 @@ class Settling:
         """Have the broker store the dead letter and acknowledge the message in one request. Return False if the broker
         does not support that. Raises RocketletError."""
         connection = await self._cluster.broker(delivery.receipt.broker_name)
-        if not connection.speaks_msgpack:  # an Apache broker
+        if not connection.speaks_msgpack:  # only Rocketlet's brokers support a rejection in one request
             return False
         ext = change_ext(self._group, delivery, INVISIBLE_S, reject=shown(reason))
         answer = await connection.request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext, timeout_s=OFFSET_TIMEOUT_S)

@@ -54,7 +54,7 @@ Listener = Callable[[str], None]
 class ClusterView:
     """One client's view of a cluster: the routes of its topics, and connections to name servers and brokers.
 
-    It is created before the parts of the client, which then register with `listen` and `answer`.
+    The view is created before the other parts of the client, which register with `listen` and `answer`.
 
     Attributes:
         keeps_brokers: True if brokers that disappear from a route are kept in it for a while, as group members need.
@@ -144,7 +144,8 @@ class ClusterView:
 
         Args:
             unknown: an error code after which the other name servers are queried, too, because a name server that has just
-                started does not know all brokers yet. It is raised if none of them responds with success.
+                started does not know all brokers yet. A BrokerRefused with this code is raised if none of them responds
+                with success.
         """
         failures: list[str] = []
         refusal: BrokerRefused | None = None
@@ -216,7 +217,7 @@ class ClusterView:
         """For a member of a group, return the route together with brokers that disappeared from it recently.
 
         A broker that restarts is missing for a moment, and a name server that has just started does not know all brokers
-        yet. Neither must cause queues to be reassigned, so a missing broker is kept for `route_timeout_s`.
+        yet. Queues must not be reassigned because of a restart, so a missing broker is kept for `route_timeout_s`.
         """
         if not self.keeps_brokers:
             return route
@@ -401,8 +402,8 @@ async def stored_since(connection: Connection, queue: Queue, time_ms: int) -> in
     """Return the offset of the first message that was stored at `time_ms` or later; the end of the queue if there is none.
 
     A broker returns the nearest message (SEARCH_OFFSET_BY_TIMESTAMP), which may be the one before `time_ms`, any of several
-    messages with exactly that store time, or the newest message for a later time. This therefore searches for the boundary
-    from the returned offset, first in steps that double, then by bisection.
+    messages with exactly that store time, or the newest message for a later time. `stored_since` therefore searches for
+    the boundary from the returned offset, first in steps that double, then by bisection.
 
     Args:
         time_ms: a time in ms since the epoch.
@@ -547,7 +548,8 @@ class Lifecycle(ABC):
         await self.stop()
 
     async def start(self) -> None:
-        """Start the client. The group of a consumer gets all messages that are sent after this returns.
+        """Start the client. Once a consumer has started, its group gets messages that are sent from then on, even if
+        the group is new and has `start="last"`.
 
         Raises:
             ConnectionFailed: no name server can be reached.

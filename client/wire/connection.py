@@ -59,10 +59,10 @@ log = get_logger("rocketlet.connection")
 # ------------------------------------------------------------------------------
 # One socket to a name server or broker, and the set of them.
 #
-# All requests of one event-loop iteration leave in one write. A response is matched to its request by its number
-# (`opaque`). A periodic sweep ends requests whose timeout has passed. Unless `Access.encoding` says otherwise, the
-# connection starts with JSON headers, offers MessagePack in each request, and switches to it when the peer has responded
-# in it, which Apache's servers never do.
+# The requests of one event-loop iteration are written together at its end, except those that a caller writes earlier
+# (`write_now`). A response is matched to its request by its number (`opaque`). A periodic sweep ends requests whose
+# timeout has passed. Unless `Access.encoding` says otherwise, the connection starts with JSON headers, offers
+# MessagePack in each request, and switches to it when the peer has responded in it, which Apache's servers never do.
 
 
 _PYTHON = int(Language.PYTHON)
@@ -127,7 +127,8 @@ class Connection(asyncio.Protocol):
 
     @property
     def speaks_msgpack(self) -> bool:
-        """True if the peer is a Rocketlet server, which is known after its first response."""
+        """True once a Rocketlet server has responded with a MessagePack header, which it does only with
+        `Access(encoding="auto")`."""
         return self._serialize_type == MSGPACK
 
     def running_s(self) -> float:
@@ -250,7 +251,8 @@ class Connection(asyncio.Protocol):
         self.loop.call_soon(self._flush)
 
     def before_flush(self, action: Callable[[], None]) -> None:
-        """Call `action` at the end of this event-loop iteration, before its requests are written. It may add requests."""
+        """Call `action` at the end of this event-loop iteration, before its requests are written. `action` may add
+        requests."""
         if not self._is_flush_due:
             self._flush_soon()
         self._before_flush.append(action)
@@ -555,7 +557,8 @@ ENCODINGS: Final[Mapping[str, int]] = {"auto": JSON, "json": JSON, "rocketmq": R
 class Access:
     """The account and TLS settings of a client. Producer, Consumer and AdminClient use the same class.
 
-    - `access_key`, `secret_key`, `security_token`: the account that signs every request, as Apache's AclClientRPCHook does.
+    - `access_key`, `secret_key`, `security_token`: the account that signs requests, as Apache's AclClientRPCHook does.
+      Over TLS, a Rocketlet broker authenticates the connection once instead.
     - `tls`: True to encrypt connections.
     - `ca_file`: PEM file of the certificate authorities to trust. Default: those of the system.
     - `verify_tls`: False to accept any certificate of the server.
@@ -672,8 +675,8 @@ _LONGEST_S: Final = 1e9  # replaces an infinite timeout, which has no number of 
 async def running_timeout(timeout_s: float) -> AsyncIterator[None]:
     """Return a context manager like `asyncio.timeout`, which does not count time for which the loop was blocked.
 
-    It counts ticks, and a late tick counts as one. There are at least two ticks, so that the loop reads its sockets between
-    them.
+    The timeout counts ticks of the loop, and a late tick counts as one. There are at least two ticks, so that the loop
+    reads its sockets between them.
     """
     loop = asyncio.get_running_loop()
     timeout_s = min(timeout_s, _LONGEST_S)
@@ -698,7 +701,8 @@ async def running_timeout(timeout_s: float) -> AsyncIterator[None]:
 
 
 # ------------------------------------------------------------------------------
-# The process in which a client was created and the event loop in which it was started. It may be used only there.
+# The process in which a client was created and the event loop in which it was started. A client may be used only in
+# both.
 #
 # A client's sockets, timers and futures belong to that process and loop. In another one, the client could wait forever or
 # lose responses. Besides, members that were created before a fork would have the same client id, by which brokers identify

@@ -1,7 +1,7 @@
 """The start offsets of queues that a member with `start="last"` did not see when it joined.
 
-Such a queue is new, or its broker was unreachable. A new queue is read from offset 0. In a queue of an unreachable
-broker, the group starts at the first message that was stored after the member joined.
+A queue that the member did not see is new, or its broker was unreachable. A new queue is read from offset 0. In a queue
+of an unreachable broker, the group starts at the first message that was stored after the member joined.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class LateQueues:
 async def time_before(connection: Connection, seconds: float) -> int:
     """Return the time that was `seconds` ago, in ms since the epoch.
 
-    It is measured by the clock with which a Rocketlet broker stores messages, or by this client's clock if the broker
-    does not return the time of its clock. Raises RocketletError.
+    The time is measured by the clock with which a Rocketlet broker stores messages, or by this client's clock if the
+    broker does not return the time of its clock. Raises RocketletError.
     """
     try:
         answer = await connection.request(

@@ -3,10 +3,10 @@ and Python runs the module when it starts.
 
 Spark puts its own pyspark.zip first on the path. The zip contains sources without bytecode, which each process compiles
 again: 0.5 s of its 0.8 s of CPU time. In a PySpark that pip has installed, the zip lies inside of the package, which
-has the same sources and keeps their bytecode. This module therefore moves zips of that folder to the end of the path.
+has the same sources and keeps their bytecode. The module therefore moves zips of that folder to the end of the path.
 
 NumPy loads OpenBLAS, which starts a thread for each core. The format does no linear algebra, so these threads are
-overhead. This module limits them to one, unless the environment sets another number.
+overhead. The module limits OpenBLAS to one thread, unless the environment sets another number.
 """
 
 import os
