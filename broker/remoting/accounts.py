@@ -36,9 +36,10 @@ log = structlog.get_logger("rocketlet.acl")
 
 
 # ------------------------------------------------------------------------------
-# mqadmin's ACL commands of 4.9. Apache writes to any file that the request names; here it can only be the broker's own.
+# mqadmin's ACL commands of 4.9. Apache's broker changes any file that the request names; this broker changes only its
+# own ACL file.
 #
-# A thread changes the file: 1,000 accounts take 0.4 s, in which nobody else would be served.
+# The file is changed in a thread, because with 1,000 accounts that takes 0.4 s, in which no client would be served.
 
 
 _SHOWN: Final = (
@@ -53,7 +54,8 @@ _SHOWN: Final = (
 
 
 async def put_account(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """UPDATE_AND_CREATE_ACL_CONFIG: fields that are not given stay as they are, but for `admin`, as Apache's."""
+    """UPDATE_AND_CREATE_ACL_CONFIG: create or change an account. Fields that are not given stay unchanged, except
+    `admin`, which becomes false, as with Apache's broker."""
     header = read(PutAccount, frame.ext)
     given: dict[str, Any] = {
         "whiteRemoteAddress": header.white_remote_address,
@@ -63,7 +65,8 @@ async def put_account(broker: BrokerController, connection: RemotingConnection, 
         "groupPerms": _parts(header.group_perms),
     }
     entry: dict[str, Any] = {"accessKey": header.access_key, "admin": header.admin}
-    if header.secret_key:  # Apache's keeps the secret when none is sent (PlainPermissionManager.updateAccessConfig)
+    # without one, the secret stays, as with Apache's broker (PlainPermissionManager.updateAccessConfig)
+    if header.secret_key:
         entry["secretKey"] = header.secret_key
     entry |= {name: value for name, value in given.items() if value is not None}
     code = ResponseCode.UPDATE_AND_CREATE_ACL_CONFIG_FAILED
@@ -116,8 +119,8 @@ def acl_version(broker: BrokerController, connection: RemotingConnection, frame:
 
 
 def acl_config(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """GET_BROKER_CLUSTER_ACL_CONFIG. Apache's answer holds the secrets, for which 4.9.8 gave the request up; this one
-    does not."""
+    """GET_BROKER_CLUSTER_ACL_CONFIG. The response has no secrets. That of Apache's broker had them, so 4.9.8 removed
+    the request."""
     file = _file(broker, ResponseCode.SYSTEM_ERROR)
     accounts = [{name: entry[name] for name in _SHOWN if entry.get(name) is not None} for entry in file.entries]
     return answer(frame, body=orjson.dumps({"globalWhiteAddrs": file.white_addresses, "plainAccessConfigs": accounts}))
@@ -145,7 +148,7 @@ async def _changed(frame: Frame, code: int, change: Callable[[], None]) -> Buffe
 
 
 def _parts(text: str | None) -> list[str] | None:
-    """The pieces between commas; braces keep theirs, as in 10.0.0.{1,2}."""
+    """Return the pieces between commas. Commas within braces do not separate, as in 10.0.0.{1,2}."""
     if text is None:
         return None
     pieces, depth = [""], 0
@@ -169,7 +172,7 @@ def _parts(text: str | None) -> list[str] | None:
 #     Topic:*, Group:*                          defaultTopicPerm, defaultGroupPerm
 #
 # Everything else is refused with a reason: other actions and resources (userType Super has them), prefixes such as
-# `Topic:orders-*`, source addresses, and users that are disabled. A response holds no password.
+# `Topic:orders-*`, source addresses, and users that are disabled. Responses contain no passwords.
 
 
 _SUPER, _NORMAL = "super", "normal"
@@ -202,14 +205,14 @@ async def create_user(broker: BrokerController, connection: RemotingConnection, 
 
 
 async def update_user(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """Fields that are not given stay as they are."""
+    """AUTH_UPDATE_USER: change a user. Fields that are not given stay unchanged."""
     name, user = read(UserName, frame.ext).username, admin_bodies.decode_user(frame.body)
     file = _file_with(broker, name)
     entry: Entry = {"accessKey": name}
     if user.user_type:
         entry["admin"] = _is_super(user)
     else:
-        _is_super(user)  # the status is checked all the same
+        _is_super(user)  # refuse an unsupported status, even if the type is not given
     if user.password:
         entry["secretKey"] = user.password
 
@@ -221,7 +224,8 @@ async def update_user(broker: BrokerController, connection: RemotingConnection, 
 
 
 async def delete_user(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """Deletes the permissions of the user, too. A user that does not exist is no fault, as at Apache's broker."""
+    """AUTH_DELETE_USER: delete a user with its permissions. Deleting a user that does not exist succeeds, as with
+    Apache's broker."""
     name = read(UserName, frame.ext).username
     file = _file(broker, ResponseCode.SYSTEM_ERROR)
     if name not in file.policy.accounts:
@@ -269,7 +273,7 @@ def _entry(file: AclFile, name: str) -> Mapping[str, Any]:
 
 
 def _file_with(broker: BrokerController, name: str) -> AclFile:
-    """Raises Refused if there is no such user."""
+    """Return the ACL file if it has this user. Raises Refused if it does not."""
     file = _file(broker, ResponseCode.SYSTEM_ERROR)
     if name not in file.policy.accounts:
         raise Refused(ResponseCode.USER_NOT_EXIST, f"there is no user {name[:100]}; create it with createUser")
@@ -280,14 +284,16 @@ def _file_with(broker: BrokerController, name: str) -> AclFile:
 
 
 async def put_acl(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """AUTH_CREATE_ACL and AUTH_UPDATE_ACL: set the permissions for the resources that are named; others stay."""
+    """AUTH_CREATE_ACL and AUTH_UPDATE_ACL: set a user's permissions for the given resources. Permissions for other
+    resources stay unchanged."""
     name = _user_name(read(AclSubject, frame.ext).subject)
     wanted = [_permission(item) for item in admin_bodies.decode_acl(frame.body)]
     return await _change_permissions(broker, connection, frame, name, wanted)
 
 
 async def delete_acl(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """Deletes the permission for one resource, or all permissions of the user if none is named."""
+    """AUTH_DELETE_ACL: delete a user's permission for one resource, or all permissions of the user if no resource is
+    given."""
     header = read(DeleteAcl, frame.ext)
     name = _user_name(header.subject)
     entry = _entry(_file_with(broker, name), name)
@@ -343,7 +349,8 @@ def _apply(entry: Entry, changes: Iterable[_Change]) -> None:
 
 
 def _permissions(entry: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """`topic` or `group`, the name or `*`, and the permission's text."""
+    """Return the permissions of an account: for each, `topic` or `group`, the name or `*`, and the permission as
+    text."""
     found: list[tuple[str, str, str]] = []
     for kind, (single, default) in _FIELDS.items():
         if entry.get(default):
@@ -355,7 +362,7 @@ def _permissions(entry: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def _acl_of(entry: Mapping[str, Any], part: str = "") -> dict[str, Any]:
-    """The permissions of an account as 5.x shows them, of resources whose text has `part`."""
+    """Return an account's permissions in the form of 5.x, for resources whose text contains `part`."""
     entries = []
     for kind, resource, text in _permissions(entry):
         denied = text == "DENY"

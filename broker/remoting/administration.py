@@ -81,7 +81,7 @@ topics_log = structlog.get_logger("rocketlet.topics")
 
 
 # ------------------------------------------------------------------------------
-# Administration of groups: connections, progress, offsets set from outside, and questions to the members.
+# Administration of groups: connections, progress, offsets that administrators set, and requests that members answer.
 
 
 def consumer_connections(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
@@ -112,7 +112,7 @@ def consumer_connections(broker: BrokerController, connection: RemotingConnectio
 
 
 def one_group(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """GET_SUBSCRIPTIONGROUP_CONFIG, which 5.x's tools ask for one group."""
+    """GET_SUBSCRIPTIONGROUP_CONFIG: return the settings of one group, for tools of 5.x."""
     name = read(GroupOnly, frame.ext).group
     settings = next((group for group in broker.group_configs if group.name == name), None)
     if settings is None:
@@ -128,7 +128,7 @@ def delete_group(broker: BrokerController, connection: RemotingConnection, frame
 
 
 def delete_groups(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
-    """DELETE_SUBSCRIPTIONGROUP_LIST, of 5.5.1's tools."""
+    """DELETE_SUBSCRIPTIONGROUP_LIST: delete several groups, for tools of 5.5.1."""
     wanted, offsets = bodies.decode_group_names(frame.body)
     for name in wanted:
         _delete_group(broker, name, offsets=offsets)
@@ -186,7 +186,7 @@ def all_consume_stats(broker: BrokerController, connection: RemotingConnection, 
 
 
 def consumed_by(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """QUERY_TOPIC_CONSUME_BY_WHO: the groups that subscribe to a topic, or have an offset in it."""
+    """QUERY_TOPIC_CONSUME_BY_WHO: return the groups that subscribe to a topic, or have a committed offset in it."""
     topic = read(TopicName, frame.ext).topic
     online = [group.name for group in broker.groups.subscribing(topic)]
     found = list(dict.fromkeys([*online, *broker.offsets.groups_of(topic)]))
@@ -194,7 +194,7 @@ def consumed_by(broker: BrokerController, connection: RemotingConnection, frame:
 
 
 def time_span(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
-    """QUERY_CONSUME_TIME_SPAN: of each queue the times of its first, last, and last consumed message."""
+    """QUERY_CONSUME_TIME_SPAN: return the store times of the first, last, and last consumed message of each queue."""
     header = read(TopicGroup, frame.ext)
     if broker.topics.get(header.topic) is None:
         return answer(frame, ResponseCode.TOPIC_NOT_EXIST, remark=f"topic[{header.topic}] not exist")
@@ -217,7 +217,8 @@ def _times(broker: BrokerController, group: str, topic: str) -> Iterator[dict[st
 
 
 def correction_offset(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
-    """QUERY_CORRECTION_OFFSET: the least offset per queue among some groups, and the compared group where it is behind."""
+    """QUERY_CORRECTION_OFFSET: return for each queue the lowest offset that some groups have committed, or -1 if the
+    compared group has not committed a lower one."""
     header = read(CorrectionOffset, frame.ext)
     topic = header.topic
     groups = (header.filter_groups or "").split(",") if header.filter_groups else broker.offsets.groups_of(topic)
@@ -235,11 +236,11 @@ def correction_offset(broker: BrokerController, connection: RemotingConnection, 
     return answer(frame, body=orjson.dumps({"correctionOffsets": corrections}))
 
 
-# Offsets set from outside
+# Offsets that administrators set
 
 
 def clone_offsets(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
-    """CLONE_GROUP_OFFSET: a group begins where another one is."""
+    """CLONE_GROUP_OFFSET: copy the committed offsets of a group to another group."""
     header = read(CloneOffset, frame.ext)
     topics = [header.topic] if header.topic else broker.offsets.topics_of(header.src_group)
     for topic in topics:
@@ -251,9 +252,11 @@ def clone_offsets(broker: BrokerController, connection: RemotingConnection, fram
 
 
 def reset_offset(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
-    """INVOKE_BROKER_TO_RESET_OFFSET: send the offsets to the members. Without members, the tool commits them.
+    """INVOKE_BROKER_TO_RESET_OFFSET: send the new offsets to the group's members. If the group has no members, return
+    an error, and the tool commits the offsets. Offsets of popped queues are set here.
 
-    `isForce` false only goes back, as Apache's, except for a single queue: the offset named for it counts.
+    If `isForce` is false, only lower offsets are applied, as with Apache's broker, unless the request names a single
+    queue.
     """
     header = read(ResetOffset, frame.ext)
     topic = broker.topics.get(header.topic)
@@ -299,7 +302,8 @@ def reset_offset(broker: BrokerController, connection: RemotingConnection, frame
 
 
 def _reset_popped(broker: BrokerController, header: ResetOffset, offsets: Mapping[Queue, int]) -> None:
-    """Reset the pop pools of queues. Clients can no longer acknowledge their messages in flight."""
+    """Reset the pop pools of queues. Clients can then no longer acknowledge messages of these queues that they have in
+    flight."""
     for queue, offset in offsets.items():
         if broker.pops.pools.serves(header.group, header.topic, queue.queue_id):
             broker.offsets.put(header.group, header.topic, queue.queue_id, offset)
@@ -308,7 +312,7 @@ def _reset_popped(broker: BrokerController, header: ResetOffset, offsets: Mappin
 
 
 def _wanted_offset(broker: BrokerController, queue: ConsumeQueue | None, header: ResetOffset) -> Work[int]:
-    """Raises Refused for an offset that the queue does not have."""
+    """Return the offset to which a queue is reset. Raises Refused for an offset outside of the queue."""
     begin, end = (queue.begin, queue.next) if queue is not None else (0, 0)
     if header.queue_id >= 0 and header.offset != -1:
         if not begin <= header.offset <= end:
@@ -322,11 +326,12 @@ def _wanted_offset(broker: BrokerController, queue: ConsumeQueue | None, header:
     return (yield from broker.store.offset_by_time(queue, header.timestamp))
 
 
-# Asked of members
+# Requests that members answer
 
 
 def consumer_status(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers | None:
-    """INVOKE_BROKER_TO_GET_CONSUMER_STATUS: the offsets in the members' hands; answers when all have, or time is up."""
+    """INVOKE_BROKER_TO_GET_CONSUMER_STATUS: query the members' offsets. The response follows when all have responded or
+    timed out."""
     header = read(TopicGroup, frame.ext)
     group = broker.groups.get(header.group)
     asked = {
@@ -337,7 +342,7 @@ def consumer_status(broker: BrokerController, connection: RemotingConnection, fr
     if not asked:
         remark = f"No Any Consumer online in the consumer group: [{header.group}]"
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
-    frame = small(frame)  # the answers may be long in coming
+    frame = small(frame)  # the members may take seconds to respond, so keep only what is needed
     offsets: dict[str, dict[Queue, int]] = {}
     waiting, size = set(asked), 0
     if len(asked) > MAX_ASKED_AT_ONCE:
@@ -366,7 +371,8 @@ def consumer_status(broker: BrokerController, connection: RemotingConnection, fr
 
 
 def forward(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers | None:
-    """GET_CONSUMER_RUNNING_INFO and CONSUME_MESSAGE_DIRECTLY: asked of the member named, whose answer is passed on."""
+    """GET_CONSUMER_RUNNING_INFO and CONSUME_MESSAGE_DIRECTLY: forward the request to the named member, and return the
+    member's response."""
     header = read(AskMember, frame.ext)
     group = broker.groups.get(header.consumer_group)
     member = next(
@@ -380,7 +386,7 @@ def forward(broker: BrokerController, connection: RemotingConnection, frame: Fra
     if member is None:
         remark = f"The Consumer <{header.consumer_group}> <{header.client_id}> not online"
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
-    fields, frame = dict(frame.ext), small(frame)  # the answer may be long in coming
+    fields, frame = dict(frame.ext), small(frame)  # the member may take seconds to respond, so keep only what is needed
     record: bytes | None = None
     if frame.code == RequestCode.CONSUME_MESSAGE_DIRECTLY:
         fields["brokerName"] = broker.config.name
@@ -414,7 +420,7 @@ def _passed_on(request: Frame, reply: Answer) -> Buffers:
 
 
 def _position_in(message_id: str | None) -> int:
-    """The commit log position in an offset id; -1 if it is not an offset id."""
+    """Return the commit log position in an offset id; -1 for other text."""
     try:
         data = bytes.fromhex(message_id or "")
         decode_host(data[:-8])
@@ -437,7 +443,8 @@ def update_group(broker: BrokerController, connection: RemotingConnection, frame
 
 
 def update_groups(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
-    """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, of 5.x's tools: changes all groups of the list, or none if one is refused."""
+    """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST of 5.x: create or change the groups of a list; none if a name is
+    invalid."""
     wanted: list[bodies.GroupConfig] = []
     for group in bodies.decode_groups(frame.body):
         fault = names.group_fault(group.name)
@@ -457,8 +464,8 @@ def _subscribed(group: Group | None) -> list[str]:
 
 
 def _owners(broker: BrokerController, name: str, group: Group | None) -> Work[dict[tuple[str, int], str]]:
-    """Client id by topic and queue id: the one that has locked the queue or, for foreign members, which lock nothing, the
-    one that reads it."""
+    """Return the client id of each queue's owner by topic and queue id: the client that has locked the queue, or the
+    foreign member that reads it without a lock."""
     owners = broker.groups.owners(name)
     looks = 0
     for topic in broker.pops.pools.topics_of(name):
@@ -477,7 +484,7 @@ def _owners(broker: BrokerController, name: str, group: Group | None) -> Work[di
 
 
 def group_history(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
-    """GET_GROUP_HISTORY, our own: members, owners and events of a group."""
+    """GET_GROUP_HISTORY, Rocketlet's own request: return the members, owners and events of a group."""
     name, since_ms, lag = read(GroupHistory, frame.ext)
     value = yield from history_of(broker, name, since_ms, lag=lag)
     parts: list[bytes] = []
@@ -503,7 +510,7 @@ def _member(member: Member, *, pops: bool) -> dict[str, Any]:
 
 
 def _popper(client_id: str, wanted: Iterable[Subscription]) -> dict[str, Any]:
-    """Return the description of a gRPC client that pops. It sends no heartbeats to the remoting server."""
+    """Return the description of a gRPC client that pops. Such a client sends no heartbeats to the remoting server."""
     return {
         "clientId": client_id,
         "peer": "",
@@ -516,12 +523,13 @@ def _popper(client_id: str, wanted: Iterable[Subscription]) -> dict[str, Any]:
 
 
 def history_of(broker: BrokerController, name: str, since_ms: int = 0, *, lag: bool = True) -> Work[dict[str, Any]]:
-    """The broker's report on a group, with events from `since_ms` on; without `lag` nothing is read."""
+    """Return the broker's report about a group, with events from `since_ms` on. Without `lag`, the report has no
+    progress, and no message is read from the disk."""
     group = broker.groups.get(name)
     members: list[dict[str, Any]] = []
     popping = broker.pops.pools.clients_of(name)
     for number, member in enumerate(list(group.members.values()) if group else (), 1):
-        if not member.is_seat:  # its client follows
+        if not member.is_seat:  # the client of this pop member is added below
             members.append(_member(member, pops=popping.pop(member.client_id, None) is not None))
         if number % SLICE == 0:
             yield
@@ -565,10 +573,11 @@ def all_consumer_offsets(broker: BrokerController, connection: RemotingConnectio
 
 
 # ------------------------------------------------------------------------------
-# Administration of the broker and its topics: what mqadmin lists and sets.
+# Administration of the broker's settings, as with mqadmin's getBrokerConfig and updateBrokerConfig.
 
 
-# Apache's names of the settings that may be changed while the broker runs, what each sets, and between which values.
+# The settings that may be changed while the broker runs: by Apache's name, the field of BrokerConfig, the conversion
+# from text, and the minimum and maximum.
 _SETTINGS: dict[str, tuple[str, Callable[[str], Any], float, float]] = {
     "brokerPermission": ("permission", int, 0, MAX_PERM),
     "autoCreateTopicEnable": ("auto_create_topics", lambda text: text == "true", 0, 1),
@@ -585,7 +594,7 @@ def all_delay_offsets(broker: BrokerController, connection: RemotingConnection, 
 
 
 def settings(config: BrokerConfig) -> dict[str, Any]:
-    """The settings by Apache's names where it has the same, the others by ours."""
+    """Return the settings that Apache's broker has, too, by Apache's names."""
     ours = {item.name: getattr(config, item.name) for item in fields(config)}
     apache = {
         "brokerName": config.name,
@@ -614,7 +623,7 @@ def broker_config(broker: BrokerController, connection: RemotingConnection, fram
 
 
 def update_broker_config(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """Applies all settings or none. They last until the broker stops."""
+    """UPDATE_BROKER_CONFIG: apply all settings, or none if one is invalid. Changes last until the broker stops."""
     wanted = admin_bodies.decode_properties(frame.body)
     changes: dict[str, Any] = {}
     for name, text in wanted.items():
@@ -632,7 +641,7 @@ def update_broker_config(broker: BrokerController, connection: RemotingConnectio
 
 
 def clean(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """CLEAN_EXPIRED_CONSUMEQUEUE and DELETE_EXPIRED_COMMITLOG: drops expired segments now."""
+    """CLEAN_EXPIRED_CONSUMEQUEUE and DELETE_EXPIRED_COMMITLOG: start to delete expired segments now."""
     broker.tasks.spawn(broker.expire_segments())
     return answer(frame)
 
@@ -650,13 +659,15 @@ def producer_connections(broker: BrokerController, connection: RemotingConnectio
 
 
 # ------------------------------------------------------------------------------
-# Answers monitoring: mqadmin's brokerStatus and statsAll, Apache's exporter for Prometheus, its dashboard.
+# Requests of monitoring: mqadmin's brokerStatus and statsAll, Apache's exporter for Prometheus, and Apache's dashboard.
 #
-# The answer has every value of Apache's broker 4.9.7: the exporter takes a broker that leaves one out for none. Parts
-# that this broker lacks, such as pools of threads, read as they do there while nothing waits.
+# The response contains every value that Apache's broker 4.9.7 returns, because the exporter ignores a broker whose
+# response lacks a value. For parts that this broker does not have, such as thread pools, the values are those of an
+# idle Apache broker.
 
 
-# BrokerConfig's defaults: dashboards divide the number that waits by the number that may.
+# Capacities of the queues of Apache's thread pools (defaults of BrokerConfig), by which dashboards divide the number of
+# waiting requests.
 _POOLS: Final = {"send": 10_000, "pull": 100_000, "query": 20_000, "EndTransaction": 100_000}
 _OF_BROKER: Final = {"BROKER_PUT_NUMS": PUT, "BROKER_GET_NUMS": GOT}
 _STATS: Final = (PUT, PUT_BYTES, GOT, GOT_BYTES, SENT_BACK)
@@ -748,7 +759,7 @@ def _waiting() -> Iterator[tuple[str, int]]:
 
 
 def _latencies(broker: BrokerController) -> dict[str, Any]:
-    """The times of requests, each rounded up to the bound of its bucket."""
+    """Return the durations of sends and pulls, each rounded up to the upper bound of its histogram bucket."""
     puts = [broker.request_times[code] for code in _SENDS]
     pulls = [broker.request_times[code] for code in _PULLS]
     counts = [0] * len(_LEVEL_NAMES)
@@ -787,7 +798,7 @@ def _delays(broker: BrokerController) -> Iterator[tuple[str, str]]:
 
 
 def _ours(broker: BrokerController) -> dict[str, Any]:
-    """Our own values, for `rocketlet doctor`."""
+    """Return values that only Rocketlet's brokers have, for `rocketlet doctor`."""
     return {
         "residentBytes": resident_bytes(),
         "writeFault": broker.store.write_fault() or "",
@@ -812,7 +823,7 @@ def _json(value: object) -> str:
 
 
 def _spelled(duration_ms: int) -> str:
-    """A duration in words, like Apache's StoreStatsService.getFormatRuntime."""
+    """Return a duration as text, like Apache's StoreStatsService.getFormatRuntime."""
     minutes, seconds = divmod(duration_ms // 1000, 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
@@ -820,7 +831,7 @@ def _spelled(duration_ms: int) -> str:
 
 
 def view_stats(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
-    """VIEW_BROKER_STATS_DATA: of a topic, a group in a topic, or the broker."""
+    """VIEW_BROKER_STATS_DATA: return the rates of a topic, of a group in a topic, or of the broker."""
     header = read(ViewStats, frame.ext)
     stats = broker.statistics
     if header.stats_name in _STATS:
@@ -849,7 +860,7 @@ def _told(rate: Rate) -> dict[str, float]:
 
 
 # ------------------------------------------------------------------------------
-# The settings of topics, asked for and changed.
+# Requests that read and change the settings of topics.
 
 
 def create_topic(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
@@ -879,7 +890,8 @@ def create_topic(broker: BrokerController, connection: RemotingConnection, frame
 
 
 def _with_attributes(topic: TopicConfig, former: TopicConfig | None) -> TopicConfig:
-    """Return the topic with the attributes that it had."""
+    """Return new settings of a topic with the attributes (message type, expiration of lite topics) that the topic had
+    before."""
     if former is None:
         return topic
     return replace(topic, message_type=former.message_type, lite_expiration_min=former.lite_expiration_min)
@@ -893,7 +905,8 @@ def _new_topic_fault(broker: BrokerController, name: str) -> str | None:
 
 
 def create_topics(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
-    """UPDATE_AND_CREATE_TOPIC_LIST, of 5.x's tools: creates or changes all topics of the list, or none if one is refused."""
+    """UPDATE_AND_CREATE_TOPIC_LIST of 5.x: create or change the topics of a list; none if a name is invalid or
+    reserved."""
     wanted: list[TopicConfig] = []
     for number, (topic, changes) in enumerate(bodies.decode_new_topics(frame.body), 1):
         fault = _new_topic_fault(broker, topic.name)
@@ -912,12 +925,12 @@ def create_topics(broker: BrokerController, connection: RemotingConnection, fram
 
 
 async def delete_topic(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """Answers when its files are gone."""
+    """DELETE_TOPIC_IN_BROKER. The response follows when the topic's index files are deleted."""
     return await _delete_topics(broker, frame, [read(TopicName, frame.ext).topic])
 
 
 async def delete_topics(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """DELETE_TOPIC_IN_BROKER_LIST, of 5.5.1's tools: deletes all topics of the list, or none if one is refused."""
+    """DELETE_TOPIC_IN_BROKER_LIST of 5.5.1: delete the topics of a list; none if a name is invalid or reserved."""
     return await _delete_topics(broker, frame, bodies.decode_topic_names(frame.body))
 
 
@@ -957,7 +970,7 @@ def all_topics(broker: BrokerController, connection: RemotingConnection, frame: 
 
 
 def one_topic(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """GET_TOPIC_CONFIG, which 5.x's tools ask for one topic."""
+    """GET_TOPIC_CONFIG of 5.x: return the settings of one topic."""
     name = read(TopicName, frame.ext).topic
     topic = broker.topics.get(name)
     if topic is None:
@@ -977,7 +990,7 @@ def system_topics(broker: BrokerController, connection: RemotingConnection, fram
 
 
 def topic_stats(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
-    """GET_TOPIC_STATS_INFO: the range of each queue."""
+    """GET_TOPIC_STATS_INFO: return the range of offsets of each queue, and the store time of its last message."""
     name = read(TopicName, frame.ext).topic
     topic = broker.topics.get(name)
     if topic is None:
@@ -998,7 +1011,7 @@ def _range(broker: BrokerController, topic: str, queue_id: int) -> Range:
 
 
 def query_consume_queue(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """QUERY_CONSUME_QUEUE: entries of a queue's index, 1,024 at most."""
+    """QUERY_CONSUME_QUEUE: return up to `MAX_QUERY_ENTRIES` entries of a queue's index."""
     header = read(ConsumeQueueQuery, frame.ext)
     queue = broker.store.queues.get((header.topic, header.queue_id))
     if queue is None:
@@ -1015,5 +1028,6 @@ def query_consume_queue(broker: BrokerController, connection: RemotingConnection
 
 
 def clean_unused_topics(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """CLEAN_UNUSED_TOPIC: drops the queues' data of topics that are gone; here a deleted topic leaves none."""
+    """CLEAN_UNUSED_TOPIC: do nothing. Apache's broker deletes index files of deleted topics, which this broker deletes
+    with the topic."""
     return answer(frame)

@@ -115,7 +115,7 @@ _UNREACHED = (
 
 
 class Host(Protocol):
-    """The server: knows its connections, and serves the requests that they have read."""
+    """The server of the connections: it registers them, and serves the requests that they have read."""
 
     behind: OnePerIteration
     turns: Turns
@@ -133,11 +133,13 @@ class Host(Protocol):
 
 
 class RemotingConnection(Client):
-    """`active_s` is when it was last read from or written to, in the loop's time; `known` belongs to the check of accounts.
-    `is_left`: if it is gone, the client has ended it, and knows. `number` rises with each connection. `beat`: the body of
-    its last heartbeat, and its content. `read_bytes` have come from the client, of TLS those that were decrypted; `records`
-    has them decrypted. `broker_name`: of the broker that has said that it speaks here; `is_proving`: one is being asked.
-    `pulls`: those that were checked. `requests`: what was read, and is not served yet."""
+    """One client's connection to the remoting port, and the `Session` of this client. `active_s` is the loop's time of
+    the last read or write, `heard_s` that of the last read. `known` belongs to the check of accounts. `is_left` is
+    False if the broker has closed the connection or the client became unreachable. `number` is unique to the
+    connection. `beat` has the body of the last heartbeat and its decoded content. `read_bytes` counts bytes from the
+    client, with TLS after decryption, which `records` does. `broker_name` is the name of the peer broker that has
+    proved that it sends on this connection; `is_proving` is True while this is being checked. `pulls` has the checked
+    pulls. `requests` has the bytes that are read and not served yet."""
 
     __slots__ = (
         "_answering_bytes",
@@ -205,7 +207,7 @@ class RemotingConnection(Client):
         self._host.opened(self)
 
     def encrypted(self, transport: asyncio.Transport) -> None:
-        """The client has set up TLS; from now on everything goes through there."""
+        """Send and receive through the TLS transport from now on."""
         self.is_encrypted = True
         self._transport = transport
         transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
@@ -224,17 +226,17 @@ class RemotingConnection(Client):
 
     @property
     def is_reading(self) -> bool:
-        """Whether requests are read; otherwise those that were read wait."""
+        """True if the socket is read. It is not read while requests that were read before wait to be served."""
         return not (self.is_paused or self.is_held or self.requests.has_frame or self._is_in_line)
 
     @property
     def address(self) -> str:
-        """The client's, without the port."""
+        """The client's address, without the port."""
         return self.peer.rpartition(":")[0]
 
     @property
     def reached(self) -> str:
-        """The address of ours that the client has connected to, as `host:port`; empty once the connection is gone."""
+        """The broker's address that the client has connected to, as `host:port`; empty once the connection is gone."""
         found = None if self._transport is None else self._transport.get_extra_info("sockname")
         if not found:
             return ""
@@ -243,8 +245,8 @@ class RemotingConnection(Client):
 
     @property
     def channel(self) -> str:
-        """A value that both ends of this TLS connection know, and no other connection has (RFC 5929: tls-unique), in hex;
-        empty without TLS."""
+        """The channel binding in hex: a value that both ends of this TLS connection can compute, and that identifies it
+        (RFC 5929: tls-unique); empty without TLS, and where TLS has no such value."""
         tls = self._transport.get_extra_info("ssl_object") if self.is_encrypted and self._transport else None
         binding: bytes | None = tls.get_channel_binding("tls-unique") if tls is not None else None
         return binding.hex() if binding else ""
@@ -286,7 +288,7 @@ class RemotingConnection(Client):
 
     @property
     def _has_more(self) -> bool:
-        """Whether requests wait for nothing but their turn."""
+        """True if a request was read and can be served now."""
         return self.requests.has_frame and not (self.is_paused or self.is_held or self.is_closed)
 
     def _serve_now(self) -> None:
@@ -299,7 +301,8 @@ class RemotingConnection(Client):
             self.note_served(used_s)
 
     def _join_line(self) -> None:
-        """Has what waits served in the client's turn. No more is read meanwhile."""
+        """Serve the requests that wait in later event-loop iterations, in turn with other addresses. Pause reading
+        until then."""
         if self._has_more and not self._is_in_line:
             self._is_in_line = True
             self.pause_reading()
@@ -313,8 +316,8 @@ class RemotingConnection(Client):
         self._read_on()
 
     def is_news(self, event: str) -> bool:
-        """Whether the log does not have this event of the client's address already: a client that repeats it does not fill
-        the log."""
+        """Return True if this event of the client's address was not logged recently, so that a client that repeats it
+        does not fill the log."""
         return self._host.reports.is_due(self.peer, event)
 
     def charge(self, size: int) -> None:
@@ -329,8 +332,8 @@ class RemotingConnection(Client):
             self._host.memory.mark(self)
 
     def keep_beat(self, beat: tuple[bytes, Heartbeat] | None) -> None:
-        """Remembers the last heartbeat's bytes, so that an identical one is not parsed again. They count here; a member's
-        data counts with the member."""
+        """Keep the last heartbeat, so that an identical one is not parsed again, unless it has more than
+        `KEPT_BEAT_BYTES`. Its bytes are charged to this connection."""
         known = self.beat
         if beat is not None and len(beat[0]) > KEPT_BEAT_BYTES:
             beat = None
@@ -339,11 +342,12 @@ class RemotingConnection(Client):
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes of responses that the socket has not taken yet."""
+        """Bytes of responses that are not written to the socket yet."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def held_bytes(self) -> int:
-        """Bytes that wait here in both directions, and that others keep for the client."""
+        """Return the memory of the connection: requests that are not served, responses that are not written, held
+        pulls, and the memory that other parts keep for the client (`charge`)."""
         unread = self.unsent_bytes
         if self.records is not None:
             unread += self.records.held_bytes
@@ -363,12 +367,12 @@ class RemotingConnection(Client):
                 log.warning("connection_closed_not_a_frame", peer=self.peer, reason=str(error))
             self.requests.clear()
             self.close()
-        except Exception:  # a defect of ours: the client that met it connects again, nobody else notices
+        except Exception:  # a defect of the broker: close only this client's connection, so that the client reconnects
             log.exception("connection_closed_requests_failed", peer=self.peer)
             self.abort()
 
     def write(self, buffers: Buffers) -> None:
-        """Writes all buffers in one go; does nothing on a closed connection."""
+        """Pass all buffers to the transport. Does nothing on a closed connection."""
         transport = self._transport
         if transport is None or transport.is_closing() or not buffers:
             return
@@ -394,15 +398,16 @@ class RemotingConnection(Client):
         self.write([encode_request(number, question)])
 
     def when_read(self, action: Callable[[], None]) -> None:
-        """Calls `action`, which writes, as soon as the client reads."""
+        """Call `action`, which writes: immediately, or while the client does not read its responses, once it reads them
+        again."""
         if self.is_paused:
             self._later.append(action)
         else:
             action()
 
     def hold(self, size: int = 0) -> None:
-        """Has requests wait, with all that come, until `go_on`: an answer before them takes some turns. size: of the request
-        that is being answered, which is kept until then."""
+        """Let the client's further requests wait until `go_on`, because the response to an earlier one is made in
+        several event-loop iterations. `size` is the size of that earlier request, which is charged until then."""
         self.is_held = True
         self._answering_bytes = size
         self.charge(size)
@@ -415,7 +420,7 @@ class RemotingConnection(Client):
         self._go_on()
 
     def pause_writing(self) -> None:
-        """The client reads slower than it asks: its requests wait, and no more are read."""
+        """Stop reading and serving requests, because the client does not read its responses fast enough."""
         self.is_paused = True
         if self._transport is not None:
             self._transport.pause_reading()
@@ -426,13 +431,14 @@ class RemotingConnection(Client):
         self._go_on()
 
     def _go_on(self) -> None:
-        """Serves waiting frames, unless the client does not read again, or is gone."""
+        """Serve waiting requests, unless the client has stopped reading responses again, or the connection is
+        closed."""
         if self.is_paused or self.is_held or self._transport is None or self._transport.is_closing():
             return
         end_s = time.perf_counter() + PIECE_S
         while self._later and not self.is_paused:
             self._later.popleft()()
-            if time.perf_counter() > end_s:  # the rest of very many held pulls gets the next turns
+            if time.perf_counter() > end_s:  # the remaining actions follow in the next event-loop iteration
                 asyncio.get_running_loop().call_soon(self._go_on)
                 return
         # Requests are served in the order of their arrival, on which clients may rely
@@ -453,7 +459,7 @@ class RemotingConnection(Client):
         self._farewell = action
 
     def on_lost(self, action: Callable[[RemotingConnection], None]) -> None:
-        """Calls `action(connection)` once when the connection is gone."""
+        """Call `action(connection)` once when the connection is gone."""
         if action not in self._lost:
             self._lost.append(action)
 
@@ -468,12 +474,12 @@ class RemotingConnection(Client):
         self._host.closed(self)
 
     def pause_reading(self) -> None:
-        """Reads nothing more until `go_on`."""
+        """Pause reading until `go_on`."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
     def set_protocol(self, protocol: asyncio.Protocol) -> None:
-        """The socket's bytes go there from now on."""
+        """Pass the socket's bytes to another protocol from now on."""
         if self._transport is not None:
             self._transport.set_protocol(protocol)
 
@@ -491,7 +497,8 @@ class RemotingConnection(Client):
 
 
 # ------------------------------------------------------------------------------
-# The pulls of a connection that were checked. Its client sends them again with other offsets.
+# The pulls of a connection that have passed the checks. A client repeats its pull of a queue with other offsets; such a
+# pull is not checked again.
 
 
 _Place = tuple[ExtValue, ExtValue, ExtValue]  # group, topic, queue id as the client writes them
@@ -500,7 +507,8 @@ _check_offsets = Struct(">qq").pack
 
 
 class _Kept(NamedTuple):
-    """A repeated pull: `constant` are all fields except the offsets, `size` is its charge in bytes."""
+    """A checked pull that may be repeated: `constant` has its header fields except the offsets and the signature,
+    `size` is its charge in bytes."""
 
     constant: Mapping[str, ExtValue]
     language: int
@@ -509,7 +517,7 @@ class _Kept(NamedTuple):
 
 
 class Again(NamedTuple):
-    """A pull that is like one that was checked, and its own offsets."""
+    """A pull that repeats a checked pull, with the offsets of the repetition."""
 
     checked: CheckedPull
     offset: int
@@ -517,9 +525,9 @@ class Again(NamedTuple):
 
 
 class KeptPulls:
-    """The last one of each queue, of as many queues as there is room for. They are charged to their session.
+    """The last checked pull of each queue and group, for up to `MAX_CHECKED_PULLS`. Pulls are charged to their session.
 
-    `named` has those that the compiled module may repeat, by the parts of the header that stay."""
+    `named` has the pulls that the compiled module may repeat, by the bytes of the header without the offsets."""
 
     __slots__ = ("_is_new", "_names", "_pulls", "named")
 
@@ -551,13 +559,14 @@ class KeptPulls:
             self._names[ext["consumerGroup"], ext["topic"], ext["queueId"]] = key
 
     def like(self, frame: Frame) -> Again | None:
-        """The pull that this one repeats, without reading its header: all but the offsets is as it was."""
+        """Return the checked pull that a pull repeats, with the offsets of the repetition; None if something else than
+        the offsets and the signature differs."""
         ext = dict(frame.ext)
         try:
             kept = self._pulls[ext["consumerGroup"], ext["topic"], ext["queueId"]]
             offset, commit_offset = int(ext.pop("queueOffset")), int(ext.pop("commitOffset"))
             _check_offsets(offset, commit_offset)
-        except (KeyError, ValueError, StructError):  # it is checked, and refused with a reason, when it is read
+        except (KeyError, ValueError, StructError):  # the full decoding refuses the pull with a reason
             return None
         ext.pop(SIGNATURE, None)  # it was authorized
         if ext != kept.constant or frame.language != kept.language:
@@ -565,7 +574,7 @@ class KeptPulls:
         return Again(kept.checked, offset, commit_offset)
 
     def keep(self, session: Session, frame: Frame, checked: CheckedPull | None) -> None:
-        """The queue's last pull is this one; one that is not to be kept takes its place, too."""
+        """Keep a pull in place of the last one of its queue. If `checked` is None, only forget the last one."""
         ext = frame.ext
         place = ext["consumerGroup"], ext["topic"], ext["queueId"]
         self._forget(session, place)
@@ -588,7 +597,8 @@ class KeptPulls:
 
 
 # ------------------------------------------------------------------------------
-# Events and requests to clients (`sessions`), encoded as remoting requests. They are in JSON, which every client reads.
+# Events and requests to clients (`sessions`), encoded as remoting requests. Their headers are in JSON, which every
+# client can decode.
 
 
 _opaques = itertools.count(1)
@@ -602,13 +612,13 @@ class Content(NamedTuple):
 
 
 def encode_event(event: Event) -> bytes:
-    """The frame of a one-way request."""
+    """Return the frame of a one-way request."""
     code, ext, body = _told(event)
     return encode(Frame(code, next(_opaques) & MAX_OPAQUE, ext, body, ONEWAY_FLAG))
 
 
 def encode_request(number: int, question: Question) -> bytes:
-    """The frame of a request; its answer has the same number."""
+    """Return the frame of a request. Its response will have the same number."""
     code, ext, body = _asked(question)
     return encode(Frame(code, number, ext, body))
 
@@ -664,13 +674,15 @@ def _asked(question: Question) -> Content:
 
 
 def _handed_on(by: ForwardedRequest) -> Ext:
-    """Leaves out the credentials of the tool, which the receiver could use."""
+    """Return the tool's header fields for the client to which its request is forwarded, without the tool's credentials,
+    which the client could use."""
     fields: Ext = {name: value for name, value in by.fields.items() if name not in CREDENTIALS}
     return {**fields, "consumerGroup": by.group, "clientId": by.client_id}
 
 
 def _for_producer(record: Record, checks: int) -> bytes:
-    """The half message as its producer sent it."""
+    """Return the record of a half message with the topic and queue to which its producer sent it, and with the number
+    of checks."""
     topic, queue_id = real_queue(record)
     name = topic.encode()
     text = props.appended(props.without(record.properties, CHECK_TIMES), CHECK_TIMES, str(checks))
@@ -693,14 +705,15 @@ def _for_producer(record: Record, checks: int) -> bytes:
 
 
 # ------------------------------------------------------------------------------
-# Answers: in the request's encoding, with the request's number. `Refused` is an answer that is raised.
+# Responses: they have the request's number, and its encoding or MessagePack (`reply_type`). `Refused` is a response
+# that is raised.
 
 
 Buffer = bytes | memoryview
 Buffers = list[Buffer]
 Reply = Buffers | Work[Buffers] | Coroutine[Any, Any, Buffers] | None
-"""A handler's result: the bytes to write; or work or a coroutine that makes them and has not begun; or None if a held pull
-or another client's answer brings them, or nobody waits for any."""
+"""A handler's result: the bytes to write; or work or a coroutine that makes them and has not started; or None if
+another event brings the response, such as the end of a held pull, or if there is no response."""
 
 JAVA = int(Language.JAVA)  # as Java brokers say; Go reads other names as unknown
 _NONE: Ext = {}
@@ -708,7 +721,7 @@ _new_tuple = tuple.__new__
 
 
 class Refused(Exception):
-    """A request that is answered with this code and remark. `Dispatch` catches it, whichever handler raises it."""
+    """The refusal of a request, with the response's code and remark. `Dispatch` catches it from handlers."""
 
     def __init__(self, code: int, remark: str, ext: Ext = _NONE) -> None:
         super().__init__(remark)
@@ -744,54 +757,56 @@ def refused(refusal: Refusal, ext: Ext = _NONE) -> Refused:
 
 
 def answer(request: Frame, code: int = 0, ext: Ext = _NONE, body: bytes = b"", remark: str | None = None) -> Buffers:
-    """Raises Refused for a body that does not fit into a frame."""
+    """Return the response to a request. Raises Refused for a body that does not fit into a frame."""
     if len(body) > MAX_TABLE_BYTES:
         raise Refused(ResponseCode.SYSTEM_ERROR, f"the answer has {len(body)} bytes, more than a frame takes")
-    if remark is None and request.serialize_type == MSGPACK:  # as most of what our clients get
+    if remark is None and request.serialize_type == MSGPACK:  # the most frequent case with Rocketlet clients
         return [encode_msgpack(code, RESPONSE_FLAG, request.opaque, JAVA, ext, body)]
     return [encode(_frame(request, code, ext, body, remark))]
 
 
 def answer_pieces(request: Frame, ext: Ext, pieces: list[Buffer], remark: str) -> Buffers:
-    """A success whose body is written from the pieces that it lies in."""
+    """Return a successful response whose body consists of these pieces, which are not joined."""
     frame = _frame(request, 0, ext, b"", remark)
     return [encode_head(frame, sum(map(len, pieces))), *pieces]
 
 
 def _frame(request: Frame, code: int, ext: Ext, body: bytes, remark: str | None) -> Frame:
-    # each answer has one: a Frame's own constructor costs twice as much
+    # this runs for each response, and a Frame's own constructor costs twice as much
     fields = code, request.opaque, ext, body, RESPONSE_FLAG, remark, JAVA, VERSION, reply_type(request)
     return _new_tuple(Frame, fields)
 
 
 def small(request: Frame) -> Frame:
-    """The parts of a request that its answer needs, without a client's additions: for requests that wait."""
+    """Return a copy of a request without its header fields and body, which its response does not need, so that a
+    request that waits takes little memory."""
     code, opaque, _, _, flag, remark, language, version, _ = request
-    # each pull has one: `_replace` takes three times as long
+    # this runs for each held pull, and `_replace` takes three times as long
     return _new_tuple(Frame, (code, opaque, _NONE, b"", flag, remark, language, version, reply_type(request)))
 
 
 def reply_type(request: Frame) -> int:
-    """The encoding of the request, or MessagePack for a Rocketlet client that asks for it."""
+    """Return the encoding of the response: that of the request, or MessagePack for a Rocketlet client that offers
+    it."""
     if request.serialize_type != MSGPACK and request.ext.get(EXT_ACCEPT_ENCODING) == "MSGPACK":
         return MSGPACK
     return request.serialize_type
 
 
 # ------------------------------------------------------------------------------
-# The rules beside the handlers in the table: what each request needs.
+# The rules beside the handlers in the table: the permissions that each request needs.
 #
-# Where Apache's PlainAccessValidator has a rule for a code, it is the same here. Apache lets every signed request
-# with another code pass. Here, a request about a topic or group needs permission for that topic or group, and one
-# about the whole broker needs an administrator. A request for a message by its position needs permission for the
-# message's topic.
+# Where Apache's PlainAccessValidator has a rule for a code, the rule is the same here. Apache's broker accepts signed
+# requests with other codes without a permission. Here, a request about a topic or group needs permission for that topic
+# or group, and one about the whole broker needs an administrator. A request for a message by its position needs
+# permission for the message's topic.
 
 
 PUB, SUB, ANY = Permission.PUB, Permission.SUB, Permission.ANY
 
 
 class StoredRecords(Protocol):
-    """The broker's store, as far as a rule looks into it."""
+    """The part of the broker's store that rules use."""
 
     def record_at(self, position: int) -> Record | None: ...
 
@@ -800,8 +815,9 @@ Needs = Callable[[Frame, StoredRecords | None], Iterable[Need]]
 
 
 class Rule(NamedTuple):
-    """A client that passes has an account, or comes from a white address. `needs` raises the same errors as a handler for
-    headers and bodies that cannot be read."""
+    """The rule of a request code. A request passes if it comes from a white address, or from an account that is an
+    administrator or has the permissions of `needs`; with `is_admin`, only an administrator passes. `needs` raises the
+    same errors as a handler for headers and bodies that cannot be decoded."""
 
     is_admin: bool
     needs: Needs | None = None
@@ -816,14 +832,14 @@ def needing(needs: Needs) -> Rule:
 
 
 def named(frame: Frame, field: str) -> str:
-    """The text that a handler reads from a header field; empty if the field is missing."""
+    """Return the text that a handler reads from a header field; empty if the field is missing."""
     value = frame.ext.get(field)
     return "" if value is None else str(value)
 
 
 def fields(*, topics: Iterable[str] = (), groups: Iterable[str] = (), permission: Permission = SUB) -> Rule:
-    """The header fields that name topics and groups; one that is missing or empty needs nothing, for its handler
-    refuses it or does without it."""
+    """Return a rule from the header fields that contain topics and groups. A field that is missing or empty needs no
+    permission, because the handler refuses the request or does not need the field."""
     topic_fields, group_fields = tuple(topics), tuple(groups)
 
     def needs(frame: Frame, records: StoredRecords | None) -> list[Need]:
@@ -869,21 +885,23 @@ def _extents(frame: Frame, records: StoredRecords | None) -> list[Need]:
 
 
 def _corrected(frame: Frame, records: StoredRecords | None) -> list[Need]:
-    """The topic and the groups that are compared. Without `filterGroups` those are all groups of the topic."""
+    """Return the permissions for QUERY_CORRECTION_OFFSET: the topic, and the named groups. Without `filterGroups`, the
+    handler compares all groups of the topic, and only the topic's permission is needed for them."""
     others = [name for name in named(frame, "filterGroups").split(",") if name]
     compared = named(frame, "compareGroup")
     return [topic(named(frame, "topic"), SUB), *(group(name) for name in (compared, *others) if name)]
 
 
 def _message_at(position: int, records: StoredRecords | None) -> list[Need]:
-    """Return the permission for a message named by its position in the log. For a delayed or half message it is that of the
-    system topic where the message waits, because the message may never be delivered to its destination."""
+    """Return the permission for a message named by its position in the log. For a delayed or half message, the
+    permission is that of the system topic where the message waits, because the message may never be delivered to its
+    destination."""
     record = records.record_at(position) if records is not None else None
     return [topic(record.topic, SUB)] if record is not None else []
 
 
 def _ended(frame: Frame, records: StoredRecords | None) -> list[Need]:
-    """The topic that a half message is meant for."""
+    """Return the permission to send to the topic for which a half message is meant."""
     position = read(EndTransaction, frame.ext).commit_log_offset
     record = records.record_at(position) if records is not None else None
     if record is None:
@@ -893,13 +911,14 @@ def _ended(frame: Frame, records: StoredRecords | None) -> list[Need]:
 
 
 def _sent_back(frame: Frame, records: StoredRecords | None) -> list[Need]:
-    """The message becomes one of the group: without its topic's permission, a group could fetch any message so."""
+    """Return the permissions for the group and for the message's topic. The message is redelivered to the group, so
+    without the topic's permission a group could read any message."""
     header = read(SendBack, frame.ext)
     return [group(header.group), *_message_at(header.offset, records)]
 
 
 def _batch_ack(frame: Frame, records: StoredRecords | None) -> list[Need]:
-    """The topic may be a group's retry topic, which needs the group's permissions."""
+    """Return the permissions for the topics and groups of the acknowledgements."""
     acks = group_bodies.decode_batch_acks(frame.body)
     return [need for ack in acks for need in (group(ack.group), topic(ack.topic, SUB))]
 
@@ -932,17 +951,17 @@ CLONE = fields(topics=("topic",), groups=("srcGroup", "destGroup"))
 
 
 # ------------------------------------------------------------------------------
-# Finds the account of a frame, which names it and is signed with its secret.
+# Finds the account of a request, which contains the account's access key and is signed with its secret.
 #
-# With TLS a Rocketlet client proves its account once (IDENTIFY): it signs what only the two ends of this connection
-# know, so that nobody can use the proof elsewhere. Its other requests need no signature then.
+# With TLS, a Rocketlet client authenticates its connection once (IDENTIFY): it signs the channel binding of this
+# connection, so that the signature is useless on another one. The connection's other requests then need no signature.
 
 
 def authorize(
     acl: Acl, connection: RemotingConnection, frame: Frame, rule: Rule, records: StoredRecords | None
 ) -> None:
-    """Raises Refused, and a handler's errors for a request that it cannot read. `records`: the broker's, if there is
-    one."""
+    """Check the account and permissions of a request. Raises Refused, and a handler's errors for a request that cannot
+    be decoded. `records` is the broker's store; None in a process without a broker."""
     try:
         account = acl.account_of(connection, frame.ext.get(ACCESS_KEY), partial(_has_signed, frame))
         if account is not None:
@@ -957,12 +976,12 @@ def authorize(
 def _has_signed(frame: Frame, signer: Signer) -> bool:
     try:
         return signer.has_signed(frame.ext, frame.body)
-    except (TypeError, ValueError):  # fields of kinds that cannot be put in an order
+    except (TypeError, ValueError):  # MessagePack fields whose names have types that cannot be sorted
         return False
 
 
 def identify(acl: Acl, connection: RemotingConnection, frame: Frame) -> None:
-    """IDENTIFY: the connection is an account's from now on. Raises Refused; the client then continues to sign each
+    """IDENTIFY: authenticate the connection as an account. Raises Refused; the client then continues to sign each
     request."""
     channel = connection.channel
     account = acl.file.policy.accounts.get(str(frame.ext.get(ACCESS_KEY)))

@@ -53,18 +53,19 @@ log = structlog.get_logger("rocketlet.dispatch")
 #
 # Sends are staged one by one and committed together, before any other request of the same read is handled and before a
 # response is written: one log append and one socket write per socket read. Every other request goes to the handler in the
-# table for its code. Every request is authorized here before it is staged or handled.
+# table for its code. With accounts or `--admin loopback`, a request is authorized here before it is staged or handled.
 
 
 Handler = Callable[[RemotingConnection, Frame], Reply]
 
-# These may make a group or its retry topic. If that cannot be kept, readers can still read.
+# Requests of readers. They may create a group or its retry topic; if that cannot be stored, the readers get their
+# responses nevertheless.
 _PULL_MESSAGE: Final = int(Code.PULL_MESSAGE)
 _PULL: Final = Frame(_PULL_MESSAGE)
 PULLS = frozenset((RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE))
 READS = PULLS | {RequestCode.HEART_BEAT, RequestCode.QUERY_CONSUMER_OFFSET}
 
-# a client's request may cause these; struct.error is a number too large for its field
+# errors that an invalid request may cause; struct.error is raised for a number that is too large for its field
 _CLIENT_FAULTS = (
     HeaderError,
     BodyError,
@@ -78,8 +79,8 @@ _CLIENT_FAULTS = (
 
 
 class Dispatch:
-    """The handlers of what runs in this process: a broker, a name server, or both. Without `acl` everybody may
-    do everything."""
+    """The handlers of the servers in this process: a broker, a name server, or both. Without `acl`, requests need no
+    permission."""
 
     def __init__(
         self,
@@ -97,7 +98,7 @@ class Dispatch:
         if broker is not None:
             for code, (broker_handler, rule) in BROKER_REQUESTS.items():
                 self._handlers[code] = partial(broker_handler, broker), rule
-            for code, rule in SENDS.items():  # for a batch that takes long; others are staged
+            for code, rule in SENDS.items():  # for large batches; other sends are staged
                 self._handlers[code] = partial(store_batch, broker), rule
         self._broker = broker
         self._flusher = broker.flusher if broker is not None else None
@@ -111,8 +112,8 @@ class Dispatch:
         self._times: dict[int, Histogram] = dict(broker.request_times) if broker is not None else {}
 
     def serve(self, connection: RemotingConnection) -> None:
-        """Answers the requests that a connection has read. Those of a client that does not read its responses wait, and those
-        that take longer than a turn wait until the others had theirs."""
+        """Serve the requests that a connection has read, for up to `PIECE_S`. The remaining requests stay in
+        `connection.requests`, as do those of a client that does not read its responses."""
         out: Buffers = []
         reply: Reply
         requests, sends, unwritten_bytes, is_first = connection.requests, self._sends, 0, True
@@ -134,7 +135,7 @@ class Dispatch:
                     is_send = frame.code in SENDS and not frame.flag & RESPONSE_FLAG
                     if is_send and sends is not None and self._stage(sends, connection, frame, out):
                         if account is not None and sends.staged and sends.staged[-1] is frame:
-                            sends.pass_queue(account, frame)  # it was not refused
+                            sends.pass_queue(account, frame)  # the send was staged, not refused
                         continue
                     if sends is not None and sends.staged:  # the client's other requests must see its earlier sends
                         self._settle(sends, connection, out, began_s)
@@ -151,7 +152,7 @@ class Dispatch:
                         times.observe(began_s - former_s)
                     if code == _PULL_MESSAGE:
                         connection.pulls.name(data, at, frame)
-                    if not isinstance(reply, list):  # which is quicker to find out than a generator
+                    if not isinstance(reply, list):  # a check for a list is faster than one for a generator
                         if reply is not None and self._answer_later(connection, frame, reply, out):
                             out = []
                             break
@@ -166,21 +167,22 @@ class Dispatch:
                     out, unwritten_bytes = [], 0
                     if connection.is_paused:
                         break
-        finally:  # staged messages belong to this read: left over, their answers would go to the next client
+        finally:  # staged messages belong to this read: otherwise their responses would go to the next client
             if sends is not None and sends.staged:
                 self._settle(sends, connection, out, began_s)
             elif out:
                 connection.write(out)
 
     def _take_answer(self, connection: RemotingConnection, frame: Frame, began_s: float) -> float:
-        """A client has answered a question. When the next request began."""
+        """Pass a client's response to a request of the broker on. Return the time at which the next request starts."""
         if self._broker is None:
             return began_s
         self._broker.clients.answer(connection, frame.opaque, read_response(frame))
         return time.perf_counter()
 
     def _answer_later(self, connection: RemotingConnection, frame: Frame, reply: Reply, out: Buffers) -> bool:
-        """A request is answered later. Whether the client's next requests wait for that; the answers so far are written."""
+        """Start to make a response that is not ready yet. Return True if the client's next requests wait for it; the
+        responses so far are then written."""
         if isinstance(reply, Coroutine):
             self._begin(connection, frame, reply)
             return False
@@ -190,19 +192,21 @@ class Dispatch:
         return True
 
     def _work_on(self, connection: RemotingConnection, frame: Frame, work: Work[Buffers]) -> None:
-        """A request takes long: it is answered in turns, and the next ones wait."""
+        """Make a response in pieces of work, one per event-loop iteration. The client's next requests wait until
+        then."""
         connection.hold(len(frame.body))
         self._answering.take(connection.address)
         self._turns.do(self._work(connection, frame, work), connection.address)
 
     def _begin(self, connection: RemotingConnection, frame: Frame, answering: Coroutine[Any, Any, Buffers]) -> None:
-        """The request waits for something else than its turn: it is answered then, others meanwhile."""
+        """Make a response in a task, for a request that waits for an event such as the response of another client. The
+        client's next requests are served meanwhile."""
         assert self._broker is not None
         self._answering.take(connection.address)
         size = KEPT_FRAME_BYTES + len(frame.body)
         connection.charge(size)
         task = self._broker.tasks.spawn(self._wait(connection, small(frame), size, answering))
-        task.add_done_callback(lambda _: answering.close())  # for a task that was cancelled before it began
+        task.add_done_callback(lambda _: answering.close())  # for a task that was cancelled before it started
 
     async def _wait(
         self, connection: RemotingConnection, frame: Frame, size: int, answering: Coroutine[Any, Any, Buffers]
@@ -219,11 +223,11 @@ class Dispatch:
 
     @property
     def _written(self) -> int:
-        """Grows with data that has to be on the device before it is acknowledged."""
+        """A number that grows with each write that must be on the device before it is acknowledged."""
         return self._flusher.written if self._flusher is not None else 0
 
     def _write(self, connection: RemotingConnection, frame: Frame, reply: Buffers, written: int) -> None:
-        """Answers, with `--flush sync` when the data written since then is on the device."""
+        """Write a response; with `--flush sync`, once the data that was written since `written` is on the device."""
         if frame.flag & ONEWAY_FLAG:
             reply = []
         if self._flusher is None or self._flusher.written == written:
@@ -234,15 +238,15 @@ class Dispatch:
         self._flusher.after_sync(write, write if frame.code in READS else refuse)
 
     def _sender(self, connection: RemotingConnection) -> bytes | None:
-        """Return the access key of the account whose requests come without a signature on this connection, empty if everybody
-        may send; None if there is no such account."""
+        """Return the access key of the account as which the connection is authenticated, so that its requests need no
+        signature; empty if the client may send without an account; None if each request must be authenticated."""
         known = self._acl.known(connection) if self._acl is not None else None
         if known is None or known.is_white:
             return b""
         return known.identified.access_key.encode() if known.identified is not None else None
 
     def _stage(self, sends: Sends, connection: RemotingConnection, frame: Frame, out: Buffers) -> bool:
-        """Whether the send is done with; a long batch is not."""
+        """Stage or refuse a send, and return True. Return False for a large batch, which is not staged."""
         try:
             if self._acl is not None:  # no send is administration
                 self._check(connection, frame, SENDS[frame.code])
@@ -263,8 +267,8 @@ class Dispatch:
         return True
 
     def _settle(self, sends: Sends, connection: RemotingConnection, out: Buffers, began_s: float) -> None:
-        """Commits the staged messages and writes the answers, with `--flush sync` when they are on the device. All requests
-        of a read count as having taken as long as the read."""
+        """Commit the staged messages and write the responses; with `--flush sync`, once the messages are on the device.
+        In the metrics of request times, each send counts with the time of all of them."""
         code, count, staged = sends.first_code, sends.count, sends.staged
         out += sends.settle()
         self._times[code].observe(time.perf_counter() - began_s, count)
@@ -298,7 +302,8 @@ class Dispatch:
         written = self._written
         try:
             reply = yield from work
-            if reply and len(reply[-1]) > UNWRITTEN_BYTES:  # writing it copies it again
+            # writing a large response copies it, so let other work run before
+            if reply and len(reply[-1]) > UNWRITTEN_BYTES:
                 yield
         except Exception as error:
             reply = self._fault(connection, frame, error)
@@ -308,7 +313,7 @@ class Dispatch:
         connection.go_on()
 
     def _check(self, connection: RemotingConnection, frame: Frame, rule: Rule) -> None:
-        """Makes the checks that come before a request is staged or handled. Raises Refused."""
+        """Check whether the client may make a request, before it is staged or handled. Raises Refused."""
         if self._admin_is_local and rule.is_admin and frame.code not in OF_BROKERS:
             _refuse_strangers(connection, frame)
         if self._acl is not None:
@@ -334,8 +339,9 @@ class Dispatch:
             return self._fault(connection, frame, error)
 
     def _repeat_pulls(self, connection: RemotingConnection, began_s: float) -> Buffers | None:
-        """The responses to the next requests, as far as they are pulls that repeat checked ones; None if the next request is
-        no such pull. All of them count as having taken as long as the last one."""
+        """Return the responses to the next requests, as far as these are pulls that repeat checked pulls; None if the
+        next request is no such pull. In the metrics of request times, each of these pulls counts with the time of all
+        of them."""
         requests, named, written = connection.requests, connection.pulls.named, self._written
         if self._broker is None or not named or not self._may_repeat(connection):
             return None
@@ -359,14 +365,16 @@ class Dispatch:
         return True
 
     def _admitted(self, connection: RemotingConnection, reply: Reply) -> Reply:
-        """Beyond the limit, passes only answers that are ready. The work of others has not begun. Raises LimitExceeded."""
+        """Return a handler's result. Raises LimitExceeded if the response is not ready and too many other responses are
+        being made for this address or for all."""
         if reply is None or isinstance(reply, list) or self._answering.has_room(connection.address):
             return reply
         reply.close()
         raise LimitExceeded(f"{self._answering.count} long requests are being answered; retry later")
 
     def _handle_synced(self, flusher: Flusher, connection: RemotingConnection, frame: Frame, handler: Handler) -> Reply:
-        """Handles a request with `--flush sync`: if it stored something, its answer waits until that is on the device."""
+        """Handle a request with `--flush sync`. If the request has stored data, its response waits until the data is on
+        the device."""
         written = flusher.written
         reply = self._admitted(connection, handler(connection, frame))
         if not isinstance(reply, list) or flusher.written == written:
@@ -375,12 +383,14 @@ class Dispatch:
         return None
 
     def _forget_staged(self) -> None:
-        """A handler that failed between staging and committing leaves nothing for the next one to commit."""
+        """Discard messages that a failed handler has staged and not committed, so that the next handler does not commit
+        them."""
         if self._broker is not None:
             self._broker.store.roll_back()
 
     def _fault(self, connection: RemotingConnection, frame: Frame, error: Exception) -> Buffers:
-        """The answer to a request that cannot be served: the client's fault, a full disk's, or a defect of ours."""
+        """Return the response to a request whose handler raised: because of an invalid request, a full disk, or a
+        defect of the broker, which is logged."""
         if isinstance(error, Refused):
             return error.answer(frame)
         if isinstance(error, Refusal):
@@ -396,7 +406,7 @@ class Dispatch:
 
 
 def _refuse_strangers(connection: RemotingConnection, frame: Frame) -> None:
-    """`--admin loopback`. Raises Refused."""
+    """Check that an administrative request comes from this machine, for `--admin loopback`. Raises Refused."""
     if not is_loopback(connection.address):
         if connection.is_news("admin_refused"):
             log.warning("admin_refused", request=request_name(frame.code), peer=connection.peer)
@@ -407,17 +417,18 @@ def _refuse_strangers(connection: RemotingConnection, frame: Frame) -> None:
 
 
 # ------------------------------------------------------------------------------
-# Every request code that is answered, with its handler and its rule of permission.
+# The tables of request codes, each with its handler and its permission rule.
 #
-# Another request is another line here, and one in docs/compatibility.md. `Dispatch` authorizes a request before it
-# calls its handler.
+# A new request needs a line here and one in docs/compatibility.md. `Dispatch` authorizes a request before it calls the
+# handler.
 
 
 BrokerHandler = Callable[[BrokerController, RemotingConnection, Frame], Reply]
 NameServerHandler = Callable[[Routes, RemotingConnection, Frame], Reply]
 """Raises `Refused` and what a client's request may cause."""
 
-# Staged one by one and committed together (`messages.Sends`), but batches of very many messages by `messages.store_batch`.
+# Sends are staged one by one and committed together (`messages.Sends`). Large batches are stored by
+# `messages.store_batch`.
 SENDS: Mapping[int, Rule] = {
     Code.SEND_MESSAGE: connection.SEND,
     Code.SEND_MESSAGE_V2: connection.SEND_V2,
@@ -541,7 +552,7 @@ NAME_SERVER_REQUESTS: Mapping[int, tuple[NameServerHandler, Rule]] = {
     Code.WIPE_WRITE_PERM_OF_BROKER: (nameserver.wipe_write, ADMIN),
     Code.ADD_WRITE_PERM_OF_BROKER: (nameserver.add_write, ADMIN),
 }
-# Requests of brokers, which are on other machines. `--admin loopback` does not concern them.
+# Requests of other brokers, which may be on other machines. `--admin loopback` does not restrict them.
 OF_BROKERS = frozenset(
     (
         Code.AGREE_ON_MEMBERS,

@@ -83,8 +83,8 @@ def heartbeat(broker: BrokerController, connection: RemotingConnection, frame: F
 def introduced(
     broker: BrokerController, connection: RemotingConnection, beat: bodies.Heartbeat, language: int, version: int
 ) -> None:
-    """A client becomes a member by what it has answered, as by a heartbeat of its own; that one may give another id. Raises
-    Refused, Refusal, LimitExceeded."""
+    """Make a client a member of its groups from its response to GET_CONSUMER_RUNNING_INFO, as a heartbeat would. The
+    client's next heartbeat may contain another client id. Raises Refused, Refusal, LimitExceeded."""
     _check(broker, connection, beat)
     broker.clients.heartbeat(connection, beat.client_id, (), language, version)
     _take(broker, connection, beat, language, version)
@@ -93,7 +93,8 @@ def introduced(
 
 
 def _forget_presumed(broker: BrokerController, connection: RemotingConnection, beat: bodies.Heartbeat) -> None:
-    """The client says who it is."""
+    """Confirm the memberships of a client that were derived from its running info (`introduced`), or end those whose
+    client id was wrong."""
     for consumer in beat.consumers:
         member = broker.groups.members_of(consumer.group).get(connection)
         if member is not None and member.is_presumed:
@@ -105,13 +106,14 @@ def _forget_presumed(broker: BrokerController, connection: RemotingConnection, b
 def _take(
     broker: BrokerController, connection: RemotingConnection, beat: bodies.Heartbeat, language: int, version: int
 ) -> list[str]:
-    """Register a client in its groups. Return the disagreements in those of a Rocketlet member, which logs them."""
+    """Register a client in its groups. Return the conflicts between members of these groups, for a Rocketlet member,
+    which logs them."""
     faults: list[str] = []
     for consumer in beat.consumers:
         group = broker.groups.heartbeat(connection, beat.client_id, consumer, language, version)
         if group.awaited_readers or group.lost_readers:
             for queue in broker.locks.readers_back(group, beat.client_id):
-                # it handles messages of the queue since before
+                # the client still handles messages that it got before the restart
                 broker.watch.record_pull(connection, group, queue.key)
         broker.locks.join(connection, group.name)
         if consumer.queue_counts:
@@ -122,8 +124,8 @@ def _take(
 
 
 def _check(broker: BrokerController, connection: RemotingConnection, beat: bodies.Heartbeat) -> None:
-    """All that a heartbeat may be refused for, before any of its groups is registered. Raises Refused, Refusal,
-    LimitExceeded."""
+    """Check a heartbeat before the client is registered in any of its groups. Create settings and retry topics of new
+    groups. Raises Refused, Refusal, LimitExceeded."""
     for consumer in beat.consumers:
         settings = broker.group_configs.ensure(consumer.group)
         if settings is not None and settings.strict:
@@ -132,16 +134,18 @@ def _check(broker: BrokerController, connection: RemotingConnection, beat: bodie
                 raise Refused(ResponseCode.NO_PERMISSION, fault)
         if settings is not None:
             _ensure_retry_topic(broker, connection, settings)
-    if connection.beat is None or connection.beat[1] is not beat:  # a repeated heartbeat was admitted before
+    # an equal heartbeat of this connection was admitted before
+    if connection.beat is None or connection.beat[1] is not beat:
         broker.groups.admit(connection, beat.client_id, (consumer.group for consumer in beat.consumers))
 
 
 def _beat_of(connection: RemotingConnection, body: bytes) -> bodies.Heartbeat:
-    """Decode and check a heartbeat, unless it repeats the client's last one, as most do. Raises BodyError, IllegalName."""
+    """Return the decoded heartbeat, without decoding it again if it equals the client's last one, as most heartbeats
+    do. Raises BodyError, IllegalName."""
     if connection.beat is not None and connection.beat[0] == body:
         return connection.beat[1]
     beat = bodies.decode_heartbeat(body)
-    # All names first: a heartbeat that is refused registers nothing.
+    # Check all names before anything is registered, so that a refused heartbeat has no effect.
     for consumer in beat.consumers:
         fault = names.group_fault(consumer.group)
         if fault:
@@ -155,13 +159,13 @@ def _ensure_retry_topic(broker: BrokerController, connection: RemotingConnection
         return
     try:
         broker.topics.ensure(TopicConfig(name, group.retry_queues, group.retry_queues), broker.store.end)
-    except StoreFull as error:  # members can read from a full disk
+    except StoreFull as error:  # members can read even if the disk is full
         if connection.is_news("retry_topic_save_failed"):
             log.error("retry_topic_save_failed", group=group.name, reason=str(error))
 
 
 def _strict_fault(broker: BrokerController, connection: RemotingConnection, consumer: ConsumerData) -> str | None:
-    """Why a strict group refuses a member; None if it does not."""
+    """Return the reason why a strict group refuses a member; None if it does not."""
     wanted = shape_of({item.topic: item for item in consumer.subscriptions}.values())
     group = broker.groups.get(consumer.group)
     other = group.other_than(connection, wanted) if group else None
@@ -186,7 +190,7 @@ def unregister_client(broker: BrokerController, connection: RemotingConnection, 
         if is_foreign:
             unfinished = 0
             for queue in broker.watch.read_by(connection, header.consumer_group):
-                broker.offsets.mark(*queue.place)  # the next one may have loaded its offset before
+                broker.offsets.mark(*queue.place)  # the next reader may have queried the offset before this commit
                 unfinished += max(queue.given_offset - (broker.offsets.get(*queue.place) or 0), 0)
                 broker.watch.release(connection, queue)
             if unfinished:
@@ -223,9 +227,11 @@ def consumer_list(broker: BrokerController, connection: RemotingConnection, fram
 
 
 def _list_given(broker: BrokerController, connection: RemotingConnection, frame: Frame, name: str) -> Buffers:
-    """The answer to a member that shares the queues of all its topics out by one list."""
+    """Return the response to a member that allocates the queues of all its topics by one member list, as Apache's
+    clients do."""
     group = broker.groups.get(name)
-    # A reader that is not known again yet would drop its queues, with messages of them in its handlers.
+    # With a list that lacks it, a reader that is no member again since the restart would drop its queues while its
+    # handlers run.
     if group is None or (connection not in group.members and group.misses_readers):
         return _listed(frame, name, [])
     return _listed(frame, name, broker.draining.lists.current_list(group, connection))
@@ -233,13 +239,13 @@ def _list_given(broker: BrokerController, connection: RemotingConnection, frame:
 
 def _listed(frame: Frame, name: str, client_ids: list[str]) -> Buffers:
     if not client_ids:
-        # ConsumerManageProcessor.getConsumerListByGroup: Apache's Java client keeps its queues when it gets this.
+        # ConsumerManageProcessor.getConsumerListByGroup: Apache's Java client keeps its queues when it gets this error.
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=f"no consumer for this group, {name}")
     return answer(frame, body=group_bodies.encode_members(client_ids))
 
 
 def _place_or_share(group: ConsumerGroup, connection: RemotingConnection, frame: Frame, topic: str) -> Ext:
-    """A member's position or share, which spares it the list of the others."""
+    """Return a member's position or share in a topic, with which it does not need the member list."""
     member = group.members.get(connection)
     client_id = member.client_id if member else ""
     if member is not None and EXT_SEEN_QUEUES in frame.ext:
@@ -251,7 +257,8 @@ def _place_or_share(group: ConsumerGroup, connection: RemotingConnection, frame:
 
 
 def _seen_queues(group: ConsumerGroup, topic: str | None) -> Ext:
-    """The queues of a topic as the members see them, for one that asks just when a broker is missing in its route."""
+    """Return the numbers of a topic's queues as the members see them, for a member whose route lacks a broker at the
+    moment."""
     return {EXT_SEEN_QUEUES: group_bodies.encode_seen_queues(group.seen_queues(topic))} if topic else {}
 
 
@@ -264,9 +271,9 @@ def lock(broker: BrokerController, connection: RemotingConnection, frame: Frame)
     epochs = broker.locks.lock(request, connection)
     if request.offsets:
         return answer(frame, body=group_bodies.encode_locked(epochs, _commit(broker, connection, request, epochs)))
-    # With the offset of a newly locked queue, a member can start without another request
+    # The response contains the offsets of newly locked queues, so that a member can start without another request.
     if not request.handover or request.epochs:
-        # Apache's clients take queues that are not in the answer for locked by another, and ask again.
+        # Apache's clients treat queues that are not in the response as locked by another client, and retry.
         remark = "this broker keeps no more locks; retry later" if broker.locks.refused > refused else None
         return answer(frame, body=group_bodies.encode_locked(epochs), remark=remark)
     found = {queue: broker.offsets.get(request.group, queue.topic, queue.queue_id) for queue in epochs}
@@ -280,8 +287,8 @@ def _commit(
     request: group_bodies.LockRequest,
     epochs: Mapping[Queue, int],
 ) -> dict[Queue, int]:
-    """Commit offsets in a request that also renews leases, and return the committed ones. The member retries the others queue
-    by queue, and gets an error for each."""
+    """Commit offsets in a request that also renews leases, and return the committed ones. The member commits the
+    remaining queues one by one, and gets the error of each."""
     done: dict[Queue, int] = {}
     group = broker.groups.get(request.group)
     for queue, offset in request.offsets.items() if group is not None else ():
@@ -301,7 +308,7 @@ def unlock(broker: BrokerController, connection: RemotingConnection, frame: Fram
     if request.offsets:
         return _commit_and_unlock(broker, connection, frame, request)
     faults = _unlock(broker, connection, request)
-    # Apache's clients expect success whatever was locked: their broker says nothing else.
+    # Apache's clients get success even if a queue was not locked, as from Apache's broker.
     if faults and request.handover:
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=f"not unlocked: {'; '.join(faults)}")
     return answer(frame)
@@ -310,8 +317,8 @@ def unlock(broker: BrokerController, connection: RemotingConnection, frame: Fram
 def _commit_and_unlock(
     broker: BrokerController, connection: RemotingConnection, frame: Frame, request: group_bodies.LockRequest
 ) -> Buffers:
-    """Commit and unlock several queues in one request, and return those that were. The member retries the others queue by
-    queue, and gets an error for each."""
+    """Commit and unlock several queues in one request, and return the queues that were committed and unlocked. The
+    member retries the remaining queues one by one, and gets the error of each."""
     ready: list[Queue] = []
     group = broker.groups.get(request.group)
     for queue, offset in request.offsets.items() if group is not None else ():
@@ -330,7 +337,8 @@ def _commit_and_unlock(
 
 
 def _unlock(broker: BrokerController, connection: RemotingConnection, request: group_bodies.LockRequest) -> list[str]:
-    """Free a member's queues. The next owner continues at their offsets, so these are on the disk before."""
+    """Free a member's queues. Their offsets are written to the disk before, because the next owner continues from
+    them."""
     wanted = [broker.groups.queue(request.group, queue.topic, queue.queue_id) for queue in request.queues]
     broker.offsets.hand_over(request.group, (queue.key for queue in wanted if queue.is_owned_by(connection)))
     broker.offsets.write_handed_over()
@@ -340,7 +348,8 @@ def _unlock(broker: BrokerController, connection: RemotingConnection, request: g
 def _foreign_client(
     broker: BrokerController, connection: RemotingConnection, request: group_bodies.LockRequest
 ) -> str | None:
-    """Why a lease is not this connection's to take or free; None if it is. Apache's clients are believed."""
+    """Return the reason why a connection may not lock or unlock queues for a client id; None if it may. The client ids
+    of Apache's clients are not checked."""
     if not request.handover:
         return None
     group = broker.groups.get(request.group)
@@ -353,7 +362,7 @@ def _foreign_client(
 
 
 def check_client(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers | None:
-    """CHECK_CLIENT_CONFIG: whether the broker can filter as the client wants."""
+    """CHECK_CLIENT_CONFIG: check that the broker supports the client's filter."""
     wanted = group_bodies.decode_client_check(frame.body).subscription
     kind = (wanted and wanted.expression_type) or TAG
     expression = (wanted and wanted.sub_string) or ""
@@ -387,17 +396,17 @@ def _checked(broker: BrokerController, frame: Frame, expression: str) -> Buffers
 # Apache's push consumers that pull without a heartbeat become members immediately: after a restart of the broker, or on a new
 # connection.
 #
-# Their next heartbeat comes up to 30 s later (MQClientInstance.startScheduledTask); nothing that a broker answers
-# makes Java's client send one earlier. It answers a broker that asks how it runs
-# (ClientRemotingProcessor.getConsumerRunningInfo): its subscriptions and its queues, without its client id. It is the
-# client that has read the queue last.
+# The next heartbeat of such a consumer comes up to 30 s later (MQClientInstance.startScheduledTask), and no response of
+# a broker makes Java's client send one earlier. The broker therefore queries the client's running info
+# (ClientRemotingProcessor.getConsumerRunningInfo), which contains its subscriptions and its queues, but not its client
+# id. The broker assumes the id of the client that has read the queue last.
 
 
 Place = tuple[str, str, int]  # group, topic, queue id
 
 
 def ask_who(broker: BrokerController, connection: RemotingConnection, frame: Frame, place: Place) -> None:
-    """Asks a client that pulls a queue how it runs, unless it is being asked already."""
+    """Query the running info of a client that pulls a queue, unless a query to it is in flight."""
     if not broker.clients.is_asked(connection):
         question = RunningWanted(ForwardedRequest(place[0], broker.groups.queue(*place).last_reader_id or "", {}))
         answered = partial(_answered, broker, connection, place, frame.language, frame.version)
@@ -431,7 +440,8 @@ def _answered(
 def _checked_heartbeat(
     broker: BrokerController, connection: RemotingConnection, place: Place, client_id: str, body: bytes
 ) -> Heartbeat | None:
-    """The heartbeat that the client would send; None if it does not read the queue, or may not read all its topics."""
+    """Return the heartbeat that the client would send, from its running info; None if the client does not read the
+    queue, is not permitted to read all its topics, or reports too much."""
     if len(body) > MAX_RUNNING_INFO_BYTES:
         return None
     running = decode_running(body)
@@ -455,11 +465,12 @@ def _may_read(broker: BrokerController, connection: RemotingConnection, running:
 
 
 # ------------------------------------------------------------------------------
-# QUERY_ASSIGNMENT, 5.0's: the broker computes a member's share, for members that ask for it, or lets it pop.
+# QUERY_ASSIGNMENT of 5.x: the broker computes the share of a member that requests it, or makes the member pop.
 
 
 async def query_assignment(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """Answers when the topic's route is known, which lies with a name server."""
+    """QUERY_ASSIGNMENT. The response follows once the topic's route is known, which may need a request to a name
+    server."""
     request = group_bodies.decode_assignment_request(frame.body)
     if request.strategy not in allocation.COMPUTED:
         remark = f"the strategy {request.strategy} is unknown; use {', '.join(allocation.COMPUTED)}"
@@ -475,7 +486,8 @@ async def query_assignment(broker: BrokerController, connection: RemotingConnect
 
 
 def _share(broker: BrokerController, request: group_bodies.AssignmentRequest, route: Route) -> list[Queue]:
-    """Raises LimitExceeded where one request would keep all others waiting."""
+    """Return a member's share of a topic. Raises LimitExceeded if computing it would block the event loop for too
+    long."""
     count = sum(data.read_queues for data in route.queues)
     if count > MAX_REQUEST_QUEUES:
         raise LimitExceeded(f"{request.topic} has {count} queues; a broker shares out {MAX_REQUEST_QUEUES} at most")
@@ -492,16 +504,17 @@ def _share(broker: BrokerController, request: group_bodies.AssignmentRequest, ro
 
 
 # ------------------------------------------------------------------------------
-# Takes other brokers' words on groups with foreign members, and checks that they come from those brokers.
+# Receives messages of other brokers about groups with foreign members, and verifies that those brokers sent them.
 #
-# Without accounts anybody who reaches the port can speak in a broker's name. So a broker asks the one of that name,
-# at the address that the name server has for it, whether the word is its own, once for each connection. A token is
-# for one listener, which cannot use it with another broker. With accounts only an administrator may speak, and nobody
-# is asked.
+# Without accounts, any client that reaches the port could send such a message in the name of another broker. The
+# receiver therefore requests a confirmation from the broker of that name, at the address that the name server has for
+# it, once for each connection. The sender's token is valid for one receiver, which cannot use it with another broker.
+# With accounts, these requests need an administrator's account, and no confirmation is requested.
 
 
 async def agree_on_members(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """Our own: another broker says how far it is with a group that has foreign members on both."""
+    """AGREE_ON_MEMBERS, Rocketlet's own request: another broker reports its state of a group that has foreign members
+    on both brokers."""
     header = read(AgreeOnMembers, frame.ext)
     fault = names.group_fault(header.consumer_group)
     if fault:
@@ -514,7 +527,7 @@ async def agree_on_members(broker: BrokerController, connection: RemotingConnect
     group = broker.groups.get(header.consumer_group)
     peer = group.sync.peers.get(header.broker_name) if group is not None else None
     if peer is None or broker.acl is not None or connection.broker_name == header.broker_name:
-        broker.draining.on_peer_update(header, members)  # if it is no peer, it changes nothing
+        broker.draining.on_peer_update(header, members)  # has no effect if the sender is not a peer of the group
         return answer(frame)
     if connection.is_proving or not broker.peers.may_ask:
         return answer(frame, ResponseCode.SYSTEM_BUSY, remark="other brokers are being asked whether they said so")
@@ -546,7 +559,8 @@ async def _hear_if_confirmed(
 
 
 def confirm_word(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """Our own: another broker asks whether this one has said something to it."""
+    """CONFIRM_WORD, Rocketlet's own request: confirm to another broker that this broker has sent it the message with a
+    token."""
     header = read(ConfirmWord, frame.ext)
     if compare_digest(header.token.encode(), broker.draining.agreement.token(header.broker_name).encode()):
         return answer(frame)
@@ -554,13 +568,14 @@ def confirm_word(broker: BrokerController, connection: RemotingConnection, frame
 
 
 # ------------------------------------------------------------------------------
-# Offsets: where a group is in a queue, and where the queue begins and ends.
+# Committed offsets of a group in a queue, and the first and last offset of the queue.
 
 
 def query_consumer_offset(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """Apache's broker answers 0 for a group that has no offset and a queue whose start is still there
-    (ConsumerManageProcessor.queryConsumerOffset), so "latest" starts at 0. A Rocketlet client says which it wants instead:
-    an error, or the latest, which is then fixed for all queues of the topic, so that members who start together agree."""
+    """QUERY_CONSUMER_OFFSET. For a group without an offset, Apache's broker returns 0 if the queue still has its first
+    message (ConsumerManageProcessor.queryConsumerOffset), so that "latest" starts at 0. A Rocketlet client may request
+    an error instead, or the end of the queue; then the ends of all queues of the topic are stored as the group's
+    offsets, so that members that start at the same time agree."""
     header = read(QueueOffset, frame.ext)
     group, topic = header.consumer_group, header.topic
     offset = broker.offsets.get(group, topic, header.queue_id)
@@ -630,7 +645,7 @@ def min_offset(broker: BrokerController, connection: RemotingConnection, frame: 
 
 
 def queue_offsets(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
-    """GET_QUEUE_OFFSETS, our own. Topics that are not here are skipped."""
+    """GET_QUEUE_OFFSETS, Rocketlet's own request. Topics that this broker does not have are skipped."""
     group = read(OptionalGroup, frame.ext).consumer_group or ""
     found: dict[str, TopicExtent] = {}
     for name in decode_topics(frame.body):

@@ -78,28 +78,31 @@ FULL_REMARK: Final = "service not available now, the broker's disk may be full; 
 
 
 Staged = Frame | EncodedSends
-"""A send that was staged, or several at the start of a run."""
+"""A staged send, or several consecutive sends that the compiled module has staged."""
 
 
 class Sends:
-    """The sends of one socket read: staged one by one or as a run, and committed together."""
+    """The sends of one socket read. Sends are staged one by one, or several in one call of the compiled module, and
+    committed together."""
 
     def __init__(self, broker: BrokerController) -> None:
         self._sending = broker.sending
         self._host_hex = broker.store.store_host.hex().upper()
         self.staged: list[Staged] = []
-        self._more = 0  # sends that are staged, beyond one for each item
+        self._more = 0  # number of staged sends minus the number of items in `staged`
 
     def stage(self, connection: RemotingConnection, frame: Frame) -> None:
-        """Gives the message its place. Whatever this raises, such as Refusal or LongBatch, nothing of it is staged."""
+        """Stage the message of a send. If this raises, for example Refusal or LongBatch, nothing of the send is
+        staged."""
         header = read_send_v2(frame.ext) if frame.code != _SEND_MESSAGE else read(SendMessage, frame.ext)
         self._sending.stage(header, frame.body, connection.born_host)
         self.staged.append(frame)
 
     def stage_run(self, connection: RemotingConnection, account: bytes) -> bool:
-        """Stage the sends that are the next requests. False if the next request is no send, or one for `stage`.
+        """Stage the next requests as far as they are plain sends, with the compiled module. Return False if the next
+        request is no send, or a send that needs `stage`.
 
-        account: the access key of the account that sends, empty if everybody may send."""
+        account: the access key of the account that sends; empty if the client may send without an account."""
         requests = connection.requests
         sends = self._sending.stage_run(requests.data, requests.at, account, connection.born_host)
         if sends is None:
@@ -110,7 +113,7 @@ class Sends:
         return True
 
     def pass_queue(self, account: bytes, frame: Frame) -> None:
-        """Let `stage_run` take the account's next sends to the queue of a send that was staged."""
+        """Allow `stage_run` to stage the account's next sends to the queue of a staged send."""
         self._sending.pass_queue(account, _send_header(frame))
 
     @property
@@ -122,7 +125,7 @@ class Sends:
         return len(self.staged) + self._more
 
     def settle(self) -> Buffers:
-        """Commits everything staged; the answers, in order."""
+        """Commit the staged sends, and return their responses in order. One-way sends have none."""
         staged, self.staged, self._more = self.staged, [], 0
         try:
             placed = self._sending.commit()
@@ -149,8 +152,8 @@ class Sends:
 
 
 def awaited(staged: Iterable[Staged]) -> Iterator[Frame]:
-    """Return the sends whose senders await a response, as far as a refusal needs them. Of a run only the responses are kept:
-    they have the numbers and the encodings of the requests."""
+    """Yield a frame for each send whose sender awaits a response, with the number and encoding that a refusal needs.
+    For sends of the compiled module, these frames are their prepared responses."""
     for item in staged:
         if not isinstance(item, Frame):
             yield from FrameReader().feed(item.responses)
@@ -167,7 +170,7 @@ def _send_header(frame: Frame) -> SendMessage:
 
 
 def store_batch(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
-    """A batch of very many messages: half of it may be stored when others have their turn."""
+    """Store a large batch in pieces of work, between which other clients are served, and return the response."""
     pieces = yield from broker.sending.storing_batch(_send_header(frame), frame.body, connection.born_host)
     host_hex = broker.store.store_host.hex().upper()
     ids: list[str] = []
@@ -180,7 +183,8 @@ def store_batch(broker: BrokerController, connection: RemotingConnection, frame:
 
 
 def _ids(frame: Frame, host_hex: str, positions: list[int]) -> str:
-    """Return the ids of a batch's messages; only the first if the sender needs no others, as with Rocketlet's Spark sink."""
+    """Return the ids of a batch's messages, separated by commas; only the first id if the sender does not need the
+    others, as with Rocketlet's Spark sink."""
     if FIRST_ID in frame.ext:
         positions = positions[:1]
     return ",".join([f"{host_hex}%016X"] * len(positions)) % tuple(positions)
@@ -193,7 +197,8 @@ def _sent_ext(ids: str, queue_id: int, queue_offset: int) -> Ext:
 def _transaction_ext(frame: Frame) -> Ext:
     """Return the transaction id of a half message, which Java's TransactionSendResult takes from the response.
 
-    Apache's broker of 5.x sends the id for every message. Other clients do not read it, and it would cost each send a search.
+    Apache's broker of 5.x sends the id for every message. Here only half messages get it, because clients do not read
+    the id of other messages, and finding it would cost each send a search.
     """
     header = read(SendMessage, frame.ext) if frame.code == _SEND_MESSAGE else read_send_v2(frame.ext)
     unique_key = props.find(header.properties, props.UNIQUE_KEY)
@@ -207,11 +212,11 @@ def send_back(broker: BrokerController, connection: RemotingConnection, frame: F
 
 
 # ------------------------------------------------------------------------------
-# PULL_MESSAGE: a pull's outcome, in the words of Apache's broker.
+# PULL_MESSAGE: the outcomes of a pull as Apache's response codes.
 
 
 _PYTHON: Final = int(Language.PYTHON)  # Python 3.11 takes 0.2 us to find a member of an enum
-# with Apache's names of what its store finds (GetMessageStatus)
+# response code of each outcome, and a remark with Apache's name of the outcome (GetMessageStatus)
 _PULL_CODES: Final[Mapping[PullStatus, tuple[int, str]]] = {
     PullStatus.NO_MATCH: (ResponseCode.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE"),
     PullStatus.AT_END: (ResponseCode.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE"),
@@ -230,7 +235,7 @@ def pull_message(broker: BrokerController, connection: RemotingConnection, frame
         if found is not None:
             return _encoded(frame, found)
     header = read(PullMessage, frame.ext)
-    # Apache's broker gives 32 at most, whatever is asked (maxTransferCountOnMessageInMemory)
+    # Apache's broker returns at most 32 messages, even if more are requested (maxTransferCountOnMessageInMemory).
     is_ours = frame.language == _PYTHON
     limit = header.max_msg_nums if is_ours else min(header.max_msg_nums, FOREIGN_PULL_MESSAGES)
     generation = broker.generation.number
@@ -244,7 +249,7 @@ def pull_message(broker: BrokerController, connection: RemotingConnection, frame
 
 
 def _pull_response(connection: RemotingConnection, frame: Frame, outcome: Pulled | PullFault) -> None:
-    """Answers a pull that has waited."""
+    """Respond to a pull that was held."""
     if isinstance(outcome, Pulled):
         connection.write(_encoded(frame, outcome))
     elif isinstance(outcome, Refusal):
@@ -263,7 +268,7 @@ def _encoded(frame: Frame, pulled: Pulled) -> Buffers:
 
 
 # ------------------------------------------------------------------------------
-# Request-reply: SEND_REPLY_MESSAGE takes a reply to the client that waits for it, and keeps it in the reply topic.
+# Request-reply: SEND_REPLY_MESSAGE stores a reply in the reply topic, and sends it to the client that waits for it.
 
 
 REPLY_TO_CLIENT = "REPLY_TO_CLIENT"
@@ -271,8 +276,8 @@ PUSH_REPLY_TIME = "PUSH_REPLY_TIME"
 
 
 def send_reply(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers | None:
-    """Answers when the waiting client has: 0, or 1 if it is gone or does not take the reply. Raises Refused for a body or
-    properties that no message may have."""
+    """Store a reply and send it to the waiting client. The response follows when that client has responded: code 0, or
+    1 if the client is gone, does not respond or fails. Raises Refused for an invalid body or invalid properties."""
     is_v2 = frame.code == RequestCode.SEND_REPLY_MESSAGE_V2
     header = read_send_v2(frame.ext) if is_v2 else read(SendMessage, frame.ext)
     client_id = props.find(header.properties, REPLY_TO_CLIENT)
@@ -309,7 +314,7 @@ def send_reply(broker: BrokerController, connection: RemotingConnection, frame: 
         broker.when_kept(write_answer, lambda: connection.write(failed()))
 
     push = _push(header, text, _host(connection.born_host), _host(store.store_host), now_ms)
-    body, frame = frame.body, small(frame)  # the answer may be long in coming
+    body, frame = frame.body, small(frame)  # the client's response may take seconds, so keep only what is needed
     broker.clients.ask(waiting, ReplyWanted(push, body), answered, by=connection)
     return None
 
@@ -339,7 +344,7 @@ def _host(data: bytes) -> str:
 
 
 # ------------------------------------------------------------------------------
-# RECALL_MESSAGE: a producer takes a message back that waits for its time.
+# RECALL_MESSAGE: a producer cancels a message that waits for its delivery time.
 
 
 _RECALL_CODES = {
@@ -349,7 +354,7 @@ _RECALL_CODES = {
 
 
 def recall_message(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
-    """Answers when it is kept that the message was taken back."""
+    """RECALL_MESSAGE. The response follows when the recall is stored."""
     header = read(RecallMessage, frame.ext)
     if broker.topics.get(header.topic) is None:
         return answer(frame, ResponseCode.TOPIC_NOT_EXIST, remark=f"topic[{header.topic}] not exist")
@@ -369,7 +374,8 @@ def _recall_response(frame: Frame, recall: Recall) -> Buffers:
 
 def end_transaction(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers | None:
     header = read(EndTransaction, frame.ext)
-    if header.commit_or_rollback == 0:  # not known yet: asked for later; Apache's broker is silent, too
+    # the producer does not know the outcome yet, so the broker checks later; no response, as with Apache's broker
+    if header.commit_or_rollback == 0:
         return None
     if header.commit_or_rollback not in (SYS_TRANSACTION_COMMIT, SYS_TRANSACTION_ROLLBACK):
         remark = f"commitOrRollback is {header.commit_or_rollback}; 8 commits, 12 rolls back, 0 waits"
@@ -386,7 +392,7 @@ def end_transaction(broker: BrokerController, connection: RemotingConnection, fr
 # Messages by id and by key: VIEW_MESSAGE_BY_ID and QUERY_MESSAGE.
 #
 # A search by a key reads the topic's messages of the requested times, newest first, in pieces, so that sends need no key
-# index. A client has one search at a time (`FairQueue`); its other requests are served meanwhile.
+# index. One search of a client runs at a time (`FairQueue`), and its other requests are served meanwhile.
 
 
 _NO_INDEX: Ext = {"indexLastUpdateTimestamp": 0, "indexLastUpdatePhyoffset": 0}
@@ -402,7 +408,7 @@ def view_message(broker: BrokerController, connection: RemotingConnection, frame
 
 
 def query_message(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> None:
-    """Answers when the search is done."""
+    """QUERY_MESSAGE. The response follows when the search has finished."""
     header = read(QueryMessage, frame.ext)
     by_unique_key = str(frame.ext.get("_UNIQUE_KEY_QUERY", "")).lower() == "true"
     limit = UNIQUE_KEY_MESSAGES if by_unique_key else min(max(header.max_num, 1), MAX_QUERY_MESSAGES)
@@ -424,7 +430,7 @@ def _answering(
         reply = yield from _found(connection, frame, search, header, limit)
     except StoreError as error:
         reply = answer(frame, ResponseCode.SYSTEM_ERROR, _NO_INDEX, remark=str(error))
-    except Exception as error:  # a defect of ours: the client is answered all the same
+    except Exception as error:  # a defect of the broker: log it, and return an error to the client
         searches_log.exception("request_failed", request="QUERY_MESSAGE", peer=connection.peer)
         reply = answer(frame, ResponseCode.SYSTEM_ERROR, _NO_INDEX, remark=f"{type(error).__name__}: {error}")
     connection.write(reply)
@@ -433,7 +439,8 @@ def _answering(
 def _found(
     connection: RemotingConnection, frame: Frame, search: Search, header: QueryMessage, limit: int
 ) -> Work[Buffers]:
-    """The bytes of up to `limit` messages with the key, oldest first, the newest ones if there are more."""
+    """Return the response with up to `limit` messages that have the key, oldest first; the newest ones if there are
+    more, or if they exceed `MAX_QUERY_BYTES`."""
     found: list[bytes] = []
     total = 0
     if header.key:

@@ -72,7 +72,8 @@ def unregister_broker(routes: Routes, connection: RemotingConnection, frame: Fra
 
 
 def _refuse_if_ours(routes: Routes, connection: RemotingConnection, name: str, address: str) -> None:
-    """Refuses a stranger that names our own broker: one frame would send all clients elsewhere. Raises Refused."""
+    """Raises Refused for a client that registers or unregisters under the name of the broker in this process, because
+    one such request would direct all clients elsewhere."""
     fault = routes.ownership_fault(name, address)
     if fault:
         if connection.is_news("registration_refused"):
@@ -96,12 +97,13 @@ def cluster(routes: Routes, connection: RemotingConnection, frame: Frame) -> Buf
 
 
 def departed(routes: Routes, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """GET_DEPARTED_BROKERS, our own."""
+    """GET_DEPARTED_BROKERS, Rocketlet's own request: return brokers that were registered and are not registered any
+    more."""
     return answer(frame, body=admin_bodies.encode_departed(routes.departed()))
 
 
 def forget_broker(routes: Routes, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """FORGET_BROKER, our own."""
+    """FORGET_BROKER, Rocketlet's own request: remove a broker from the list of departed brokers."""
     name = read(BrokerNameOnly, frame.ext).broker_name
     if not routes.forget_departed(name):
         remembered = ", ".join(broker.name for broker in routes.departed()) or "none"
@@ -114,7 +116,8 @@ def topics(routes: Routes, connection: RemotingConnection, frame: Frame) -> Work
 
 
 def _topic_list(routes: Routes, frame: Frame, cluster: str | None, is_shown: Callable[[str], bool]) -> Work[Buffers]:
-    """`is_shown` is of the request's account: by the time the names are found, the connection may have another."""
+    """Return the response with the names of topics. `is_shown` checks the permissions of the request's account, because
+    the connection may use another account by the time the names are collected."""
     found: list[str] = []
     for number, name in enumerate((yield from routes.topics(cluster)), 1):
         if is_shown(name):
@@ -131,7 +134,8 @@ def delete_topic(routes: Routes, connection: RemotingConnection, frame: Frame) -
 
 
 def data_version(routes: Routes, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """QUERY_DATA_VERSION: whether a broker has to send its topics again."""
+    """QUERY_DATA_VERSION: return whether the topics of a broker have changed since it registered, so that it must
+    register again."""
     header = read(BrokerName, frame.ext)
     known = routes.version(header.broker_addr)
     changed = known is None or known != bodies.decode_data_version(frame.body)
@@ -141,7 +145,7 @@ def data_version(routes: Routes, connection: RemotingConnection, frame: Frame) -
     return answer(frame, ext={"changed": changed}, body=body)
 
 
-# Key-value settings, kept in memory: mqadmin keeps there which topics are ordered.
+# Key-value settings, kept in memory. mqadmin stores in them which topics are ordered.
 
 
 def put_kv(routes: Routes, connection: RemotingConnection, frame: Frame) -> Buffers:
@@ -177,7 +181,8 @@ def kv_list(routes: Routes, connection: RemotingConnection, frame: Frame) -> Buf
 
 
 def wipe_write(routes: Routes, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
-    """WIPE_WRITE_PERM_OF_BROKER: nobody is routed to the broker to write, until it registers a changed topic."""
+    """WIPE_WRITE_PERM_OF_BROKER: remove the write permission from the routes of a broker's topics. A topic that the
+    broker registers with changed settings is writable again."""
     name = read(BrokerNameOnly, frame.ext).broker_name
     count = yield from routes.set_write(name, allowed=False)
     return answer(frame, ext={"wipeTopicCount": count})
@@ -194,7 +199,7 @@ def topics_of_cluster(routes: Routes, connection: RemotingConnection, frame: Fra
 
 
 def system_topics(routes: Routes, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """The names of clusters and brokers, which are also topics."""
+    """GET_SYSTEM_TOPIC_LIST_FROM_NS: return the names of clusters and brokers, which are also names of topics."""
     brokers = routes.brokers()
     names = dict.fromkeys(name for broker in brokers for name in (broker.cluster, broker.name))
     address = next((address for broker in brokers for address in broker.addresses.values()), "")
@@ -202,5 +207,5 @@ def system_topics(routes: Routes, connection: RemotingConnection, frame: Frame) 
 
 
 def config(routes: Routes, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """GET_NAMESRV_CONFIG: there is nothing to set."""
+    """GET_NAMESRV_CONFIG: return the only setting, which is constant."""
     return answer(frame, body=admin_bodies.encode_properties({"orderMessageEnable": "false"}))

@@ -1,7 +1,8 @@
-"""Requests of 5.x's remoting clients for messages that are shared (POP), of topics and of lite topics: the checks in Apache's
-order, and the responses.
+"""Requests of remoting clients that pop messages (POP, since 5.0), from topics and from lite topics: the checks in
+Apache's order, and the responses.
 
-A client acknowledges by the receipt handle, which each record carries as its property POP_CK."""
+A client acknowledges a message by its receipt handle, which the broker adds to the returned record as the property
+POP_CK."""
 
 from __future__ import annotations
 
@@ -77,12 +78,13 @@ _NOTHING = {
     Why.PULLED: ResponseCode.NO_PERMISSION,
     Why.FAILED: ResponseCode.SYSTEM_ERROR,
 }
-LITE_REVIVE_QUEUE = 999  # of lite topics at Apache's broker; it has no queue of this number
+# number of the revive queue in the response for lite topics, as at Apache's broker, which has no queue of this number
+LITE_REVIVE_QUEUE = 999
 _NO_MESSAGES = write(PopMessageResult(0, 0, 0, 0))  # Java's client logs four errors for an answer without these fields
 
 
 def pop_message(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers | None:
-    """POP_MESSAGE. Responds when there is a message, or when the poll time is over."""
+    """POP_MESSAGE. The response follows when there is a message, or when the poll time is over."""
     header = read(PopMessage, frame.ext)
     _check_waits(broker, connection, header)
     _check_reading(broker)
@@ -138,8 +140,8 @@ def pop_lite_message(broker: BrokerController, connection: RemotingConnection, f
 
 
 def sync_lite_subscriptions(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """LITE_SUBSCRIPTION_CTL: change the lite topics to which the client of this connection is subscribed. Our clients send
-    all of them every 30 s."""
+    """LITE_SUBSCRIPTION_CTL: change the lite topics to which the client of this connection is subscribed. Rocketlet's
+    clients repeat all their subscriptions every 30 s."""
     for change in decode_lite_subscriptions(frame.body):
         if fault := group_fault(change.group):
             raise Refused(ResponseCode.INVALID_PARAMETER, fault)
@@ -154,13 +156,14 @@ def sync_lite_subscriptions(broker: BrokerController, connection: RemotingConnec
 
 
 def _lite_client(connection: RemotingConnection, client_id: str) -> PopClient:
-    """Return the lite client of a connection, which has one. Its id is for reports."""
+    """Return the client of a connection that uses lite topics. A connection has one such client, so its id is used only
+    in reports."""
     return PopClient(client_id[:MAX_NAMED_CHARS], session=connection)
 
 
 def client_of(broker: BrokerController, connection: RemotingConnection, group: str) -> PopClient:
-    """Return the client that pops: the connection. Its id, for reports, is that of the group's member on it, or of its only
-    client."""
+    """Return the client that pops, which is identified by its connection. The client id, used in reports, is that of
+    the group's member on the connection, or that of the connection's only client; otherwise the peer address."""
     found = broker.groups.get(group)
     member = found.members.get(connection) if found else None
     client_id = member.client_id if member is not None else broker.clients.only_id(connection)
@@ -182,7 +185,7 @@ class PopReceive(Receive[Frame]):
 
     def respond(self, result: PopResult) -> None:
         connection = self._connection
-        if connection.is_closed or connection.is_paused:  # it reads too slowly to get more
+        if connection.is_closed or connection.is_paused:  # the client reads its responses too slowly
             self._broker.pops.put_back(self.request.group, self.request.topic, result.messages)
             connection.when_read(lambda: connection.write(self.encode(PopResult(Why.NOTHING_NEW))))
         else:
@@ -207,7 +210,8 @@ class PopReceive(Receive[Frame]):
 
 
 class PopLiteReceive(PopReceive):
-    """A POP_LITE_MESSAGE. The response has the earlier attempts of each record, and no places, which the handles have."""
+    """A POP_LITE_MESSAGE. The response contains the number of earlier attempts of each record. It has no queue ids and
+    offsets, which are in the receipt handles."""
 
     __slots__ = ()
 
@@ -223,14 +227,15 @@ class PopLiteReceive(PopReceive):
 
 
 def _check_waits(broker: BrokerController, connection: RemotingConnection, header: PopMessage | PopLiteMessage) -> None:
-    """Raises Refused for a pop that arrives after its client has stopped to wait for the response."""
+    """Raises Refused for a pop that arrives after its client has stopped waiting for the response, by the client's own
+    clock."""
     if header.born_time <= 0 or header.poll_time <= 0:
         return
     late_ms = broker.clock.time_ms() - header.born_time - header.poll_time
     if late_ms > LATE_POLL_MS:
         if connection.is_news("pop_came_late"):  # such a client retries forever and logs nothing
             hint = "its client does not wait any more, or the clock of the client's machine is behind: set it"
-            group = header.consumer_group[:MAX_NAMED_CHARS]  # it is not checked yet
+            group = header.consumer_group[:MAX_NAMED_CHARS]  # the group's name is not checked yet, so it may be long
             log.warning("pop_came_late", group=group, peer=connection.peer, late_s=late_ms / 1000, hint=hint)
         remark = f"the broker[{broker.config.name}] pop message is timeout too much"
         raise Refused(ResponseCode.POLLING_TIMEOUT, remark, _NO_MESSAGES)
@@ -249,7 +254,7 @@ def _check_invisible(invisible_ms: int) -> None:
 
 
 def _subscription(header: PopMessage) -> Subscription | None:
-    """Return the filter; None takes all messages."""
+    """Return the filter; None if all messages match."""
     try:
         found = parse_subscription(header.topic, header.exp, kind=header.exp_type or TAG)
     except SubscriptionError as error:
@@ -280,7 +285,8 @@ def _check_topic(
 
 
 def _check_group(broker: BrokerController, name: str, *, in_order: bool = False) -> None:
-    """Check the group. in_order: True if a group that is created now gets its messages in order."""
+    """Check that the group exists and may consume; create it if that is allowed. in_order: True to create it as an
+    ordered group."""
     group = broker.group_configs.ensure(name, orderly=in_order)
     if group is None:
         raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{name}] not exist")
@@ -292,7 +298,8 @@ def _check_group(broker: BrokerController, name: str, *, in_order: bool = False)
 
 
 def ack_message(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers | None:
-    """ACK_MESSAGE. Like Apache's: 0 also for messages that are in nobody's hands. Answers when it is on the disk."""
+    """ACK_MESSAGE. The code is 0 even if the message is not in flight, as with Apache's broker. The response follows
+    when the acknowledgement is written to the disk."""
     header = read(AckMessage, frame.ext)
     topic, queue = _settled_in(broker, header)
     if not (queue is not None and queue.begin <= header.offset <= queue.next):
@@ -305,8 +312,8 @@ def ack_message(broker: BrokerController, connection: RemotingConnection, frame:
 def _settled_in(
     broker: BrokerController, header: AckMessage | ChangeInvisibleTime
 ) -> tuple[str, ConsumeQueue | LiteTopic | None]:
-    """Return the topic in which a message is settled, and its queue there. Those of a lite topic are the name of its
-    offsets, and the lite topic. Raises Refused, Refusal."""
+    """Return the topic and queue in which a message is settled. For a lite topic, these are the name under which its
+    offsets are kept, and the lite topic. Raises Refused, Refusal."""
     if not header.lite_topic:
         return header.topic, _queue(broker, header.topic, header.queue_id)
     broker.pops.lite.check_bound(header.consumer_group, header.topic)
@@ -317,7 +324,7 @@ def _settled_in(
 
 
 def _queue(broker: BrokerController, topic: str, queue_id: int) -> ConsumeQueue | None:
-    """Raises Refused for one that the topic does not have."""
+    """Return a queue; None if it has no messages yet. Raises Refused if the topic does not have the queue."""
     config = broker.topics.get(topic)
     if config is None:
         raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!")
@@ -350,7 +357,8 @@ def _answer_rejection(connection: RemotingConnection, frame: Frame, outcomes: Se
 
 
 def batch_ack_message(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers | None:
-    """BATCH_ACK_MESSAGE: messages of several pops. Acknowledgements for a queue that is not there are skipped."""
+    """BATCH_ACK_MESSAGE: acknowledge messages of several pops. Acknowledgements of messages that are not in flight are
+    ignored."""
     acks = decode_batch_acks(frame.body)
     if not acks:
         return answer(frame, ResponseCode.NO_MESSAGE, remark="batch ack is empty")
@@ -380,8 +388,9 @@ def _handles(broker_name: str, ack: BatchAck) -> list[str]:
 
 
 def change_invisible_time(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers | None:
-    """CHANGE_MESSAGE_INVISIBLETIME. The handle stays as it is: the response has its pop time. If our client rejects the
-    message by it, responds when the dead letter and the acknowledgement are on the disk."""
+    """CHANGE_MESSAGE_INVISIBLETIME. The receipt handle stays valid, because the response repeats its pop time. If a
+    Rocketlet client rejects the message with this request, the response follows when the dead letter and the
+    acknowledgement are written to the disk."""
     header = read(ChangeInvisibleTime, frame.ext)
     topic, queue = _settled_in(broker, header)
     if not (queue is not None and queue.begin <= header.offset < queue.next):
@@ -411,7 +420,8 @@ def change_invisible_time(broker: BrokerController, connection: RemotingConnecti
 
 
 def notification(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers | None:
-    """NOTIFICATION: as a receive that takes nothing; answers when there is something to pop, or the time is up."""
+    """NOTIFICATION: like a POP_MESSAGE that returns no messages. The response follows when there is a message to pop,
+    or when the poll time is over."""
     header = read(Notification, frame.ext)
     _check_reading(broker)
     _check_topic(broker, header.topic, header.queue_id)
@@ -445,14 +455,14 @@ class NotificationReceive(PopReceive):
 
 
 def polling_info(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """POLLING_INFO: how many receives wait."""
+    """POLLING_INFO: return the number of waiting receives of a group in a topic."""
     header = read(PollingInfo, frame.ext)
     _check_topic(broker, header.topic, -1)
     return answer(frame, ext=write(Polling(broker.pops.pools.waits(header.consumer_group, header.topic))))
 
 
 def peek_message(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """PEEK_MESSAGE: the messages that the group would get next. It stays where it is."""
+    """PEEK_MESSAGE: return the messages that the group would get next, without popping them."""
     header = read(PeekMessage, frame.ext)
     _check_reading(broker)
     if header.max_msg_nums > MAX_POP_MESSAGES:
@@ -473,7 +483,7 @@ def peek_message(broker: BrokerController, connection: RemotingConnection, frame
 
 
 def set_request_mode(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """SET_MESSAGE_REQUEST_MODE: whether a group's members pull a topic's queues or pop its messages."""
+    """SET_MESSAGE_REQUEST_MODE: set whether a group's members pull a topic's queues or pop its messages."""
     mode = decode_request_mode(frame.body)
     if mode.topic.startswith(RETRY_PREFIX):
         remark = "retry topic is not allowed to set mode"
