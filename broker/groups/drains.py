@@ -89,10 +89,6 @@ class Draining:
 
     # Questions
 
-    def is_moving(self, group: ConsumerGroup, session: Session) -> bool:
-        """Return True if queues of the group are being drained, so that checks of its pulls must not be cached."""
-        return group.drain is not None or group.may_bind(session)
-
     def is_pending(self, name: str) -> bool:
         """Return True if foreign members of a group do not know of a change yet."""
         group = self._groups.get(name)

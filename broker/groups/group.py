@@ -520,6 +520,11 @@ class ConsumerGroup:
         pool = self.pools.get(topic)
         return pool is not None and pool.owned is None and pool.is_used(now_s)
 
+    def is_moving(self, session: Session) -> bool:
+        """Return True if the session may not read the same queues for long, so that checks of its pulls must not be
+        cached."""
+        return self.drain is not None or self.may_bind(session)
+
     @property
     def is_draining(self) -> bool:
         """True if foreign members do not know of a change yet."""

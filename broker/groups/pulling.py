@@ -47,7 +47,7 @@ from ..messages.filters import Filter, Filters
 from ..messages.held_pulls import HeldPull, HeldPulls, Until
 from ..messages.topics import Statistics, Topics
 from ..pops.pops import Pops
-from ..runtime import LiveConfig, Runtime
+from ..runtime import Generation, LiveConfig, Runtime
 from ..sessions import Answer, Clients, ForwardedRequest, Reason, Refusal, RunningWanted, Session, subscription_bytes
 from ..store.files import StoreError, StoreFull
 from ..store.index import ConsumeQueue, pull_limits
@@ -166,7 +166,7 @@ class Pulling:
         self._pops = pops
         self._commits = commits
         self._probe = SubscriptionProbe(groups, clients)
-        self.checked = CheckedPulls(self._store, statistics, groups, offsets, draining, pops, commits)
+        self.checked = CheckedPulls(self._store, statistics, groups.generation, pops, commits)
 
     def pull(self, pull: Pull, ask_who: Callable[[], None] | None = None, attempt: int = 1) -> Pulled | None:
         """Return the result, or None if it comes later.
@@ -619,17 +619,13 @@ class CheckedPulls:
         self,
         store: Store,
         statistics: Statistics,
-        groups: ConsumerGroups,
-        offsets: Offsets,
-        draining: Draining,
+        generation: Generation,
         pops: Pops,
         commits: Commits,
     ) -> None:
-        self._generation = groups.generation
+        self._generation = generation
         self._store = store
         self._statistics = statistics
-        self._offsets = offsets
-        self._draining = draining
         self._pops = pops
         self._commits = commits
 
@@ -645,7 +641,7 @@ class CheckedPulls:
         """Return a cached pull for one that passed every check since the generation was read. None if it must be checked each
         time: while queues of the group move, and with SQL filters, whose parsed form may be evicted."""
         queue = group.queue(header.topic, header.queue_id)
-        if self._pops.pools.all or self._draining.is_moving(group, session) or queue.contest is not None:
+        if self._pops.pools.all or group.is_moving(session) or queue.contest is not None:
             return None
         if queue is NO_QUEUE or group.awaited_readers or queue.former_end is not None:
             return None
@@ -729,14 +725,12 @@ class Commits:
         runtime: Runtime,
         topics: Topics,
         store: Store,
-        groups: ConsumerGroups,
         offsets: Offsets,
         locks: Locks,
         draining: Draining,
         pops: Pops,
     ) -> None:
         self._clock = runtime.clock
-        self._groups = groups
         self._pops = pops
         self._locks = locks
         self._draining = draining
@@ -762,7 +756,7 @@ class Commits:
         """
         topic, queue_id = key
         is_member = session in group.members
-        if self._pops.pools.all and self._pops.is_apart(group.name, topic) and (is_member or not may_be_tool):
+        if group.pools and (is_member or not may_be_tool) and group.is_apart(topic, self._clock.monotonic_s()):
             return f"clients of the group {group.name} pop {topic}, and only they say how far it has come"
         queue = group.queues.get(key, NO_QUEUE)
         if not may_be_tool and not is_member and queue.lease is not None:
@@ -820,12 +814,6 @@ class Commits:
             committed = f"{group.offset(*key)}, which the group has committed of {topic}:{queue_id}"
             return f"{offset} is behind {committed}; this member does not read it"
         return None
-
-    def is_foreign_member(self, session: Session, group: str) -> bool:
-        """Return True if the session is a push consumer of Apache's clients in the group."""
-        found = self._groups.get(group)
-        member = found.members.get(session) if found else None
-        return member is not None and member.is_foreign
 
     def offset_fault(self, group: ConsumerGroup, key: QueueKey, offset: int) -> str | None:
         """Return why an offset is beyond the end of the queue; None if it is valid or lower than before. Apache's broker

@@ -864,11 +864,6 @@ class Pops(LitePart):
         pool = self.pools.find(group, topic)
         return pool is not None and pool.is_used(self._clock.monotonic_s())
 
-    def is_apart(self, group: str, topic: str) -> bool:
-        """Return True if the group's clients pop the topic and no member pulls it."""
-        pool = self.pools.find(group, topic)
-        return pool is not None and pool.owned is None and pool.is_used(self._clock.monotonic_s())
-
 
 class Attempt(NamedTuple):
     """A receive in order that its client may repeat."""

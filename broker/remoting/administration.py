@@ -468,8 +468,10 @@ def _owners(broker: BrokerController, name: str, group: Group | None) -> Work[di
     foreign member that reads it without a lock."""
     owners = broker.groups.owners(name)
     looks = 0
+    found, now_s = broker.groups.get(name), broker.clock.monotonic_s()
     for topic in broker.pops.pools.topics_of(name):
-        for queue_id in range(broker.topics.queues_of(topic) if broker.pops.is_apart(name, topic) else 0):
+        is_apart = found is not None and found.is_apart(topic, now_s)
+        for queue_id in range(broker.topics.queues_of(topic) if is_apart else 0):
             owners.setdefault((topic, queue_id), SHARED_OWNER)
     for topic in _subscribed(group):
         for queue_id in range(broker.topics.queues_of(topic)):

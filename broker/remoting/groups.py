@@ -186,7 +186,8 @@ def unregister_client(broker: BrokerController, connection: RemotingConnection, 
     connection.keep_beat(None)
     if header.consumer_group:
         broker.pops.session_gone(connection)
-        is_foreign = broker.commits.is_foreign_member(connection, header.consumer_group)
+        group = broker.groups.get(header.consumer_group)
+        is_foreign = group is not None and connection in group.foreign
         if is_foreign:
             unfinished = 0
             for queue in broker.watch.read_by(connection, header.consumer_group):

@@ -109,9 +109,7 @@ async def test_a_foreign_members_pulls_commit_on_the_way(node: Node, wire: Wire)
     await heartbeat(wire)
     group = node.broker.groups.get("g")
     assert group is not None
-    await eventually(
-        lambda: not node.broker.draining.is_moving(node.broker.groups.obtain("g"), next(iter(group.members)))
-    )
+    await eventually(lambda: not node.broker.groups.obtain("g").is_moving(next(iter(group.members))))
     checks = Checks(node)
     for offset in range(4):
         got = await asked(wire, offset, flags=SUSPEND | 1, sub_version=10, commit_offset=offset)
@@ -230,7 +228,7 @@ async def _told_of_itself_alone(node: Node, wire: Wire, other: Wire) -> None:
     assert group is not None
     session = next(iter(group.members))
     node.broker.draining.allotment.issue(node.broker.groups.obtain("g"), session, "c1", ALONE)
-    assert node.broker.draining.is_moving(node.broker.groups.obtain("g"), session)
+    assert node.broker.groups.obtain("g").is_moving(session)
 
 
 async def _settings_changed(node: Node, wire: Wire, other: Wire) -> None:

@@ -167,7 +167,7 @@ async def reader(world: World) -> RemotingConnection:
     world.reads(one, *range(QUEUES))
     world.clock.passes(world.limits.drained_wait_s)
     world.told.clear()
-    assert not world.draining.is_moving(world.groups.obtain("g"), one)
+    assert not world.groups.obtain("g").is_moving(one)
     return one
 
 
@@ -200,7 +200,7 @@ async def test_queues_that_move_are_drained_before_their_reader_is_notified(worl
     assert not world.draining.is_pending("g")
     assert world.asks(one) == ["c1", "c2"]
     world.clock.passes(world.limits.drained_wait_s)
-    assert not world.draining.is_moving(world.groups.obtain("g"), one)
+    assert not world.groups.obtain("g").is_moving(one)
     assert not world.is_held_back(one, 2)
     assert (world.repeats.undrained, world.repeats.left) == (0, 0)
 
@@ -370,7 +370,7 @@ async def test_a_member_that_does_not_ask_is_notified_again_this_often(world: Wo
         assert world.is_held_back(one, 2)
     world.told.clear()
     world.clock.passes(world.limits.drained_wait_s)
-    assert (world.told, world.draining.is_moving(world.groups.obtain("g"), one)) == ([], False)
+    assert (world.told, world.groups.obtain("g").is_moving(one)) == ([], False)
 
 
 async def test_a_member_that_asks_drops_its_queues_and_reads_others_on(world: World) -> None:
@@ -381,7 +381,7 @@ async def test_a_member_that_asks_drops_its_queues_and_reads_others_on(world: Wo
     world.clock.passes(DROPPED_AFTER_S / 2)
     assert world.is_held_back(one, 2), "a pull that was on its way"
     world.clock.passes(world.limits.drained_wait_s)
-    assert not world.draining.is_moving(world.groups.obtain("g"), one)
+    assert not world.groups.obtain("g").is_moving(one)
 
 
 async def test_in_a_long_drain_each_queue_moves_on_its_own(world: World) -> None:
@@ -468,12 +468,12 @@ async def test_a_message_of_another_broker_extends_nothing_that_is_over(world: W
         world.asks(session)
     word = AgreeOnMembers("g", "b", 1, 0, False, "digest"), AgreedMembers(frozenset(), {})
     world.clock.passes(world.limits.drained_wait_s - 1)
-    assert world.draining.is_moving(world.groups.obtain("g"), one)
+    assert world.groups.obtain("g").is_moving(one)
     world.draining.on_peer_update(*word)
     world.clock.passes(1)
-    assert not world.draining.is_moving(world.groups.obtain("g"), one)
+    assert not world.groups.obtain("g").is_moving(one)
     world.draining.on_peer_update(*word)
-    assert not world.draining.is_moving(world.groups.obtain("g"), one)
+    assert not world.groups.obtain("g").is_moving(one)
 
 
 async def test_lists_that_another_broker_gave_count_here(world: World) -> None:
