@@ -341,10 +341,11 @@ class PopNumbers(NamedTuple):
 # ------------------------------------------------------------------------------
 # A receipt handle: Apache's text, which gRPC clients take as it is and remoting ones read (ExtraInfoUtil).
 #
-#     start offset, pop time ms, invisible ms, revive queue, mark, broker name, queue id, offset
+#     start offset, pop time ms, invisible ms, revive queue, mark, broker name, queue id, offset, lite topic
 #
 # joined by blanks. Queue, offset and pop time identify a delivery and do not change, so a handle is never replaced. mark:
-# 0 for the topic itself, 1 for the group's retry topic.
+# 0 for the topic itself, 1 for the group's retry topic. The lite topic's name is only there for a message of one. Its place
+# is where Apache's brokers have an offset that clients do not read.
 
 
 TOPIC_MARK: Final = 0
@@ -359,12 +360,20 @@ class Handle(NamedTuple):
     pop_ms: int
     mark: int
     broker_name: str
+    lite_topic: str = ""
 
 
 def encode_handle(
-    broker_name: str, queue_id: int, offset: int, pop_ms: int, invisible_ms: int, mark: int = TOPIC_MARK
+    broker_name: str,
+    queue_id: int,
+    offset: int,
+    pop_ms: int,
+    invisible_ms: int,
+    mark: int = TOPIC_MARK,
+    lite_topic: str = "",
 ) -> str:
-    return f"{offset} {pop_ms} {invisible_ms} 0 {mark} {broker_name} {queue_id} {offset}"
+    handle = f"{offset} {pop_ms} {invisible_ms} 0 {mark} {broker_name} {queue_id} {offset}"
+    return f"{handle} {lite_topic}" if lite_topic else handle
 
 
 def decode_handle(text: str) -> Handle | None:
@@ -378,7 +387,7 @@ def decode_handle(text: str) -> Handle | None:
         if not (number.isascii() and number.isdigit() and len(number) <= _MAX_DIGITS):
             return None
     pop_ms, mark, queue_id, offset = map(int, numbers)
-    return Handle(queue_id, offset, pop_ms, mark, fields[5])
+    return Handle(queue_id, offset, pop_ms, mark, fields[5], fields[8] if len(fields) > 8 else "")
 
 
 # ------------------------------------------------------------------------------

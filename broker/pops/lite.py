@@ -563,12 +563,14 @@ class LitePools(Pools):
 
     def delivery(self, group: str, topic: str, text: str) -> tuple[QueueDeliveries, Delivery] | AckStatus:
         place = parent_and_name(topic) if is_lite_queue(topic) else None
-        if place is None:
-            return super().delivery(group, topic, text)
-        pool = self.find_lite(group, place[0])
         handle = self.own_handle(text)
         if not isinstance(handle, tuple):
             return handle
+        if place is None and handle.lite_topic and self.lites.is_parent(topic):
+            place = topic, handle.lite_topic  # Java's client 5.2 rejects a message without the name of its lite topic
+        if place is None:
+            return super().delivery(group, topic, text)
+        pool = self.find_lite(group, place[0])
         deliveries = pool.queues.get(place[1]) if pool is not None else None
         if deliveries is None:
             is_finished = pool is not None and handle.offset < pool.offsets.get(place[1], 0)

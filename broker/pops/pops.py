@@ -296,7 +296,15 @@ class Pops(LitePart):
         self, deliveries: QueueDeliveries, delivery: Delivery, record: bytes, invisible_ms: int
     ) -> Delivered:
         queue = deliveries.queue
-        handle = encode_handle(self._broker_name, queue.queue_id, delivery.offset, delivery.pop_ms, invisible_ms)
+        lite_topic = deliveries.lite.name if isinstance(deliveries, LiteDeliveries) else ""
+        handle = encode_handle(
+            self._broker_name,
+            queue.queue_id,
+            delivery.offset,
+            delivery.pop_ms,
+            invisible_ms,
+            lite_topic=lite_topic,
+        )
         attempt = tried(delivery.attempts + reconsume_times_in(record))
         return Delivered(record, queue.topic, queue.queue_id, delivery.offset, attempt, handle, delivery.pop_ms)
 

@@ -436,17 +436,34 @@ async def test_same_attempt_gets_the_same_batch(node: Node, client: GrpcClient) 
     assert await ack(client, *again) == [OK, OK]
 
 
-async def test_acknowledgement_needs_the_lite_topic_and_the_group(node: Node, client: GrpcClient) -> None:
+async def test_acknowledgement_needs_the_right_lite_topic_and_group(node: Node, client: GrpcClient) -> None:
     ready(node)
     await send(client, "a", b"1")
     await sync(client, "a")
     found = await receive(client)
-    assert await ack(client, *found, name="") == [ILLEGAL_HANDLE]
     assert await ack(client, *found, name="b") == [ILLEGAL_HANDLE]
     assert await ack(client, *found, group="other") == [ILLEGAL_HANDLE]
+    handle = found[0].system_properties.receipt_handle
     found[0].system_properties.receipt_handle = "garbage"
     assert await ack(client, *found) == [ILLEGAL_HANDLE]
+    found[0].system_properties.receipt_handle = handle.removesuffix("a") + "missing"
+    assert await ack(client, *found, name="") == [ILLEGAL_HANDLE]
     assert await receive(client) == []
+
+
+async def test_messages_are_settled_by_the_handle_when_a_client_leaves_out_the_lite_topic(
+    node: Node, client: GrpcClient
+) -> None:
+    """Java's client 5.2 leaves it out when a handler fails."""
+    ready(node)
+    await send(client, "a", b"1", b"2")
+    await send(client, "b", b"3")
+    await sync(client, "a", "b")
+    one, two, _ = await receive(client)
+    assert await ack(client, two, name="") == [OK]
+    one.system_properties.lite_topic = ""
+    assert await change(client, one, 0) == OK
+    assert attempts(await receive(client)) == [(b"1", 2)]
 
 
 async def test_broker_extends_the_time_of_a_lite_message_while_its_client_has_contact(nodes: Nodes, dial: Dial) -> None:
