@@ -451,6 +451,7 @@ _is_version: Final = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})\.([0-9]{1,4})", re.
 _NAMES: Final = {4: "PULL_CONSUMER"}
 # Redeliveries wait as Apache's do: 1 to 30 s, 1 to 10 min, 20 and 30 min, 1 and 2 h
 _BACKOFF_S: Final = (1, 5, 10, 30, *range(60, 601, 60), 1200, 1800, 3600, 7200)
+_NODE_CODE: Final = 8  # Language.NODE_JS of the schema
 _SEND_ATTEMPTS: Final = 3
 _VERSION: Final = 401  # V5_0_0, which tools show for these clients
 _LANGUAGES: Final = {
@@ -556,6 +557,13 @@ def _for_consumer(settings: Any, group: GroupConfig | None) -> None:
     subscription.long_polling_timeout.seconds = int(POLL_S)
     policy = settings.backoff_policy
     policy.max_attempts = max_attempts(group or GroupConfig(""))
+    if settings.user_agent.language == _NODE_CODE:
+        # Node's client 1.0 ignores a list of times, and would dead-letter a message of an ordered or lite group at its first
+        # failure. It reads these seconds as milliseconds
+        policy.exponential_backoff.initial.seconds = _BACKOFF_S[0]
+        policy.exponential_backoff.max.seconds = _BACKOFF_S[-1]
+        policy.exponential_backoff.multiplier = 2
+        return
     del policy.customized_backoff.next[:]
     for seconds in _BACKOFF_S:
         policy.customized_backoff.next.add().seconds = seconds

@@ -200,6 +200,18 @@ async def test_the_settings_of_a_consumer_have_every_field(client: GrpcClient) -
     assert len(found.backoff_policy.customized_backoff.next) == 18
 
 
+async def test_retry_times_of_a_consumer_in_node_are_exponential(client: GrpcClient) -> None:
+    """Its client does not read a list of times."""
+    settings = schema.Settings(client_type=2, user_agent={"language": 8})
+    settings.subscription.group.name = "g"
+    settings.subscription.subscriptions.add().topic.name = "t"
+    _, answer = await settle(client, settings)
+    policy = answer.settings.backoff_policy
+    assert (policy.max_attempts, policy.WhichOneof("strategy")) == (17, "exponential_backoff")
+    backoff = policy.exponential_backoff
+    assert (backoff.initial.seconds, backoff.max.seconds, backoff.multiplier) == (1, 7200, 2)
+
+
 @pytest.mark.parametrize(
     ("settings", "code"),
     [

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -213,6 +214,46 @@ func simple() {
 	os.Exit(0)
 }
 
+// lite does what each line of stdin says: `send NAME BODY`, `subscribe NAME`, `unsubscribe NAME`.
+func lite() {
+	consumer, err := rmq.NewLitePushConsumer(config(), rmq.NewLitePushConsumerConfig(get("topic", "t"), time.Minute),
+		rmq.WithPushAwaitDuration(5*time.Second),
+		rmq.WithPushMessageListener(&rmq.FuncMessageListener{Consume: func(view *rmq.MessageView) rmq.ConsumerResult {
+			say("GOT %s %s - %d %s ", view.GetTopic(), view.GetLiteTopic(), view.GetDeliveryAttempt(), view.GetBody())
+			if isBad(view) {
+				return rmq.FAILURE
+			}
+			return rmq.SUCCESS
+		}}))
+	must(err)
+	must(consumer.Start())
+	producer, err := rmq.NewProducer(config(), rmq.WithTopics(get("topic", "t")))
+	must(err)
+	must(producer.Start())
+	say("STARTED")
+	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+		words := strings.Split(lines.Text(), " ")
+		switch words[0] {
+		case "send":
+			sent := message(words[2])
+			sent.SetLiteTopic(words[1])
+			_, err = producer.Send(context.Background(), sent)
+		case "subscribe":
+			err = consumer.SubscribeLite(words[1])
+		case "unsubscribe":
+			err = consumer.UnSubscribeLite(words[1])
+		default:
+			err = errors.New(words[0])
+		}
+		if err != nil {
+			say("REFUSED %T %v", err, err)
+		} else {
+			say("DID %s", lines.Text())
+		}
+	}
+	os.Exit(0)
+}
+
 func main() {
 	rmq.ResetLogger()
 	for _, argument := range os.Args[2:] {
@@ -220,5 +261,5 @@ func main() {
 		options[name] = value
 	}
 	rmq.EnableSsl = get("tls", "") != ""
-	map[string]func(){"produce": produce, "urgent": urgent, "push": push, "simple": simple}[os.Args[1]]()
+	map[string]func(){"produce": produce, "urgent": urgent, "push": push, "simple": simple, "lite": lite}[os.Args[1]]()
 }

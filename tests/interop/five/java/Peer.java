@@ -5,11 +5,15 @@ import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.HashMap;
 import java.util.Map;
+import java.util.Scanner;
+import java.util.TreeSet;
 import org.apache.rocketmq.client.apis.ClientConfiguration;
 import org.apache.rocketmq.client.apis.ClientServiceProvider;
 import org.apache.rocketmq.client.apis.StaticSessionCredentialsProvider;
 import org.apache.rocketmq.client.apis.consumer.ConsumeResult;
 import org.apache.rocketmq.client.apis.consumer.FilterExpression;
+import org.apache.rocketmq.client.apis.consumer.LitePushConsumer;
+import org.apache.rocketmq.client.apis.consumer.OffsetOption;
 import org.apache.rocketmq.client.apis.consumer.SimpleConsumer;
 import org.apache.rocketmq.client.apis.message.Message;
 import org.apache.rocketmq.client.apis.message.MessageBuilder;
@@ -37,6 +41,7 @@ public class Peer {
                 case "urgent" -> urgent();
                 case "push" -> push();
                 case "simple" -> simple();
+                case "lite" -> lite();
                 default -> throw new IllegalArgumentException(arguments[0]);
             }
         } catch (Throwable fault) {
@@ -180,5 +185,50 @@ public class Peer {
         receiving.setDaemon(true);
         receiving.start();
         waitForStdin();
+    }
+
+    /** Does what each line of stdin says: `send NAME BODY`, `subscribe NAME [OPTION [VALUE]]`, `unsubscribe NAME`, `names`. */
+    static void lite() throws Exception {
+        LitePushConsumer consumer = provider.newLitePushConsumerBuilder().setClientConfiguration(configuration())
+            .bindTopic(topic()).setConsumerGroup(options.getOrDefault("group", "g"))
+            .setMessageListener(view -> {
+                say("GOT", view.getTopic(), view.getLiteTopic().orElse("-"), "-", view.getDeliveryAttempt(), text(view.getBody()), "");
+                return isBad(view) ? ConsumeResult.FAILURE : ConsumeResult.SUCCESS;
+            }).build();
+        Producer producer = provider.newProducerBuilder().setClientConfiguration(configuration()).setTopics(topic()).build();
+        say("STARTED");
+        for (Scanner lines = new Scanner(System.in, StandardCharsets.UTF_8); lines.hasNextLine(); ) {
+            String[] words = lines.nextLine().split(" ");
+            try {
+                switch (words[0]) {
+                    case "send" -> producer.send(message(words[2]).setLiteTopic(words[1]).build());
+                    case "subscribe" -> {
+                        if (words.length == 2) {
+                            consumer.subscribeLite(words[1]);
+                        } else {
+                            consumer.subscribeLite(words[1], option(words));
+                        }
+                    }
+                    case "unsubscribe" -> consumer.unsubscribeLite(words[1]);
+                    case "names" -> say("NAMES", String.join(",", new TreeSet<>(consumer.getLiteTopicSet())));
+                    default -> throw new IllegalArgumentException(words[0]);
+                }
+                say("DID", String.join(" ", words));
+            } catch (Exception fault) {
+                say("REFUSED", fault.getClass().getSimpleName(), fault);
+            }
+        }
+    }
+
+    static OffsetOption option(String[] words) {
+        return switch (words[2]) {
+            case "min" -> OffsetOption.MIN_OFFSET;
+            case "max" -> OffsetOption.MAX_OFFSET;
+            case "last" -> OffsetOption.LAST_OFFSET;
+            case "offset" -> OffsetOption.ofOffset(Long.parseLong(words[3]));
+            case "tail" -> OffsetOption.ofTailN(Long.parseLong(words[3]));
+            case "time" -> OffsetOption.ofTimestamp(Long.parseLong(words[3]));
+            default -> throw new IllegalArgumentException(words[2]);
+        };
     }
 }

@@ -1,6 +1,9 @@
 // The unmodified official Node client of 5.x, driven by the tests: `peer.js MODE name=value...`. Prints what happens, a line
 // each, and ends when stdin does.
-const { ConsumeResult, Producer, PushConsumer, SimpleConsumer } = require('rocketmq-client-nodejs');
+const readline = require('node:readline');
+const {
+  ConsumeResult, LitePushConsumerBuilder, OffsetOption, Producer, PushConsumer, SimpleConsumer,
+} = require('rocketmq-client-nodejs');
 
 const [mode, ...named] = process.argv.slice(2);
 const options = Object.fromEntries(named.map((text) => [text.slice(0, text.indexOf('=')), text.slice(text.indexOf('=') + 1)]));
@@ -14,7 +17,7 @@ const common = {
   ...(options.access ? { sessionCredentials: { accessKey: options.access, accessSecret: options.secret } } : {}),
 };
 const say = (...words) => console.log(words.join(' '));
-const stdin = new Promise((resolve) => process.stdin.on('end', resolve).resume());
+const stdin = mode === 'lite' ? null : new Promise((resolve) => process.stdin.on('end', resolve).resume());
 
 function got(view) {
   const keys = [...(view.keys ?? [])].join(',') || '-';
@@ -104,4 +107,44 @@ async function simple() {
   await stdin;
 }
 
-({ produce, urgent, push, simple })[mode]().catch((error) => say('FAILED', error)).then(() => process.exit(0));
+const offsets = {
+  min: () => OffsetOption.MIN_OFFSET,
+  max: () => OffsetOption.MAX_OFFSET,
+  last: () => OffsetOption.LAST_OFFSET,
+  offset: (value) => OffsetOption.ofOffset(Number(value)),
+  tail: (value) => OffsetOption.ofTailN(Number(value)),
+  time: (value) => OffsetOption.ofTimestamp(Number(value)),
+};
+
+// Does what each line of stdin says: `send NAME BODY`, `subscribe NAME [OPTION [VALUE]]`, `unsubscribe NAME`, `names`
+async function lite() {
+  const messageListener = {
+    async consume(view) {
+      say('GOT', view.topic, view.liteTopic, '-', view.deliveryAttempt, view.body.toString(), '');
+      return isBad(view) ? ConsumeResult.FAILURE : ConsumeResult.SUCCESS;
+    },
+  };
+  const consumer = await new LitePushConsumerBuilder().setClientConfiguration(common).bindTopic(topic)
+    .setConsumerGroup(options.group ?? 'g').setMessageListener(messageListener).build();
+  const producer = new Producer({ ...common, topic });
+  await producer.startup();
+  say('STARTED');
+  const commands = {
+    send: (liteTopic, body) => producer.send({ topic, liteTopic, body: Buffer.from(body) }),
+    subscribe: (name, option, value) =>
+      option ? consumer.subscribeLite(name, offsets[option](value)) : consumer.subscribeLite(name),
+    unsubscribe: (name) => consumer.unsubscribeLite(name),
+    names: () => say('NAMES', [...consumer.getLiteTopicSet()].sort().join(',')),
+  };
+  for await (const line of readline.createInterface({ input: process.stdin })) {
+    const [command, ...words] = line.split(' ');
+    try {
+      await commands[command](...words);
+      say('DID', line);
+    } catch (error) {
+      say('REFUSED', error.name, String(error).split('\n')[0]);
+    }
+  }
+}
+
+({ produce, urgent, push, simple, lite })[mode]().catch((error) => say('FAILED', error)).then(() => process.exit(0));
