@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -37,6 +38,8 @@ FOREIGN = ("java", "go", "node", "pypi", "rust", "spark", "browser", "pyright")
 """Markers of tests that start programs of others."""
 FOREIGN_S = 900.0
 """How long such a test may take: it may have to wait until everything is fetched, with empty caches."""
+MEMORY = Path("/dev/shm")
+MEMORY_BYTES = 4 << 30
 PYRIGHT = "pyright@1.1.414"
 
 _LOGS = structlog.get_config()  # nothing has configured them yet
@@ -53,6 +56,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--screenshots", type=Path, help="write the pictures of the console's pages into this folder")
 
 
+def has_memory_for_files(folder: Path) -> bool:
+    """True if files of tests can be in memory. Brokers sync thousands of files to the disk otherwise, for milliseconds each."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return False
+    can_run = os.access(folder, os.W_OK) and not found.f_flag & os.ST_NOEXEC
+    return can_run and found.f_bavail * found.f_frsize >= MEMORY_BYTES
+
+
 class _RootIsAFolder:
     """The root is the package `rocketlet`, by an import hook. Pytest would import it again under its folder's name, and
     fails where that is none of Python's, as `rocketlet-main`."""
@@ -64,6 +77,8 @@ class _RootIsAFolder:
 def pytest_configure(config: pytest.Config) -> None:
     """Sets what Spark and Maven read in all processes that tests start; workers of pytest-xdist inherit it."""
     config.pluginmanager.register(_RootIsAFolder())
+    if "TMPDIR" not in os.environ and has_memory_for_files(MEMORY):
+        os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
     os.environ.update(spark_home.environment())
     os.environ.setdefault("MAVEN_OPTS", " ".join(spark_home.JVM))
 
