@@ -250,8 +250,9 @@ def _taken(requests: FrameCursor) -> list[tuple[Frame, bytes]]:
     with suppress(FrameError):  # the dispatch meets the bytes that are not a frame
         data, at = requests.data, requests.at
         while (frame := requests.next()) is not None:
-            found.append((frame, data[at : requests.at]))
-            at = requests.at
+            end = requests.at if requests.data else len(data)  # the last frame takes the bytes with it
+            found.append((frame, data[at:end]))
+            at = end
     return found
 
 

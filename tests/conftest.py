@@ -57,7 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def has_memory_for_files(folder: Path) -> bool:
-    """True if files of tests can be in memory. Brokers sync thousands of files to the disk otherwise, for milliseconds each."""
+    """True if files of tests can be in memory. On a disk brokers would sync thousands of them, for milliseconds each."""
     try:
         found = os.statvfs(folder)
     except OSError:
