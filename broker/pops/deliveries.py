@@ -344,12 +344,13 @@ class PopNumbers(NamedTuple):
 #     start offset, pop time ms, invisible ms, revive queue, mark, broker name, queue id, offset, lite topic
 #
 # joined by blanks. Queue, offset and pop time identify a delivery and do not change, so a handle is never replaced. mark:
-# 0 for the topic itself, 1 for the group's retry topic. The lite topic's name is only there for a message of one. Its place
-# is where Apache's brokers have an offset that clients do not read.
+# 0 for the topic itself, 1 for the group's retry topic. For a message of a lite topic the revive queue is 999, as Apache's,
+# and the lite topic's name comes last, where Apache's brokers have an offset that clients do not read.
 
 
 TOPIC_MARK: Final = 0
 RETRY_MARK: Final = 1
+_LITE_REVIVE: Final = "999"
 
 _MAX_DIGITS: Final = 19  # a long's
 
@@ -372,7 +373,8 @@ def encode_handle(
     mark: int = TOPIC_MARK,
     lite_topic: str = "",
 ) -> str:
-    handle = f"{offset} {pop_ms} {invisible_ms} 0 {mark} {broker_name} {queue_id} {offset}"
+    revive = _LITE_REVIVE if lite_topic else "0"
+    handle = f"{offset} {pop_ms} {invisible_ms} {revive} {mark} {broker_name} {queue_id} {offset}"
     return f"{handle} {lite_topic}" if lite_topic else handle
 
 
@@ -387,7 +389,8 @@ def decode_handle(text: str) -> Handle | None:
         if not (number.isascii() and number.isdigit() and len(number) <= _MAX_DIGITS):
             return None
     pop_ms, mark, queue_id, offset = map(int, numbers)
-    return Handle(queue_id, offset, pop_ms, mark, fields[5], fields[8] if len(fields) > 8 else "")
+    lite_topic = fields[8] if len(fields) > 8 and fields[3] == _LITE_REVIVE else ""
+    return Handle(queue_id, offset, pop_ms, mark, fields[5], lite_topic)
 
 
 # ------------------------------------------------------------------------------

@@ -285,6 +285,8 @@ def test_a_handle_reads_as_it_was_written(
     text = encode_handle("broker-a", queue_id, offset, pop_ms, invisible_ms, mark)
     assert decode_handle(text) == Handle(queue_id, offset, pop_ms, mark, "broker-a")
     assert decode_handle(text + " 4200046") == decode_handle(text)  # Apache's brokers say the place in the log, too
+    lite = encode_handle("broker-a", queue_id, offset, pop_ms, invisible_ms, mark, lite_topic="a1")
+    assert decode_handle(lite) == Handle(queue_id, offset, pop_ms, mark, "broker-a", "a1")
 
 
 @given(st.text())
