@@ -280,9 +280,9 @@ cdef object _records(
 
 
 # ------------------------------------------------------------------------------
-# The headers of SEND_MESSAGE, SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE. protocol/frame.py describes a frame.
+# Headers of requests, in three encodings. protocol/frame.py describes a frame.
 #
-# A header that is written in another way than usual is declined: with spaces, with fields twice, with numbers as `+1`.
+# A header that is written in another way than usual is declined: with spaces, with numbers as `+1`, with very many fields.
 # Python then decides whether the header is valid.
 
 
@@ -290,27 +290,11 @@ cdef enum:
     JSON = 0
     ROCKETMQ = 1
     MSGPACK = 77
-    SEND_MESSAGE = 10
-    SEND_MESSAGE_V2 = 310
-    SEND_BATCH_MESSAGE = 320
+    PULL_MESSAGE = 11
     ONEWAY_FLAG = 2
     MAX_FRAME_BYTES = 16777216
     BINARY_HEAD_BYTES = 21  # of a header without remark, before its fields
-    # A send's fields, by their letters in SEND_MESSAGE_V2
-    TOPIC = 1
-    QUEUE_ID = 4
-    SYS_FLAG = 5
-    BORN_MS = 6
-    FLAG = 7
-    PROPERTIES = 8
-    RECONSUME_TIMES = 9
-    UNIT_MODE = 10
-    BATCH = 12
-    FIELDS = 13
-    # The other keys
-    UNKNOWN = 13
-    FIRST_ID = 14
-    DECLINED = 15
+    MAX_FIELDS = 32
     # What a field's value is
     ABSENT = 0
     TEXT = 1
@@ -322,64 +306,20 @@ cdef enum:
 cdef struct Field:
     int kind
     bint is_escaped
-    Py_ssize_t at, size  # of a text
+    Py_ssize_t key_at, key_size
+    Py_ssize_t at, size  # of the value
     int64_t number
 
 
-cdef struct Send:
-    int kind, code
-    int64_t opaque, frame_flag
-    Field fields[FIELDS]
-    bint has_first_id
-    int64_t queue_id, sys_flag, born_ms, flag, reconsume_times
-    bint is_batch
-    Py_ssize_t body_at, after
+cdef struct Header:
+    int kind, code, count
+    int64_t opaque, flag
+    Py_ssize_t at, opaque_at, opaque_end, body_at, after
+    Field fields[MAX_FIELDS]
 
 
 cdef inline bint is_text(View data, Py_ssize_t at, Py_ssize_t size, const char *text, Py_ssize_t text_size) except -1:
     return size == text_size and memcmp(part(data, at, size), text, size) == 0
-
-
-cdef int field_of(View data, int code, Py_ssize_t at, Py_ssize_t size) except -1:
-    """Return which field a key names, by its letter in SEND_MESSAGE_V2."""
-    cdef int first
-    if size == 0:
-        return UNKNOWN
-    first = byte(data, at)
-    if size == 1:
-        return first - c"a" if code != SEND_MESSAGE and c"a" <= first <= c"m" else UNKNOWN
-    if is_text(data, at, size, b"firstId", 7):
-        return FIRST_ID
-    # The response has another encoding than the request, or the request is signed
-    if is_text(data, at, size, b"acceptEncoding", 14) or is_text(data, at, size, b"AccessKey", 9):
-        return DECLINED
-    if code != SEND_MESSAGE:
-        return UNKNOWN
-    if is_text(data, at, size, b"producerGroup", 13):
-        return 0
-    if is_text(data, at, size, b"topic", 5):
-        return TOPIC
-    if is_text(data, at, size, b"defaultTopic", 12):
-        return 2
-    if is_text(data, at, size, b"defaultTopicQueueNums", 21):
-        return 3
-    if is_text(data, at, size, b"queueId", 7):
-        return QUEUE_ID
-    if is_text(data, at, size, b"sysFlag", 7):
-        return SYS_FLAG
-    if is_text(data, at, size, b"bornTimestamp", 13):
-        return BORN_MS
-    if is_text(data, at, size, b"flag", 4):
-        return FLAG
-    if is_text(data, at, size, b"properties", 10):
-        return PROPERTIES
-    if is_text(data, at, size, b"reconsumeTimes", 14):
-        return RECONSUME_TIMES
-    if is_text(data, at, size, b"unitMode", 8):
-        return UNIT_MODE
-    if is_text(data, at, size, b"maxReconsumeTimes", 17):
-        return 11
-    return BATCH if is_text(data, at, size, b"batch", 5) else UNKNOWN
 
 
 cdef Py_ssize_t read_number(View data, Py_ssize_t at, Py_ssize_t end, int64_t *value) except -2:
@@ -404,10 +344,6 @@ cdef Py_ssize_t read_number(View data, Py_ssize_t at, Py_ssize_t end, int64_t *v
 
 cdef inline bint is_int32(int64_t value) noexcept:
     return -0x80000000 <= value <= 0x7FFFFFFF
-
-
-cdef inline bint is_send(int code) noexcept:
-    return code == SEND_MESSAGE_V2 or code == SEND_BATCH_MESSAGE or code == SEND_MESSAGE
 
 
 cdef inline int hex_digit(int found) noexcept:
@@ -459,27 +395,24 @@ cdef Py_ssize_t find_quote(View data, Py_ssize_t at, Py_ssize_t end, bint *is_es
     return -1
 
 
-cdef inline int put_text(Send *send, int field, Py_ssize_t at, Py_ssize_t size, bint is_escaped) noexcept:
-    """Keep a field's value. Return 0 if the header is to be declined."""
-    if field == DECLINED:
-        return 0
-    if field == FIRST_ID:
-        send.has_first_id = True
-    if field >= FIELDS:
-        return not is_escaped
-    if send.fields[field].kind != ABSENT or (is_escaped and field != PROPERTIES):
-        return 0
-    send.fields[field].kind, send.fields[field].is_escaped = TEXT, is_escaped
-    send.fields[field].at, send.fields[field].size = at, size
-    return 1
+cdef inline Field *add_field(Header *header, int kind, Py_ssize_t key_at, Py_ssize_t key_size) noexcept:
+    """Return the next field; NULL if there are too many."""
+    cdef Field *field
+    if header.count == MAX_FIELDS:
+        return NULL
+    field = &header.fields[header.count]
+    header.count += 1
+    field.kind, field.key_at, field.key_size, field.is_escaped = kind, key_at, key_size, False
+    return field
 
 
-cdef int read_json(View data, Py_ssize_t at, Py_ssize_t end, Send *send) except -1:
+cdef int read_json(View data, Py_ssize_t at, Py_ssize_t end, Header *header) except -1:
     """Read a header as Apache's clients write it. Return 0 if it is to be declined."""
-    cdef Py_ssize_t key_at, key_size, close
+    cdef Py_ssize_t key_at, key_size, value_at, close
     cdef bint is_escaped = False, is_inside = False, was_inside = False
     cdef int64_t value = 0
     cdef int seen = 0, bit
+    cdef Field *field
     if not is_utf8(data, at, end - at) or at >= end or byte(data, at) != c"{":
         return 0
     at += 1
@@ -491,14 +424,16 @@ cdef int read_json(View data, Py_ssize_t at, Py_ssize_t end, Send *send) except 
         if close < 0 or is_escaped or close + 2 >= end or byte(data, close + 1) != c":":
             return 0
         key_size = close - key_at
-        at = close + 2
+        value_at = at = close + 2
         if byte(data, at) == c'"':
             close = find_quote(data, at + 1, end, &is_escaped)
             if close < 0:
                 return 0
             if is_inside:
-                if not put_text(send, field_of(data, send.code, key_at, key_size), at + 1, close - at - 1, is_escaped):
+                field = add_field(header, TEXT, key_at, key_size)
+                if field is NULL:
                     return 0
+                field.is_escaped, field.at, field.size = is_escaped, at + 1, close - at - 1
             elif is_escaped or not (
                 is_text(data, key_at, key_size, b"language", 8) or is_text(data, key_at, key_size, b"remark", 6)
                 or is_text(data, key_at, key_size, b"serializeTypeCurrentRPC", 23)
@@ -506,8 +441,7 @@ cdef int read_json(View data, Py_ssize_t at, Py_ssize_t end, Send *send) except 
                 return 0
             at = close + 1
         elif byte(data, at) == c"{":
-            # The code says what the keys of the fields mean
-            if is_inside or was_inside or not seen & 1 or not is_text(data, key_at, key_size, b"extFields", 9):
+            if is_inside or was_inside or not is_text(data, key_at, key_size, b"extFields", 9):
                 return 0
             is_inside = was_inside = True
             at += 1
@@ -520,15 +454,13 @@ cdef int read_json(View data, Py_ssize_t at, Py_ssize_t end, Send *send) except 
                 return 0
             if is_text(data, key_at, key_size, b"code", 4):
                 bit = 1
-                send.code = <int>value
-                if not is_send(send.code):
-                    return 0
+                header.code = <int>value
             elif is_text(data, key_at, key_size, b"flag", 4):
                 bit = 2
-                send.frame_flag = value
+                header.flag = value
             elif is_text(data, key_at, key_size, b"opaque", 6):
                 bit = 4
-                send.opaque = value
+                header.opaque, header.opaque_at, header.opaque_end = value, value_at, at
             elif is_text(data, key_at, key_size, b"version", 7):
                 bit = 8
             else:
@@ -547,17 +479,16 @@ cdef int read_json(View data, Py_ssize_t at, Py_ssize_t end, Send *send) except 
             return not is_inside and byte(data, at) == c"}" and at + 1 == end
 
 
-cdef int read_binary(View data, Py_ssize_t at, Py_ssize_t end, Send *send) except -1:
+cdef int read_binary(View data, Py_ssize_t at, Py_ssize_t end, Header *header) except -1:
     """Read a header in ROCKETMQ's encoding. Return 0 if it is to be declined."""
     cdef Py_ssize_t key_at, key_size, value_size
-    cdef int field
+    cdef Field *field
     if end - at < BINARY_HEAD_BYTES or get_uint32(data, at + 13) or get_uint32(data, at + 17) != <uint32_t>(end - at - 21):
         return 0
-    send.code = byte(data, at) << 8 | byte(data, at + 1)
-    send.opaque, send.frame_flag = <int32_t>get_uint32(data, at + 5), <int32_t>get_uint32(data, at + 9)
+    header.code = byte(data, at) << 8 | byte(data, at + 1)
+    header.opaque, header.flag = <int32_t>get_uint32(data, at + 5), <int32_t>get_uint32(data, at + 9)
+    header.opaque_at, header.opaque_end = at + 5, at + 9
     at += BINARY_HEAD_BYTES
-    if not is_send(send.code):
-        return 0
     while at < end:
         if end - at < 6:
             return 0
@@ -570,11 +501,10 @@ cdef int read_binary(View data, Py_ssize_t at, Py_ssize_t end, Send *send) excep
         if value_size < 0 or value_size > end - at:
             return 0
         if key_size and value_size:
-            if not is_utf8(data, key_at, key_size) or not is_utf8(data, at, value_size):
+            field = add_field(header, TEXT, key_at, key_size)
+            if field is NULL or not is_utf8(data, key_at, key_size) or not is_utf8(data, at, value_size):
                 return 0
-            field = field_of(data, send.code, key_at, key_size)
-            if not put_text(send, field, at, value_size, False):
-                return 0
+            field.at, field.size = at, value_size
         at += value_size
     return 1
 
@@ -629,26 +559,26 @@ cdef Py_ssize_t unpack_text(View data, Py_ssize_t at, Py_ssize_t end, Py_ssize_t
     return at if size[0] <= end - at and is_utf8(data, at, size[0]) else -1
 
 
-cdef int read_msgpack(View data, Py_ssize_t at, Py_ssize_t end, Send *send) except -1:
+cdef int read_msgpack(View data, Py_ssize_t at, Py_ssize_t end, Header *header) except -1:
     """Read a header as Rocketlet's clients write it. Return 0 if it is to be declined."""
     cdef int64_t value = 0
-    cdef Py_ssize_t size = 0, key_at, key_size
-    cdef int i, field, mark, count
+    cdef Py_ssize_t size = 0, key_at, key_size, value_at
+    cdef int i, mark, count
+    cdef Field *field
     if at >= end or byte(data, at) != 0x97:
         return 0
     at += 1
     for i in range(5):  # code, flag, opaque, language, version
+        value_at = at
         at = unpack_number(data, at, end, &value)
         if at < 0 or not is_int32(value) or (i == 3 and not 0 <= value < 256):
             return 0
         if i == 0:
-            send.code = <int>value
-            if not is_send(send.code):
-                return 0
+            header.code = <int>value
         elif i == 1:
-            send.frame_flag = value
+            header.flag = value
         elif i == 2:
-            send.opaque = value
+            header.opaque, header.opaque_at, header.opaque_end = value, value_at, at
     if end - at < 2 or byte(data, at) != 0xC0 or not 0x80 <= byte(data, at + 1) < 0x90:  # no remark, a map
         return 0
     count = byte(data, at + 1) & 15
@@ -658,27 +588,152 @@ cdef int read_msgpack(View data, Py_ssize_t at, Py_ssize_t end, Send *send) exce
         if key_at < 0 or key_at + key_size >= end:
             return 0
         at = key_at + key_size
-        field = field_of(data, send.code, key_at, key_size)
         mark = byte(data, at)
         if mark == 0xC2 or mark == 0xC3:
-            at += 1
-            if field == FIRST_ID:
-                send.has_first_id = True
-            elif (field != UNIT_MODE and field != BATCH) or send.fields[field].kind != ABSENT:
-                return 0
-            else:
-                send.fields[field].kind = TRUE if mark == 0xC3 else FALSE
+            field = add_field(header, TRUE if mark == 0xC3 else FALSE, key_at, key_size)
+            field.at, field.size = at, 1
         elif 0xA0 <= mark < 0xC0 or 0xD9 <= mark <= 0xDA:
-            at = unpack_text(data, at, end, &size)
-            if at < 0 or field == FIRST_ID or not put_text(send, field, at, size, False):
+            field = add_field(header, TEXT, key_at, key_size)
+            field.at = unpack_text(data, at, end, &field.size)
+            if field.at < 0:
                 return 0
-            at += size
         else:
-            at = unpack_number(data, at, end, &value)
-            if at < 0 or field >= FIELDS or send.fields[field].kind != ABSENT:
+            field = add_field(header, NUMBER, key_at, key_size)
+            field.at, field.size = at, unpack_number(data, at, end, &field.number) - at
+            if field.size < 0:
                 return 0
-            send.fields[field].kind, send.fields[field].number = NUMBER, value
+        at = field.at + field.size
     return at == end
+
+
+cdef Py_ssize_t read_header(View data, Py_ssize_t at, Py_ssize_t max_header_bytes, Header *header) except -1:
+    """Read the header of the whole frame that begins at `at`. Return where the frame ends; 0 if the header is to be
+    declined."""
+    cdef uint32_t total, mark
+    cdef Py_ssize_t end
+    cdef int is_read
+    if not 0 <= at <= data.size - 8:
+        return 0
+    total, mark = get_uint32(data, at), get_uint32(data, at + 4)
+    if total < 4 or total > MAX_FRAME_BYTES - 4 or <Py_ssize_t>total > data.size - at - 4:
+        return 0
+    header.kind, header.code, header.count, header.opaque, header.flag, header.opaque_end = mark >> 24, 0, 0, 0, 0, 0
+    header.at = at + 8
+    header.body_at, header.after = at + 8 + <Py_ssize_t>(mark & 0xFFFFFF), at + 4 + <Py_ssize_t>total
+    if header.body_at > header.after or header.body_at - header.at > max_header_bytes:
+        return 0
+    if header.kind == JSON:
+        is_read = read_json(data, header.at, header.body_at, header)
+    elif header.kind == ROCKETMQ:
+        is_read = read_binary(data, header.at, header.body_at, header)
+    elif header.kind == MSGPACK:
+        is_read = read_msgpack(data, header.at, header.body_at, header)
+    else:
+        return 0
+    return header.after if is_read else 0
+
+
+def code_at(bytes data, Py_ssize_t at):
+    """Return the request code of the frame that begins at `at`, if it comes first in the header; otherwise -1."""
+    cdef Span span
+    cdef View view = &span
+    cdef int64_t code = -1
+    cdef uint32_t kind
+    span.start, span.size = <const uint8_t *>PyBytes_AsString(data), len(data)
+    if not 0 <= at <= span.size - 8:
+        return -1
+    kind = get_uint32(view, at + 4) >> 24
+    if kind == JSON:
+        if span.size - at < 16 or not is_text(view, at + 8, 8, b'{"code":', 8) or read_number(view, at + 16, span.size, &code) < 0:
+            return -1
+    elif kind == ROCKETMQ:
+        if span.size - at >= 10:
+            code = byte(view, at + 8) << 8 | byte(view, at + 9)
+    elif kind == MSGPACK:
+        if span.size - at < 9 or byte(view, at + 8) != 0x97 or unpack_number(view, at + 9, span.size, &code) < 0:
+            return -1
+    return code
+
+
+# ------------------------------------------------------------------------------
+# The headers of SEND_MESSAGE, SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE. A header with a field twice is declined.
+
+
+cdef enum:
+    SEND_MESSAGE = 10
+    SEND_MESSAGE_V2 = 310
+    SEND_BATCH_MESSAGE = 320
+    # A send's fields, by their letters in SEND_MESSAGE_V2
+    TOPIC = 1
+    QUEUE_ID = 4
+    SYS_FLAG = 5
+    BORN_MS = 6
+    FLAG = 7
+    PROPERTIES = 8
+    RECONSUME_TIMES = 9
+    UNIT_MODE = 10
+    BATCH = 12
+    FIELDS = 13
+    # The other keys
+    UNKNOWN = 13
+    FIRST_ID = 14
+    DECLINED = 15
+
+
+cdef struct Send:
+    int kind, code
+    int64_t opaque, frame_flag
+    Field fields[FIELDS]
+    bint has_first_id
+    int64_t queue_id, sys_flag, born_ms, flag, reconsume_times
+    bint is_batch
+    Py_ssize_t body_at, after
+
+
+cdef inline bint is_send(int code) noexcept:
+    return code == SEND_MESSAGE_V2 or code == SEND_BATCH_MESSAGE or code == SEND_MESSAGE
+
+
+cdef int field_of(View data, int code, Py_ssize_t at, Py_ssize_t size) except -1:
+    """Return which field a key names, by its letter in SEND_MESSAGE_V2."""
+    cdef int first
+    if size == 0:
+        return UNKNOWN
+    first = byte(data, at)
+    if size == 1:
+        return first - c"a" if code != SEND_MESSAGE and c"a" <= first <= c"m" else UNKNOWN
+    if is_text(data, at, size, b"firstId", 7):
+        return FIRST_ID
+    # The response has another encoding than the request, or the request is signed
+    if is_text(data, at, size, b"acceptEncoding", 14) or is_text(data, at, size, b"AccessKey", 9):
+        return DECLINED
+    if code != SEND_MESSAGE:
+        return UNKNOWN
+    if is_text(data, at, size, b"producerGroup", 13):
+        return 0
+    if is_text(data, at, size, b"topic", 5):
+        return TOPIC
+    if is_text(data, at, size, b"defaultTopic", 12):
+        return 2
+    if is_text(data, at, size, b"defaultTopicQueueNums", 21):
+        return 3
+    if is_text(data, at, size, b"queueId", 7):
+        return QUEUE_ID
+    if is_text(data, at, size, b"sysFlag", 7):
+        return SYS_FLAG
+    if is_text(data, at, size, b"bornTimestamp", 13):
+        return BORN_MS
+    if is_text(data, at, size, b"flag", 4):
+        return FLAG
+    if is_text(data, at, size, b"properties", 10):
+        return PROPERTIES
+    if is_text(data, at, size, b"reconsumeTimes", 14):
+        return RECONSUME_TIMES
+    if is_text(data, at, size, b"unitMode", 8):
+        return UNIT_MODE
+    if is_text(data, at, size, b"maxReconsumeTimes", 17):
+        return 11
+    return BATCH if is_text(data, at, size, b"batch", 5) else UNKNOWN
 
 
 cdef int read_field_number(View data, Field *field, int64_t *value) except -1:
@@ -731,54 +786,41 @@ cdef int read_fields(View data, Send *send) except -1:
     )
 
 
-cdef int read_send(View data, Py_ssize_t at, Py_ssize_t end, Py_ssize_t max_header_bytes, Send *send) except -1:
-    """Read the whole frame that begins at `at`. Return 0 if there is none that is a plain send."""
-    cdef uint32_t total, mark
-    cdef Py_ssize_t header_size
-    cdef int is_read
-    if end - at < 8:
+cdef int put_field(Send *send, int name, Field *field) noexcept:
+    """Keep a field of a send. Return 0 if the header is to be declined."""
+    if name == DECLINED:
         return 0
-    total, mark = get_uint32(data, at), get_uint32(data, at + 4)
-    if total < 4 or total > MAX_FRAME_BYTES - 4 or <Py_ssize_t>total > end - at - 4:
+    if name == FIRST_ID:
+        send.has_first_id = True
+        if send.kind == MSGPACK:
+            return field.kind == TRUE or field.kind == FALSE
+    if name >= FIELDS:
+        return field.kind == TEXT and not field.is_escaped
+    if send.fields[name].kind != ABSENT or (field.is_escaped and name != PROPERTIES):
+        return 0
+    if (field.kind == TRUE or field.kind == FALSE) and name != UNIT_MODE and name != BATCH:
+        return 0
+    send.fields[name] = field[0]
+    return 1
+
+
+cdef int read_send(View data, Py_ssize_t at, Py_ssize_t max_header_bytes, Send *send) except -1:
+    """Read the whole frame that begins at `at`. Return 0 if there is none that is a plain send."""
+    cdef Header header
+    cdef Field *field
+    cdef int i
+    if not read_header(data, at, max_header_bytes, &header) or not is_send(header.code):
         return 0
     memset(send, 0, sizeof(Send))
-    send.kind, header_size = mark >> 24, mark & 0xFFFFFF
-    send.body_at, send.after = at + 8 + header_size, at + 4 + total
-    if send.body_at > send.after or header_size > max_header_bytes:
+    send.kind, send.code, send.opaque, send.frame_flag = header.kind, header.code, header.opaque, header.flag
+    send.body_at, send.after = header.body_at, header.after
+    for i in range(header.count):
+        field = &header.fields[i]
+        if not put_field(send, field_of(data, send.code, field.key_at, field.key_size), field):
+            return 0
+    if (send.frame_flag and send.frame_flag != ONEWAY_FLAG) or send.opaque < 0:
         return 0
-    if send.kind == JSON:
-        is_read = read_json(data, at + 8, send.body_at, send)
-    elif send.kind == ROCKETMQ:
-        is_read = read_binary(data, at + 8, send.body_at, send)
-    elif send.kind == MSGPACK:
-        is_read = read_msgpack(data, at + 8, send.body_at, send)
-    else:
-        return 0
-    if not is_read or (send.frame_flag and send.frame_flag != ONEWAY_FLAG) or send.opaque < 0:
-        return 0
-    return is_send(send.code) and read_fields(data, send)
-
-
-def code_at(bytes data, Py_ssize_t at):
-    """Return the request code of the frame that begins at `at`, if it comes first in the header; otherwise -1."""
-    cdef Span span
-    cdef View view = &span
-    cdef int64_t code = -1
-    cdef uint32_t kind
-    span.start, span.size = <const uint8_t *>PyBytes_AsString(data), len(data)
-    if not 0 <= at <= span.size - 8:
-        return -1
-    kind = get_uint32(view, at + 4) >> 24
-    if kind == JSON:
-        if span.size - at < 16 or not is_text(view, at + 8, 8, b'{"code":', 8) or read_number(view, at + 16, span.size, &code) < 0:
-            return -1
-    elif kind == ROCKETMQ:
-        if span.size - at >= 10:
-            code = byte(view, at + 8) << 8 | byte(view, at + 9)
-    elif kind == MSGPACK:
-        if span.size - at < 9 or byte(view, at + 8) != 0x97 or unpack_number(view, at + 9, span.size, &code) < 0:
-            return -1
-    return code
+    return read_fields(data, send)
 
 
 # ------------------------------------------------------------------------------
@@ -786,21 +828,20 @@ def code_at(bytes data, Py_ssize_t at):
 
 
 cdef enum:
-    PULL_MESSAGE = 11
-    MAX_HOLES = 4
     OPAQUE = 0
     QUEUE_OFFSET = 1
     COMMIT_OFFSET = 2
     FIELDS_SIZE = 3  # in ROCKETMQ's encoding
+    MAX_HOLES = 4
     INDEX_ENTRY_BYTES = 20
 
 
 cdef struct Pull:
-    int kind, code, seen
+    int kind, seen
+    Py_ssize_t at, after
     Py_ssize_t first[MAX_HOLES]
     Py_ssize_t end[MAX_HOLES]  # of the parts of the header that differ
     int64_t value[MAX_HOLES]
-    int64_t flag
 
 
 cdef int put_hole(Pull *pull, int hole, Py_ssize_t first, Py_ssize_t end, int64_t value) noexcept:
@@ -823,160 +864,9 @@ cdef int hole_of(View data, Py_ssize_t at, Py_ssize_t size) except -2:
     return MAX_HOLES
 
 
-cdef int read_json_pull(View data, Py_ssize_t at, Py_ssize_t end, Pull *pull) except -1:
-    cdef Py_ssize_t key_at, key_size, value_at, close
-    cdef bint is_escaped = False, is_inside = False, was_inside = False
-    cdef int64_t value = 0
-    cdef int hole
-    if at >= end or byte(data, at) != c"{":
-        return 0
-    at += 1
-    while True:
-        if at >= end or byte(data, at) != c'"':
-            return 0
-        key_at = at + 1
-        close = find_quote(data, key_at, end, &is_escaped)
-        if close < 0 or is_escaped or close + 2 >= end or byte(data, close + 1) != c":":
-            return 0
-        key_size = close - key_at
-        at = close + 2
-        if byte(data, at) == c'"':
-            value_at = at + 1
-            close = find_quote(data, value_at, end, &is_escaped)
-            if close < 0 or is_escaped:
-                return 0
-            if is_inside:
-                hole = hole_of(data, key_at, key_size)
-                if hole < 0:
-                    return 0
-                if hole < MAX_HOLES and not (
-                    read_number(data, value_at, close, &value) == close and put_hole(pull, hole, value_at, close, value)
-                ):
-                    return 0
-            at = close + 1
-        elif byte(data, at) == c"{":
-            if is_inside or was_inside or not is_text(data, key_at, key_size, b"extFields", 9):
-                return 0
-            is_inside = was_inside = True
-            at += 1
-            continue
-        else:
-            value_at = at
-            at = read_number(data, at, end, &value)
-            if is_inside or at < 0 or not is_int32(value):
-                return 0
-            if is_text(data, key_at, key_size, b"opaque", 6):
-                if not put_hole(pull, OPAQUE, value_at, at, value):
-                    return 0
-            elif is_text(data, key_at, key_size, b"code", 4):
-                pull.code = <int>value
-                if pull.code != PULL_MESSAGE:
-                    return 0
-            elif is_text(data, key_at, key_size, b"flag", 4):
-                pull.flag |= value
-        if is_inside and at < end and byte(data, at) == c"}":
-            is_inside = False
-            at += 1
-        if at >= end:
-            return 0
-        if byte(data, at) == c",":
-            at += 1
-        else:
-            return not is_inside and byte(data, at) == c"}" and at + 1 == end
-
-
-cdef int read_binary_pull(View data, Py_ssize_t at, Py_ssize_t end, Pull *pull) except -1:
-    cdef Py_ssize_t size_at, key_at, key_size, value_size
-    cdef int64_t value = 0
-    cdef int hole
-    if end - at < BINARY_HEAD_BYTES or get_uint32(data, at + 13) or get_uint32(data, at + 17) != <uint32_t>(end - at - 21):
-        return 0
-    pull.code, pull.flag = byte(data, at) << 8 | byte(data, at + 1), get_uint32(data, at + 9)
-    if pull.code != PULL_MESSAGE:
-        return 0
-    put_hole(pull, OPAQUE, at + 5, at + 9, <int32_t>get_uint32(data, at + 5))
-    put_hole(pull, FIELDS_SIZE, at + 17, at + 21, 0)
-    at += BINARY_HEAD_BYTES
-    while at < end:
-        if end - at < 6:
-            return 0
-        key_size = byte(data, at) << 8 | byte(data, at + 1)
-        key_at = at + 2
-        if key_size >= 0x8000 or key_size > end - key_at - 4:
-            return 0
-        size_at = key_at + key_size
-        value_size = <int32_t>get_uint32(data, size_at)
-        at = size_at + 4
-        if value_size < 0 or value_size > end - at:
-            return 0
-        hole = hole_of(data, key_at, key_size)
-        if hole < 0:
-            return 0
-        if hole < MAX_HOLES and not (
-            read_number(data, at, at + value_size, &value) == at + value_size
-            and put_hole(pull, hole, size_at, at + value_size, value)
-        ):
-            return 0
-        at += value_size
-    return 1
-
-
-cdef int read_msgpack_pull(View data, Py_ssize_t at, Py_ssize_t end, Pull *pull) except -1:
-    cdef Py_ssize_t value_at, key_at, key_size, size = 0
-    cdef int64_t value = 0
-    cdef int i, hole, mark, count
-    if at >= end or byte(data, at) != 0x97:
-        return 0
-    at += 1
-    for i in range(5):  # code, flag, opaque, language, version
-        value_at = at
-        at = unpack_number(data, at, end, &value)
-        if at < 0 or not is_int32(value):
-            return 0
-        if i == 0:
-            pull.code = <int>value
-            if pull.code != PULL_MESSAGE:
-                return 0
-        elif i == 1:
-            pull.flag = value
-        elif i == 2:
-            put_hole(pull, OPAQUE, value_at, at, value)
-    if end - at < 2 or byte(data, at) != 0xC0 or not 0x80 <= byte(data, at + 1) < 0x90:  # no remark, a map
-        return 0
-    count = byte(data, at + 1) & 15
-    at += 2
-    for i in range(count):
-        key_at = unpack_text(data, at, end, &key_size)
-        if key_at < 0 or key_at + key_size >= end:
-            return 0
-        value_at = at = key_at + key_size
-        hole = hole_of(data, key_at, key_size)
-        mark = byte(data, at)
-        if hole < 0:
-            return 0
-        if mark == 0xC2 or mark == 0xC3:
-            at += 1
-        elif 0xA0 <= mark < 0xC0 or 0xD9 <= mark <= 0xDA:
-            at = unpack_text(data, at, end, &size)
-            if at < 0:
-                return 0
-            at += size
-        else:
-            at = unpack_number(data, at, end, &value)
-            if at < 0:
-                return 0
-            if hole < MAX_HOLES:
-                if not put_hole(pull, hole, value_at, at, value):
-                    return 0
-                continue
-        if hole < MAX_HOLES:
-            return 0
-    return at == end
-
-
-cdef int put_key(View data, Py_ssize_t at, Py_ssize_t end, Pull *pull, Output out) except -1:
+cdef int put_key(View data, Pull *pull, Output out) except -1:
     """Write the parts of a header that stay, with the places of those that differ."""
-    cdef Py_ssize_t before
+    cdef Py_ssize_t before = pull.at
     cdef int order[MAX_HOLES]
     cdef int i, hole, count = 0
     cdef uint32_t place
@@ -989,54 +879,54 @@ cdef int put_key(View data, Py_ssize_t at, Py_ssize_t end, Pull *pull, Output ou
                 i -= 1
             order[i] = hole
             count += 1
-    before = at
     for i in range(count):
         hole = order[i]
         out.put(part(data, before, pull.first[hole] - before), pull.first[hole] - before)
         place = <uint32_t>out.size
         out.put(&place, 4)
         before = pull.end[hole]
-    out.put(part(data, before, end - before), end - before)
+    out.put(part(data, before, pull.after - before), pull.after - before)
     return 0
 
 
 cdef Py_ssize_t read_pull(View data, Py_ssize_t at, Py_ssize_t max_header_bytes, Pull *pull) except -1:
     """Read the pull that begins at `at`. Return where it ends; 0 if no whole plain pull is there."""
-    cdef uint32_t total, mark
-    cdef Py_ssize_t end, first
-    cdef int is_read
-    if not 0 <= at <= data.size - 8:
+    cdef Header header
+    cdef Field *field
+    cdef int i, hole
+    cdef int64_t value
+    if not read_header(data, at, max_header_bytes, &header) or header.code != PULL_MESSAGE or header.flag:
         return 0
-    total, mark = get_uint32(data, at), get_uint32(data, at + 4)
-    if total < 4 or total > MAX_FRAME_BYTES - 4 or <Py_ssize_t>total > data.size - at - 4:
+    if header.body_at != header.after or not header.opaque_end:
         return 0
-    end, first = at + 4 + total, at + 8
-    if <Py_ssize_t>(mark & 0xFFFFFF) != end - first or end - first > max_header_bytes:
-        return 0  # it has a body, or is garbled
-    memset(pull, 0, sizeof(Pull))
-    pull.kind = mark >> 24
-    if pull.kind == JSON:
-        is_read = is_utf8(data, first, end - first) and read_json_pull(data, first, end, pull)
-    elif pull.kind == ROCKETMQ:
-        is_read = read_binary_pull(data, first, end, pull)
-    elif pull.kind == MSGPACK:
-        is_read = read_msgpack_pull(data, first, end, pull)
-    else:
-        return 0
-    return end if is_read and pull.code == PULL_MESSAGE and not pull.flag and pull.seen & 7 == 7 else 0
+    pull.kind, pull.at, pull.after, pull.seen = header.kind, header.at, header.after, 0
+    put_hole(pull, OPAQUE, header.opaque_at, header.opaque_end, header.opaque)
+    if header.kind == ROCKETMQ:
+        put_hole(pull, FIELDS_SIZE, header.at + BINARY_HEAD_BYTES - 4, header.at + BINARY_HEAD_BYTES, 0)
+    for i in range(header.count):
+        field = &header.fields[i]
+        hole = hole_of(data, field.key_at, field.key_size)
+        if hole < 0:
+            return 0
+        if hole == MAX_HOLES:
+            continue
+        if (field.kind == NUMBER) != (header.kind == MSGPACK) or not read_field_number(data, field, &value):
+            return 0
+        # in ROCKETMQ's encoding with the size in front of it
+        if not put_hole(pull, hole, field.at - (4 if header.kind == ROCKETMQ else 0), field.at + field.size, value):
+            return 0
+    return header.after if pull.seen & 7 == 7 else 0
 
 
 def pull_key(bytes data, Py_ssize_t at, Py_ssize_t max_header_bytes):
     """Return the bytes of a pull's header that stay when a client repeats it; None if no whole plain pull is at `at`."""
     cdef Span span
     cdef Pull pull
-    cdef Py_ssize_t end
     cdef Output key = Output(256)
     span.start, span.size = <const uint8_t *>PyBytes_AsString(data), len(data)
-    end = read_pull(&span, at, max_header_bytes, &pull)
-    if not end:
+    if not read_pull(&span, at, max_header_bytes, &pull):
         return None
-    put_key(&span, at + 8, end, &pull, key)
+    put_key(&span, &pull, key)
     return bytes(key.written())
 
 
@@ -1552,7 +1442,7 @@ def take_sends(
     broker.host_flags = (0x10 if len(born_host) == 20 else 0) | (0x20 if len(broker.store_host) == 20 else 0)
     with_separator = b"\2" + broker.cluster
     out = Output(span.size - at + 256)
-    while read_send(view, at, span.size, max_header, &send):
+    while read_send(view, at, max_header, &send):
         body_size = send.after - send.body_at
         if body_size > max_body or not read_properties(view, &send, text):
             break
@@ -1785,7 +1675,7 @@ def take_pulls(
             break
         offset = pull.value[QUEUE_OFFSET]
         key.size = 0
-        put_key(&span, at + 8, end, &pull, key)
+        put_key(&span, &pull, key)
         if last_key is None or len(last_key) != key.size or memcmp(PyBytes_AsString(last_key), key.start, key.size):
             last_key = PyBytes_FromStringAndSize(<const char *>key.start, key.size)
             queue = queues.get(last_key)
