@@ -1,6 +1,6 @@
 """Asyncio client for RocketMQ brokers of Rocketlet and of Apache (4.9 and later): producer, consumers, administration.
 
-consumer, shared_consumer, producer   the classes that applications use
+consumer, shared_consumer, lite_consumer, producer   the classes that applications use
 application  `Rocketlet`: handlers declared with decorators
 options      the options of consumers
 message      messages and leases
@@ -8,7 +8,7 @@ wire         connections to name servers and brokers, routes
 sending      the path of a message to a broker
 member       one client in one consumer group: heartbeats, rebalance, leases, offsets
 consuming    pull requests, process queues, handlers, commits
-sharing      receives (POP), renewals and acknowledgements of SharedConsumer
+sharing      receives (POP), renewals and acknowledgements of SharedConsumer and LiteConsumer
 admin        administration of a cluster
 config, errors
 
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         RocketletError,
         TopicNotFound,
     )
+    from .lite_consumer import LiteConsumer
     from .member.offsets import Position
     from .message import Message, Outgoing, SendResult
     from .producer import Producer
@@ -116,6 +117,7 @@ _NAMES: Final = {
     ),
     ".producer": ("Producer",),
     ".sending.accumulator": ("Sending",),
+    ".lite_consumer": ("LiteConsumer",),
     ".shared_consumer": ("SharedConsumer",),
     ".wire.connection": ("Access",),
 }
@@ -139,6 +141,7 @@ __all__ = [
     "Group",
     "GroupConfig",
     "Health",
+    "LiteConsumer",
     "MachineRoomNearby",
     "Message",
     "MessageIllegal",

@@ -61,6 +61,8 @@ DRAIN_S: Final = 30.0  # default time that a stop or a revoked queue waits for r
 MAX_DRAIN_S: Final = 3600.0  # maximum of `drain_s`; larger values are probably milliseconds
 HANDLER_CONCURRENCY: Final = 20  # default number of concurrent handlers of a consumer
 MAX_HANDLER_CONCURRENCY: Final = 10_000  # concurrent handlers of a consumer
+# concurrent handlers of a lite consumer: brokers give one client no more unacknowledged messages
+MAX_LITE_CONCURRENCY: Final = 100
 MAX_BATCH_SIZE: Final = (
     1024  # messages of one pull, as a Rocketlet broker returns; Apache's broker returns 32 by default
 )
@@ -176,6 +178,8 @@ class ClientLimits:
     # Members
 
     heartbeat_interval_s: float = 30.0  # interval of heartbeats
+    # interval at which a lite consumer synchronizes its subscriptions; brokers drop them 180 s after the last time
+    lite_sync_interval_s: float = 30.0
     heartbeat_retry_s: float = (
         1.0  # interval of heartbeats to a broker that does not answer, because its queues wait for one
     )

@@ -1,6 +1,6 @@
 """The options of consumers, each declared once: its type, description, default and check."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypedDict
@@ -60,6 +60,10 @@ _RETRIES: Final = _unless_none(partial(check_count, least=0, most=MAX_INT))
 
 def _check_listener(name: str, value: Any) -> None:
     check_callable(name, value, "a set of queues")
+
+
+def _check_taken(name: str, value: Any) -> None:
+    check_callable(name, value, "the name of a lite topic")
 
 
 class MemberOptions(TypedDict, total=False):
@@ -178,7 +182,21 @@ class ConsumerOptions(MemberOptions, total=False):
     ]
 
 
-class SharedOptions(MemberOptions, total=False):
+class PopOptions(MemberOptions, total=False):
+    """The options that SharedConsumer and LiteConsumer have in common, except the handler."""
+
+    invisible_s: Annotated[
+        float,
+        Option(
+            "visibility timeout in seconds: a message that is not settled or extended within this time is redelivered. The "
+            "consumer extends it while the handler is running.",
+            INVISIBLE_S,
+            check_invisible,
+        ),
+    ]
+
+
+class SharedOptions(PopOptions, total=False):
     """The options of a SharedConsumer, except `handler` and `decode`."""
 
     orderly: Annotated[
@@ -195,13 +213,26 @@ class SharedOptions(MemberOptions, total=False):
         Literal["last", "first"],
         Option('start position of a group that is new to the topic: "last" or "first".', "last", check_end),
     ]
-    invisible_s: Annotated[
-        float,
+
+
+class LiteOptions(PopOptions, total=False):
+    """The options of a LiteConsumer, except `lite_topics`, `handler` and `decode`."""
+
+    orderly: Annotated[
+        bool,
         Option(
-            "visibility timeout in seconds: a message that is not settled or extended within this time is redelivered. The "
-            "consumer extends it while the handler is running.",
-            INVISIBLE_S,
-            check_invisible,
+            "True to handle the messages of a lite topic one after the other, in order. A failed message blocks its lite "
+            "topic until it is redelivered. False to handle them concurrently, when they arrive together.",
+            True,
+            check_bool,
+        ),
+    ]
+    on_taken: Annotated[
+        Callable[[str], object] | None,
+        Option(
+            "callback for a lite topic that another member of an exclusive group has subscribed to, with its name.",
+            None,
+            _check_taken,
         ),
     ]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Self, Unpack
+from typing import Any, ClassVar, Self, Unpack
 
 from ..host.version import own_version
 from ..protocol.admin_bodies import decode_consume_stats
 from ..protocol.bodies import ConsumerData, Heartbeat
 from ..protocol.codes import RequestCode
 from ..protocol.headers import ConsumeStats, UnregisterClient, write
-from ..protocol.names import INNER_PRODUCER_GROUP, Queue
+from ..protocol.names import INNER_PRODUCER_GROUP, Queue, Subscription
 from .config import check_group, check_handler, chosen, parse_subscriptions, takes
 from .consumer import AnyConsumer, HeldMessages
 from .consuming.handling import AdminRequests, Calling, Decode, Decoding, Outcome, RetryLater, reason_of
@@ -20,64 +20,47 @@ from .consuming.queues import ProcessQueue, StallDetector, check_filters
 from .errors import ConfigError, RocketletError, get_logger
 from .member.leases import Heartbeats
 from .message import Message
-from .options import SharedOptions, most_retries
+from .options import PopOptions, SharedOptions, most_retries
 from .sending.requests import is_awaited, reply_failure
 from .sharing.member import DeliveryDispatcher, Sharing
-from .sharing.receiving import Wanted
+from .sharing.receiving import Source, Wanted
 from .wire.cluster import new_client_id
 from .wire.connection import body_of, cancelled
 
 log = get_logger("rocketlet.sharing")
 
 
-@takes(SharedOptions)
-class SharedConsumer(AnyConsumer):
-    """A member of a consumer group whose members share messages instead of queues: any member can get any message.
+class PopConsumer(AnyConsumer):
+    """Common base of SharedConsumer and LiteConsumer, which differ in what they subscribe to."""
 
-        async with SharedConsumer("host:port", "group", "topic", work) as consumer: ...
-
-    A group may have more members than queues, and there is no rebalance. A message whose handler is slow or fails
-    occupies one of the member's `concurrency` calls, and delays later messages only in an orderly group, where those of
-    its message group wait. With a handler, the consumer calls it for each message that arrives. Without one, iterate
-    (`async for message in consumer`), or call `await consumer.receive()` and settle each message with `ack`, `retry` or
-    `reject`.
-
-    - `subscriptions`: a topic, or a mapping from topics to filters: `*`, tags such as `TagA || TagB`, or `Sql("price >
-      5")`.
-    - `handler`: gets a `Message`. Returning None acknowledges the message, returning RetryLater or raising has it
-      redelivered after any delay (`RetryLater(delay=2.5)`), and returning Reject makes it a dead letter. A plain
-      function runs in a thread.
-    - `decode`: converts a message body to the handler's argument, as with a Consumer. A message whose body cannot be
-      decoded is rejected with the reason.
-    """
+    _source: ClassVar[type[Source]] = Source
 
     def __init__(
         self,
         name_server: str,
         group: str,
-        subscriptions: Mapping[str, str] | str,
-        handler: Callable[..., Any] | None = None,
+        subscriptions: Mapping[str, Subscription],
+        handler: Callable[..., Any] | None,
+        decode: Decode[Any] | None,
+        options: PopOptions,
         *,
-        decode: Decode[Any] | None = None,
-        **options: Unpack[SharedOptions],
+        orderly: bool,
+        from_first: bool,
     ) -> None:
+        self._options = options
         check_group(group)
-        self._options = options = chosen(SharedOptions, options)
         check_handler(handler, decode, options["middleware"])
-        super().__init__(
-            name_server, group, parse_subscriptions(subscriptions), options, has_handler=handler is not None
-        )
+        super().__init__(name_server, group, subscriptions, options, has_handler=handler is not None)
         self.client_id = new_client_id(options["client_name"])
         self._handler, self._decode = handler, decode
         self._max_reconsume_times = most_retries(options, handler)
-        self._orderly = options["orderly"]
-        self._wanted = Wanted(group, options["invisible_s"], self._orderly, options["start"] == "first")
+        self._orderly = orderly
+        self._wanted = Wanted(group, self.client_id, options["invisible_s"], orderly, from_first)
         self._cluster.keeps_brokers = True
         self._heartbeats = Heartbeats(self._cluster, self._described, self._addresses)
         self._cluster.listen(on_lost=self._heartbeats.forget)
         self._sharing: Sharing | None = None
         self._running: list[asyncio.Task[None]] = []
-        self._has_begun = False
 
     # Start and stop
     async def _begin(self) -> None:
@@ -89,6 +72,7 @@ class SharedConsumer(AnyConsumer):
             self._register,
             self._options["middleware"],
             notifies=self._handler is None,
+            source=self._source,
         )
         if self._handler is not None:
             inner = None if self._decode is None else Decoding(self._decode, self._handler).around
@@ -105,24 +89,17 @@ class SharedConsumer(AnyConsumer):
         else:
             self._held = sharing
         AdminRequests(self._cluster, self, sharing.spawn)
-        await check_filters(self._cluster, self.client_id, self.group, self.subscriptions)
-        await self._register_client()
-        await sharing.begin()
-        self._has_begun = True
-        await self._heartbeats.beat()
-        if self._heartbeats.refusal is not None:
-            raise self._heartbeats.refusal
-        self._running = [
+        await self._join(sharing)
+        self._running += [
             asyncio.create_task(self._heartbeats.beat_forever(), name="heartbeat"),
             asyncio.create_task(StallDetector(self.group, self._cluster.limits).watch(), name="standing"),
         ]
 
-    async def _register_client(self) -> None:
-        """Send heartbeats without the group, because the first receive creates the group, as an orderly one if
-        requested."""
-        for topic in self.subscriptions:
-            await self._cluster.find_route(topic)
+    async def _join(self, sharing: Sharing) -> None:
+        """Join the group at its brokers, and start to receive. Raises RocketletError."""
         await self._heartbeats.beat()
+        if self._heartbeats.refusal is not None:
+            raise self._heartbeats.refusal
 
     async def _register(self, address: str) -> None:
         """Send a heartbeat to a broker before the first receive on each connection."""
@@ -193,25 +170,6 @@ class SharedConsumer(AnyConsumer):
         """Resume the consumer after a pause."""
         self._checked().dispatcher.resume()
 
-    async def lag(self) -> int:
-        """Return the number of messages of the subscribed topics that the group has not acknowledged; on Apache's
-        brokers, of those that no member has received yet. Raises RocketletError."""
-        self._checked()
-        places = {
-            (topic, data.broker_name)
-            for topic in self.subscriptions
-            if (route := self._cluster.route(topic)) is not None
-            for data in route.queues
-            if data.read_queues
-        }
-        return sum(await asyncio.gather(*(self._lag(topic, broker_name) for topic, broker_name in places)))
-
-    async def _lag(self, topic: str, broker_name: str) -> int:
-        connection = await self._cluster.broker(broker_name)
-        ext = write(ConsumeStats(self.group, topic, columns=True, times=False))
-        found = body_of(await connection.request(RequestCode.GET_CONSUME_STATS, ext), decode_consume_stats)
-        return sum(max(item.lag, 0) for item in found.values())
-
     # Messages, without a handler
 
     def _held_messages(self) -> HeldMessages:
@@ -240,20 +198,99 @@ class SharedConsumer(AnyConsumer):
     # Heartbeats
 
     def _described(self) -> Heartbeat:
+        """Return the current heartbeat."""
+        return Heartbeat(self.client_id, (), (INNER_PRODUCER_GROUP,))
+
+    def _addresses(self) -> Iterator[str]:
+        yield from self._cluster.masters().values()
+
+
+@takes(SharedOptions)
+class SharedConsumer(PopConsumer):
+    """A member of a consumer group whose members share messages instead of queues: any member can get any message.
+
+        async with SharedConsumer("host:port", "group", "topic", work) as consumer: ...
+
+    A group may have more members than queues, and there is no rebalance. A message whose handler is slow or fails
+    occupies one of the member's `concurrency` calls, and delays later messages only in an orderly group, where those of
+    its message group wait. With a handler, the consumer calls it for each message that arrives. Without one, iterate
+    (`async for message in consumer`), or call `await consumer.receive()` and settle each message with `ack`, `retry` or
+    `reject`.
+
+    - `subscriptions`: a topic, or a mapping from topics to filters: `*`, tags such as `TagA || TagB`, or `Sql("price >
+      5")`.
+    - `handler`: gets a `Message`. Returning None acknowledges the message, returning RetryLater or raising has it
+      redelivered after any delay (`RetryLater(delay=2.5)`), and returning Reject makes it a dead letter. A plain
+      function runs in a thread.
+    - `decode`: converts a message body to the handler's argument, as with a Consumer. A message whose body cannot be
+      decoded is rejected with the reason.
+    """
+
+    def __init__(
+        self,
+        name_server: str,
+        group: str,
+        subscriptions: Mapping[str, str] | str,
+        handler: Callable[..., Any] | None = None,
+        *,
+        decode: Decode[Any] | None = None,
+        **options: Unpack[SharedOptions],
+    ) -> None:
+        check_group(group)
+        options = chosen(SharedOptions, options)
+        check_handler(handler, decode, options["middleware"])
+        super().__init__(
+            name_server,
+            group,
+            parse_subscriptions(subscriptions),
+            handler,
+            decode,
+            options,
+            orderly=options["orderly"],
+            from_first=options["start"] == "first",
+        )
+        self._has_begun = False
+
+    async def _join(self, sharing: Sharing) -> None:
+        await check_filters(self._cluster, self.client_id, self.group, self.subscriptions)
+        for topic in self.subscriptions:
+            await self._cluster.find_route(topic)
+        await self._heartbeats.beat()  # without the group: the first receive creates it, as an orderly one if requested
+        await sharing.begin()
+        self._has_begun = True
+        await super()._join(sharing)
+
+    def _described(self) -> Heartbeat:
         start = "CONSUME_FROM_FIRST_OFFSET" if self._wanted.from_first else "CONSUME_FROM_LAST_OFFSET"
         subscribed = tuple(self.subscriptions.values())
         consumer = ConsumerData(self.group, "CONSUME_POP", "CLUSTERING", start, subscribed, own_version=own_version())
         return Heartbeat(self.client_id, (consumer,) if self._has_begun else (), (INNER_PRODUCER_GROUP,))
 
-    def _addresses(self) -> Iterator[str]:
-        yield from self._cluster.masters().values()
+    async def lag(self) -> int:
+        """Return the number of messages of the subscribed topics that the group has not acknowledged; on Apache's
+        brokers, of those that no member has received yet. Raises RocketletError."""
+        self._checked()
+        places = {
+            (topic, data.broker_name)
+            for topic in self.subscriptions
+            if (route := self._cluster.route(topic)) is not None
+            for data in route.queues
+            if data.read_queues
+        }
+        return sum(await asyncio.gather(*(self._lag(topic, broker_name) for topic, broker_name in places)))
+
+    async def _lag(self, topic: str, broker_name: str) -> int:
+        connection = await self._cluster.broker(broker_name)
+        ext = write(ConsumeStats(self.group, topic, columns=True, times=False))
+        found = body_of(await connection.request(RequestCode.GET_CONSUME_STATS, ext), decode_consume_stats)
+        return sum(max(item.lag, 0) for item in found.values())
 
 
 class SharedMessages:
     """An iterator over single messages. If it is garbage collected, for example after `break`, it releases its last
     message."""
 
-    def __init__(self, consumer: SharedConsumer) -> None:
+    def __init__(self, consumer: PopConsumer) -> None:
         self._consumer = consumer
         self._last: Message | None = None
         self._loop = asyncio.get_running_loop()

@@ -767,6 +767,8 @@ class ChangeInvisibleTime(NamedTuple):
             the new timeout
         reject: Rocketlet's own field: the reason to dead-letter the message instead
         lite_topic: a field of 5.5 and later, as in ACK_MESSAGE
+        alone: Rocketlet's own field: True if `suspend` does not extend to the messages of the lite topic that were popped
+            together with this one
     """
 
     consumer_group: str
@@ -779,6 +781,7 @@ class ChangeInvisibleTime(NamedTuple):
     renews: bool = False
     reject: str | None = None
     lite_topic: str | None = None
+    alone: bool | None = None
 
 
 class ChangedInvisibleTime(NamedTuple):

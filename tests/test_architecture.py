@@ -55,12 +55,15 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "client.sending client.wire",
         "client.shared_consumer": "client.config client.consumer client.consuming client.errors client.member "
         "client.message client.options client.sending client.sharing client.wire host",
+        "client.lite_consumer": "client.config client.consuming client.errors client.options client.shared_consumer "
+        "client.sharing client.wire",
         "client.application": "client.config client.consumer client.consuming client.errors client.message "
         "client.producer client.sending client.shared_consumer client.wire",
         "client.admin": "client.config client.consuming client.errors client.message client.producer client.sending "
         "client.wire",
         "client": "client.admin client.application client.config client.consumer client.consuming client.errors "
-        "client.member client.message client.producer client.sending client.shared_consumer client.wire",  # the public names
+        "client.lite_consumer client.member client.message client.producer client.sending client.shared_consumer "
+        "client.wire",  # the public names
         "migration": "client",
         "spark": "client host",
         "root": "client",  # the public names, in __init__.py of the root

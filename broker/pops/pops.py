@@ -449,6 +449,7 @@ class Pops(LitePart):
         invisible_ms: int,
         *,
         is_counted: bool = True,
+        is_alone: bool = False,
         renews: bool = False,
         takes_late: bool = True,
     ) -> Changed:
@@ -458,6 +459,7 @@ class Pops(LitePart):
 
         Args:
             is_counted: False if this delivery does not count as an attempt.
+            is_alone: True if that does not extend to the messages of a lite topic that were popped together with this one.
             renews: True if the client still handles the message.
             takes_late: as for `ack`.
         """
@@ -474,7 +476,7 @@ class Pops(LitePart):
             self.pools.stop_extending(delivery)
         if not is_counted:
             delivery.attempts = max(delivery.attempts - 1, 0)
-            if isinstance(deliveries, LiteDeliveries):
+            if isinstance(deliveries, LiteDeliveries) and not is_alone:
                 self._suspend(deliveries, delivery, invisible_ms)
         if invisible_ms > 0:
             delivery.transition(Event.CHANGE)

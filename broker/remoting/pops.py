@@ -409,6 +409,7 @@ def change_invisible_time(broker: BrokerController, connection: RemotingConnecti
         header.extra_info,
         header.invisible_time,
         is_counted=not header.suspend,
+        is_alone=bool(header.alone),
         renews=header.renews,
     )
     if not changed.outcome.is_done:

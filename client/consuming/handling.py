@@ -68,7 +68,9 @@ class RetryLater:
         delay_level: 0 for a delay that grows with each retry; 1 to 18 for that delay level of the broker. A higher level
             means the highest one.
         reason: a text that is stored with the message, as `message.failure` of the next delivery.
-        delay: a timedelta or seconds, up to 12 hours, for messages of a SharedConsumer only.
+        delay: a timedelta or seconds, up to 12 hours, for messages of a SharedConsumer or LiteConsumer only.
+        counts: False to suspend the message: the attempt does not count, so a message may be suspended any number of times.
+            For messages of a SharedConsumer or LiteConsumer only.
 
     Raises ConfigError if `delay_level` is not an int from 0, `delay` is invalid, or both are given.
     """
@@ -76,6 +78,7 @@ class RetryLater:
     delay_level: int = 0
     reason: str = ""
     delay: timedelta | float | None = None
+    counts: bool = True
 
     def __post_init__(self) -> None:
         if type(self.delay_level) is not int or not 0 <= self.delay_level <= MAX_INT:
@@ -497,7 +500,9 @@ def checked_outcome(outcome: Any) -> Outcome:
 
 
 def check_has_level(outcome: RetryLater) -> None:
-    """Raises ConfigError for an outcome with a delay, which the retry topic does not support."""
+    """Raises ConfigError for an outcome with a delay, or without a count, which the retry topic does not support."""
+    if not outcome.counts:
+        raise ConfigError("counts: a Consumer counts every attempt; use a SharedConsumer, which may suspend a message")
     if outcome.delay is not None:
         raise ConfigError(
             "delay: a Consumer supports only delay_level; use that, or a SharedConsumer, which supports any delay"

@@ -40,6 +40,7 @@ class Sharing:
         max_reconsume_times: the maximum number of retries of a message; None for the broker's limit, or on Apache's
             brokers, which have none for popped messages, the default.
         register: `register(address)` sends a heartbeat, unless this member is registered at the broker on this connection.
+        source: the class of its sources.
         notifies: True if middleware that is a DeliveryWatch is notified of deliveries, because there is no handler.
     """
 
@@ -53,7 +54,9 @@ class Sharing:
         middleware: Sequence[object] = (),
         *,
         notifies: bool = False,
+        source: type[Source] = Source,
     ) -> None:
+        self._source_type = source
         self._cluster = cluster
         self._limits = cluster.limits
         self._wanted = wanted
@@ -77,7 +80,7 @@ class Sharing:
     def _source(self, subscription: Subscription, broker_name: str, is_late: bool) -> Source:
         wanted = replace(self._wanted, from_first=True) if is_late else self._wanted
         is_new = self._wanted.from_first or self._late.was_there(broker_name)
-        return Source(
+        return self._source_type(
             self._cluster,
             wanted,
             subscription,
@@ -187,7 +190,12 @@ class Sharing:
         """Settle a message by its outcome."""
         message, delivery.is_settled = delivery.message, True
         limit = self._max_reconsume_times
-        if isinstance(outcome, RetryLater) and limit is not None and message.reconsume_times >= limit:
+        if (
+            isinstance(outcome, RetryLater)
+            and outcome.counts
+            and limit is not None
+            and message.reconsume_times >= limit
+        ):
             outcome = Reject(outcome.reason or f"tried {message.attempt} times")
         if isinstance(outcome, Reject):
             self._settling.reject(delivery, outcome.reason, lambda: self._leaves(message, outcome))

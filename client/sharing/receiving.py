@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, ClassVar, Final
 
 from ...protocol import properties as props
 from ...protocol.allocation import subscribe_queues
@@ -18,6 +18,7 @@ from ...protocol.headers import (
     FROM_END,
     FROM_FIRST,
     HeaderError,
+    PopLiteMessage,
     PopMessage,
     PopMessageResult,
     QueueOffset,
@@ -74,13 +75,15 @@ class SharedDelivery:
         is_renewing: True while a renewal is in flight.
         settle: sends the outcome once the renewal in flight has a response.
         is_settled: True if the outcome is known.
+        lite_topic: the lite topic from which the message was popped; None for a message of a topic's queue.
     """
 
-    __slots__ = ("is_renewing", "is_settled", "message", "named_s", "receipt", "settle", "since_s")
+    __slots__ = ("is_renewing", "is_settled", "lite_topic", "message", "named_s", "receipt", "settle", "since_s")
 
-    def __init__(self, message: Message, receipt: Receipt) -> None:
+    def __init__(self, message: Message, receipt: Receipt, lite_topic: str | None = None) -> None:
         self.message = message
         self.receipt = receipt
+        self.lite_topic = lite_topic
         self.since_s = self.named_s = clock_s()
         self.is_renewing = self.is_settled = False
         self.settle: Callable[[], None] | None = None
@@ -123,17 +126,11 @@ def deliveries_of(answer: Frame, topic: str, broker_name: str, ends_s: float) ->
     starts, tried = starts_of(result.start_offset_info or ""), tried_in(result.order_count_info or "")
     found = []
     for record in split_records(answer.body):
-        try:
-            text = props.find(properties_in(record), POP_CK)
-        except MessageError as error:
-            consumer_log.error(
-                "message_unreadable", topic=topic, broker=broker_name, offset=offset_in(record), reason=str(error),
-                hint="its broker redelivers it until it is a dead letter",
-            )  # fmt: skip
+        properties = _properties(record, topic, broker_name)
+        if properties is None:
             continue
-        message = Message(
-            record, Queue(topic, broker_name, int.from_bytes(record[12:16], "big")), topic, Lease(0, ends_s)
-        )
+        text = props.find(properties, POP_CK)
+        message = _message(record, topic, broker_name, ends_s)
         if text is not None:
             receipt = receipt_of(text)
         else:  # computed as in Java's client: PopCallback's processPopResponse
@@ -142,10 +139,56 @@ def deliveries_of(answer: Frame, topic: str, broker_name: str, ends_s: float) ->
             receipt = Receipt(starts.get(queue_id, offset), *times, "0", broker_name, queue_id, offset)
             count = tried.get(f"qo{queue_id}%{offset}", tried.get(str(queue_id), 0))
             if count:  # in an orderly group the stored record does not have the current number of attempts
-                stored = message.record._replace(reconsume_times=count)
-                message = Message(stored, message.queue, topic, message.lease)
+                message = _tried(message, count)
         found.append(SharedDelivery(message, receipt))
     return found, result.rest_num
+
+
+def lite_deliveries_of(answer: Frame, topic: str, broker_name: str, ends_s: float) -> tuple[list[SharedDelivery], int]:
+    """Decode the response to POP_LITE_MESSAGE. Return its messages, and their number: brokers do not return how many are
+    left, so after some messages there may be more. Logs and raises as `deliveries_of` does."""
+    result = read(PopMessageResult, answer.ext)
+    tried = [text.strip() for text in (result.order_count_info or "").split(";")]
+    found = []
+    for number, record in enumerate(split_records(answer.body)):
+        properties = _properties(record, topic, broker_name)
+        if properties is None:
+            continue
+        name, text = props.find(properties, props.LITE_TOPIC), props.find(properties, POP_CK)
+        message = _message(record, topic, broker_name, ends_s)
+        if text is not None:
+            receipt = receipt_of(text)
+        else:  # an Apache broker, whose records have neither a receipt nor the number of attempts
+            offset = int(props.find(properties, props.LITE_OFFSET) or 0)
+            times = result.pop_time, result.invisible_time, result.revive_qid
+            receipt = Receipt(0, *times, "0", broker_name, 0, offset)
+            if number < len(tried) and tried[number].isdecimal():
+                message = _tried(message, int(tried[number]))
+        found.append(SharedDelivery(message, receipt, name or ""))
+    return found, len(found)
+
+
+def _properties(record: bytes, topic: str, broker_name: str) -> str | None:
+    """Return the properties of a record; None, and log that, if they cannot be read."""
+    try:
+        return properties_in(record)
+    except MessageError as error:
+        consumer_log.error(
+            "message_unreadable", topic=topic, broker=broker_name, offset=offset_in(record), reason=str(error),
+            hint="its broker redelivers it until it is a dead letter",
+        )  # fmt: skip
+        return None
+
+
+def _message(record: bytes, topic: str, broker_name: str, ends_s: float) -> Message:
+    queue = Queue(topic, broker_name, int.from_bytes(record[12:16], "big"))
+    return Message(record, queue, topic, Lease(0, ends_s))
+
+
+def _tried(message: Message, count: int) -> Message:
+    """Return a message with another number of earlier attempts than its record has."""
+    stored = message.record._replace(reconsume_times=count)
+    return Message(stored, message.queue, message.topic, message.lease)
 
 
 # ------------------------------------------------------------------------------
@@ -315,6 +358,7 @@ class Wanted:
     """
 
     group: str
+    client_id: str
     invisible_s: float
     orderly: bool
     from_first: bool
@@ -329,6 +373,8 @@ class Source:
         on_other: called with a message whose tag does not match the filter, but has the hash of one that does.
         late: the start offsets at a broker that was unreachable when the member joined; None for another broker.
     """
+
+    _code: ClassVar[RequestCode] = RequestCode.POP_MESSAGE
 
     def __init__(
         self,
@@ -412,17 +458,15 @@ class Source:
             self._late = None
         await self._register(connection.address)
         asked = ReceiveStart(connection)
-        answer = await connection.ask(
-            RequestCode.POP_MESSAGE, write(self._header(places, wait_s)), timeout_s=wait_s + POP_TIMEOUT_S
-        )
+        answer = await connection.ask(self._code, self._ext(places, wait_s), timeout_s=wait_s + POP_TIMEOUT_S)
         self._attempt = uuid.uuid4().hex
         if answer.code in _EMPTY:
             return [], 0
         if answer.code:
-            raise BrokerRefused(RequestCode.POP_MESSAGE, answer.code, answer.remark, connection.address)
+            raise BrokerRefused(self._code, answer.code, answer.remark, connection.address)
         ends_s = asked.ends_s(self._wanted.invisible_s)
         try:
-            found, rest = deliveries_of(answer, self.topic, self.broker_name, ends_s)
+            found, rest = self._decode(answer, ends_s)
         except (MessageError, HeaderError) as error:
             raise AnswerUnreadable(str(error)) from error
         others = [delivery for delivery in found if not self._is_wanted(delivery)]
@@ -451,10 +495,13 @@ class Source:
             return True
         return props.find(delivery.message.record.properties, props.TAGS) in tags
 
-    def _header(self, places: int, wait_s: float) -> PopMessage:
+    def _decode(self, answer: Frame, ends_s: float) -> tuple[list[SharedDelivery], int]:
+        return deliveries_of(answer, self.topic, self.broker_name, ends_s)
+
+    def _ext(self, places: int, wait_s: float) -> dict[str, Any]:
         """Return the header without a send time, because a broker whose clock differs would reject the request."""
         wanted, subscription = self._wanted, self._subscription
-        return PopMessage(
+        header = PopMessage(
             wanted.group,
             subscription.topic,
             -1,
@@ -467,6 +514,23 @@ class Source:
             subscription.expression,
             self._attempt if wanted.orderly else None,
             wanted.orderly,
+        )
+        return write(header)
+
+
+class LiteSource(Source):
+    """A parent topic at a broker: the member's lite topics there."""
+
+    _code = RequestCode.POP_LITE_MESSAGE
+
+    def _decode(self, answer: Frame, ends_s: float) -> tuple[list[SharedDelivery], int]:
+        return lite_deliveries_of(answer, self.topic, self.broker_name, ends_s)
+
+    def _ext(self, places: int, wait_s: float) -> dict[str, Any]:
+        wanted = self._wanted
+        times_ms = int(wanted.invisible_s * 1000), int(wait_s * 1000)
+        return write(
+            PopLiteMessage(wanted.client_id, wanted.group, self.topic, places, *times_ms, attempt_id=self._attempt)
         )
 
 

@@ -219,13 +219,15 @@ class Settling:
         waiting.append(delivery)
 
     def _send(self, broker_name: str) -> None:
-        deliveries = self._acks.pop(broker_name, ())
+        deliveries = self._acks.pop(broker_name, [])
         connection = self._cluster.connected(broker_name)
         if connection is None:
             self._again(deliveries)
             return
-        for first in range(0, len(deliveries), ACK_MESSAGES):
-            part = deliveries[first : first + ACK_MESSAGES]
+        is_lite = bool(deliveries) and deliveries[0].lite_topic is not None
+        most = 1 if is_lite else ACK_MESSAGES  # brokers accept no batches for lite topics
+        for first in range(0, len(deliveries), most):
+            part = deliveries[first : first + most]
             request = self._one(part[0]) if len(part) == 1 else self._batch(connection, broker_name, part)
             connection.call(
                 *request, partial(self._answered, connection, part), connection.running_s() + OFFSET_TIMEOUT_S
@@ -234,7 +236,7 @@ class Settling:
     def _one(self, delivery: SharedDelivery) -> tuple[int, dict[str, Any], bytes]:
         receipt = delivery.receipt
         topic = receipt.topic(self._group, delivery.message.topic)
-        header = AckMessage(self._group, topic, receipt.queue_id, receipt.text, receipt.offset)
+        header = AckMessage(self._group, topic, receipt.queue_id, receipt.text, receipt.offset, delivery.lite_topic)
         return RequestCode.ACK_MESSAGE, write(header), b""
 
     def _batch(
@@ -284,7 +286,8 @@ class Settling:
 
     def retry(self, delivery: SharedDelivery, outcome: RetryLater) -> None:
         delay_s = delay_of(outcome, delivery.message)
-        self._later(delivery, partial(self._retry_until_confirmed, delivery, partial(self.change, delivery, delay_s)))
+        change = partial(self.change, delivery, delay_s, suspend=not outcome.counts)
+        self._later(delivery, partial(self._retry_until_confirmed, delivery, change))
 
     def give_back(self, delivery: SharedDelivery) -> None:
         """Release a message, so that another member can receive it immediately. The attempt does not count."""
@@ -355,8 +358,14 @@ class Settling:
             await asyncio.sleep(self._limits.reconnect_s)
 
     async def change(self, delivery: SharedDelivery, delay_s: float, *, suspend: bool = False) -> None:
-        """Redeliver a message after `delay_s`. Raises RocketletError."""
+        """Redeliver a message after `delay_s`. Raises RocketletError.
+
+        Args:
+            suspend: True if the attempt does not count. At an Apache broker it does count in a lite topic, because the
+                broker would also suspend the messages that were popped together with this one.
+        """
         connection = await self._cluster.broker(delivery.receipt.broker_name)
+        suspend = suspend and (delivery.lite_topic is None or connection.speaks_msgpack)
         ext = change_ext(self._group, delivery, delay_s, suspend=suspend)
         await connection.request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext, timeout_s=OFFSET_TIMEOUT_S)
 
@@ -390,7 +399,8 @@ def change_ext(
     topic = receipt.topic(group, delivery.message.topic)
     delay_ms = round(delay_s * 1000)
     place = topic, receipt.queue_id, receipt.text, receipt.offset
-    return write(ChangeInvisibleTime(group, *place, delay_ms, suspend, renews, reject))
+    alone = True if suspend and delivery.lite_topic is not None else None
+    return write(ChangeInvisibleTime(group, *place, delay_ms, suspend, renews, reject, delivery.lite_topic, alone))
 
 
 def _by_pop(deliveries: Sequence[SharedDelivery], *, is_ours: bool) -> Sequence[tuple[str, Receipt, Sequence[int]]]:

@@ -213,6 +213,28 @@ async def test_changed_invisible_time_redelivers_and_counts_unless_suspended(nod
         clock.advance(5)
 
 
+@pytest.mark.parametrize(("alone", "left"), [(False, [b"1", b"2"]), (True, [b"1"])])
+async def test_suspended_message_suspends_those_popped_with_it_unless_it_is_alone(
+    node: Node, wire: Wire, alone: bool, left: list[bytes]
+) -> None:
+    ready(node)
+    await fill(wire, "a", b"1", b"2")
+    await sync(wire, "a")
+    first, second = await popped(wire)
+    suspended = place(first, invisibleTime=1, suspend=True, alone=alone)
+    assert (await wire.call(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, suspended)).code == 0
+    if alone:
+        assert (await wire.call(RequestCode.ACK_MESSAGE, place(second))).code == 0
+    again: list[Record] = []
+
+    async def has_come() -> bool:
+        again.extend(await popped(wire))
+        return bool(again)
+
+    await eventually(has_come)
+    assert [(record.body, record.reconsume_times) for record in again] == [(body, 0) for body in left]
+
+
 async def test_rejected_message_becomes_a_dead_letter_that_does_not_return(node: Node, wire: Wire) -> None:
     ready(node)
     await fill(wire, "a", b"1", b"2")
