@@ -269,7 +269,8 @@ class Dispatch:
     def _settle(self, sends: Sends, connection: RemotingConnection, out: Buffers, began_s: float) -> None:
         """Commit the staged messages and write the responses; with `--flush sync`, once the messages are on the device.
         In the metrics of request times, each send counts with the time of all of them."""
-        code, count, staged = sends.first_code, sends.count, sends.staged
+        staged = sends.staged
+        code, count = staged[0].code, len(staged) + sends.more
         out += sends.settle()
         self._times[code].observe(time.perf_counter() - began_s, count)
         if self._flusher is None:

@@ -89,7 +89,7 @@ class Sends:
         self._sending = broker.sending
         self._host_hex = broker.store.store_host.hex().upper()
         self.staged: list[Staged] = []
-        self._more = 0  # number of staged sends minus the number of items in `staged`
+        self.more = 0  # number of staged sends minus the number of items in `staged`
 
     def stage(self, connection: RemotingConnection, frame: Frame) -> None:
         """Stage the message of a send. If this raises, for example Refusal or LongBatch, nothing of the send is
@@ -109,24 +109,16 @@ class Sends:
             return False
         requests.skip_to(sends.end)
         self.staged.append(sends)
-        self._more += sends.sends - 1
+        self.more += sends.sends - 1
         return True
 
     def pass_queue(self, account: bytes, frame: Frame) -> None:
         """Allow `stage_run` to stage the account's next sends to the queue of a staged send."""
         self._sending.pass_queue(account, _send_header(frame))
 
-    @property
-    def first_code(self) -> int:
-        return self.staged[0].code
-
-    @property
-    def count(self) -> int:
-        return len(self.staged) + self._more
-
     def settle(self) -> Buffers:
         """Commit the staged sends, and return their responses in order. One-way sends have none."""
-        staged, self.staged, self._more = self.staged, [], 0
+        staged, self.staged, self.more = self.staged, [], 0
         try:
             placed = self._sending.commit()
         except Exception as error:

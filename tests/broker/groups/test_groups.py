@@ -148,6 +148,7 @@ async def test_retries_have_one_reader_where_members_know_only_of_some(node: Nod
     retry = retry_topic("g")
     await beat(one, "c1", {"t": "*", retry: "*"})
     await beat(two, "c2", {"u": "*", retry: "*"})
+    await eventually(lambda: not node.broker.draining.is_pending("g"))
     await send(one, b"again", topic=retry)
     flags = SUBSCRIBED | SUSPEND
     none = pull(retry, flags=flags, suspend_timeout_millis=1)
