@@ -71,13 +71,14 @@ TO_A_TIME: Final = -1  # in the place of a delay level
 
 
 class LongBatch(Exception):
-    """A batch is stored in pieces, because others would wait for too long."""
+    """A batch is too large to be staged at once, because other clients would wait for too long. `storing_batch` stores
+    it in pieces."""
 
 
 class Placed(NamedTuple):
-    """The place of a staged message: its position in the log, its queue, and its offset there. A half message's queue is
-    the half queue. `positions` are those of a batch's messages. `recall_handle` may be empty, unless the message waits for
-    a time."""
+    """The place of a staged message: its position in the commit log, its queue id, and its offset in the queue where it
+    is stored. A half message is stored in the half queue. `positions` are those of a batch's messages. `recall_handle`
+    is None or empty for a message that cannot be recalled."""
 
     position: int
     queue_id: int
@@ -93,7 +94,8 @@ _PLACED_RUN: Final = Placed(-1, -1, -1)  # whose messages have their places in `
 
 
 class _Later(NamedTuple):
-    """The queue in which a message waits, and until when. `level` is that of its delay, or TO_A_TIME."""
+    """The queue in which a message waits for its delivery, and the delivery time. `level` is the delay level, or
+    TO_A_TIME for a delivery time."""
 
     queue: ConsumeQueue | None
     due_ms: int
@@ -131,9 +133,9 @@ class SendService:
         self._cluster = config.cluster
         self._cluster_text = f"{props.CLUSTER}{props.NAME_END}{config.cluster}"
         self._cluster_end = props.PAIR_END + self._cluster_text
-        self._checked: set[tuple[str, int]] = set()  # topics and queues that take messages
-        self._checked_at = -1  # the generation of topics before they were checked
-        # Those to which an account has sent a plain message, by account, topic and number, for the compiled module
+        self._checked: set[tuple[str, int]] = set()  # topics and queues that have passed the checks of `_queue_id`
+        self._checked_at = -1  # generation of topics at which `_checked` was valid
+        # Queues to which an account has sent a plain message, by account, topic and queue id, for the compiled module
         self._passed: dict[bytes, tuple[ConsumeQueue, bytes]] = {}
         host = self._store.store_host
         self._broker_texts = host, host.hex().upper().encode(), self._cluster_text.encode(), REGION.encode()
@@ -142,24 +144,25 @@ class SendService:
     def stage(
         self, header: SendMessage, body: bytes, born_host: bytes, pieces: Sequence[Piece] | None = None
     ) -> Placed:
-        """Gives a message, or a batch, its place. Whatever this raises, such as Refusal, nothing of it is staged.
-        Raises LongBatch for a batch that takes longer than others wait: `storing_batch` stores it in pieces.
+        """Stage a message or a batch, and return its place. Raises Refusal, and LongBatch for a batch that
+        `storing_batch` must store in pieces. If this raises, nothing of the message or batch is staged.
 
-        pieces: the part of the batch that is meant, if not all of it."""
+        pieces: the pieces of the batch to stage; None for all of it."""
         if not self.placed:
             self._appender.begin()
         kept = self._store.staged
         try:
             placed = self._place(header, body, born_host, pieces)
         except BaseException:
-            self._store.roll_back(kept)  # half a batch is no batch
+            self._store.roll_back(kept)  # discard the part of a batch that was staged before the error
             self._lites.restage(item.lite for item in self.placed)
             raise
         self.placed.append(placed)
         return placed
 
     def stage_run(self, data: bytes, at: int, account: bytes, born_host: bytes) -> EncodedSends | None:
-        """Give the messages of the next sends their places, if their queues have passed every check.
+        """Stage the next plain sends with the compiled module, as long as their queues have passed the checks before
+        (`pass_queue`).
 
         Args:
             data: The bytes of a socket.
@@ -168,7 +171,8 @@ class SendService:
             born_host: The client's address.
 
         Returns:
-            What was staged. None if there is no whole send, or it is for `stage`, because of its queue or of its properties.
+            The staged sends. None if the next request is not a complete send, or needs `stage` because of its queue or
+            its properties.
         """
         if not self._passed or self._checked_at != self._topics.generation.number:
             return None
@@ -180,8 +184,9 @@ class SendService:
         return sends
 
     def pass_queue(self, account: bytes, header: SendMessage) -> None:
-        """Let `stage_run` take the account's next sends to the queue of a message that was staged just now: a queue that was
-        checked stays so until something changes. Every send to a group's retries or dead letters is checked."""
+        """Allow `stage_run` to stage the account's next sends to the queue of a message that was just staged. The queue
+        counts as checked until the settings of a topic change. Sends to retry and dead-letter topics are always
+        checked."""
         name, queue_id = key = header.topic, header.queue_id
         queue = self._store.queues.get(key)
         if queue is None or name[0] == "%" or key not in self._checked:
@@ -191,8 +196,8 @@ class SendService:
         self._passed[b"%b\0%b\0%d" % (account, name.encode(), queue_id)] = queue, queue.topic_record
 
     def storing_batch(self, header: SendMessage, body: bytes, born_host: bytes) -> Work[list[Placed]]:
-        """Store a batch of very many messages in pieces, and return the place of each piece. The whole batch is checked
-        before any message is stored. If the disk becomes full in between, a part of it is stored."""
+        """Store a large batch in pieces, and return the place of each piece. The form of all messages is checked before
+        any is stored. If the disk becomes full or the topic is deleted in between, a part of the batch stays stored."""
         if len(body) > MAX_BODY_BYTES:
             raise too_large("batch", body)
         pieces: list[Piece] = []
@@ -207,25 +212,28 @@ class SendService:
             placed = self.stage(header, body, born_host, (piece,))
             self.commit()
             stored.append(placed)
-            header = header._replace(queue_id=placed.queue_id)  # the client leaves the choice to the broker
+            # all pieces go to one queue, even if the client has left its choice to the broker
+            header = header._replace(queue_id=placed.queue_id)
             yield
         return stored
 
     def mark(self) -> tuple[int, int]:
-        """How much is staged, for `undo`."""
+        """Return a mark of what is staged, for `undo`."""
         return self._store.staged if self.placed else 0, len(self.placed)
 
     def undo(self, mark: tuple[int, int]) -> None:
-        """Forgets messages staged since."""
+        """Discard the messages that were staged after a mark."""
         self._store.roll_back(mark[0])
         del self.placed[mark[1] :]
         self._lites.restage(item.lite for item in self.placed)
 
     def commit(self) -> list[Placed]:
-        """Stores everything that is staged, in order. If this raises, such as StoreFull, nothing of it is kept."""
+        """Store the staged messages in order, and return their places. If this raises, for example StoreFull, none of
+        them is stored."""
         placed, self.placed = self.placed, []
         self._appender.commit()
-        others = [item for item in placed if item[4] or item[5] or item[7]]  # few of them need more than to be stored
+        # few messages need further work after they are stored
+        others = [item for item in placed if item[4] or item[5] or item[7]]
         lites = [(item.lite, item.queue_offset) for item in others if item.lite is not None] if others else ()
         if lites:
             self._lites.append(lites)
@@ -280,23 +288,24 @@ class SendService:
         return _new_tuple(Placed, (position, queue_id, offset, None, later.level, is_half, later.recall_handle, lite))
 
     def _queue_id(self, header: SendMessage) -> int:
-        """The queue that a message goes to, of a topic that is made if it may be. A queue that was checked stays so until
-        something changes. Raises Refusal."""
+        """Return the id of the queue for a message, and record that the queue has passed the checks. An unknown topic
+        is created if that is allowed. Raises Refusal."""
         name, queue_id, generation = header.topic, header.queue_id, self._topics.generation.number
         topic = self._topics.get(name)
         if topic is None or name in names.UNSENDABLE_TOPICS:
             topic = self._topic(header)
-        # AbstractSendMessageProcessor.msgCheck: a queue that may only be read is legal, too.
+        # A queue that can be read but not written is accepted, too, as in AbstractSendMessageProcessor.msgCheck.
         if queue_id >= topic.write_queues and queue_id >= topic.read_queues:
             raise Refusal(
                 Reason.ILLEGAL,
                 f"request queueId[{queue_id}] is illegal, {name} has {topic.write_queues} queues",
             )
-        if topic.is_lite:  # its queues are never among the checked ones, which the compiled module takes
+        # queues of lite topics are not added to `_checked`, so the compiled module does not stage their messages
+        if topic.is_lite:
             self._lites.refuse_other(topic, "" if header.batch else header.properties)
             return max(queue_id, 0)
         if queue_id < 0:
-            # As SendMessageProcessor: a client may leave the choice to the broker.
+            # A client may leave the choice of the queue to the broker, as in SendMessageProcessor.
             return random.randrange(topic.write_queues or 1)
         if self._checked_at != generation or len(self._checked) >= MAX_CHECKED_SENDS:
             self._checked.clear()
@@ -316,12 +325,14 @@ class SendService:
         return max(min(int(value), (topic.write_queues if topic is not None else 1) - 1), 0)
 
     def _later(self, text: str, name: str, queue_id: int, is_half: bool) -> tuple[_Later, str]:
-        """The place in which a message with a later time waits, if it has one, and its properties there. Raises Refusal."""
+        """Return the queue in which a delayed message waits (`_AT_ONCE` for a message without a delay), and the
+        message's properties there. Raises Refusal."""
         level = 0
-        # A half message is not delayed, as in Apache's CommitLog.putMessage: its producer ends it when it wants.
+        # A half message is not delayed, as in Apache's CommitLog.putMessage, because its producer decides when it is
+        # committed.
         if _DELAY_MARK in text and not is_half:
             level = _delay_level(text, self._delays)
-        if level:  # as HookUtils.checkIfTimerMessage: a level counts before a time
+        if level:  # a delay level has precedence over a delivery time, as in HookUtils.checkIfTimerMessage
             queue, text, due_ms = self._delays.place_of(level, name, queue_id, without_time(text))
             return _Later(queue, due_ms, level), text
         due_ms = self._due_ms(text, is_half) if TIME_MARK in text else 0
@@ -341,7 +352,7 @@ class SendService:
         return due_ms
 
     def _refuse_half(self) -> None:
-        """Raises Refusal when too many half messages wait, those of this read aside."""
+        """Raises Refusal if too many half messages wait, not counting those that are staged and not committed."""
         transactions = self._transactions
         if transactions.waiting >= transactions.most:
             raise Refusal(
@@ -350,7 +361,7 @@ class SendService:
             )
 
     def _topic(self, header: SendMessage) -> TopicConfig:
-        """A topic that is not there, made if it may be. Raises Refusal."""
+        """Return the topic of a message, created if it does not exist and may be created. Raises Refusal."""
         name = header.topic
         fault = names.topic_fault(name)
         if fault:
@@ -394,12 +405,13 @@ class SendService:
         return Placed(positions[0], queue_id, first_offset, positions)
 
     def _batch_properties(self, header: SendMessage) -> bytes:
-        """The properties that each message of a batch gets."""
+        """Return the properties that are appended to each message of a batch."""
         return props.appended(header.properties, props.CLUSTER, self._cluster).encode()
 
 
 def _short(body: bytes, shared: bytes) -> list[Piece]:
-    """A batch that others wait for. Raises LongBatch, before any record is made."""
+    """Return the pieces of a small batch. Raises LongBatch for a batch that takes too long, before any record is
+    made."""
     if len(body) > BATCH_TURN_BYTES:
         raise LongBatch
     pieces: list[Piece] = []
@@ -417,7 +429,7 @@ def too_large(what: str, body: bytes) -> Refusal:
 
 
 def _delay_level(text: str, delays: Delays) -> int:
-    """The delay level that a message asks for; 0 for none. Raises Refusal if it is not a number."""
+    """Return the delay level in a message's properties; 0 for none. Raises Refusal if it is not a number."""
     value = props.find(text, props.DELAY)
     if value is None:
         return 0
@@ -455,8 +467,8 @@ class Retries:
         self._statistics = statistics
 
     def check_new_topic(self, topic: str) -> None:
-        """A client's send may make the topic of a group's retries or dead letters only if there is the group: a mistyped name
-        would make a group that nobody reads, too. Raises Refusal."""
+        """Refuse to create the retry or dead-letter topic of an unknown group for a send, because a mistyped name would
+        create a topic that no member reads. Raises Refusal."""
         for prefix in (names.RETRY_PREFIX, names.DLQ_PREFIX):
             group = topic.removeprefix(prefix)
             if group != topic and group not in self._groups:
@@ -467,8 +479,8 @@ class Retries:
                 )
 
     def place_of(self, header: SendMessage, queue_id: int, text: str) -> tuple[str, int, str]:
-        """Topic, queue and properties of a message that a client publishes to a retry topic itself: among the dead letters if
-        it was tried enough. Raises Refusal."""
+        """Return topic, queue id and properties for a message that a client sends to a retry topic: those of the
+        dead-letter topic if the message has no attempts left. Raises Refusal."""
         name = header.topic
         group = name.removeprefix(names.RETRY_PREFIX)
         settings = self._settings(group)
@@ -480,7 +492,7 @@ class Retries:
     def send_back(self, header: SendBack) -> None:
         """Retry a message that a consumer could not handle, or dead-letter it. Raises Refusal and StoreFull."""
         settings = self._settings(header.group)
-        # A group without retries: Apache's broker says success, too, and the message is gone.
+        # In a group without retries, the message is dropped and the client gets success, as with Apache's broker.
         if settings.retry_queues <= 0:
             return
         record = self._store.record_at(header.offset)
@@ -488,12 +500,13 @@ class Retries:
             raise Refusal(Reason.ILLEGAL, f"look message by offset failed, {header.offset}")
         is_last = is_last_attempt(record.reconsume_times + 1, settings, header.max_reconsume_times)
         given_up = is_last or header.delay_level < 0
-        # Each try waits a level longer, from 3 (10 s) on: SendMessageProcessor.asyncConsumerSendMsgBack.
+        # Each retry has a longer delay level, starting with 3 (10 s), as in
+        # SendMessageProcessor.asyncConsumerSendMsgBack.
         level = 0 if given_up else self._delays.level(header.delay_level or 3 + tried(record.reconsume_times))
         text = sent_back(record, _reason(header, record, given_up=given_up))
         if level and not _has_room(
             header.group, text, level
-        ):  # from an earlier release, or sent to a retry topic by a client
+        ):  # the message is of an earlier release, or a client has sent it to a retry topic
             log.warning("retry_has_no_room", group=header.group, topic=record.topic, hint="it is a dead letter now")
             level = 0
         with self._appender.batch():
@@ -535,7 +548,8 @@ class Retries:
 
 
 def max_attempts(settings: GroupConfig, own_retries: int | None = None) -> int:
-    """Return how many attempts a message has, including the first one. Every dead-letter limit follows from this function.
+    """Return how many attempts a message has, including the first one. Pull retries, POP and gRPC dead-letter messages
+    by this number.
 
     Args:
         settings: the settings of the consumer group.
@@ -556,11 +570,12 @@ def _has_room(group: str, text: str, level: int) -> bool:
     return len(whole.encode()) <= MAX_PROPERTY_BYTES
 
 
-GIVEN_UP: Final = "its consumer gave it up"  # the reason of a dead letter without another one
+GIVEN_UP: Final = "its consumer gave it up"  # the reason of a dead letter for which the consumer has given none
 
 
 def _reason(header: SendBack, record: Record, *, given_up: bool) -> str:
-    """Why the message was not handled, as its consumer says. Apache's clients do not say it."""
+    """Return the reason why a message was not handled, with the consumer's own text if it sent one, which Apache's
+    clients do not."""
     shown = (header.reason or "")[:MAX_REASON_CHARS]
     said = "".join(char if char.isprintable() else " " for char in shown)
     if header.delay_level < 0:
@@ -572,11 +587,11 @@ def _reason(header: SendBack, record: Record, *, given_up: bool) -> str:
 
 
 def sent_back(record: Record, reason: str) -> str:
-    """The properties of a message that was sent back: where it comes from, why if there is room for that, and no delay of
-    its own."""
-    # A delay of its own has passed; left in, it would be delayed by it again.
+    """Return the properties of a message that was sent back: with its original topic and id, with the reason if there
+    is room for it, and without its delay level."""
+    # The message's own delay has passed, and must not apply to the retry.
     text = props.without(props.without(record.properties, props.DELAY), props.WAIT)
-    # The first topic and the first id stay through all retries: by them a message is known again.
+    # The original topic and id stay unchanged through all retries, so that the message can be recognized.
     if props.find(text, props.RETRY_TOPIC) is None:
         text = props.appended(text, props.RETRY_TOPIC, record.topic)
     if props.find(text, props.ORIGIN_MESSAGE_ID) is None:
