@@ -64,8 +64,8 @@ log = structlog.get_logger("rocketlet.broker")
 class BrokerController:
     """Opens the data folder and recovers it. Raises StoreError if that fails.
 
-    routes: the table of the name server in the same process, if there is one. Each part that is made here gets the parts
-    that it needs, and knows nothing else. `clock` is what all of it reads and waits by.
+    routes: the table of the name server in the same process, if there is one. Each part that is created here gets the
+    parts that it needs. `clock` is what all of it reads and waits by.
     """
 
     def __init__(
@@ -143,7 +143,8 @@ class BrokerController:
         self.transactions = Transactions(runtime, path, self.settings, topics, appender, self.clients, time)
 
     def _read_groups(self, config: BrokerConfig) -> Frames:
-        """Reads what is kept of groups, and makes what sending needs of it. Returns the file of popped messages."""
+        """Read the stored settings and offsets of groups, and create the parts of sending that need them. Returns the
+        file of popped messages."""
         folder, limits = config.data_dir, self.limits
         self.history = History(self.runtime)
         self.groups = self._make_groups(config.name)

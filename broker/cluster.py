@@ -335,8 +335,8 @@ def _frame(word: Word) -> Frame:
 # ------------------------------------------------------------------------------
 # Registers the broker with name servers: at the start, every 30 s, whenever a topic changes, and at the end.
 #
-# The name server in the broker's own process is called directly. Others get a connection each, with one request at a
-# time.
+# The name server in the broker's own process is called directly. Each other name server gets a connection, with one
+# request at a time.
 
 
 class RouteChanges(Protocol):
@@ -347,7 +347,7 @@ class RouteChanges(Protocol):
         ...
 
     def topics_known(self) -> None:
-        """The name servers know all topics. One of them may have been away when a topic changed."""
+        """Every name server has the broker's topics now, even one that was unreachable when a topic changed."""
         ...
 
 

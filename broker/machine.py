@@ -113,11 +113,11 @@ def shares() -> OpenFileShares:
 # ------------------------------------------------------------------------------
 # The collector of circular garbage, in a process that runs servers only.
 #
-# Python frees an object when nothing refers to it any more. Its collector is for objects that refer to each other in
-# a circle, and examines all objects, repeatedly while their number grows: with the 10,000 members of a
-# large group it takes 130 ms, in which nobody is served. A server leaves no circles behind, however its clients
-# leave. So the collector examines new objects only, and every second the survivors are set aside, which takes no
-# time. Circles that a library leaves are found when memory has doubled: then the collector examines all objects.
+# Python frees an object when nothing refers to it any more. Python's garbage collector is for objects that refer to
+# each other in a circle. It examines all objects, repeatedly while their number grows. With the 10,000 members of a
+# large group this takes 130 ms, in which no client is served. A server leaves no circles behind, however its clients
+# leave. So the collector examines new objects only, and every second the survivors are set aside, which takes no time.
+# Circles that a library leaves are found when memory has doubled: then the collector examines all objects.
 
 
 _YOUNG: Final = 1  # the oldest of the generations that are still collected
@@ -195,7 +195,7 @@ class Watched:
 
     @property
     def has_changed(self) -> bool:
-        """Whether the last two looks that found them alike found other files than those that were taken."""
+        """True if the last two equal checks found other files than those that are in use."""
         return self._still != self._taken
 
     def take(self, read: Callable[[], T]) -> T:

@@ -398,8 +398,8 @@ async def _done(work: Work[T]) -> T:
 
 
 class Measured(Protocol):
-    """The source of metrics and readiness. Both methods run in the event loop. `readiness` returns the reason why the
-    broker cannot serve clients, or None."""
+    """The source of metrics and readiness. Its methods are called in the event loop. `readiness` returns the reason why
+    the broker cannot serve clients, or None."""
 
     async def snapshot(self) -> list[Metric]: ...
 

@@ -26,7 +26,8 @@ log = structlog.get_logger("rocketlet.nameserver")
 
 @dataclass(slots=True)
 class _Address:
-    """One broker process. `session` is None for the broker in the name server's own process."""
+    """The address of one broker process, and what it has registered. `session` is None for the broker in the name
+    server's own process."""
 
     session: Session | None
     seen_s: float
@@ -36,7 +37,7 @@ class _Address:
 
 @dataclass(slots=True)
 class _Broker:
-    """One broker name, with its addresses by broker id."""
+    """The registration of one broker name, with its addresses by broker id."""
 
     cluster: str
     addresses: dict[int, str] = field(default_factory=dict)
@@ -386,8 +387,8 @@ class Networks:
 
 
 def parse_networks(text: str) -> Networks:
-    """Parse Linux's /proc/net/route, whose numbers are hexadecimal in the machine's byte order. Other lines are
-    skipped."""
+    """Parse Linux's /proc/net/route, whose numbers are hexadecimal in the machine's byte order. Lines without a network
+    are skipped."""
     own: list[IPv4Network] = []
     gateways: set[IPv4Address] = set()
     for line in text.splitlines()[1:]:

@@ -140,10 +140,10 @@ class _MovableTimer:
 # ------------------------------------------------------------------------------
 # Cooperative scheduling: long work is done in pieces, so that other clients wait for a few ms at most.
 #
-# Work is a generator that yields after each piece (`protocol.bodies.Work`). Its first piece runs immediately if the time
-# slice of this event-loop iteration (a turn) allows it. All waiting work shares one time slice between two polls of the
-# sockets, whatever its amount, and runs a piece each in round-robin order: each client address in its turn, however many
-# connections it has, and every other piece the broker's own work.
+# Work is a generator that yields after each piece (`protocol.bodies.Work`). The first piece runs immediately if the
+# time slice of this event-loop iteration (a turn) is not used up. All waiting work shares one time slice between two
+# polls of the sockets, whatever its amount, and runs a piece each in round-robin order: each client address in its
+# turn, however many connections it has, and every other piece the broker's own work.
 #
 # Requests that were just read are served immediately as long as that is short (`Moment`); longer ones become such work.
 
@@ -283,8 +283,8 @@ class OnePerIteration:
 
 
 class FairQueue:
-    """Long requests of one kind, shared fairly among clients. One request of each client runs at a time, and `at_once` of all
-    clients; others wait, and clients take turns."""
+    """Long requests of one kind, shared fairly among clients. One request of each client runs at a time, and up to
+    `at_once` of all clients. Further requests wait, and the clients are served in round-robin order."""
 
     def __init__(self, turns: Turns, at_once: int, max_waiting: int) -> None:
         self._turns = turns
@@ -395,8 +395,8 @@ class Tasks:
 # ------------------------------------------------------------------------------
 # Work that also waits for the device, for example to save a state file.
 #
-# A job is a generator. It yields None after each piece of work, and yields calls that may wait for the device. A broker
-# makes these calls in a thread, so that a slow disk does not block the event loop. `run` makes them immediately.
+# A job is a generator. A job yields None after each piece of work, and yields calls that may wait for the device. A
+# broker makes these calls in a thread, so that a slow disk does not block the event loop. `run` makes them immediately.
 
 
 T = TypeVar("T")

@@ -366,7 +366,8 @@ async def _load_grpc_ahead() -> None:
 def _load_grpc() -> type[GrpcServer] | None:
     """Return the class of the gRPC server; None without the extra `broker`.
 
-    Its import takes long, so a thread does it after the server is ready. Earlier clients wait (`LazyProtocol`).
+    The import of the gRPC server takes long, so a thread does it after the server is ready. Earlier clients wait
+    (`LazyProtocol`).
     """
     try:
         from .grpc.server import GrpcServer

@@ -46,9 +46,9 @@ log = structlog.get_logger("rocketlet.memory")
 # ------------------------------------------------------------------------------
 # A connected client, by either protocol server.
 #
-# Groups, leases and waiting pulls keep a session as the identity of a member, owner or reader. They charge memory to it, and
-# send it events and requests as values, which the protocol servers encode. A session is a connection of the remoting
-# protocol, or a gRPC client id, which may have several HTTP/2 connections.
+# Groups, leases and waiting pulls keep a session as the identity of a member, owner or reader. These parts charge
+# memory to the session, and send it events and requests as values, which the protocol servers encode. A session is a
+# connection of the remoting protocol, or a gRPC client id, which may have several HTTP/2 connections.
 
 
 def is_loopback(address: str) -> bool:
@@ -56,7 +56,7 @@ def is_loopback(address: str) -> bool:
 
 
 class Session(Protocol):
-    """A client, hashable by identity. Its charges count against `--memory` until it is gone.
+    """A client, hashable by identity. The session's charges count against `--memory` until the session is gone.
 
     Attributes:
         known: The result of authentication, which `access` keeps here.
@@ -88,7 +88,8 @@ class Session(Protocol):
 
     @property
     def is_left(self) -> bool:
-        """True if the client ended the session on its own. Only valid once the session is gone."""
+        """True unless the broker has closed the connection or the client became unreachable; always True for gRPC
+        clients. Only valid once the session is gone."""
         ...
 
     @property
@@ -124,7 +125,7 @@ class Session(Protocol):
         ...
 
     def is_news(self, event: str) -> bool:
-        """True if this event was not logged for the client's address lately. It then counts as logged."""
+        """True if this event was not logged for the client's address lately. The event then counts as logged."""
         ...
 
     def when_read(self, action: Callable[[], None]) -> None:
@@ -695,8 +696,8 @@ class GrpcClientStats:
 
 
 class AddressShares:
-    """The use of a limit by address. One address may use only ADDRESS_SHARE of it, so that it cannot lock others out.
-    Loopback may use all of it, because a proxy on this machine may serve many clients."""
+    """The use of a limit by address. One address may use only ADDRESS_SHARE of the limit, so that it cannot lock other
+    addresses out. Loopback may use all of it, because a proxy on this machine may serve many clients."""
 
     __slots__ = ("_of_address", "count", "most")
 

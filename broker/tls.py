@@ -204,8 +204,8 @@ def _context_of(pem: Path) -> ssl.SSLContext:
 
 
 def client_context(authority: Path, own: TlsFiles | None) -> ssl.SSLContext:
-    """Return the TLS context of a broker that registers with name servers. It verifies their certificates, and presents
-    the broker's own on request. Raises TlsError."""
+    """Return the TLS context of a broker that registers with name servers. The context verifies the name servers'
+    certificates, and presents the broker's own on request. Raises TlsError."""
     try:
         check_file(authority, MAX_TLS_FILE_BYTES)
         context = ssl.create_default_context(cafile=authority)
@@ -515,7 +515,7 @@ def can_sign() -> bool:
 def with_certificate(use: Callable[[Path], T]) -> T:
     """Call `use` with a temporary PEM file that contains a new key and its certificate, and return its result.
 
-    OpenSSL reads only files. This one is deleted afterwards. Takes about 50 ms, most of it for imports.
+    OpenSSL reads only files. The temporary file is deleted afterwards. Takes about 50 ms, most of it for imports.
     """
     import tempfile
 

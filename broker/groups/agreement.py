@@ -68,7 +68,8 @@ class Agreement:
         )
 
     def token(self, listener: str) -> str:
-        """The token by which the broker of that name can ask whether this one said something."""
+        """Return the token with which the broker of that name can request a confirmation of messages from this
+        broker."""
         return blake2b(listener.encode(), digest_size=16, key=self._secret).hexdigest()
 
     # Changes here

@@ -398,8 +398,8 @@ class ForeignMemberLists:
     def wait_until_sure(self, group: ConsumerGroup, session: Session, go_on: Callable[[], None]) -> bool:
         """Return True if a member's request for the list must wait; `go_on` is called after `list_wait_s` at the latest.
 
-        It waits if a peer may have returned a newer list to the member than this broker knows. With the older list the member
-        would take queues back that others read.
+        The request waits if a peer may have returned a newer list to the member than this broker knows. With the older
+        list the member would take queues back that others read.
         """
         drain = group.drain
         if drain is None or session in drain.asking or not self._is_unsure(group, drain, session):

@@ -49,7 +49,8 @@ log = structlog.get_logger("rocketlet.groups")
 
 
 # ------------------------------------------------------------------------------
-# One queue of a topic in one group. It is created with the first lease or pull, and released when nothing is left of it.
+# One queue of a topic in one group. A GroupQueue is created with the first lease or pull, and released when it has no
+# state left.
 
 
 @dataclass(slots=True)
@@ -210,8 +211,9 @@ class GroupQueue:
 
     @property
     def former_end(self) -> int | None:
-        """How far the owner can be, if its lease is from before a restart or its topic was deleted, until it has pulled. The
-        messages that it read after this offset were lost, and others get their offsets; it must not skip those."""
+        """The highest offset that the owner may have reached, if its lease is from before a restart or the topic was
+        deleted, until the owner has pulled; otherwise None. Messages that the owner read after this offset were lost,
+        and new messages get their offsets, which the owner must not skip."""
         return None if self.lease is None else self.lease.former_end
 
     # Reader
@@ -437,8 +439,8 @@ class ConsumerGroup:
         return now_s < since_s + (RELOOK_S if self.is_mid_rebalance(connection) else self._limits.drained_wait_s)
 
     def is_mid_rebalance(self, connection: Session) -> bool:
-        """Return True if a member may read queues of some topic by an earlier list. It requests the list once for each of its
-        topics, one after the other, and then drops queues of that topic."""
+        """Return True if a member may read queues of some topic by an earlier list. Such a member requests the list
+        once for each of its topics, one after the other, and then drops queues of that topic."""
         member = self.foreign.get(connection)
         if member is None:
             return False
@@ -589,7 +591,8 @@ class ConsumerGroup:
         return None
 
     def client_ids(self, topic: str | None = None) -> list[str]:
-        """The ids of the members that stay, each once; with a topic only those that subscribe to it."""
+        """Return the ids of the members that are not leaving, each once; with a topic, only of members that subscribe
+        to it."""
         staying = (member for member in self.members.values() if not member.data.leaving)
         # Each id once: a client that reconnects has two connections until the old one is closed.
         ids = (member.listed_id for member in staying if topic is None or topic in member.subscriptions)
@@ -655,7 +658,7 @@ class ConsumerGroup:
         """The clients that subscribe to a topic, in Java's order, each with its place in it."""
         subscribed = self.topics.get(topic) if topic is not None else None
         if topic is not None and subscribed is None:
-            return _NOWHERE  # whatever clients ask for is not kept
+            return _NOWHERE  # topics that clients name in requests are not cached
         places = subscribed.places if subscribed is not None else self._places_of_all
         if places is None:
             places = {item: index for index, item in enumerate(sorted_ids(self.client_ids(topic)))}
@@ -789,10 +792,10 @@ class GroupChanges(MessageChanges):
     needs."""
 
     def members_changed(self, group: ConsumerGroup) -> None:
-        """Members, their topics or strategies have changed; the group may be empty."""
+        """The members of a group, their topics or their strategies have changed. The group may have no members left."""
 
     def members_outdated(self, group: ConsumerGroup, sessions: Iterable[Session]) -> None:
-        """These members must be notified that their group has changed."""
+        """The given members must be notified that their group has changed."""
 
     def lease_freed(self, group: ConsumerGroup, waiter: Session) -> None:
         """A queue that a member waited for is free."""
@@ -1018,7 +1021,8 @@ class ConsumerGroups:
             self._note(group, member, before)
             if changed:
                 self._report_change(group, "leaving" if data.leaving else "subscribed", member)
-            # Other queues of one member are no news to the rest: if they were, each rebalance would cause another.
+            # A change of a member's owned queues alone does not notify the other members, because otherwise each
+            # rebalance would cause another one.
             if member.has_news:
                 group.claimed(member)
                 queues = " ".join(map(str, data.assigned[:MAX_NAMED_MEMBERS]))
@@ -1118,7 +1122,8 @@ class ConsumerGroups:
             self.leave(connection, name, event)
 
     def heard_from(self, connections: Iterable[Session]) -> None:
-        """Their members count as alive, as by a heartbeat that changes nothing."""
+        """Data has arrived from these connections, so their memberships do not expire yet, as after a heartbeat that
+        changes nothing."""
         now_s = self._clock.monotonic_s()
         for connection in connections:
             for name in self._names.get(connection, ()):

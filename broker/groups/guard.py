@@ -119,7 +119,8 @@ class ReaderGuard:
             return
         now_s = self._clock.monotonic_s()
         contest.waiting = self._still_held(contest.waiting)
-        if not contest.waiting and contest.wanted_s + GUARD_QUIET_S <= now_s:  # nobody else wants it any more
+        # no other client waits for this queue any more
+        if not contest.waiting and contest.wanted_s + GUARD_QUIET_S <= now_s:
             self._end(queue)
             return
         if contest.waiting:

@@ -91,7 +91,8 @@ class History:
         self.rebalances.note(group, event)
 
     def changed_hands(self, event: str, key: LeaseKey, client: str, epoch: int) -> None:
-        """A lease that began or ended. One request may have 8,192 of them, so this does as little as it can."""
+        """A lease that began or ended. One request may contain 8,192 queues, so this method does as little as
+        possible."""
         group, topic, queue_id = key
         self._put(group, (_OF_LEASE, self._clock.time_ms(), event, client, topic, queue_id, epoch))
         self.rebalances.changed_hands(key, is_free=event != LOCKED)
@@ -140,10 +141,11 @@ def _short(detail: Any) -> Any:
 
 
 # ------------------------------------------------------------------------------
-# How long queues have no owner when they change hands, and how long groups take to come to rest, for metrics.
+# For metrics: how long a queue has no owner when its owner changes, and how long a group takes until its rebalance is
+# finished.
 #
-# Both are computed from the events of `History`: members that join and leave, queues that are locked and unlocked. Foreign
-# members do not lock, so their groups are not measured.
+# Both durations are computed from the events of `History`: members that join and leave, queues that are locked and
+# unlocked. Foreign members do not lock, so their groups are not measured.
 
 
 _MEMBERS_CHANGED = frozenset(("joined", "left", "leaving", "subscribed"))

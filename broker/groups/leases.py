@@ -41,12 +41,12 @@ def reader_line(place: LeaseKey, client_id: str, epoch: int) -> Change:
 # ------------------------------------------------------------------------------
 # The locks by which clients own queues in a group: LOCK_BATCH_MQ and UNLOCK_BATCH_MQ.
 #
-# Apache's clients lock queues only to consume in order; such locks last 60 s and survive a closed connection. They
-# end when their member unregisters: a Java member unlocks before, but its rebalance may lock again before it
-# ends. A Rocketlet consumer locks every queue that it reads (`handover`). The lock of a Rocketlet consumer is a lease
-# with an epoch. The lease ends when the client closes its socket, or when it is not renewed in time. A commit that
-# contains an epoch is refused unless the lease still has that epoch. A member that was refused is notified as soon as
-# the queue is free.
+# Apache's clients lock queues only to consume in order; such locks last 60 s and survive a closed connection. Such
+# locks end when their member unregisters, because a Java member unlocks its queues before, but its rebalance may lock
+# them again. A Rocketlet consumer locks every queue that it reads (`handover`). The lock of a Rocketlet consumer is a
+# lease with an epoch. The lease ends when the client closes its socket, or when it is not renewed in time. A commit
+# that contains an epoch is refused unless the lease still has that epoch. A member that was refused is notified as soon
+# as the queue is free.
 #
 # Leases are on the disk (`ledger`). After a restart of the broker, a member that comes back in time gets the same
 # epoch and continues as if nothing had happened.
@@ -58,8 +58,9 @@ def reader_line(place: LeaseKey, client_id: str, epoch: int) -> Change:
 # - when that client sends a heartbeat as a member: it reads the queue, and is drained of it before the next one reads
 # - when its connection closes, or nothing has pulled or committed the queue for as long as a lease lasts
 #
-# A connection that pulls or commits such a queue, and is no member yet, is its reader. So is one that pulls a queue
-# whose reader has lost its connection, as long as nobody else has read the queue.
+# A connection that pulls or commits such a queue, and does not belong to a member yet, counts as the queue's reader. A
+# connection that pulls a queue whose reader has lost its connection becomes the reader, too, as long as no other client
+# has read the queue.
 
 
 class Locks:
@@ -226,7 +227,8 @@ class Locks:
         return granted.epoch
 
     def unlock(self, request: LockRequest, connection: Session) -> list[str]:
-        """Free the client's own locks, not those of others. Return a text for each queue that was not its own."""
+        """Free the locks that the client holds among the given queues. Return a text for each queue that was not its
+        own."""
         faults: list[str] = []
         group = self.groups.get(request.group)
         queues = group.queues if group is not None else {}
@@ -250,8 +252,9 @@ class Locks:
         return faults
 
     def connection_gone(self, connection: Session) -> None:
-        """A connection that is gone waits for nothing. If the client has ended it, its leases end, too. Otherwise the client
-        may not know, so they last as long as it may rely on them; it can come back as after a restart."""
+        """Remove what waits for a closed connection. If the client has closed the connection, its leases end. Otherwise
+        the client may not have noticed the loss, so its leases last until they expire, and the client can reconnect as
+        after a restart."""
         queues = self._queues.pop(connection, {})
         connection.charge(-PLACE_BYTES * (len(queues) + len(self._left.pop(connection, ()))))
         for queue in queues:
@@ -285,7 +288,8 @@ class Locks:
             self._report_change()
 
     def leave(self, connection: Session, name: str, *, is_foreign: bool) -> None:
-        """A member unregisters: free the queues that it has not unlocked. A foreign one locks nothing more."""
+        """Free the queues that a member has not unlocked before it unregistered. A foreign member cannot lock queues
+        any more."""
         for queue in self.owned_by(connection, name):
             if queue.lease is not None:
                 self._free(queue, queue.lease, "unlocked")
@@ -350,8 +354,9 @@ class Locks:
         return now_s
 
     def topic_deleted(self, topic: str) -> Job[None]:
-        """The topic's messages are gone: if it is recreated, other messages get their offsets. This holds when the method
-        returns; the job writes it down."""
+        """Adapt leases to the deletion of a topic: if the topic is recreated, new messages get the offsets of deleted
+        ones, which owners must not skip. The change is in force when the method returns, and the returned job writes it
+        to the disk."""
         queues = [
             (queue, queue.lease)
             for group in self.groups.of_topic(topic)

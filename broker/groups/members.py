@@ -22,7 +22,7 @@ from ..config import (
 from ..sessions import Session, subscription_bytes
 
 # ------------------------------------------------------------------------------
-# One client's membership in one group: its own word on itself, and the memory that it takes.
+# One client's membership in one group: what its heartbeats report, and the memory that it takes.
 
 
 POPS: Final = "CONSUME_POP"  # the kind of a member that pops messages and pulls no queue
@@ -32,9 +32,9 @@ Shape = frozenset[tuple[str, str]]  # topics and expressions, of long ones their
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """One client's membership in one group. Times are of the monotonic clock, in seconds. topics: its subscribed ones,
-    without the retry topic that all members have. has_pulled: though the group's members are to pop. is_presumed: it has
-    sent no heartbeat, and its id is that of the queue's last reader."""
+    """The membership of one client in one group. Times are of the monotonic clock, in seconds. topics: its subscribed
+    ones, without the retry topic that all members have. has_pulled: though the group's members are to pop. is_presumed:
+    it has sent no heartbeat, and its id is that of the queue's last reader."""
 
     client_id: str
     connection: Session
@@ -70,12 +70,14 @@ class Member:
 
     @property
     def listed_id(self) -> str:
-        """Its name in the list by which members share queues out. One that pops is the last of all: the first ones are given
-        the group's retry topic, which it does not read."""
+        """The member's id in the list by which members allocate queues. A member that stands for a client that pops is
+        sorted to the end, because the first members get the queues of the group's retry topic, which such a client does
+        not read."""
         return f"~{self.client_id}" if self.pops else self.client_id
 
     def update(self, data: ConsumerData, now_s: float) -> bool:
-        """Takes over a heartbeat. True if a topic came or went, or the member is about to leave."""
+        """Apply the content of a heartbeat to the member. True if a topic came or went, or the member is about to
+        leave."""
         before = self.subscriptions.keys()
         fresh = {item.topic: item for item in data.subscriptions}
         for topic, old in self.subscriptions.items():
@@ -111,9 +113,9 @@ def size_of(data: ConsumerData) -> int:
 # The shares of a topic whose readers all use STICKY: the broker shares the queues out, because it costs every member
 # the list of all owners to do so itself, and that grows with the square of the members.
 #
-# All members request their shares from the first broker of a topic, so that the shares are parts of one allocation. It starts
-# from the previous shares and from the queues that members report as owned, which is all it has after a restart or when
-# another broker takes over. Leases keep owners single even if shares overlap.
+# All members request their shares from the first broker of a topic, so that the shares are parts of one allocation.
+# That broker starts from the previous shares and from the queues that members report as owned; after a restart, or when
+# another broker takes over, only from the latter. Leases keep owners single even if shares overlap.
 
 
 class StickyShares:

@@ -38,8 +38,8 @@ log = structlog.get_logger("rocketlet.groups")
 # An offset that is committed with an unlock is written with it, and offsets of drained queues 50 ms later: each is a line of
 # `offsets.journal` until the file has it. Each line is a list of [topic, group, id of the topic, [[queue id, offset], ...]].
 #
-# Rewinds are counted: a Spark query must know whether its group's offset is behind its checkpoint because somebody
-# reset it, or because the query was killed before it could commit.
+# Rewinds are counted, because a Spark query must distinguish whether its group's offset is lower than its checkpoint
+# because an administrator reset it, or because the query was killed before it could commit.
 
 
 _REWINDS = "rewinds"  # beside keys with an @
@@ -183,7 +183,8 @@ class Offsets:
             self._groups.changes.leases_changed()
 
     def hand_over(self, name: str, places: Iterable[QueueKey]) -> None:
-        """Other members continue in these queues, by topic and queue id: `write_handed_over` writes their offsets."""
+        """Record that other members continue in these queues, given by topic and queue id, so that `write_handed_over`
+        writes their offsets."""
         group = self._groups.get(name)
         if group is not None and (self._dirty or self._is_saving):  # else the file has them
             for topic, queue_id in places:

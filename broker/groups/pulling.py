@@ -804,8 +804,9 @@ class Commits:
     def _stale_fault(self, session: Session, group: ConsumerGroup, key: QueueKey, offset: int) -> str | None:
         """Return why a foreign member's lower offset is refused; None if it is accepted.
 
-        Only the current reader may commit a lower offset. Other members loaded their offset before another reader made
-        progress, and commit it when they drop the queue. Administrators are not members, and may reset offsets.
+        Only the current reader may commit a lower offset. Members that are not the current reader may have queried the
+        offset before another reader made progress, and commit it when they drop the queue. Administrators are not
+        members, and may reset offsets.
         """
         topic, queue_id = key
         if self._offsets.is_behind_owner(group.name, *key, offset):
@@ -837,9 +838,10 @@ class Commits:
 # ------------------------------------------------------------------------------
 # Requests for the subscriptions of a foreign member whose heartbeat is missing.
 #
-# Java's client changes the version of a subscription with each rebalance, and reports it in a heartbeat. It skips that
-# heartbeat if another one is in progress (MQClientInstance.sendHeartbeatToAllBrokerWithLock), for example when members join
-# within milliseconds. Until its next one, up to 30 s later, its pulls have a version that no broker knows, and are refused.
+# Java's client changes the version of a subscription with each rebalance, and reports it in a heartbeat. The client
+# skips that heartbeat if another one is in progress (MQClientInstance.sendHeartbeatToAllBrokerWithLock), for example
+# when members join within milliseconds. Until its next one, up to 30 s later, its pulls have a version that no broker
+# knows, and are refused.
 
 
 class SubscriptionProbe:

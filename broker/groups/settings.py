@@ -147,7 +147,7 @@ class GroupConfigs:
         self._generation.increment()
 
     def saving(self) -> Job[None]:
-        """Writes the whole file when the journal has become long. Raises StoreFull; the next call retries."""
+        """Write the whole file if the journal has become long. Raises StoreFull; the next call retries."""
         if self.journal.lines > self._limits.journal_lines + self._count:
             yield from self.journal.shortening(self._saving())
 
@@ -158,8 +158,8 @@ class GroupConfigs:
 
 
 # ------------------------------------------------------------------------------
-# How the members of a group get a topic's messages: by queues that are theirs (PULL), or any message (POP). An
-# administrator says it; members ask.
+# How the members of a group get a topic's messages: by queues that are theirs (PULL), or any message (POP).
+# Administrators set the mode, and members query it.
 
 
 class RequestModes:

@@ -317,7 +317,7 @@ class ResponseWriter(Protocol):
 
 
 class GrpcCall:
-    """One gRPC call.
+    """A gRPC call of a client: its metadata, its deadline, and the response.
 
     Attributes:
         account: The access key that the call was authenticated with; empty without one.
@@ -542,7 +542,8 @@ def query_assignment(
 ) -> Work[None] | Coroutine[Any, Any, Work[None]]:
     """Return the same assignment to every client of a group.
 
-    It has one entry for each broker, which stands for all of its queues; in an ordered group, an entry for each queue.
+    The assignment has one entry for each broker, which stands for all of its queues; in an ordered group, an entry for
+    each queue.
     """
     name = topic_of(request.topic)
     group = group_of(request.group)
@@ -600,8 +601,8 @@ def _in_pieces(
 ) -> Work[None]:
     """Send a response with queues, which are copies of a pattern with their own id and permission.
 
-    A response may have thousands of queues, each with the client's endpoints. It is therefore encoded in parts, and charged
-    to the client until it is sent.
+    A response may have thousands of queues, each with the client's endpoints. The response is therefore encoded in
+    parts, and charged to the client until it is sent.
     """
     parts = [response.SerializeToString()]
     kept_bytes = 0

@@ -530,7 +530,8 @@ def _closed(context: HandlerContext, client: GrpcClient, call: GrpcCall) -> None
 
 
 def _publish(context: HandlerContext, call: GrpcCall, client: GrpcClient, topics: tuple[str, ...]) -> None:
-    """Register a producer, so that its transactions can be checked. Its producer group is the topic. Raises StatusError."""
+    """Register a producer, so that its transactions can be checked. The topic's name is used as the producer group.
+    Raises StatusError."""
     language = _LANGUAGES.get(call.text(b"x-mq-language"), Language.OTHER)
     try:
         context.broker.clients.heartbeat(client, client.client_id, topics, int(language), _VERSION, is_asked=False)

@@ -157,7 +157,7 @@ class GrpcSends:
 
 
 def _queue_of(topic: TopicConfig, sent: AcceptedMessage, count: int) -> int:
-    """Return the queue of a message: the same one for all messages of a message group, otherwise a random one."""
+    """Return the queue of a message: by the hash of its message group if it has one, otherwise a random queue."""
     if sent.group_key and count == 1:
         return zlib.crc32(sent.group_key.encode()) % topic.write_queues
     return random.randrange(topic.write_queues)
@@ -179,7 +179,7 @@ def _add_entry(response: Any, sent: AcceptedMessage, placed: Placed) -> None:
 
 
 def transaction_id(placed: Placed) -> str:
-    """Return the id by which a half message is found. It is opaque to clients."""
+    """Return the id by which a half message is found. The id is opaque to clients."""
     return f"{placed.position:016X}{placed.queue_offset:016X}"
 
 

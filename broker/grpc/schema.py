@@ -18,9 +18,9 @@ from ..sessions import Reason, Refusal
 # ------------------------------------------------------------------------------
 # The messages of package apache.rocketmq.v2, loaded from `service.binpb`.
 #
-# They have a descriptor pool of their own, because the official Python client registers messages of the same names in
-# protobuf's default pool, and a test may run a broker in the process of its client. The classes are created at import, so
-# mypy sees them as Any.
+# These messages have a descriptor pool of their own, because the official Python client registers messages of the same
+# names in protobuf's default pool, and a test may run a broker in the process of its client. The classes are created at
+# import, so mypy sees them as Any.
 
 
 PACKAGE: Final = "apache.rocketmq.v2"

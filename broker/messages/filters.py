@@ -53,8 +53,8 @@ OnFault = Callable[[Exception], None]
 
 
 class Filter:
-    """A compiled filter: a function of the encoded properties of a message. Its cost grows with `words`, its number of
-    tokens."""
+    """A compiled filter: a function of the encoded properties of a message. The cost of a call grows with `words`, the
+    number of tokens of the filter."""
 
     __slots__ = ("_on_fault", "_term", "words")
 

@@ -26,7 +26,7 @@ K = TypeVar("K")
 
 
 class Until(Enum):
-    """The event for which a pull waits. Its timeout and the broker's stop also end the wait."""
+    """The event for which a pull waits. The timeout of the pull and the broker's stop also end the wait."""
 
     MESSAGE = auto()
     """A matching message."""

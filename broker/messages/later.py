@@ -235,16 +235,16 @@ class Delays:
 
 
 # ------------------------------------------------------------------------------
-# Messages with a delivery time. They are stored in rmq_sys_wheel_timer, and stored again in their own topic when the
-# time has come.
+# Messages with a delivery time. Messages with a delivery time are stored in rmq_sys_wheel_timer, and stored again in
+# their own topic when they are due.
 #
 # The index of that queue contains the delivery time (ms) instead of the tag hash, so that waiting needs no read of
 # messages. A key is a delivery time and an offset in that queue; `store/schedule.py` keeps the keys sorted, most of
 # them on disk.
 #
-# Progress is the last delivered key. It is recorded in the log in the same append as the delivered messages (`Notes`),
-# and saved like offsets. So nothing is delivered twice after a kill. Waiting messages with an earlier key than the
-# progress, because the clock was set back, are recorded separately (`_behind`).
+# Progress is the last delivered key. Progress is recorded in the log in the same append as the delivered messages
+# (`Notes`), and saved like offsets. So nothing is delivered twice after a kill. Waiting messages with an earlier key
+# than the progress, because the clock was set back, are recorded separately (`_behind`).
 #
 # Retention drops the log's oldest segments. Waiting messages in them are stored again at the log's end first
 # (`carrying`).

@@ -325,7 +325,7 @@ class LiteTopics:
     # The end
 
     def delete(self, lite: LiteTopic) -> None:
-        """Delete a lite topic. Its next message has offset 0."""
+        """Delete a lite topic. The next message of the lite topic, if any, has offset 0."""
         of_parent = self._parents.get(lite.queue.topic, {})
         if of_parent.get(lite.name) is lite:
             del of_parent[lite.name]

@@ -1,4 +1,5 @@
-"""One delivery of a popped message: its states and order, what servers ask and get, receipt handles, and disk records."""
+"""The delivery of a popped message: states and order, the requests and results of the protocol servers, receipt
+handles, and records on the disk."""
 
 from __future__ import annotations
 
@@ -339,7 +340,8 @@ class PopNumbers(NamedTuple):
 
 
 # ------------------------------------------------------------------------------
-# A receipt handle: Apache's text, which gRPC clients take as it is and remoting ones read (ExtraInfoUtil).
+# A receipt handle: a text in Apache's format, which gRPC clients return unchanged and remoting clients parse
+# (ExtraInfoUtil).
 #
 #     start offset, pop time ms, invisible ms, revive queue, mark, broker name, queue id, offset, lite topic
 #
@@ -498,7 +500,7 @@ def end(number: int) -> bytes:
 
 
 class RecordsUnreadable(ValueError):
-    """A frame does not contain records. Its checksum is right, so another release has written it."""
+    """A frame does not contain records. The frame's checksum is valid, so another release has written the frame."""
 
 
 def replay(frames: Iterable[bytes]) -> dict[int, KeptQueue]:

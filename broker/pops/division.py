@@ -30,8 +30,8 @@ log = structlog.get_logger("rocketlet.pops")
 
 
 # ------------------------------------------------------------------------------
-# Topics that some members of a group pull and others pop. The clients that pop are one owner: their pool leases queues like
-# one of our members, so no member pulls a queue of the pool, and no client pops another queue.
+# Topics that some members of a group pull and others pop. The clients that pop count as one owner. Their pool leases
+# queues like a Rocketlet member, so no member pulls a queue of the pool, and no client pops a queue of a member.
 #
 #     apart      only clients pop: the pool has all queues, and leases none
 #     divided    members pull, too: each client that pops is a `PopMember` of the group, and the pool has the queues that
@@ -41,16 +41,16 @@ log = structlog.get_logger("rocketlet.pops")
 # messages are still redelivered, because one offset cannot say which messages after it were acknowledged. After that the
 # pool only waits until the invisible times of popped messages are over; delayed messages go to members that pull
 # immediately. Unfinished messages before an acknowledged one are sent to the retry topic, so that the offset can be after
-# both. In a group in order nothing is sent back: the queue stays with the clients that pop until they have finished
-# everything before an acknowledged message. A queue comes to the pool as it does to one of our members: its previous
-# reader unlocks it, or is drained of it.
+# both. In an ordered group, no message is sent back. The queue stays with the clients that pop until they have finished
+# all messages before an acknowledged one. The pool acquires a queue like a Rocketlet member: the previous reader
+# unlocks the queue, or is drained of it.
 
 
 _STRATEGIES: dict[str, Strategy] = {item.name: item for item in (AVG, AVG_BY_CIRCLE, CONSISTENT_HASH)}
 
 
 class PoolOwner(Protocol):
-    """Serves pools, and ends their queues."""
+    """The part of `Pops` that serves the receives of pools and ends the deliveries of their queues."""
 
     def release_queue(self, pool: Pool, queue_id: int, *, is_lost: bool) -> bool:
         """End the deliveries of a queue. Returns False if that must wait until something is finished."""

@@ -63,8 +63,8 @@ log = structlog.get_logger("rocketlet.lite")
 
 
 # ------------------------------------------------------------------------------
-# The offsets of groups in lite topics. They are apart from those in queues, because a group may have 100,000 of them, each
-# of which takes about 100 bytes here.
+# The offsets of groups in lite topics. Offsets in lite topics are kept apart from offsets in queues, because a group
+# may have 100,000 of them, each of which takes about 100 bytes here.
 
 
 class LiteOffsets:
@@ -109,7 +109,8 @@ class LiteOffsets:
         self._dirty = True
 
     def lite_deleted(self, parent: str, name: str) -> None:
-        """A lite topic is deleted. This is on the disk before the first message of the next one."""
+        """Remove the offsets of all groups in a deleted lite topic. The removal is written to the disk before the first
+        message of a recreated lite topic."""
         if self._forget(parent, name):
             self._dirty = True
             try:
@@ -155,8 +156,8 @@ class LiteOffsets:
 
 
 # ------------------------------------------------------------------------------
-# The deliveries of one lite topic in one group. Its order is kept: new messages are delivered when all earlier ones are
-# finished, and a message is redelivered with those after it that are visible, and before them. Only what was not
+# The deliveries of one lite topic in one group. The messages of a lite topic are delivered in order: new messages when
+# all earlier ones are finished, and a redelivered message before the visible messages after it. Only what was not
 # acknowledged is redelivered.
 
 
@@ -228,7 +229,7 @@ class LiteDeliveries(QueueDeliveries):
         return []
 
     def put_back(self, taken: Iterable[TakenDelivery]) -> None:
-        """They are still visible."""
+        """Do nothing, because taken messages of a lite topic stay visible until they are delivered."""
 
     def _free(self, delivery: Delivery) -> None:
         """The first of `unfinished` says what is free."""
@@ -459,7 +460,7 @@ class LitePool(Pool):
             self._of_name[name] = left[0] if len(left) == 1 else left
 
     def leave(self, client: PopClient) -> LiteSubscriber | None:
-        """Forget the subscriptions of a client. What it has in flight stays in flight."""
+        """Forget the subscriptions of a client. Messages that the client has in flight stay in flight."""
         subscriber = self.subscribers.get(client)
         if subscriber is None:
             return None
@@ -624,7 +625,8 @@ class LitePools(Pools):
 
 
 class LiteSync(NamedTuple):
-    """A request to change the subscriptions of a client. Its protocol server has checked the names of topic and group."""
+    """A request to change the subscriptions of a client. The protocol server has checked the names of topic and
+    group."""
 
     client: PopClient
     session: Session | None
@@ -813,7 +815,8 @@ class LiteSubscriptions:
         return bool(others)
 
     def _evict(self, group: GroupConfig, pool: LitePool, subscriber: LiteSubscriber, name: str) -> None:
-        """Take a lite topic from the client of an exclusive group that has it. What that has in flight stays with it."""
+        """Take a lite topic from the client of an exclusive group that has it. Messages that the previous client has in
+        flight stay in flight to it."""
         for other in [other for other in pool.subscribers_of(name) if other is not subscriber]:
             pool.unsubscribe(other, name)
             other.evicted.add(name)
@@ -824,7 +827,7 @@ class LiteSubscriptions:
             _notify(group, other, name)
 
     def _set_offset(self, pool: LitePool, name: str, option: LiteOffset) -> None:
-        """Set the group's offset in a lite topic. Handles from before become void if it changes."""
+        """Set the group's offset in a lite topic. If the offset changes, receipt handles from before become invalid."""
         policy, value = option
         lite = self._pools.lites.of(pool.topic).get(name)
         if policy is OffsetPolicy.LAST or lite is None:

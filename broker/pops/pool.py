@@ -74,7 +74,8 @@ class QueueDeliveries:
         begin: the first offset that the group has not popped.
 
     Attributes:
-        reported: the offset that these deliveries committed last. Another committed offset means that somebody has reset it.
+        reported: the offset that these deliveries committed last. Any other committed offset means that an
+            administrator has reset it.
         limit: how many deliveries may be unfinished.
         is_passed: True if `next` has moved since the journal last recorded it.
         gives_new: False while the queue leaves the pool, so that no message is popped for the first time.
@@ -146,7 +147,8 @@ class QueueDeliveries:
     # Popping
 
     def take(self, request: PopRequest, wanted: int, room: int, allowed: int) -> list[TakenDelivery]:
-        """Return messages for a receive. They count as popped once `deliver` is called, and not if this raises.
+        """Return messages for a receive. The messages count as popped once `deliver` is called. None counts as popped
+        if `take` raises.
 
         Args:
             wanted: the maximum number of messages.
@@ -302,7 +304,7 @@ class QueueDeliveries:
             self._order.add(delivery)
 
     def peek(self, wanted: int) -> list[Delivered]:
-        """Return the next messages, without handles. They stay where they are."""
+        """Return the next messages, without handles and without popping them."""
         position = max(self.next, self.queue.begin)
         if position >= self.queue.next:
             return []
@@ -379,7 +381,7 @@ class QueueDeliveries:
             self.pool.of.unfinished -= 1
 
     def restart(self, offset: int, now_ms: int) -> None:
-        """Continue from another offset. Handles from before become void."""
+        """Continue from another offset. Receipt handles from before become invalid."""
         self.clear()
         self.next = self.reported = offset
         self.floor_ms = max(self.floor_ms, now_ms + 1)
@@ -476,7 +478,7 @@ ReplyTo = TypeVar("ReplyTo")
 
 
 class Receive(Generic[ReplyTo]):
-    """One receive of a client.
+    """A receive of a client, from its request to its result.
 
     Args:
         reply_to: what the protocol server needs to respond.
@@ -554,7 +556,7 @@ class Pool:
     Attributes:
         queues: the deliveries by queue id, for queues that were popped.
         ready: the queues that may have a message, in the order in which they were served or became ready.
-        clients: the clients that pop. One of their sessions pays for what the pool keeps for all.
+        clients: the clients that pop. One of the clients' sessions is charged for what the pool keeps for all of them.
         waits: how many receives wait.
         used_s: when a client asked last.
         is_cut: True if a filter had to stop early in the last receive, so that the queue has more to read.
@@ -620,7 +622,7 @@ class Pool:
     # Receives that wait
 
     def hold(self, receive: Receive[Any]) -> None:
-        """Let a receive wait. It counts as a held pull of its session, which pays for it."""
+        """Let a receive wait. The receive is charged to its session, and counts as one of its held pulls."""
         receive.pool = self
         self._waiting.setdefault(receive.queue_id, OrderedDict())[receive] = None
         self.waits += 1
@@ -812,7 +814,8 @@ class Pools:
         self.all: dict[Pool, None] = {}
         self.by_topic: dict[str, dict[Pool, None]] = {}
         self.clients: dict[PopClient, PoppingClient] = {}
-        self._by_request: OrderedDict[PoolClient, None] = OrderedDict()  # the one that asked longest ago first
+        # clients, the one with the oldest last request first
+        self._by_request: OrderedDict[PoolClient, None] = OrderedDict()
         self._of_session: dict[Session, dict[PoolClient, None]] = {}
         self._extending: dict[PoppingClient, None] = {}
         self._unused: OrderedDict[Pool, None] = OrderedDict()  # without clients, in the order in which these left
@@ -982,8 +985,8 @@ class Pools:
         client.pool.stop_paying(session)
 
     def session_lost(self, session: Session) -> Work[None]:
-        """Remove the clients of a session that is gone, some at a time. Those of divided pools stay until `remove_client`,
-        so that they keep their share while they reconnect."""
+        """Remove the clients of a session that is gone, some at a time. Clients of divided pools stay until
+        `remove_client`, so that they keep their share while they reconnect."""
         for number, client in enumerate(self._of_session.pop(session, ()), 1):
             if client.session is session:
                 client.session = None
@@ -1091,8 +1094,8 @@ class Pools:
         return False
 
     def peek(self, group: str, topic: str, queue_id: int | None, wanted: int) -> list[Delivered]:
-        """Return the messages that would be popped next, up to the size of a result, without handles. They stay where they
-        are. Raises the errors of reading."""
+        """Return the messages that would be popped next, up to the size of a result, without handles and without
+        popping them. Raises the errors of reading."""
         request = PopRequest(group, topic, PopClient(""), wanted, 0, queue_id=queue_id)
         pool = self.get_or_make(request)
         found: list[Delivered] = []
@@ -1163,7 +1166,8 @@ class Pools:
         return pool is not None and pool.serves(queue_id)
 
     def numbers(self, group: str, topic: str) -> dict[int, PopNumbers]:
-        """Return the figures by queue id, for queues that were popped. Of the others the committed offset says all."""
+        """Return the figures by queue id, for queues that were popped. Queues that were not popped are left out,
+        because their committed offset is enough."""
         pool = self.find(group, topic)
         return {} if pool is None else {queue_id: of.numbers() for queue_id, of in pool.queues.items()}
 

@@ -72,7 +72,7 @@ log = structlog.get_logger("rocketlet.pops")
 # Messages shared among the clients of a group: each message is in flight to one client at a time.
 #
 # A protocol server passes in a `Receive`, and gets its result immediately or by `Receive.respond`. Acknowledgements get
-# their responses when they are on the disk: one write serves all those of an event-loop iteration.
+# their responses once they are written to the disk. One write serves the acknowledgements of an event-loop iteration.
 
 
 _UNBURIED_HINT = "the messages stay in flight, and the broker retries every second; free disk space, or delete topics"
@@ -151,8 +151,8 @@ class Pops(LitePart):
     # Receiving
 
     def receive(self, receive: Receive[Any]) -> PopResult | None:
-        """Return the result of a receive, or None if it waits: for its filter to be parsed, or for a message. Its `respond`
-        gets the result then, unless it was cancelled.
+        """Return the result of a receive, or None if it waits: for its filter to be parsed, or for a message. A receive
+        that waited gets its result by `respond`, unless it was cancelled.
 
         Messages that do not reach their client must go back by `put_back`.
 
@@ -308,8 +308,9 @@ class Pops(LitePart):
         attempt = tried(delivery.attempts + reconsume_times_in(record))
         return Delivered(record, queue.topic, queue.queue_id, delivery.offset, attempt, handle, delivery.pop_ms)
 
-    # A repeated receive in order: a client that did not get the result asks again in the same attempt, and gets the same
-    # messages. Otherwise it would wait until the invisible time of messages is over that it never saw.
+    # Repeated receives in ordered groups: a client that did not get a result repeats the receive with the same attempt
+    # id, and gets the same messages. Otherwise the client would wait until the invisible time of messages that it never
+    # received has passed.
 
     def _record_attempt(self, request: PopRequest, given: list[GivenDelivery]) -> None:
         self._attempts[_attempt_of(request)] = given
@@ -413,7 +414,8 @@ class Pops(LitePart):
         takes_late: bool = True,
         topics: Sequence[str] | None = None,
     ) -> None:
-        """Acknowledge messages. `answer` gets an outcome for each when that is on the disk.
+        """Acknowledge messages. Acknowledge messages by their receipt handles. `answer` is called with an outcome for
+        each, once the acknowledgements are written to the disk.
 
         Args:
             topics: the topic of each message, if they differ, as those of lite topics do.
@@ -431,7 +433,7 @@ class Pops(LitePart):
         self._writer.answer_when_written(outcomes, answer)
 
     def _finish(self, deliveries: QueueDeliveries, delivery: Delivery) -> AckStatus:
-        """Acknowledge a delivery. It is finished when that is on the disk."""
+        """Acknowledge a delivery. The delivery is finished once the acknowledgement is written to the disk."""
         if delivery.renewals >= 0:
             self.pools.stop_extending(delivery)
         if delivery.state is DeliveryState.ACKNOWLEDGED:
@@ -453,9 +455,9 @@ class Pops(LitePart):
         renews: bool = False,
         takes_late: bool = True,
     ) -> Changed:
-        """Change the invisible time of a message; 0 redelivers it immediately, a nack. The broker does not extend it any
-        more. A finished message stays finished: perhaps another client has acknowledged it, so the client that asks for
-        more time does not have it.
+        """Change the invisible time of a message; 0 redelivers it immediately, a nack. From now on, the broker does not
+        extend the invisible time on its own. A finished message stays finished, because another client may have
+        acknowledged it.
 
         Args:
             is_counted: False if this delivery does not count as an attempt.
@@ -490,7 +492,8 @@ class Pops(LitePart):
         return Changed(outcome, handle, delivery.pop_ms, until_ms - delivery.pop_ms)
 
     def _suspend(self, deliveries: LiteDeliveries, suspended: Delivery, invisible_ms: int) -> None:
-        """Suspend the other messages that were popped with one: their client handles none of them meanwhile."""
+        """Change the invisible time of the other messages that were popped together with a suspended one, because their
+        client suspends all of them."""
         for delivery in deliveries.batch_of(suspended):
             if delivery is not suspended:
                 if delivery.renewals >= 0:
@@ -831,7 +834,7 @@ class Pops(LitePart):
         self.pools.remove(pool)
 
     def _end_deliveries(self, deliveries: QueueDeliveries) -> None:
-        """Take a queue out of its pool. Its deliveries count for nothing any more."""
+        """Take a queue out of its pool. Acknowledgements of its deliveries then have no effect."""
         for delivery in deliveries.unfinished.values():
             if delivery.renewals >= 0:
                 self.pools.stop_extending(delivery)
@@ -955,7 +958,7 @@ class JournalWriter:
                 if not deliveries.is_ended:  # else the journal would define them again
                     self._journal.acknowledged(deliveries, done)
             self._journal.write()
-        except Exception as error:  # whatever it is, nothing stays acknowledged without a response
+        except Exception as error:  # after any error, the acknowledgements get a response
             is_written = False
             is_full = isinstance(error, StoreFull)
             log.error(

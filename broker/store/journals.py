@@ -425,8 +425,8 @@ class LeaseJournal:
     def __init__(self, path: Path, limits: Limits = LIMITS) -> None:
         self._limits = limits
         self._path = path
-        # One of two empty files exists. Its name records whether the disk has all grants, because a rename needs
-        # neither disk space nor a descriptor.
+        # One of two empty files exists. The name of that file records whether the disk has all grants, because a rename
+        # needs neither disk space nor a descriptor.
         self._sound_path, self._lacking_path = path.with_suffix(".sound"), path.with_suffix(".behind")
         self._journal = Journal(path)
         self._boot = boot_id()

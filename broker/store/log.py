@@ -236,8 +236,8 @@ class SegmentedFile:
         """Return the calls that sync everything written so far, including the names of files, to the device, in this
         order.
 
-        They must run in the one thread that waits for the device. The file must have been opened with `is_synced` and
-        `stays_open`.
+        The calls must run in the one thread that waits for the device. The file must have been opened with `is_synced`
+        and `stays_open`.
         """
         calls: list[Call] = [partial(_sync_and_close, descriptor) for descriptor in self._retired]
         self._retired.clear()
@@ -667,8 +667,8 @@ def _mark(key: bytes, position: int) -> bytes:
 # Running sums of this process's writes to the commit log, by which any part can be verified in one step.
 #
 # The sum at a position is the CRC-32 of everything written up to this position. The CRC-32 of a part, continued from
-# the sum before it, must be equal to the sum after it. This takes one call for any number of records, while verifying
-# each record's own checksums takes about forty operations per record.
+# the sum before it, must be equal to the sum after it. Verifying a part by its sums takes one call for any number of
+# records, while verifying each record's own checksums takes about forty operations per record.
 
 
 class Written:

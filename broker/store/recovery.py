@@ -20,7 +20,7 @@ from .journals import journal_fault
 from .log import CommitLog, Damage, Marks
 
 # ------------------------------------------------------------------------------
-# Recovery of the store at the broker's start. It trusts the log, and checks the indexes.
+# Recovery of the store at the broker's start. Recovery trusts the log, and checks the indexes.
 #
 # The checkpoint contains a commit log position before which the index files have every message, the first and last
 # offset of each queue, and a sum of every index file. Recovery truncates the indexes to the checkpoint, and reads the
@@ -290,7 +290,7 @@ class Recovery:
 
 
 # ------------------------------------------------------------------------------
-# Inspection of a data folder for damage. It reads the whole folder, and changes nothing.
+# Inspection of a data folder for damage. The inspection reads the whole folder, and changes nothing.
 
 
 _BLOCK_ENTRIES: Final = 1000

@@ -414,7 +414,7 @@ class Store:
         reconsume_times: int = 0,
     ) -> tuple[list[int], int]:
         """Stage the messages of a batch next to each other, and return their commit log positions and the first queue
-        offset. They are written by `commit`.
+        offset. `commit` writes the messages.
 
         If this raises, for example MessageError for a malformed body, nothing is staged.
         """
@@ -440,8 +440,8 @@ class Store:
         broker_texts: tuple[bytes, bytes, bytes, bytes],
         limits: tuple[int, ...],
     ) -> fast.EncodedSends | None:
-        """Stage the messages of the sends from a position of the data on, with the compiled module. They are written by
-        `commit`.
+        """Stage the messages of the sends from a position of the data on, with the compiled module. `commit` writes the
+        messages.
 
         Returns None, with nothing staged, if the module declines the first send.
         """
@@ -580,8 +580,8 @@ def _flags(sys_flag: int, born_host: bytes, store_host: bytes) -> int:
 
 
 # ------------------------------------------------------------------------------
-# `--flush sync`: responses wait until the data that they confirm is on the device. One sync at a time serves all
-# responses that were waiting before it.
+# `--flush sync`: responses wait until the data that they confirm is on the device. One sync runs at a time, and serves
+# all responses that were waiting before it started.
 #
 # The data is in the commit log and in the journals of topics and groups. After a failed sync it is unknown what the
 # device holds, even if a later sync succeeds ("fsyncgate"). The store then accepts no more writes, and every waiting
