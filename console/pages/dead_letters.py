@@ -69,19 +69,19 @@ async def replay(request: Request, form: Form) -> Change:
         finally:  # after an error, too, so that messages that were sent are not sent a second time
             await mark(console.admin, group, sent, "replayed")
         again = counted(len(found), "message was", "messages were")
-        return f"{again} sent again {target}. The dead letters stay in {names.dlq_topic(group)}."
+        return f"{again} resent {target}. The dead letters stay in {names.dlq_topic(group)}."
 
     origins = Counter(map(origin_of, found))
     target = f"to the retry topic of {group}" if to_group else f"to {', '.join(sorted(origins))}"
     effects = [
-        f"Only members of {group} get them."
+        f"Only members of {group} receive them."
         if to_group
-        else "Every group that reads the topic gets them, also those that have handled them.",
-        "The dead letters stay where they are, marked as replayed. What is sent again twice arrives twice.",
+        else "All groups that read the topic receive them, including groups that have handled them.",
+        "The dead letters stay in their topic and are marked as replayed. A message that is resent twice arrives twice.",
         "This page is the dry run: nothing has been sent yet.",
     ]
-    question = f"Send {counted(len(found), 'message')} again {target}?"
-    return Change(question, act, f"/groups/{part(group)}/dead", "Send them", effects, _COLUMNS, await _plan(found))
+    question = f"Resend {counted(len(found), 'message')} {target}?"
+    return Change(question, act, f"/groups/{part(group)}/dead", "Resend", effects, _COLUMNS, await _plan(found))
 
 
 async def discard(request: Request, form: Form) -> Change:
@@ -93,9 +93,9 @@ async def discard(request: Request, form: Form) -> Change:
         await mark(console.admin, group, [(item.queue, item.queue_offset) for item in found], "discarded")
         return f"{counted(len(found), 'dead letter is', 'dead letters are')} discarded."
 
-    effects = ["They stay where they are until they expire, and are no longer reported or replayed with the new ones."]
+    effects = ["They stay in their topic until they expire, and are no longer reported or replayed with the new ones."]
     question = f"Discard {counted(len(found), 'dead letter')} of {group}?"
-    return Change(question, act, f"/groups/{part(group)}/dead", "Discard them", effects, _COLUMNS, await _plan(found))
+    return Change(question, act, f"/groups/{part(group)}/dead", "Discard", effects, _COLUMNS, await _plan(found))
 
 
 async def _plan(found: Sequence[Message]) -> list[tuple[str, str, str]]:
@@ -118,9 +118,11 @@ async def _wanted(console: Console, group: str, form: Form) -> list[Message]:
         found = await newest(console, letters.ranges, MAX_REPLAY, "*")
         found = [message for message in found if letters.state_of(message) == "new"]
         if not found:
-            raise FieldFault("which", "none is new: each was replayed or discarded; select those to include again")
+            raise FieldFault(
+                "which", "no dead letter is new; select the replayed or discarded ones that you want to resend"
+            )
         return found
     places = [parse_place(text, names.dlq_topic(group)) for text in form.all("place")]
     if not places:
-        raise FieldFault("which", "none is chosen: tick some below, or choose all that are new")
+        raise FieldFault("which", "no message is selected; select some below, or choose all new messages")
     return [await at_place(console, queue, offset) for queue, offset in places]

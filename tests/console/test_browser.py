@@ -131,16 +131,16 @@ async def test_dead_letters_are_replayed_with_the_mouse(windows: Windows, node: 
         await window.page.check("tr:has-text('two') input[name=place]")
         await window.picture("console-dead-letters")
         await window.page.click("text=Dry run")
-        assert "Send 1 message again to the retry topic of g?" in await window.text("h1")
+        assert "Resend 1 message to the retry topic of g?" in await window.text("h1")
         assert mended.messages == []
-        await window.page.click("button:has-text('Send them')")
-        assert "1 message was sent again" in await window.text("#notice")
+        await window.page.click("button:has-text('Resend')")
+        assert "1 message was resent" in await window.text("#notice")
         await eventually(lambda: mended.bodies == [b"two"])
         await window.page.check("[data-all=place]")
         await window.page.select_option("[name=to]", "topic")
         await window.page.click("text=Dry run")
-        await window.page.click("button:has-text('Send them')")
-        assert "3 messages were sent again to orders" in await window.text("#notice")
+        await window.page.click("button:has-text('Resend')")
+        assert "3 messages were resent to orders" in await window.text("#notice")
         await eventually(lambda: len(mended.messages) == 4)
 
 

@@ -220,7 +220,7 @@ async def test_a_page_says_where_a_message_was_consumed(site: Site, node: Node) 
         assert "it was retried 1 times" in page
     async with Producer(node.address) as producer:
         late = await producer.send("orders", b"y", tag="A", queue_key="k")
-    assert "done waiting 0 messages of the queue come first" in await site.text(place(late))
+    assert "done waiting 0 messages of the queue are before it" in await site.text(place(late))
 
 
 @pytest.mark.parametrize("which", ["some", "all"])
@@ -244,14 +244,14 @@ async def test_dead_letters_are_sent_again_after_a_dry_run(site: Site, node: Nod
         html = ""
         while "poison" not in html:
             html = await site.get("/groups/g/dead")
-        assert "1 message was given up; 1 of them is new" in plain(html)
+        assert "1 message was dead-lettered; 1 of them is new" in plain(html)
         assert "no such customer" in plain(html)
         is_broken = False
         fields = {"which": "all"} if which == "all" else {"which": "some", "place": "broker-a:0:0"}
         asked, done = await site.change("/groups/g/dead", "/groups/g/replay", to="group", **fields)
-        assert "Send 1 message again to the retry topic of g?" in asked
+        assert "Resend 1 message to the retry topic of g?" in asked
         assert "nothing has been sent yet" in asked
-        assert "1 message was sent again to the retry topic of g." in done
+        assert "1 message was resent to the retry topic of g." in done
         await eventually(lambda: mended.bodies == [b"poison"])
         await eventually(lambda: others.bodies == [b"poison"])
         assert "0 of them are new" in await site.text("/groups/g/dead")
@@ -259,7 +259,7 @@ async def test_dead_letters_are_sent_again_after_a_dry_run(site: Site, node: Nod
             token = token_of(await site.get("/groups/g/dead"))
             for path in ("replay", "discard"):
                 answer = await site.post(f"/groups/g/{path}", {"token": token, "which": "all"})
-                assert "none is new" in plain(answer.text)
+                assert "no dead letter is new" in plain(answer.text)
             return
         _, done = await site.change("/groups/g/dead", "/groups/g/discard", **fields)
         assert "1 dead letter is discarded" in done
@@ -268,7 +268,7 @@ async def test_dead_letters_are_sent_again_after_a_dry_run(site: Site, node: Nod
         await eventually(lambda: len(mended.messages) == 2 and len(others.messages) == 2)
     token = token_of(await site.get("/groups/g/dead"))
     nothing = await site.post("/groups/g/replay", {"token": token, "which": "some", "confirmed": "yes"})
-    assert "none is chosen" in plain(nothing.text)
+    assert "no message is selected" in plain(nothing.text)
     for wrong, reason in (({"to": "the moon"}, "not one of group, topic"), ({"place": "b:²:0"}, "BROKER:QUEUE:OFFSET")):
         answer = await site.post("/groups/g/replay", {"token": token, "confirmed": "yes", **wrong})
         assert (answer.status_code, reason in plain(answer.text)) == (400, True)
@@ -335,7 +335,7 @@ async def test_brokers_say_how_they_do_and_keep_their_secrets(site: Site, node: 
     assert "residentBytes" in one
     assert "is called so" in await site.text("/brokers/broker-z", 404)
     found = await site.text("/doctor?look=yes")
-    assert "Nothing is wrong" in found
+    assert "There are no findings" in found
 
 
 async def test_a_broker_that_refuses_is_not_away(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -661,7 +661,7 @@ async def test_a_broker_that_is_away_is_reported_on_the_open_page(site: Site, no
         if name == "trouble" and part:
             assert "no name server can be reached" in part
             break
-    assert "That did not work" in await site.text("/groups/g", 502)
+    assert "The request failed" in await site.text("/groups/g", 502)
 
 
 async def test_the_first_page_shows_what_is_in_trouble_first(site: Site, node: Node) -> None:
@@ -737,8 +737,8 @@ async def test_every_page_has_the_findings_of_doctor_when_a_handler_hangs(quick_
             await rebalanced(node.address, group, members=1)
         page = await text_with(quick_site, "/groups/hangs", blocked)
         assert "[stuck_queue]" in page
-        assert "Nothing that can be seen from here" in await text_with(quick_site, "/groups/well", "up to date")
-        assert "Nothing that can be seen from here" in await text_with(quick_site, "/groups/news", "broadcasting")
+        assert "There are no findings" in await text_with(quick_site, "/groups/well", "up to date")
+        assert "There are no findings" in await text_with(quick_site, "/groups/news", "broadcasting")
         for path in ("/overview", "/groups"):
             await text_with(quick_site, path, "hangs stuck queue 1", "news broadcasting 1", "well up to date 1")
         doctor = await text_with(quick_site, "/doctor", blocked)
@@ -756,8 +756,8 @@ async def test_group_page_says_checking_when_the_group_was_checked_once(site: Si
     async with Consumer(node.address, "g", "orders", Inbox()):
         await rebalanced(node.address, "g", members=1)
         page = await site.text("/groups/g")
-    assert "Checking: a second look follows" in page
-    assert "Nothing that can be seen from here" not in page
+    assert "Checking: the second observation follows" in page
+    assert "There are no findings" not in page
 
 
 async def test_colours_of_members_differ_when_members_come_and_go(node: Node) -> None:
