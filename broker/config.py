@@ -376,6 +376,7 @@ class Limits:
     max_unfinished: int = 20_000  # unacknowledged deliveries of a group in one queue; further pops wait
     # unacknowledged deliveries of a group in all queues, about 350 bytes each; further pops wait
     max_unfinished_of_group: int = 200_000
+    max_unfinished_of_lite_client: int = 100  # unacknowledged messages of a client in lite topics of a parent topic
     max_lite_syncs_per_s: int = 5000  # synchronizations of clients' subscriptions to lite topics in a second
     max_lite_subscriptions: int = 500_000  # subscriptions to lite topics of all clients, about 250 bytes each
     max_lite_topics: int = 500_000  # lite topics of all parent topics, about 210 bytes each

@@ -77,10 +77,11 @@ _RECEIVE_CODES: Final = {
     Why.PULLED: Code.FORBIDDEN,
     Why.STOPPED: Code.INTERNAL_SERVER_ERROR,
     Why.FAILED: Code.INTERNAL_SERVER_ERROR,
+    Why.TOO_MANY_UNFINISHED: Code.FORBIDDEN,
 }
 _SMALL_CLIENTS: Final = frozenset(("HTTP", "NODE_JS", "DOTNET", "DOT_NET", "RUST"))
 """Languages whose clients keep gRPC's default limit of 4 MiB for a message. Node's client calls itself HTTP."""
-_LATE: Final = frozenset((Why.TOO_MANY_WAIT, Why.PULLED, Why.FAILED))
+_LATE: Final = frozenset((Why.TOO_MANY_WAIT, Why.PULLED, Why.FAILED, Why.TOO_MANY_UNFINISHED))
 """Results after which clients retry immediately, so the response is delayed."""
 
 

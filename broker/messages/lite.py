@@ -44,15 +44,17 @@ class LiteTopic:
     Attributes:
         name: its name in the parent topic.
         queue: the queue of the parent topic that has its messages.
+        groups: the groups with an offset in it, perhaps some that were deleted.
     """
 
-    __slots__ = ("_begin", "_entries", "name", "queue")
+    __slots__ = ("_begin", "_entries", "groups", "name", "queue")
 
     queue_id = 0
 
     def __init__(self, name: str, queue: ConsumeQueue, begin: int = 0) -> None:
         self.name = name
         self.queue = queue
+        self.groups: tuple[str, ...] = ()
         self._begin = begin
         self._entries: bytes | array[int] = b""  # the offset of each message in the parent's queue
 

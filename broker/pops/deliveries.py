@@ -274,6 +274,7 @@ class Why(Enum):
     STOPPED = "the broker stops"
     PULLED = "members of the group pull this topic"
     FAILED = "the broker cannot read its messages now"
+    TOO_MANY_UNFINISHED = "the client has as many unacknowledged messages of lite topics as it may"
 
 
 class PopResult(NamedTuple):

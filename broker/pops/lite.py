@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -82,9 +82,12 @@ class LiteOffsets:
             if kept["identity"] == topics.identity(parent) and topics.get(parent) is not None:
                 self.all[group, parent] = {name: int(offset) for name, offset in kept["offsets"].items()}
         for parent, name in self._journal.read():
-            self._forget(parent, name)
+            for key in [key for key in self.all if key[1] == parent]:
+                self.all[key].pop(name, None)
         for (group, parent), offsets in self.all.items():
             self._clamp(lites, group, parent, offsets)
+            for name in offsets:
+                self._note_group(group, parent, name)
 
     def _clamp(self, lites: LiteTopics, group: str, parent: str, offsets: dict[str, int]) -> None:
         """Remove the offsets of lite topics that are gone, and set back offsets beyond the end, which was lost."""
@@ -105,23 +108,36 @@ class LiteOffsets:
             found = self.all[group, parent] = {}
         return found
 
-    def changed(self) -> None:
+    def put(self, group: str, parent: str, name: str, offset: int) -> None:
+        """Commit a group's offset in a lite topic."""
+        offsets = self.of(group, parent)
+        if name not in offsets:
+            self._note_group(group, parent, name)
+        offsets[name] = offset
         self._dirty = True
 
-    def lite_deleted(self, parent: str, name: str) -> None:
+    def _note_group(self, group: str, parent: str, name: str) -> None:
+        """Note in a lite topic that a group has an offset there, so that its deletion looks for these groups only."""
+        lite = self.lites.get(parent, name)
+        if lite is not None and group not in lite.groups:
+            lite.groups = (*lite.groups, group)
+
+    def lite_deleted(self, lite: LiteTopic) -> None:
         """Remove the offsets of all groups in a deleted lite topic. The removal is written to the disk before the first
         message of a recreated lite topic."""
-        if self._forget(parent, name):
+        if self._forget(lite):
             self._dirty = True
             try:
-                self._journal.append([parent, name])
+                self._journal.append([lite.queue.topic, lite.name])
             except StoreFull as error:
                 log.error("offsets_not_saved", reason=str(error), hint="they are saved with all others, within 5 s")
 
-    def _forget(self, parent: str, name: str) -> bool:
+    def _forget(self, lite: LiteTopic) -> bool:
+        """Remove the offsets of all groups in a lite topic. Return True if there was one."""
         is_known = False
-        for (_, topic), offsets in self.all.items():
-            is_known |= topic == parent and offsets.pop(name, None) is not None
+        for group in lite.groups:
+            offsets = self.all.get((group, lite.queue.topic), {})
+            is_known |= offsets.pop(lite.name, None) is not None
         return is_known
 
     def topic_deleted(self, parent: str) -> None:
@@ -241,8 +257,14 @@ class LiteDeliveries(QueueDeliveries):
         return self.pool.offsets.get(self.lite.name, 0)
 
     def save_offset(self, offsets: Offsets, offset: int) -> None:
-        self.pool.offsets[self.lite.name] = offset
-        self.pool.of_all.changed()
+        self.pool.set_offset(self.lite.name, offset)
+
+    def deliver(self, taken: Sequence[TakenDelivery], request: PopRequest, now_s: float, now_ms: int) -> list[Delivery]:
+        delivered = super().deliver(taken, request, now_s, now_ms)
+        subscriber = self.pool.subscribers.get(request.client)
+        if subscriber is not None:
+            subscriber.held.update(dict.fromkeys(delivered))
+        return delivered
 
     def batch_of(self, delivery: Delivery) -> list[Delivery]:
         """Return the deliveries in flight that were popped together with one."""
@@ -268,21 +290,30 @@ class LiteSubscriber:
         ready: those of them that may have a message, the one served longest ago first. Clients that receive from all lite
             topics share one.
         evicted: lite topics that another client of an exclusive group has taken over.
+        held: its messages in flight, and some that are settled already.
         waiting: its receives that wait.
         synced_s: when it last synchronized its subscriptions.
     """
 
-    __slots__ = ("_charged_bytes", "client", "evicted", "names", "ready", "session", "synced_s", "waiting")
+    __slots__ = ("_charged_bytes", "client", "evicted", "held", "names", "ready", "session", "synced_s", "waiting")
 
     def __init__(self, client: PopClient) -> None:
         self.client = client
         self.names: dict[str, None] = {}
         self.ready: OrderedDict[str, None] = OrderedDict()
         self.evicted: set[str] = set()
+        self.held: dict[Delivery, None] = {}
         self.waiting: OrderedDict[Receive[Any], None] = OrderedDict()
         self.synced_s = 0.0
         self.session: Session | None = None
         self._charged_bytes = 0
+
+    def holds(self) -> int:
+        """Return how many messages it has in flight."""
+        for delivery in list(self.held):
+            if delivery.state is not DeliveryState.IN_FLIGHT or delivery.client != self.client:
+                del self.held[delivery]
+        return len(self.held)
 
     def pay(self) -> None:
         """Have its session pay for its subscriptions."""
@@ -304,6 +335,7 @@ class LitePool(Pool):
         offsets: the group's committed offsets by name.
         subscribers: the clients that have synchronized their subscriptions.
         is_wildcard: True if clients receive from every lite topic.
+        is_scanned: True if all lite topics with messages are known to be ready, or a scan for them has begun.
         lost: how many messages expired before the group had finished them, since the start.
     """
 
@@ -324,9 +356,38 @@ class LitePool(Pool):
         self.idle: OrderedDict[str, None] = OrderedDict()  # lite topics with deliveries that nobody needs now
         self.is_wildcard = wildcard
         self._all_ready: OrderedDict[str, None] = OrderedDict()
+        self.is_scanned = False
         self.lost = 0
-        if wildcard:
-            self._all_ready.update((name, None) for name in lites.of(parent) if self.has_news(name))
+
+    def set_offset(self, name: str, offset: int) -> None:
+        """Commit the group's offset in a lite topic."""
+        self.of_all.put(self.group, self.topic, name, offset)
+
+    def allows(self, request: PopRequest, most: int) -> int:
+        """Return how many more messages a client may have in flight, of `most`."""
+        subscriber = self.subscribers.get(request.client)
+        if subscriber is None or len(subscriber.held) + request.count <= most:
+            return most
+        return max(most - subscriber.holds(), 0)
+
+    def scan(self, serve: Callable[[Pool], None]) -> Work[None]:
+        """Find the lite topics that have messages, some at a time, and serve the receives that wait for them. Messages that
+        arrive meanwhile make their lite topics ready on their own."""
+        self.is_scanned, ready = True, self._all_ready
+        for number, name in enumerate(list(self._lites.of(self.topic)), 1):
+            if ready is not self._all_ready:  # the settings have changed
+                return
+            if name not in ready and self.has_news(name):
+                ready[name] = None
+            if number % SLICE == 0:
+                self._serve_all(serve)
+                yield
+        self._serve_all(serve)
+
+    def _serve_all(self, serve: Callable[[Pool], None]) -> None:
+        for subscriber in self.subscribers.values():
+            self._note_serveable(subscriber)
+        serve(self)
 
     @property
     def is_pinned(self) -> bool:
@@ -479,9 +540,8 @@ class LitePool(Pool):
         """Follow the group's settings."""
         if is_wildcard is self.is_wildcard:
             return
-        self.is_wildcard = is_wildcard
-        names = self._lites.of(self.topic) if is_wildcard else ()
-        self._all_ready = OrderedDict((name, None) for name in names if self.has_news(name))
+        self.is_wildcard, self.is_scanned = is_wildcard, False
+        self._all_ready = OrderedDict()
         for subscriber in self.subscribers.values():
             own = OrderedDict((name, None) for name in subscriber.names if self.has_news(name))
             subscriber.ready = self._all_ready if is_wildcard else own
@@ -599,11 +659,12 @@ class LitePools(Pools):
                 continue
             pool = self.lite_pool(item.place.group, place[0])
             if item.is_yielded and not item.unfinished:
-                pool.offsets[place[1]] = max(pool.offsets.get(place[1], 0), min(item.next, found.next))
+                pool.set_offset(place[1], max(pool.offsets.get(place[1], 0), min(item.next, found.next)))
                 continue
             deliveries = self._lite_deliveries(pool, found, 0)
             deliveries.adopt(item, to_monotonic_s)
-            deliveries.reported = pool.offsets[place[1]] = deliveries.committed
+            deliveries.reported = deliveries.committed
+            pool.set_offset(place[1], deliveries.committed)
             yield deliveries
 
     def has_some(self, pool: Pool, request: PopRequest) -> bool:
@@ -676,6 +737,7 @@ class LiteSubscriptions:
         self._topics, self._groups, self._settings = topics, groups, settings
         self._pools = pools
         self._pops = pops
+        self._turns = runtime.turns
         self._second, self._synced = 0, 0  # how many synchronizations came in this second
         self.count = 0
 
@@ -758,7 +820,10 @@ class LiteSubscriptions:
             subscriber.stop_paying()
             subscriber.session = change.session
         subscriber.pay()
-        self._pops.serve(pool)
+        if pool.is_wildcard and not pool.is_scanned:
+            self._turns.do(pool.scan(self._pops.serve))
+        else:
+            self._pops.serve(pool)
 
     def _check_quota(self, group: GroupConfig, pool: LitePool, change: LiteSync) -> None:
         if change.action is LiteAction.PARTIAL_REMOVE or group.lite_is_wildcard:
@@ -847,8 +912,7 @@ class LiteSubscriptions:
         """Set the group's offset in a lite topic, and forget what is in flight."""
         if offset == pool.offsets.get(name, 0) and name not in pool.queues:
             return
-        pool.offsets[name] = offset
-        pool.of_all.changed()
+        pool.set_offset(name, offset)
         self._pops.lite_offset_reset(pool, name)
 
     # Clients that are gone
@@ -1018,7 +1082,7 @@ class LiteExpiry:
                 )  # fmt: skip
         self._kept.pop(lite, None)
         self._lites.delete(lite)
-        self._pools.lite_offsets.lite_deleted(parent, lite.name)
+        self._pools.lite_offsets.lite_deleted(lite)
         for pool in self._pools.lite_pools(parent):
             self._pops.end_lite(pool, lite.name)
         self.expired += 1

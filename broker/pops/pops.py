@@ -187,7 +187,7 @@ class Pops(LitePart):
             request.session.on_lost(self._session_lost)
         pool.is_in_order = pool.is_in_order or request.in_order
         result = (self._repeat(request) if request.attempt_id else None) or self._pop(pool, request)
-        if result.why is Why.FOUND or request.wait_ms <= 0:
+        if result.why is not Why.NOTHING_NEW or request.wait_ms <= 0:
             return result
         if not self.pools.receives.has_room(receive.address):
             return PopResult(Why.TOO_MANY_WAIT)
@@ -225,6 +225,10 @@ class Pops(LitePart):
             return PopResult(Why.FOUND if self.pools.has_some(pool, request) else Why.NOTHING_NEW)
         now_ms = self._clock.time_ms()
         wanted, room = min(request.count, MAX_POP_MESSAGES), request.max_bytes
+        if isinstance(pool, LitePool):
+            wanted = min(wanted, pool.allows(request, self._limits.max_unfinished_of_lite_client))
+            if wanted <= 0:
+                return PopResult(Why.TOO_MANY_UNFINISHED)
         settings = self._settings.get(request.group)
         is_in_order = not pool.is_lite and (pool.is_in_order or (settings is not None and settings.consume_orderly))
         pool.is_by_priority = not is_in_order and self.pools.has_priorities(request.topic)
@@ -362,7 +366,7 @@ class Pops(LitePart):
                 log.exception("receive_failed", group=pool.group, topic=pool.topic)
                 self._end(receive, PopResult(Why.FAILED, fault=str(error)))
                 continue
-            if result.why is Why.FOUND:
+            if result.why is not Why.NOTHING_NEW:
                 self._end(receive, result)
                 continue
             if pool.is_cut:
@@ -560,11 +564,15 @@ class Pops(LitePart):
     def _redeliver(self, deliveries: QueueDeliveries, delivery: Delivery, reason: str) -> None:
         """Make a message visible again, or dead-letter it if it has had all its attempts."""
         settings = self._settings.get(deliveries.group)  # messages of a deleted group do not create it
-        if settings is None or not is_last_attempt(delivery.attempts, settings):
+        attempts = delivery.attempts
+        if settings is not None and deliveries.queue.topic.startswith(names.RETRY_PREFIX):
+            record = deliveries.record(delivery.offset)  # it has the attempts of members that pulled it
+            attempts += reconsume_times_in(record) if record is not None else 0
+        if settings is None or not is_last_attempt(attempts, settings):
             self._release(deliveries, delivery)
             return
         try:
-            self._dead_letters.dead_letter(deliveries, delivery, f"tried {delivery.attempts} times; {reason}")
+            self._dead_letters.dead_letter(deliveries, delivery, f"tried {attempts} times; {reason}")
         except Damaged:  # it cannot be read, and the next receive drops it with a log event
             self._release(deliveries, delivery)
         except Exception as error:

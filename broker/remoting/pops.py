@@ -77,6 +77,7 @@ _NOTHING = {
     Why.STOPPED: ResponseCode.SERVICE_NOT_AVAILABLE,
     Why.PULLED: ResponseCode.NO_PERMISSION,
     Why.FAILED: ResponseCode.SYSTEM_ERROR,
+    Why.TOO_MANY_UNFINISHED: ResponseCode.SYSTEM_BUSY,
 }
 # number of the revive queue in the response for lite topics, as at Apache's broker, which has no queue of this number
 LITE_REVIVE_QUEUE = 999

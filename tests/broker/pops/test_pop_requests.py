@@ -462,3 +462,20 @@ async def test_a_receive_ends_when_its_client_unregisters(node: Node, wire: Wire
     waiting = wire.send(RequestCode.POP_MESSAGE, pop(pollTime=60_000))
     await wire.call(RequestCode.UNREGISTER_CLIENT, {"clientID": "client", "consumerGroup": "g"})
     assert (await wire.answer(waiting)).code == ResponseCode.POLLING_TIMEOUT
+
+
+async def test_attempts_of_members_that_pulled_a_message_count_for_its_limit_when_it_is_popped(
+    nodes: Nodes, connect: Connect
+) -> None:
+    node = await nodes.start(clock=MovableClock(stands=True))
+    wire = await connect(node.address)
+    node.broker.group_configs.put(GroupConfig("g", retry_max_times=3))
+    await create_topic(wire, "%RETRY%g", 1)
+    await send(wire, b"a", topic="%RETRY%g", reconsume_times=2)
+    for attempt in (2, 3):
+        (record,) = await popped(wire, topic="%RETRY%g", invisibleTime=10_000)
+        assert record.reconsume_times == attempt
+        node.clock.advance(10)
+    assert await popped(wire, topic="%RETRY%g") == []
+    dead = node.broker.store.message(node.broker.store.queue("%DLQ%g", 0), 0)
+    assert (dead.body, dead.reconsume_times) == (b"a", 3)

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 from rocketlet.broker.runtime import MovableClock
-from rocketlet.protocol.bodies import BodyError, GroupConfig
+from rocketlet.protocol.bodies import SLICE, BodyError, GroupConfig
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.group_bodies import (
@@ -24,7 +24,7 @@ from rocketlet.protocol.message import Record, decode_records
 from rocketlet.protocol.properties import find
 
 from ...conftest import Connect, Node, Nodes, Wire, eventually
-from ...support.requests import send
+from ...support.requests import send, send_v2
 from ...support.topics import put, stored
 
 
@@ -364,6 +364,86 @@ async def test_settling_is_refused_for_another_place(node: Node, wire: Wire, fie
 async def test_messages_of_lite_topics_are_not_acknowledged_in_batches(node: Node, wire: Wire) -> None:
     body = orjson.dumps({"acks": [{"c": "g", "t": "%LMQ%$t$a", "q": 0, "so": 0, "pt": 1, "b": "AQ=="}]})
     assert (await wire.call(RequestCode.BATCH_ACK_MESSAGE, body=body)).code == ResponseCode.ILLEGAL_OPERATION
+
+
+@pytest.mark.limits(max_unfinished_of_lite_client=3)
+async def test_client_with_too_many_unacknowledged_messages_gets_no_more(
+    node: Node, wire: Wire, connect: Connect
+) -> None:
+    ready(node)
+    other = await connect(node.address)
+    for name in "abcde":
+        await fill(wire, name, b"1")
+    await sync(wire, *"abcde")
+    await sync(other, *"abcde", client_id="c2")
+    assert len(await popped(wire, maxMsgNum=2)) == 2
+    (third,) = await popped(wire)
+    refused = await wire.call(RequestCode.POP_LITE_MESSAGE, pop_lite(pollTime=15_000))
+    assert (refused.code, "unacknowledged" in str(refused.remark)) == (ResponseCode.SYSTEM_BUSY, True)
+    assert len(await popped(other)) == 2
+    await wire.call(RequestCode.ACK_MESSAGE, place(third))
+    await fill(wire, "a2", b"2")
+    await sync(wire, "a2")
+    assert bodies(await popped(wire)) == [b"2"]
+
+
+@pytest.mark.limits(max_unfinished_of_lite_client=1)
+async def test_waiting_pop_of_a_client_at_its_limit_blocks_no_other_client(
+    node: Node, wire: Wire, connect: Connect
+) -> None:
+    ready(node)
+    other = await connect(node.address)
+    await sync(wire, "a", "b")
+    await sync(other, "b", client_id="c2")
+    first, second = (wire.send(RequestCode.POP_LITE_MESSAGE, pop_lite(pollTime=15_000)) for _ in range(2))
+    await eventually(lambda: node.broker.pops.waiting == 2)
+    waiting = other.send(RequestCode.POP_LITE_MESSAGE, pop_lite(clientId="c2", pollTime=15_000))
+    await eventually(lambda: node.broker.pops.waiting == 3)
+    producer = await connect(node.address)
+    await fill(producer, "a", b"1")
+    assert (await wire.answer(first)).code == 0
+    await fill(producer, "b", b"2")
+    assert (await wire.answer(second)).code == ResponseCode.SYSTEM_BUSY
+    assert bodies(list(decode_records((await other.answer(waiting)).body))) == [b"2"]
+
+
+async def test_first_wildcard_client_gets_earlier_messages_of_all_lite_topics(node: Node, wire: Wire) -> None:
+    """The scan for them takes several event-loop iterations."""
+    ready(node, lite_sub_wildcard="")
+    count = 3 * SLICE + 7
+    sends = [
+        wire.send(RequestCode.SEND_MESSAGE_V2, send_v2(b="t", i=f"__LITE_TOPIC\x01n{number}"), b"%d" % number)
+        for number in range(count)
+    ]
+    for opaque in sends:
+        assert (await wire.answer(opaque)).code == 0
+    await sync(wire, action=LiteAction.COMPLETE_ADD)
+    found: set[bytes] = set()
+    while len(found) < count:
+        records = await popped(wire, pollTime=15_000)
+        assert records
+        found.update(bodies(records))
+        for record in records:
+            wire.send(RequestCode.ACK_MESSAGE, place(record))
+    assert found == {b"%d" % number for number in range(count)}
+
+
+async def test_deleted_lite_topic_takes_the_offsets_of_its_groups_with_it(node: Node, wire: Wire) -> None:
+    ready(node)
+    node.broker.group_configs.put(GroupConfig("other", attributes={"lite.bind.topic": "t"}))
+    await fill(wire, "a", b"1")
+    await fill(wire, "b", b"1")
+    for group in ("g", "other"):
+        await sync(wire, "a", "b", group=group)
+        for record in await popped(wire, consumerGroup=group):
+            await wire.call(RequestCode.ACK_MESSAGE, place(record, consumerGroup=group))
+    offsets = node.broker.lite_offsets
+    await eventually(lambda: offsets.of("g", "t") == offsets.of("other", "t") == {"a": 1, "b": 1})
+    node.broker.pops.expiry.delete(node.broker.lites.of("t")["a"])
+    assert offsets.of("g", "t") == offsets.of("other", "t") == {"b": 1}
+    await fill(wire, "a", b"2")
+    await sync(wire, "a")
+    assert bodies(await popped(wire)) == [b"2"]
 
 
 async def test_offset_in_a_lite_topic_is_found_by_its_time(nodes: Nodes, connect: Connect) -> None:
