@@ -306,7 +306,7 @@ N = TypeVar("N", int, float)
 
 
 def within(what: str, value: N, low: N, high: N) -> N:
-    """The value, if it is in the range. Raises LimitExceeded, also for NaN."""
+    """Return the value if it is in the range. Raises LimitExceeded if it is not, or is NaN."""
     if not low <= value <= high:
         raise LimitExceeded(f"{what}: {value} is not between {low} and {high}")
     return value

@@ -712,8 +712,9 @@ class PopMessage(NamedTuple):
 
 
 class PopMessageResult(NamedTuple):
-    """Response to POP_MESSAGE. `rest_num` is the number of messages that were not popped yet. The texts are encoded and
-    decoded in `message.py`."""
+    """Response to POP_MESSAGE. `rest_num` is about the number of messages that the group has not popped yet;
+    Rocketlet's brokers count queues that the group has popped before. The texts are encoded and decoded in
+    `message.py`."""
 
     pop_time: int
     invisible_time: int

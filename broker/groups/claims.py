@@ -190,7 +190,8 @@ class Allotment:
             self._turns.do(self._finding(group, change, routes))
 
     def _finding(self, group: ConsumerGroup, change: int, routes: Routes) -> Work[None]:
-        """Compute the owners. Topics without a route keep theirs, and all keep theirs if there are too many."""
+        """Compute the owners. Topics without a route keep their previous owners, and all topics do if they have too
+        many queues together."""
         taken, former = 0, group.owners
         found = dict(former)
         try:

@@ -1122,8 +1122,7 @@ class ConsumerGroups:
             self.leave(connection, name, event)
 
     def heard_from(self, connections: Iterable[Session]) -> None:
-        """Data has arrived from these connections, so their memberships do not expire yet, as after a heartbeat that
-        changes nothing."""
+        """Record that the members of these connections are alive, as a heartbeat without changes does."""
         now_s = self._clock.monotonic_s()
         for connection in connections:
             for name in self._names.get(connection, ()):

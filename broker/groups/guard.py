@@ -167,6 +167,7 @@ def is_guarded(queue: GroupQueue, reader: Session) -> bool:
 
 
 def _shares_queues(group: ConsumerGroup, session: Session) -> bool:
-    """False for broadcasting members, which each read all queues, and for Rocketlet members, which lock queues."""
+    """Return False for broadcasting members, which each read all queues, and for Rocketlet members, which lock queues.
+    Return True for other members and for clients that are no members."""
     member = group.members.get(session)
     return member is None or (not member.data.strategy and member.data.message_model == "CLUSTERING")

@@ -209,7 +209,7 @@ class SubscribedTopic:
 
 
 def finding_faults(members: list[Member], broker_name: str, queues_of: Callable[[str], int]) -> Work[frozenset[str]]:
-    """Makes texts that name the members that disagree, in pieces."""
+    """Return texts about conflicts between members, with the members' names. The work is done in pieces."""
     topics, expressions = Counter[str](), dict[str, dict[str, list[str]]]()
     settings: dict[str, dict[str, list[str]]] = {"message models": {}, "allocation strategies": {}}
     ids = Counter[str]()

@@ -200,7 +200,7 @@ NO_PEERS: Final = PeerSync(stage=SyncStage.DONE)  # of groups without peers; nev
 
 
 # ------------------------------------------------------------------------------
-# A change of a group that not all foreign members know yet, and the queues that it moves.
+# A change of a group of which not all foreign members were notified yet, and the queues that the change moves.
 #
 #     FINDING --find--> DRAINING --finish--> AGREEING --agree--> NOTIFIED --(members have dropped their queues)--> end
 #        \--find nobody-----------------------^                   ^

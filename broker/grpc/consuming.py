@@ -524,7 +524,8 @@ def _settle(context: HandlerContext, call: GrpcCall, settings: Any) -> Any:
 
 
 def _closed(context: HandlerContext, client: GrpcClient, call: GrpcCall) -> None:
-    """The telemetry stream has ended. A lite consumer synchronizes its subscriptions again when it is back."""
+    """Handle the end of a client's telemetry stream, if the client has not opened another one. A lite consumer
+    synchronizes its subscriptions again when it reconnects."""
     if client.stream is call:
         client.stream = None
         context.broker.pops.lite.client_gone(client.pop_client)

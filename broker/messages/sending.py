@@ -71,8 +71,8 @@ TO_A_TIME: Final = -1  # in the place of a delay level
 
 
 class LongBatch(Exception):
-    """A batch is too large to be staged at once, because other clients would wait for too long. `storing_batch` stores
-    it in pieces."""
+    """A batch is too large to be staged in one piece, because other clients would wait for too long. `storing_batch`
+    stores it in pieces."""
 
 
 class Placed(NamedTuple):

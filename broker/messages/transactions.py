@@ -216,7 +216,7 @@ class Transactions:
 
     def _resolve(self, offset: int, record: Record, target: tuple[str, int] | None, ended: str) -> None:
         """Record the outcome of a half message, and store the message in `target`, or nowhere if `target` is None."""
-        # TransactionalMessageUtil.REMOVETAG, which Apache's tools read
+        # "d" is the tag of such records at Apache's broker (TransactionalMessageUtil.REMOVETAG)
         text = f"{props.TAGS}{props.NAME_END}d{props.PAIR_END}{props.KEYS}{props.NAME_END}{ended}"
         with self._appender.batch():  # the message and its outcome in one append
             if target is not None:

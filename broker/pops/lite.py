@@ -391,7 +391,7 @@ class LitePool(Pool):
 
     @property
     def is_pinned(self) -> bool:
-        """True while a client is subscribed."""
+        """True while the pool has clients that have synchronized their subscriptions, so that it is not removed."""
         return bool(self.subscribers)
 
     def rest(self) -> int:
@@ -881,7 +881,7 @@ class LiteSubscriptions:
 
     def _evict(self, group: GroupConfig, pool: LitePool, subscriber: LiteSubscriber, name: str) -> None:
         """Take a lite topic from the client of an exclusive group that has it. Messages that the previous client has in
-        flight stay in flight to it."""
+        flight stay in flight to it, unless the group's settings reset the offset on a change of clients."""
         for other in [other for other in pool.subscribers_of(name) if other is not subscriber]:
             pool.unsubscribe(other, name)
             other.evicted.add(name)

@@ -313,7 +313,8 @@ class QueueDeliveries:
         return [Delivered(record, topic, queue_id, offset_in(record), 1, "", 0) for record in records]
 
     def deliver(self, taken: Sequence[TakenDelivery], request: PopRequest, now_s: float, now_ms: int) -> list[Delivery]:
-        """Put taken messages in flight. All get one pop time, which none of them had before. Returns their deliveries."""
+        """Put taken messages in flight, and return their deliveries. All get one pop time, which none of them had
+        before."""
         unfinished, group = self.unfinished, self.pool.of
         pop_ms = max(now_ms, self.floor_ms)
         before = len(unfinished)

@@ -680,8 +680,9 @@ class Pops(LitePart):
         return True
 
     def _sends_back(self, deliveries: QueueDeliveries) -> bool:
-        """Send back unfinished messages that lie before a finished one, some at a time. Returns False if there is none, or
-        if nobody would read it."""
+        """Send unfinished messages that lie before a finished one to the group's retry topic, some at a time. Return
+        True if there are such messages; False if there are none, if they may not be sent back (`may_send_back`), or if
+        storing them fails."""
         left = deliveries.before_finished() if self._dead_letters.may_send_back(deliveries.group) else []
         if any(delivery.state is DeliveryState.ACKNOWLEDGED for delivery in left):
             return True  # their acknowledgement is not on the disk yet

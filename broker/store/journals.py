@@ -380,7 +380,7 @@ def _write_frame(path: Path, data: bytes, mode: int, *, sync: bool) -> None:
 
 
 LeaseKey = tuple[str, str, int]  # group, topic, queue id
-Change = tuple[str | int, ...]  # an entry of the journal
+Change = tuple[str | int, ...]  # a lease as an entry of the state file or a line of the journal
 
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 

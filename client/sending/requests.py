@@ -176,7 +176,7 @@ class TransactionEnd:
 
 @runtime_checkable
 class TransactionWatch(Protocol):
-    """Middleware of a producer that is notified of outcomes."""
+    """Middleware of a producer that is notified of the outcomes of transactions."""
 
     def transaction_ended(self, end: TransactionEnd) -> None: ...
 

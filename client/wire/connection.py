@@ -416,7 +416,7 @@ _HINTS: Final = {9: "check both clocks", 10: "renew it", 62: _OTHER_HOST, 64: _O
 
 
 def _reason(error: Exception, context: ssl.SSLContext | None) -> str:
-    """Return why a connection could not be opened, with a hint for the user."""
+    """Return the reason why a connection could not be opened, with a hint for frequent causes."""
     text = str(error)
     # The text is checked, because a host name with several addresses raises one error for all of them.
     if f"[Errno {errno.ECONNREFUSED}]" in text:
