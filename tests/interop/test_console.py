@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -9,10 +12,13 @@ import pytest
 from rocketlet.client import Consumer, Producer, Reject
 from rocketlet.console.server import ConsoleServer
 
-from ..conftest import PATIENCE_S, eventually
+from bench.peers import Apache
+
+from ..conftest import PATIENCE_S, Connect, eventually
 from ..console.conftest import Site
 from ..support.handlers import Inbox
-from .systems import System
+from ..support.sick_cluster import SEGMENT_BYTES, SickCluster, provoked_here, wanted
+from .systems import HEAP, System
 
 pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]
 
@@ -75,3 +81,29 @@ async def test_apaches_cluster_is_shown_and_changed(system: System) -> None:
         assert "were set in 4 queues: 0 messages are skipped, 1 is delivered again" in said
         _, said = await site.change("/topics/orders/settings", "/topics/orders/delete")
         assert "is deleted, with 1 message" in said
+
+
+# `rocketlet doctor` on Apache's broker: each finding that it can show there, on one cluster.
+
+
+BROKER = "apache"
+
+
+async def test_all_findings_in_one_cluster(
+    tmp_path: Path, connect: Connect, fetch_apache: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await asyncio.to_thread(fetch_apache, "4.9.7")
+    provoked_here(monkeypatch)
+    settings: dict[str, Any] = {
+        "mappedFileSizeCommitLog": SEGMENT_BYTES,
+        "fileReservedTime": 0,
+        "cleanResourceInterval": 100,
+    }
+    async with Apache(tmp_path, "4.9.7", HEAP, **settings) as apache:
+        cluster = SickCluster(apache.address, BROKER, apache.broker_address, connect)
+        async with cluster.running():
+            await cluster.findings(wanted(BROKER))
+            await cluster.lose_brokers()
+            # a broker's question has no answer from Apache's name server: the broker at its address counts as away
+            others = wanted(BROKER, others=True) - {("mistaken", "broker_unknown")}
+            await cluster.findings(others | {("mistaken", "broker_away")})

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import importlib
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tarfile
+import venv
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import rocketlet
+import rocketlet.client
 
-from ..conftest import Node
+from ..conftest import PYRIGHT, Node, made_once
+from ..docs.snippets import snippets
 from .conftest import ROOT, Distributions, Environment, installed, interpreter, output
 
 OURS_ALONE = ("tests", "bench", "campaigns", "simulation", "examples", "docs", "docker")
@@ -141,3 +148,206 @@ def test_what_needs_an_extra_says_which(clean: Environment, tmp_path: Path) -> N
             "python", "-c", text.replace(".__main__", "" if extra == "spark" else ".__main__"), cwd=tmp_path
         )
         assert f"pip install '.[{extra}]'" in said
+
+
+# `import rocketlet`: which names there are, what loads when, and that a user's type checkers know them.
+
+
+PUBLIC = (
+    "rocketlet",
+    "rocketlet.celery",
+    "rocketlet.otel",
+    "rocketlet.spark",
+    "rocketlet.sync",
+    "rocketlet.taskiq",
+    "rocketlet.testing",
+)
+"""The modules that users import; each says by `__all__` what is theirs."""
+USER_CODE = """
+from typing import assert_type
+
+import rocketlet
+from rocketlet import (
+    CONSISTENT_HASH, STICKY, Access, Consumer, Message, Outgoing, Producer, PullLimits, Queue, Reject, RetryLater,
+    SendResult, Sql, rebalanced,
+)
+
+
+async def handle(message: Message) -> RetryLater | Reject | None:
+    assert_type(message.body, bytes)
+    assert_type(message.queue, Queue)
+    return RetryLater(delay_level=3) if message.tag else None
+
+
+async def main() -> None:
+    version: str = rocketlet.__version__
+    async with Producer("127.0.0.1:9876", access=Access()) as producer:
+        assert_type(await producer.send("orders", version.encode(), keys="4711"), SendResult)
+        await producer.send_batch("orders", [Outgoing(b"one"), Outgoing(b"two")])
+    limits = PullLimits(batch_size=32)
+    async with Consumer("127.0.0.1:9876", "g", {"orders": Sql("price > 5")}, handle, strategy=STICKY, pull=limits):
+        await rebalanced("127.0.0.1:9876", "g")
+    async with Consumer("127.0.0.1:9876", "g", "orders", strategy=CONSISTENT_HASH) as consumer:
+        assert_type(await consumer.assigned(), set[Queue])
+        async for message in consumer:
+            assert_type(message, Message)
+"""
+USER_FAULT = """
+from rocketlet import Consumer, Message
+
+
+async def handle(message: Message) -> None:
+    print(message.boddy)
+
+
+Consumer("127.0.0.1:9876", "group", "orders", handle)
+"""
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The modules that a fresh interpreter has loaded after a statement."""
+    code = (
+        f"import json, sys; before = set(sys.modules); {statement}; print(json.dumps([*sys.modules.keys() - before]))"
+    )
+    return set(json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout))
+
+
+def test_the_public_names_are_the_clients_and_the_version() -> None:
+    assert set(rocketlet.__all__) == {*rocketlet.client.__all__, "__version__"}
+    assert set(rocketlet.__all__) <= set(dir(rocketlet))
+    for name in rocketlet.client.__all__:
+        assert getattr(rocketlet, name) is getattr(rocketlet.client, name)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'Prodcuer'"):
+        rocketlet.Prodcuer  # noqa: B018 (the look-up is the test)
+    with pytest.raises(ImportError, match="Prodcuer"):
+        exec("from rocketlet import Prodcuer")
+
+
+def test_importing_rocketlet_loads_nothing_else() -> None:
+    assert loaded_by("import rocketlet") <= {"rocketlet", "rocketlet.client"} | STANDARD
+
+
+STANDARD = loaded_by("import importlib, typing")
+
+
+def test_the_client_loads_neither_broker_nor_spark() -> None:
+    loaded = loaded_by("from rocketlet import Consumer, Producer")
+    assert "rocketlet.client.consumer" in loaded
+    ours = {name.split(".")[1] for name in loaded if name.startswith("rocketlet.")}
+    assert ours == {"client", "host", "protocol"}
+    assert not loaded & {"pyspark", "prometheus_client", "pandas", "pyarrow"}
+
+
+def private_names(code: str) -> Iterator[str]:
+    """Imports of a user's code that are of ours and not public, and attributes of public modules that are not."""
+    tree = ast.parse(code)
+    modules = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "rocketlet":
+            names = [alias.name for alias in node.names]
+            public = importlib.import_module(node.module or "").__all__ if node.module in PUBLIC else ()
+            yield from (f"{node.module}.{name}" for name in names if name not in public)
+        elif isinstance(node, ast.Import):
+            ours = {alias.name for alias in node.names if alias.name.split(".")[0] == "rocketlet"}
+            modules |= ours & set(PUBLIC)
+            yield from sorted(ours - set(PUBLIC))
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute) or (module := ast.unparse(node.value)) not in modules:
+            continue
+        if f"{module}.{node.attr}" not in PUBLIC and node.attr not in importlib.import_module(module).__all__:
+            yield f"{module}.{node.attr}"
+
+
+def codes_for_users() -> dict[str, str]:
+    """The code of each example, and of each snippet of the documentation."""
+    pages = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    codes = {
+        f"{page.relative_to(ROOT)}:{item.line}": item.code for page in pages for item in snippets(page.read_text())
+    }
+    return codes | {str(path.relative_to(ROOT)): path.read_text() for path in sorted((ROOT / "examples").rglob("*.py"))}
+
+
+def test_examples_and_documentation_use_public_names_only() -> None:
+    codes = codes_for_users()
+    assert len(codes) > 30
+    assert [f"{place}: {name}" for place, code in codes.items() for name in private_names(code)] == []
+
+
+@pytest.mark.parametrize(
+    ("planted", "name"),
+    [
+        ("from rocketlet.protocol.names import Queue", "rocketlet.protocol.names.Queue"),
+        ("def f():\n    from rocketlet.testing import ports", "rocketlet.testing.ports"),
+        ("from rocketlet.testing.broker import Broker", "rocketlet.testing.broker.Broker"),
+        ("import rocketlet.client", "rocketlet.client"),
+        ("import rocketlet.spark\nrocketlet.spark.planner", "rocketlet.spark.planner"),
+        ("import rocketlet\nrocketlet.client.Producer", "rocketlet.client"),
+    ],
+)
+def test_a_planted_private_name_is_found(planted: str, name: str) -> None:
+    assert list(private_names(planted)) == [name]
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_each_module_of_the_documentation_says_what_is_public(module: str) -> None:
+    found = importlib.import_module(module)
+    assert len(set(found.__all__)) == len(found.__all__)
+    for name in found.__all__:
+        assert hasattr(found, name)
+    texts = "\n".join(page.read_text() for page in sorted((ROOT / "docs").rglob("*.md")))
+    assert module in texts
+
+
+@pytest.fixture(scope="session")
+def project(distributions: Distributions, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """An environment with the wheel alone: its types need none of its dependencies."""
+
+    def make(folder: Path) -> None:
+        venv.create(folder / ".venv", symlinks=True)
+        (site,) = folder.glob(".venv/lib/python3*/site-packages")
+        pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target")
+        output([*pip, site, distributions.wheel], cwd=folder)
+        (folder / "user.py").write_text(USER_CODE)
+        (folder / "fault.py").write_text(USER_FAULT)
+
+    return Environment(made_once(tmp_path_factory, "project", make) / ".venv")
+
+
+def complaints(command: list[str | Path], folder: Path) -> tuple[int, str]:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=110)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_users_code_type_checks_with_mypy_strict(project: Environment) -> None:
+    folder = project.folder.parent
+    mypy: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--config-file=",
+        "--python-executable",
+        project.python,
+    ]
+    assert complaints([*mypy, "user.py"], folder) == (0, "Success: no issues found in 1 source file\n")
+    code, said = complaints([*mypy, "fault.py"], folder)
+    assert code == 1
+    assert '"Message" has no attribute "boddy"' in said
+
+
+@pytest.mark.pyright
+@pytest.mark.skipif(shutil.which("npx") is None, reason="needs Node with npx, which fetches pyright")
+def test_a_users_code_type_checks_with_pyright_strict(project: Environment) -> None:
+    folder = project.folder.parent
+    settings = {"typeCheckingMode": "strict", "venvPath": ".", "venv": ".venv", "include": ["user.py", "fault.py"]}
+    (folder / "pyrightconfig.json").write_text(json.dumps(settings))
+    _, said = complaints(["npx", "--yes", PYRIGHT, "--outputjson"], folder)
+    start = said.find("{")
+    if start < 0:
+        pytest.skip(f"npx fetches no pyright: {said[-300:]}")
+    found = json.loads(said[start : said.rindex("}") + 1])["generalDiagnostics"]
+    assert {Path(fault["file"]).name for fault in found} == {"fault.py"}, found
+    assert 'Cannot access attribute "boddy"' in " ".join(fault["message"] for fault in found)

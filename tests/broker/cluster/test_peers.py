@@ -18,13 +18,17 @@ from rocketlet.broker.groups.stages import Others
 from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.protocol.bodies import BrokerData, ConsumerData, Route, finish
+from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.frame import Frame, FrameReader, encode
-from rocketlet.protocol.group_bodies import AgreedMembers, Word
-from rocketlet.protocol.headers import AgreeOnMembers
+from rocketlet.protocol.group_bodies import AgreedMembers, Word, encode_agreed_members
+from rocketlet.protocol.headers import AgreeOnMembers, write
 from rocketlet.protocol.names import Subscription
+from structlog.testing import capture_logs
 
-from ...conftest import PATIENCE_S, Node, eventually
+from ...conftest import PATIENCE_S, Connect, Node, Nodes, Wire, eventually
 from ...support.locks import Peers
+from ...support.requests import join, members
+from ...support.two_brokers import Two, at_work, handles, reading, told, two_brokers
 
 
 class Peer:
@@ -153,3 +157,99 @@ def test_the_lists_of_a_change_have_only_this_many_members() -> None:
     for limit, count in ((9, 3), (8, 2)):
         assert len(finish(agreement(Limits(max_listed_ids=limit)).finding_others(group, ROUTES)).lists) == count
     assert (LIMITS.max_listed_ids, LIMITS.kept_lists) == (10_000, 4)
+
+
+# A connection that speaks in a broker's name is believed when that broker, asked at its registered address, says
+# so.
+
+
+# No drain ends because the machine is busy.
+
+
+@pytest.fixture
+async def two(nodes: Nodes, connect: Connect) -> Two:
+    return await two_brokers(nodes, connect)
+
+
+def overheard(two: Two) -> AgreeOnMembers:
+    """A message that would let broker-a notify its members, in the name of broker-b."""
+    peer = two.a.broker.groups.obtain("g").sync.peers["broker-b"]
+    return AgreeOnMembers("g", "broker-b", peer.number + 10, peer.number + 10, False, peer.digest)
+
+
+async def refused_word(two: Two, connect: Connect, header: AgreeOnMembers, waiting: frozenset[str]) -> None:
+    stranger = await connect(two.a.address)
+    with capture_logs() as logs:
+        answer = await stranger.call(
+            RequestCode.AGREE_ON_MEMBERS, write(header), encode_agreed_members(AgreedMembers(waiting))
+        )
+    assert answer.code == ResponseCode.NO_PERMISSION, answer.remark
+    assert "does not say" in (answer.remark or "")
+    assert [(entry["event"], entry["broker"]) for entry in logs] in ([("peer_unverified", "broker-b")], [])
+
+
+@pytest.mark.limits(drain_limit_s=3600.0, drain_max_s=3600.0)
+async def test_a_stranger_who_speaks_as_a_broker_does_not_have_members_notified_early(
+    two: Two, connect: Connect
+) -> None:
+    one, newcomer = await reading(two), await two.member("c2")
+    await newcomer.joins()
+    await told(newcomer.a, "c1", "c2")
+    for token in ("", "0" * 32, two.a.broker.draining.agreement.token("broker-b")):
+        await refused_word(two, connect, overheard(two)._replace(token=token), frozenset())
+    assert await members(one.a) == ["c1"]
+    await handles(one.b)
+    await told(one.a, "c1", "c2")
+
+
+@pytest.mark.limits(drain_limit_s=3600.0, drain_max_s=3600.0)
+async def test_a_stranger_who_speaks_as_a_broker_does_not_hold_a_change_up(two: Two, connect: Connect) -> None:
+    one, newcomer = await reading(two), await two.member("c2")
+    await newcomer.joins()
+    await told(newcomer.a, "c1", "c2")
+    await refused_word(two, connect, overheard(two), frozenset(("c1", "c2")))
+    await handles(one.b)
+    await told(one.a, "c1", "c2")
+    await told(one.b, "c1", "c2")
+
+
+@pytest.mark.limits(drain_limit_s=3600.0, drain_max_s=3600.0)
+async def test_a_word_to_one_broker_is_worth_nothing_with_another(two: Two, connect: Connect) -> None:
+    """A third broker that has registered gets tokens, too."""
+    one = await reading(two)
+    said = two.b.broker.draining.agreement
+    header = overheard(two)
+    await refused_word(two, connect, header._replace(token=said.token("broker-c")), frozenset())
+    good = write(header._replace(token=said.token("broker-a")))
+    assert (await one.a.call(RequestCode.AGREE_ON_MEMBERS, good, encode_agreed_members(AgreedMembers()))).code == 0
+
+
+@pytest.mark.limits(drain_limit_s=3600.0, drain_max_s=3600.0)
+async def test_a_broker_is_asked_once_for_each_connection(node: Node, wire: Wire) -> None:
+    async with at_work(node, wire, ResponseCode.SUCCESS) as stranger:
+        await join(wire, "c1")
+        await eventually(lambda: bool(stranger.requests))
+        said = write(AgreeOnMembers("g", "broker-b", 1, 1, False, "other", "t"))
+        for _ in range(3):
+            assert (
+                await wire.call(RequestCode.AGREE_ON_MEMBERS, said, encode_agreed_members(AgreedMembers()))
+            ).code == 0
+        asked = [frame.ext for frame in stranger.requests if frame.code == RequestCode.CONFIRM_WORD]
+        assert asked == [{"brokerName": "broker-a", "token": "t"}]
+
+
+@pytest.mark.limits(drain_limit_s=3600.0, drain_max_s=3600.0)
+async def test_only_this_many_brokers_are_queried_at_the_same_time(node: Node, wire: Wire, connect: Connect) -> None:
+    said = write(AgreeOnMembers("g", "broker-b", 1, 1, False, "other", "t"))
+    body = encode_agreed_members(AgreedMembers())
+    async with at_work(node, wire, None) as stranger:
+        await join(wire, "c1")
+        await eventually(lambda: bool(stranger.requests))
+        speaking = [await connect(node.address) for _ in range(LIMITS.max_proofs)]
+        for other in speaking:
+            other.send(RequestCode.AGREE_ON_MEMBERS, said, body)
+        await eventually(lambda: not node.broker.peers.may_ask)
+        busy = await wire.call(RequestCode.AGREE_ON_MEMBERS, said, body)
+        again = await speaking[0].call(RequestCode.AGREE_ON_MEMBERS, said, body)
+        assert {busy.code, again.code} == {ResponseCode.SYSTEM_BUSY}
+    await eventually(lambda: node.broker.peers.may_ask)
