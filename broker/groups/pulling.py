@@ -687,7 +687,8 @@ class CheckedPulls:
             first = max(first, group_queue.group.offset(*group_queue.key) or 0)
         limit, room = pull_limits(checked.limit, checked.max_bytes)
         is_settled = not flags & PULL_COMMIT_OFFSET
-        return _new_tuple(PullSource, (queue.entries, queue.begin, queue.next, first, room, limit, is_settled))
+        entries = partial(self._store.entries_ahead, queue)
+        return _new_tuple(PullSource, (entries, queue.begin, queue.next, first, room, limit, is_settled))
 
     def _admit(self, session: Session, checked: CheckedPull, offset: int, commit_offset: int) -> ConsumeQueue | None:
         """Commit the offset that a pull carries, and return its queue; None if the pull must be checked or may have to

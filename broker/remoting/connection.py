@@ -106,6 +106,7 @@ log = structlog.get_logger("rocketlet.connection")
 
 _numbers = itertools.count(1)
 _SMALL_BYTES = 65_536
+_JOINED_BYTES = 16_384  # joining more bytes takes longer than a write of several buffers
 _UNREACHED = (
     errno.ETIMEDOUT,
     errno.EHOSTUNREACH,
@@ -384,12 +385,13 @@ class RemotingConnection(Client):
             if len(buffers[0]) > _SMALL_BYTES:
                 self._had_much = True
                 self._host.memory.count(self)
-        elif sum(map(len, buffers)) <= _SMALL_BYTES:
+        elif (size := sum(map(len, buffers))) <= _JOINED_BYTES:
             transport.write(b"".join(buffers))
         else:
             transport.writelines(buffers)
-            self._had_much = True
-            self._host.memory.count(self)
+            if size > _SMALL_BYTES:
+                self._had_much = True
+                self._host.memory.count(self)
 
     def tell(self, event: Event) -> None:
         self.write([encode_event(event)])

@@ -325,6 +325,7 @@ def _unpacker(count: int) -> Callable[[bytes], tuple[int, ...]]:
 
 
 MOST_READ_BYTES: Final = 2 * BULK_PULL_BYTES + MAX_RECORD_BYTES
+_PULLS_AHEAD: Final = 8
 Entry = tuple[int, int, int]  # queue offset, commit log position, record size
 
 
@@ -352,6 +353,7 @@ class Reader:
         self._queues = queues
         self._damaged: set[tuple[str, int, int]] = set()
         self._latest: tuple[int, int, Buffer] = (0, 0, b"")  # position, size and bytes of the last shared read
+        self._ahead: tuple[ConsumeQueue | None, int, bytes] = (None, 0, b"")  # entries from an offset on
 
     @property
     def damaged(self) -> frozenset[tuple[str, int, int]]:
@@ -386,6 +388,16 @@ class Reader:
             return self._fetch_matching(queue, offset, limit, room, matches, max_looks)
         assert subscription is not None
         return self._fetch_tagged(queue, offset, limit, room, subscription)
+
+    def entries_ahead(self, queue: ConsumeQueue, offset: int, count: int) -> bytes:
+        """Return packed entries, like `ConsumeQueue.entries`, and read those of the next pulls with them, because a client
+        reads a queue in order. Entries do not change after the start."""
+        known, first, data = self._ahead
+        at, size = (offset - first) * ENTRY_BYTES, min(count, queue.next - offset) * ENTRY_BYTES
+        if known is not queue or not 0 <= at <= len(data) - size:
+            data, at = queue.entries(offset, _PULLS_AHEAD * count), 0
+            self._ahead = queue, offset, data
+        return data[at : at + size]
 
     def take_pulls(
         self,

@@ -105,6 +105,7 @@ class Store:
         self._reader = Reader(self._log, self.queues)
         self.fetch = self._reader.fetch
         self.take_pulls = self._reader.take_pulls
+        self.entries_ahead = self._reader.entries_ahead
         self.message = self._reader.message
         self.is_indexed = self._reader.is_indexed
         self.record_at = self._reader.record_at

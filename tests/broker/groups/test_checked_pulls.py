@@ -94,6 +94,20 @@ async def test_pulls_of_one_read_get_the_responses_that_each_gets_alone(
     assert node.broker.offsets.get("g", "t", 0) == committed
 
 
+@pytest.mark.parametrize("kind", [JSON, ROCKETMQ, MSGPACK])
+async def test_repeated_pulls_return_messages_of_the_queue_as_it_is_now(node: Node, wire: Wire, kind: int) -> None:
+    await filled(wire)
+    assert [await asked(wire, offset, kind, max_msg_nums=2) for offset in (0, 2)] == [[b"0", b"1"], [b"2", b"3"]]
+    await send(wire, b"4", topic="t")
+    await send(wire, b"5", topic="t")
+    assert [await asked(wire, offset, kind, max_msg_nums=2) for offset in (3, 5)] == [[b"3", b"4"], [b"5"]]
+    assert (await wire.call(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "t"})).code == 0
+    await filled(wire, count=1)
+    await send(wire, b"new", topic="t")
+    for _ in range(2):
+        assert await asked(wire, 0, kind, max_msg_nums=2) == [b"0", b"new"]
+
+
 async def test_a_pull_that_differs_in_more_than_its_offset_is_checked(node: Node, wire: Wire) -> None:
     await filled(wire)
     checks = Checks(node)
