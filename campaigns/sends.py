@@ -90,6 +90,11 @@ class Pair:
         """Sends that the compiled module has taken."""
         return self.nodes[0].taken
 
+    @property
+    def repeated(self) -> int:
+        """Pulls that the compiled module has repeated."""
+        return self.nodes[0].repeated
+
     async def difference(self, reads: list[bytes]) -> str | None:
         """Return what differs after both brokers have read the same bytes; None if nothing does."""
         with still():
@@ -134,7 +139,9 @@ class Node:
         taps = Taps() if is_compiled else Taps(serve=in_python)
         self.server = Server(Listening("127.0.0.1", 0), broker=self.broker, routes=routes, taps=taps)
         self.broker.store._marks._key = b"the same in both"
-        self.taken = 0
+        self.taken = self.repeated = 0
+        take = self.broker.store.take_pulls
+        self.broker.store.take_pulls = lambda *args: self._count_pulls(take(*args))
         stage = self.broker.store.stage_sends
         self.broker.store.stage_sends = lambda *args: self._count(stage(*args))  # type: ignore[method-assign]
         self.peer = Peer(self.server, 1)
@@ -147,6 +154,10 @@ class Node:
     def _count(self, taken: fast.EncodedSends | None) -> fast.EncodedSends | None:
         self.taken += taken.sends if taken is not None else 0
         return taken
+
+    def _count_pulls(self, served: fast.ServedPulls | None) -> fast.ServedPulls | None:
+        self.repeated += served.served if served is not None else 0
+        return served
 
     def seen(self) -> bytes:
         """Return what the client has received; it connects again if its connection was closed."""
@@ -339,6 +350,6 @@ async def sends(limit: Limit, seed: int, folder: Path, outcome: Outcome) -> None
         if difference is not None:
             outcome.fault(f"{difference} (read {number})")
             break  # from now on everything differs
-    outcome.figures |= {"log_bytes": pair.nodes[0].broker.store.end, "taken": pair.taken}
+    outcome.figures |= {"log_bytes": pair.nodes[0].broker.store.end, "taken": pair.taken, "repeated": pair.repeated}
     if not pair.taken:
         outcome.fault("the compiled module took no send: make dev")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 # parts of the standard library that no server uses
 UNUSED_LIBRARY = ("config-*", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "test", "tests", "tkinter", "turtledemo")
-UNUSED_PACKAGES = ("pip", "pip-*", "setuptools", "setuptools-*", "_distutils_hack", "distutils-precedence.pth")
+UNUSED_PACKAGES = ("pip", "pip-*", "setuptools*", "pkg_resources", "_distutils_hack", "distutils-precedence.pth")
 SYSTEM_FILES = (
     "/etc/ld.so.cache",
     "/etc/nsswitch.conf",
