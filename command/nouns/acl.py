@@ -20,18 +20,20 @@ _FIELDS = ("whiteRemoteAddress", "admin", "defaultTopicPerm", "defaultGroupPerm"
 def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
     verbs = noun(commands, "acl", "list, change and delete accounts")
     verb(verbs, "list", "list each broker's accounts, without their secrets", _list)
-    put = verb(verbs, "put", "create an account, or change what is given", _put)
+    put = verb(verbs, "put", "create an account, or change the given settings of an account", _put)
     put.add_argument("account", help="its access key")
     put.add_argument(
         "--new-secret",
         action="store_true",
         help=f"give it another secret, from ${_NEW_SECRET} or typed; needed for a new account",
     )
-    put.add_argument("--admin", action="store_true", help="it may do everything")
+    put.add_argument("--admin", action="store_true", help="permission for everything, including administration")
     put.add_argument("--topics", metavar="TOPIC=PERM[,...]", help="such as orders=PUB|SUB,secrets=DENY")
     put.add_argument("--groups", metavar="GROUP=PERM[,...]", help="such as shop=SUB")
-    put.add_argument("--default-topics", metavar="PERM", help="of other topics: DENY, PUB, SUB or PUB|SUB")
-    put.add_argument("--default-groups", metavar="PERM", help="of other groups: DENY or SUB")
+    put.add_argument(
+        "--default-topics", metavar="PERM", help="permission for all other topics: DENY, PUB, SUB or PUB|SUB"
+    )
+    put.add_argument("--default-groups", metavar="PERM", help="permission for all other groups: DENY or SUB")
     put.add_argument(
         "--from-address", metavar="PATTERN", help="only from there, such as 10.0.0.*; may then do without signing"
     )

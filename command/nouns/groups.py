@@ -21,30 +21,32 @@ ON_OFF: Final = ("on", "off")
 def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
     verbs = noun(commands, "groups", "list, show, create, change and delete consumer groups")
     list_ = verb(verbs, "list", "list consumer groups with their members and lag", _list)
-    list_.add_argument("--system", action="store_true", help="also those that RocketMQ makes for itself")
-    show = verb(verbs, "show", "show a group: its members, who owns which queue, and what happened", _show)
+    list_.add_argument("--system", action="store_true", help="include those that RocketMQ creates for its own use")
+    show = verb(verbs, "show", "show a group: its members, the owner of each queue, and its events", _show)
     show.add_argument("group")
-    show.add_argument("--timeline", action="store_true", help="also show what happened, oldest first")
+    show.add_argument("--timeline", action="store_true", help="also show its events, oldest first")
     show.add_argument(
         "--follow", action="store_true", help="with --timeline: keep printing new events until you press Ctrl-C"
     )
     create = verb(verbs, "create", "create a group on the brokers that do not have it", _create)
     create.add_argument("group")
-    create.add_argument("--retries", type=int, default=16, help="before a message is a dead letter (default: 16)")
+    create.add_argument(
+        "--retries", type=int, default=16, help="retries before a message is dead-lettered (default: 16)"
+    )
     create.add_argument("--retry-queues", type=int, default=1, help="queues of its retry topic (default: 1)")
     create.add_argument(
-        "--consume", choices=ON_OFF, default="on", help="off: brokers give its members nothing (default: on)"
+        "--consume", choices=ON_OFF, default="on", help="off: brokers return no messages to its members (default: on)"
     )
-    create.add_argument(
-        "--orderly", action="store_true", help="messages shared among members come in order by message group"
-    )
+    create.add_argument("--orderly", action="store_true", help="deliver shared messages in order by message group")
     set_ = verb(verbs, "set", "change a group's settings", _set)
     set_.add_argument("group")
-    set_.add_argument("--retries", type=int, help="before a message is a dead letter")
+    set_.add_argument("--retries", type=int, help="retries before a message is dead-lettered")
     set_.add_argument("--retry-queues", type=int, help="queues of its retry topic")
-    set_.add_argument("--consume", choices=ON_OFF, help="off: brokers give its members nothing")
-    set_.add_argument("--orderly", choices=ON_OFF, help="messages shared among members come in order by message group")
-    set_.add_argument("--strict", choices=ON_OFF, help="refuse members whose subscriptions differ from the others'")
+    set_.add_argument("--consume", choices=ON_OFF, help="off: brokers return no messages to its members")
+    set_.add_argument("--orderly", choices=ON_OFF, help="deliver shared messages in order by message group")
+    set_.add_argument(
+        "--strict", choices=ON_OFF, help="refuse members whose subscriptions differ from those of other members"
+    )
     delete = verb(verbs, "delete", "delete a group's settings and offsets", _delete)
     delete.add_argument("group")
     changing(delete)

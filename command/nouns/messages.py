@@ -37,40 +37,47 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
     find = verb(verbs, "find", "find messages of a topic", _find)
     find.add_argument("topic")
     how = find.add_mutually_exclusive_group()
-    how.add_argument("--key", help="with this key")
-    how.add_argument("--id", help="with this message id or offset id")
-    how.add_argument("--at", metavar="BROKER:QUEUE:OFFSET", help="at this place, and those behind it")
+    how.add_argument("--key", help="messages with this key")
+    how.add_argument("--id", help="the message with this message id or offset id")
+    how.add_argument("--at", metavar="BROKER:QUEUE:OFFSET", help="messages from this position on")
     find.add_argument(
         "--since", metavar="WHEN", help="stored since 30s, 10m, 2h, 3d ago, or a time such as 2026-01-31T12:00"
     )
-    find.add_argument("--text", help="with this text in the body")
-    find.add_argument("--property", action="append", default=[], metavar="NAME=VALUE", help="with this property")
+    find.add_argument("--text", help="messages with this text in the body")
     find.add_argument(
-        "--limit", type=whole(1), default=20, help="how many at most; of a search the newest (default: 20)"
+        "--property", action="append", default=[], metavar="NAME=VALUE", help="messages with this property"
     )
-    tail = verb(verbs, "tail", "show a topic's newest messages, and each that comes", _tail)
+    find.add_argument(
+        "--limit",
+        type=whole(1),
+        default=20,
+        help="maximum number of messages; a search returns the newest (default: 20)",
+    )
+    tail = verb(verbs, "tail", "show a topic's newest messages, and new messages as they are stored", _tail)
     tail.add_argument("topic")
-    tail.add_argument("--last", type=whole(0), default=10, help="begin with this many (default: 10)")
-    tail.add_argument("--tags", "--tag", default="*", metavar="A||B", help="only with these tags")
-    tail.add_argument("--no-follow", action="store_true", help="end with the newest message")
+    tail.add_argument("--last", type=whole(0), default=10, help="number of stored messages to start with (default: 10)")
+    tail.add_argument("--tags", "--tag", default="*", metavar="A||B", help="only messages with these tags")
+    tail.add_argument("--no-follow", action="store_true", help="exit after the newest message")
     send = verb(verbs, "send", "send a message", _send)
     send.add_argument("topic")
     send.add_argument("body", help="the body as text; - reads standard input")
     send.add_argument("--tag", "--tags", help="the message's tag")
-    send.add_argument("--key", action="append", default=[], help="a key; may be given several times")
+    send.add_argument("--key", action="append", default=[], help="a key; repeatable")
     send.add_argument("--property", action="append", default=[], metavar="NAME=VALUE")
     send.add_argument("--delay-level", type=whole(0), default=0)
-    send.add_argument("--queue-key", help="messages with the same one keep their order")
+    send.add_argument("--queue-key", help="key of the queue; messages with the same key keep their order")
     dead = verb(verbs, "dead", "show a group's dead letters", _dead)
     dead.add_argument("group")
-    dead.add_argument("--limit", type=whole(1), default=20, help="how many of the newest (default: 20)")
-    replay = verb(verbs, "replay", "send a group's new dead letters again", _replay)
+    dead.add_argument(
+        "--limit", type=whole(1), default=20, help="maximum number of messages, newest first (default: 20)"
+    )
+    replay = verb(verbs, "replay", "resend a group's new dead letters", _replay)
     replay.add_argument("group")
     replay.add_argument(
         "--to",
         choices=("group", "topic"),
         default="group",
-        help="group: only this group gets them (default); topic: every group that reads the topic does",
+        help="group: only this group receives them (default); topic: all groups that read the topic do",
     )
     replay.add_argument(
         "--topic",
@@ -78,12 +85,14 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
         metavar="NAME",
         help="with --to topic: also to this one, which the group has not read",
     )
-    replay.add_argument("--dry-run", action="store_true", help="only show what would be sent")
-    discard = verb(verbs, "discard", "say that a group's dead letters are not wanted", _discard)
+    replay.add_argument("--dry-run", action="store_true", help="only show the messages that would be sent")
+    discard = verb(verbs, "discard", "mark a group's dead letters as discarded", _discard)
     discard.add_argument("group")
     for parser in (replay, discard):
-        parser.add_argument("--id", action="append", help="only this message; may be given several times")
-        parser.add_argument("--again", action="store_true", help="also those that were replayed or discarded before")
+        parser.add_argument("--id", action="append", help="only this message; repeatable")
+        parser.add_argument(
+            "--again", action="store_true", help="include messages that were replayed or discarded before"
+        )
         changing(parser)
 
 

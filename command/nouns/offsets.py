@@ -26,7 +26,9 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
         metavar="WHERE",
         help="first, last, a time such as 2026-01-31T12:00:00, or BROKER:QUEUE=OFFSET[,...] for a group without members",
     )
-    reset.add_argument("--dry-run", action="store_true", help="only show what would be skipped or repeated")
+    reset.add_argument(
+        "--dry-run", action="store_true", help="only show which messages would be skipped or delivered again"
+    )
     changing(reset)
 
 

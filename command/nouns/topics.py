@@ -22,7 +22,7 @@ PERMS_HELP: Final = "6 to write and read, 4 to read only, 2 to write only"
 def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
     verbs = noun(commands, "topics", "list, show, create, change and delete topics")
     list_ = verb(verbs, "list", "list topics", _list)
-    list_.add_argument("--system", action="store_true", help="also those that RocketMQ makes for itself")
+    list_.add_argument("--system", action="store_true", help="include those that RocketMQ creates for its own use")
     show = verb(verbs, "show", "show a topic's queues and the groups that read it", _show)
     show.add_argument("topic")
     create = verb(verbs, "create", "create a topic on the brokers that do not have it", _create)
@@ -37,22 +37,22 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
         "--type",
         default="",
         choices=sorted(MESSAGE_TYPES),
-        help="the only kind of messages that it takes (default: any kind)",
+        help="the only type of messages that it accepts (default: all types)",
     )
     create.add_argument(
         "--lite", dest="type", action="store_const", const="LITE", help="the parent of lite topics: --type LITE"
     )
-    create.add_argument("--broker", action="append", help="only on this broker; may be given several times")
+    create.add_argument("--broker", action="append", help="only on this broker; repeatable")
     set_ = verb(verbs, "set", "change a topic's queues or permission", _set)
     set_.add_argument("topic")
     set_.add_argument("--queues", type=int, help="queues on each broker that producers send to")
     set_.add_argument("--read-queues", type=int, help="queues on each broker that consumers read (default: --queues)")
     set_.add_argument("--perm", type=int, choices=PERMS, help=PERMS_HELP)
-    set_.add_argument("--broker", action="append", help="only on this broker; may be given several times")
+    set_.add_argument("--broker", action="append", help="only on this broker; repeatable")
     set_.add_argument(
         "--allow-unreadable",
         action="store_true",
-        help="remove queues from the readable ones although they have messages",
+        help="stop reading queues even if they contain messages",
     )
     delete = verb(verbs, "delete", "delete a topic with its messages and offsets", _delete)
     delete.add_argument("topic")

@@ -16,11 +16,15 @@ def add_client_options(parser: argparse.ArgumentParser, side: str = "") -> None:
     """Add the options for TLS and accounts. `side` is a prefix of their names for commands with two clusters, such as
     `from-`."""
     group = parser.add_argument_group(f"how to connect {side.rstrip('-')}".strip())
-    group.add_argument(f"--{side}tls", action="store_true", help="connect by TLS")
+    group.add_argument(f"--{side}tls", action="store_true", help="connect with TLS")
     group.add_argument(
-        f"--{side}tls-ca", metavar="FILE", help="who signed the servers' certificates; default: the system's list"
+        f"--{side}tls-ca",
+        metavar="FILE",
+        help="certificates of the authorities that sign the servers' certificates; default: the system's",
     )
-    group.add_argument(f"--{side}tls-cert", metavar="FILE", help="the client's own certificate, if servers ask for one")
+    group.add_argument(
+        f"--{side}tls-cert", metavar="FILE", help="the client's certificate, for servers that require one"
+    )
     group.add_argument(f"--{side}tls-key", metavar="FILE", help="its key; default: in the same file")
     group.add_argument(
         f"--{side}access-key",

@@ -42,7 +42,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "--port",
         type=numbers.port,
         default=DEFAULT_PORT,
-        help=f"the port; 0 takes any free one (default: {DEFAULT_PORT})",
+        help=f"the port; 0 selects a free one (default: {DEFAULT_PORT})",
     )
     parser.add_argument(
         "--allow-host",
@@ -51,7 +51,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         metavar="NAME",
         help="a host name that browsers may use, besides localhost, this machine's name and addresses; may be repeated",
     )
-    parser.add_argument("--read-only", action="store_true", help="show everything, change nothing")
+    parser.add_argument("--read-only", action="store_true", help="disable all changes")
     parser.add_argument("--log-level", choices=logs.LEVELS, default="info")
     add_client_options(parser)
     parser.set_defaults(run=_console)
@@ -67,7 +67,7 @@ def add_start_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--console-host", default="127.0.0.1", help="the address to serve the console on (default: 127.0.0.1)"
     )
-    group.add_argument("--console-read-only", action="store_true", help="the console changes nothing")
+    group.add_argument("--console-read-only", action="store_true", help="disable all changes in the console")
 
 
 async def _console(options: argparse.Namespace) -> int:

@@ -35,12 +35,12 @@ def add_listen_options(parser: argparse.ArgumentParser, port: int) -> None:
         "--admin",
         choices=("any", "loopback"),
         default="any",
-        help="where requests that administrate may come from: anywhere, or this machine (default: any)",
+        help="addresses from which administrative requests are accepted: any, or only this machine (default: any)",
     )
     parser.add_argument(
-        "--port", type=numbers.port, default=port, help=f"the port to listen on; 0 takes any free one (default: {port})"
+        "--port", type=numbers.port, default=port, help=f"the port to listen on; 0 selects a free one (default: {port})"
     )
-    parser.add_argument("--log-level", choices=logs.LEVELS, default="info", help="what to log at least (default: info)")
+    parser.add_argument("--log-level", choices=logs.LEVELS, default="info", help="minimum log level (default: info)")
 
 
 def add_external_port_option(parser: argparse.ArgumentParser) -> None:
@@ -89,13 +89,13 @@ def _control_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--control-port",
         type=numbers.port,
-        help="for tests: open an HTTP interface on this port that turns the broker's clock, orders faults and deletes data; "
-        "0 takes any free port. Without --data the broker keeps nothing (default: no such interface)",
+        help="for tests: open an HTTP interface on this port that sets the broker's clock, injects faults and deletes data; "
+        "0 selects a free port. Without --data the broker stores nothing permanently (default: no such interface)",
     )
     parser.add_argument(
         "--control-host",
         default="127.0.0.1",
-        help="the address for --control-port; anybody who reaches it can delete everything (default: 127.0.0.1)",
+        help="the address for --control-port; every client that can connect to it can delete all data (default: 127.0.0.1)",
     )
 
 
@@ -129,13 +129,13 @@ def _grpc_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--grpc-port",
         type=numbers.port,
-        help="also listen on this port, for official clients of 5.x, which --port serves, too; 0 takes any free one",
+        help="also listen on this port, for official clients of 5.x, which --port serves, too; 0 selects a free one",
     )
     parser.add_argument(
         "--grpc-max-delay-hours",
         type=_hours,
         default=24.0,
-        help="the latest delivery time that official clients of 5.x may set (maximum 960, as for clients of 4.9) "
+        help="maximum delay that official clients of 5.x may request (maximum 960, as for clients of 4.9) "
         "(default: 24, as at Apache's proxy)",
     )
 
@@ -151,10 +151,10 @@ def _store_options(parser: argparse.ArgumentParser) -> None:
         "--flush",
         choices=("os", "sync"),
         default="os",
-        help="acknowledge a message when the operating system has it (os, the default) or when it is on the disk (sync)",
+        help="acknowledge a message when the operating system has it (os, the default) or when it is synced to disk (sync)",
     )
     parser.add_argument(
-        "--retain-hours", type=_hours, default=72.0, help="delete messages that are older (default: 72)"
+        "--retain-hours", type=_hours, default=72.0, help="age from which messages are deleted, in hours (default: 72)"
     )
     parser.add_argument(
         "--retain-bytes",
@@ -168,7 +168,7 @@ def _store_options(parser: argparse.ArgumentParser) -> None:
         type=_size,
         default="256M",
         metavar="SIZE",
-        help="the size of a file of the commit log (default: 256M)",
+        help="size of one file of the commit log (default: 256M)",
     )
 
 
@@ -177,14 +177,14 @@ def _limit_options(parser: argparse.ArgumentParser) -> None:
         "--queues",
         type=numbers.whole(1),
         default=8,
-        help="how many queues a topic that a send creates gets at most (default: 8); clients ask for 4",
+        help="maximum queues of a topic that a send creates (default: 8); clients request 4",
     )
     add_metrics_options(parser)
     parser.add_argument(
         "--memory",
         type=_size,
         metavar="SIZE",
-        help="what connections may hold together, such as 512M: unfinished requests and unread answers "
+        help="maximum memory of all connections, such as 512M: unfinished requests and unread responses "
         "(default: a quarter of the machine or container)",
     )
 
@@ -199,7 +199,7 @@ def add_metrics_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_access_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("who may connect and do what")
+    group = parser.add_argument_group("access")
     group.add_argument(
         "--tls",
         choices=TLS_MODES,
@@ -210,11 +210,17 @@ def add_access_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--tls-cert", type=Path, metavar="FILE", help="the certificate, PEM; reloaded when it changes")
     group.add_argument("--tls-key", type=Path, metavar="FILE", help="its key, PEM; default: in the same file")
     group.add_argument(
-        "--tls-ca", type=Path, metavar="FILE", help="TLS clients must show a certificate that one of these signed"
+        "--tls-ca",
+        type=Path,
+        metavar="FILE",
+        help="authorities by which the certificates of TLS clients must be signed (default: clients need none)",
     )
 
     group.add_argument(
-        "--acl", type=Path, metavar="FILE", help="accounts, as Apache's plain_acl.yml; reloaded when it changes"
+        "--acl",
+        type=Path,
+        metavar="FILE",
+        help="accounts in the format of Apache's plain_acl.yml; reloaded when the file changes",
     )
 
 
@@ -223,9 +229,9 @@ def add_brokers_option(parser: argparse.ArgumentParser) -> None:
         "--brokers",
         type=_brokers,
         metavar="N",
-        help="run N brokers, a, b, ..., in processes of their own, and start one that dies again: their ports follow --port "
+        help="run N brokers, a, b, ..., in processes of their own, and restart a broker that dies: their ports follow --port "
         f"in steps of {PORT_STEP}, their metrics ports follow --metrics-port, their folders are in --data; --memory and "
-        "--retain-bytes are for all together (default: one broker, in the name server's process)",
+        "--retain-bytes are totals of all brokers (default: one broker, in the name server's process)",
     )
 
 
@@ -233,7 +239,7 @@ def add_parent_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stop-with-stdin",
         action="store_true",
-        help="stop when standard input ends: give a pipe, and the broker stops when who holds its other end is gone",
+        help="stop when standard input ends, for example when the process at the other end of a pipe exits",
     )
 
 
@@ -243,7 +249,7 @@ def add_registration_options(parser: argparse.ArgumentParser) -> None:
         "--nameserver-tls",
         type=Path,
         metavar="CA_FILE",
-        help="register over TLS; who signed the name servers' certificates",
+        help="register over TLS; certificates of the authorities that sign the name servers' certificates",
     )
     parser.add_argument(
         "--nameserver-account", metavar="ACCESS_KEY", help="sign the registration as this account of the --acl file"

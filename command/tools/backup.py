@@ -26,12 +26,12 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     text = "copy a broker's data folder, while it runs or not, and check the copy"
     backup = commands.add_parser("backup", help=text, description=text[0].upper() + text[1:] + ".")
     backup.add_argument("data", type=Path, metavar="DATA", help="the broker's data folder")
-    backup.add_argument("copy", type=Path, metavar="FOLDER", help="where to: a folder that is new or empty")
+    backup.add_argument("copy", type=Path, metavar="FOLDER", help="the target: a new or empty folder")
     backup.set_defaults(run=_backup)
     text = "make a data folder of a backup, and check it"
     restore = commands.add_parser("restore", help=text, description=text[0].upper() + text[1:] + ".")
     restore.add_argument("copy", type=Path, metavar="FOLDER", help="the backup")
-    restore.add_argument("data", type=Path, metavar="DATA", help="where to: a data folder that is new or empty")
+    restore.add_argument("data", type=Path, metavar="DATA", help="the target: a new or empty data folder")
     restore.set_defaults(run=_restore)
     for parser in (backup, restore):
         parser.add_argument("--log-level", choices=logs.LEVELS, default="error")

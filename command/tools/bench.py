@@ -15,7 +15,7 @@ _COLUMNS = ("what", "messages", "per_s", "mib_per_s", "p50_ms", "p99_ms", "p999_
 
 
 def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
-    bench = verb(commands, "bench", "load a cluster for some seconds and show rates and waits", _bench)
+    bench = verb(commands, "bench", "load a cluster for some seconds and show rates and latencies", _bench)
     plain = Load()
     bench.add_argument("--seconds", type=float, default=plain.seconds, help=f"how long (default: {plain.seconds:g})")
     bench.add_argument(
@@ -23,7 +23,7 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
         type=float,
         default=plain.rate,
         metavar="PER_SECOND",
-        help="messages a second (default: as many as possible)",
+        help="messages per second (default: unlimited)",
     )
     bench.add_argument(
         "--size", type=int, default=plain.size, metavar="BYTES", help=f"of a body (default: {plain.size})"

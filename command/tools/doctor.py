@@ -16,7 +16,7 @@ from ..plumbing.output import Output
 
 
 def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
-    doctor = verb(commands, "doctor", "say what is wrong with a cluster and its groups, and what to do", _doctor)
+    doctor = verb(commands, "doctor", "report problems of a cluster and its groups, and how to fix them", _doctor)
     doctor.add_argument(
         "--watch",
         type=seconds,
@@ -46,5 +46,5 @@ async def _doctor(options: argparse.Namespace, admin: AdminClient, output: Outpu
         for finding in found:
             output.text(f"  {finding.subject}: {finding.text} [{finding.kind}]", f"    -> {finding.cure}")
     if not findings:
-        output.text("nothing is wrong that can be seen from here")
+        output.text("no findings")
     return int(any(finding.harm < Harm.RISK for finding in findings))

@@ -39,7 +39,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )
     parser = commands.add_parser("dump", help=text, description=text[0].upper() + text[1:] + ".")
     parser.add_argument(
-        "port", type=numbers.port, metavar="PORT", help="where to listen for clients; 0 takes any free port"
+        "port", type=numbers.port, metavar="PORT", help="the port to listen on for clients; 0 selects a free port"
     )
     parser.add_argument("--host", default=HOST, help=f"the address to listen on (default: {HOST})")
     parser.add_argument(
@@ -47,7 +47,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         help="the name server or broker (default: 127.0.0.1:9876)",
     )  # fmt: skip
     parser.add_argument(
-        "--only", metavar="NAME[,NAME]", help="only these requests and their answers, such as PULL_MESSAGE"
+        "--only", metavar="NAME[,NAME]", help="only these requests and their responses, such as PULL_MESSAGE"
     )
     parser.add_argument("--json", action="store_true", help="print one line of JSON for each frame")
     parser.set_defaults(run=_dump, log_level="warning")

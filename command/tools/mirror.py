@@ -35,7 +35,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "--groups",
         type=_names,
         metavar="GROUP[,...]",
-        help="groups whose progress is copied; default: all that read the topics",
+        help="groups whose progress is copied; default: all groups that read the topics",
     )
     begin = parser.add_mutually_exclusive_group()
     begin.add_argument(

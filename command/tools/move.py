@@ -21,8 +21,12 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         description="Move producers and groups to another cluster. Without a step, copy the messages that are not "
         "at the target yet. Then use --producers, and --group for one group after the other. Each step may be repeated.",
     )
-    parser.add_argument("--from", dest="source", required=True, metavar="HOST:PORT", help="the name servers to leave")
-    parser.add_argument("--to", dest="target", required=True, metavar="HOST:PORT", help="the name servers to go to")
+    parser.add_argument(
+        "--from", dest="source", required=True, metavar="HOST:PORT", help="the name servers of the source cluster"
+    )
+    parser.add_argument(
+        "--to", dest="target", required=True, metavar="HOST:PORT", help="the name servers of the target cluster"
+    )
     step = parser.add_mutually_exclusive_group()
     step.add_argument(
         "--dry-run", action="store_true", help="show the topics, the groups, and what cannot be moved; change nothing"

@@ -28,7 +28,7 @@ _CLEAR = "\x1b[H\x1b[2J"
 def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
     top = verb(commands, "top", "show rates, lags and members, until Ctrl-C", _top)
     top.add_argument("--interval", type=seconds, default=TOP_INTERVAL_S, help="seconds (default: %(default)g)")
-    top.add_argument("--count", type=whole(1), help="how many looks, after the first (default: until Ctrl-C)")
+    top.add_argument("--count", type=whole(1), help="number of refreshes after the first (default: until Ctrl-C)")
 
 
 @dataclass(frozen=True, slots=True)
