@@ -14,10 +14,20 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
-from rocketlet.client import Access, AdminClient, BrokerRefused, Consumer, Message, Producer, RocketletError
+from rocketlet.client import (
+    Access,
+    AdminClient,
+    BrokerRefused,
+    Consumer,
+    LiteConsumer,
+    Message,
+    Producer,
+    RocketletError,
+)
 from rocketlet.command.cli import parser
 from rocketlet.protocol import group_bodies
 from rocketlet.protocol.codes import RequestCode, ResponseCode
@@ -169,6 +179,59 @@ async def test_the_offset_of_an_unlocked_queue_survives_sigkill(start: Start, co
     await broker.kill()
     again = await start(port=port)
     assert (await committed(again.address, "g"))[0] == 8
+
+
+async def test_lite_topics_lose_nothing_and_keep_their_order_through_kills(start: Start) -> None:
+    """Each message is handled, first in the order of its lite topic, and acknowledged ones are not redelivered."""
+    port, names, count = free_port(), [f"n{number}" for number in range(8)], 40
+    broker = await start(port=port)
+    seen: dict[str, list[int]] = {name: [] for name in names}
+    handled = 0
+
+    async def handle(message: Message) -> None:
+        nonlocal handled
+        assert message.lite_topic is not None
+        number = int(message.body)
+        if number not in seen[message.lite_topic]:
+            seen[message.lite_topic].append(number)
+        handled += 1
+
+    async def send_all(producer: Producer[bytes], name: str) -> None:
+        for number in range(count):
+            while True:
+                with contextlib.suppress(RocketletError):
+                    await producer.send("CHAT", b"%d" % number, lite_topic=name)
+                    break
+
+    async with AdminClient(broker.address) as admin:
+        await admin.create_topic("CHAT", message_type="LITE")
+    member = partial(LiteConsumer, broker.address, "g", "CHAT", handle, invisible_s=2.0)
+    async with (
+        member(lite_topics=names[:5]),
+        member(lite_topics=names[3:]),
+        Producer(broker.address) as producer,
+        asyncio.TaskGroup() as sending,
+    ):
+        for name in names:
+            sending.create_task(send_all(producer, name))
+        for limit in (30, 120):
+            await eventually(lambda limit=limit: handled > limit)  # type: ignore[misc]
+            await broker.kill()
+            broker = await start(port=port)
+        await eventually(lambda: all(len(numbers) == count for numbers in seen.values()))
+    assert seen == {name: list(range(count)) for name in names}
+    again: list[tuple[str | None, bytes]] = []
+
+    async def note(message: Message) -> None:
+        again.append((message.lite_topic, message.body))
+
+    await broker.kill()
+    broker = await start(port=port)
+    async with LiteConsumer(broker.address, "g", "CHAT", note, lite_topics=names), Producer(broker.address) as producer:
+        for name in names:
+            await producer.send("CHAT", b"last", lite_topic=name)
+        await eventually(lambda: len(again) >= len(names))
+    assert sorted(again) == [(name, b"last") for name in names]
 
 
 async def test_a_killed_broker_that_restarts_gives_its_members_their_queues_back(start: Start) -> None:
