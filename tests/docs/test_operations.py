@@ -62,7 +62,7 @@ def test_every_warning_and_error_of_the_log_has_a_cure() -> None:
     }
     assert logged
     assert sorted(event for event in logged if f"`{event}`" not in page) == []
-    said = set(re.findall(r"`(\w+)`", page.partition("## Log events that ask")[2])) - {
+    said = set(re.findall(r"`(\w+)`", page.partition("## Log events that need")[2])) - {
         "hint",
         "peer",
         "reason",
