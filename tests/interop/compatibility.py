@@ -45,30 +45,30 @@ REFUSED = {
 INTRODUCTION = """\
 # Compatibility
 
-`pytest tests/interop --compatibility docs/compatibility.md` writes this page from the tests that passed. An unmodified client
-did what each line says. Go is `github.com/apache/rocketmq-client-go/v2`; our own client uses most of it, too. The codes of
-errors are Apache's, their texts are ours.
+`pytest tests/interop --compatibility docs/compatibility.md` writes this page from the tests that passed. Each line was tested
+with an unmodified client. Go is `github.com/apache/rocketmq-client-go/v2`; Rocketlet's own client uses most features, too.
+Error codes are Apache's, error texts are Rocketlet's.
 
 Rocketlet's broker has no master/slave replication, DLedger, controller or tiered storage.
-If you need one of them, use Apache RocketMQ; your code and Spark job stay as they are.
+If you need one of them, use Apache RocketMQ; your code and Spark job need no change.
 
-Our client finds out which broker it talks to. [Foreign members](foreign-members.md) says what differs on Apache's. In these
-tests 5.3 differs from 4.9 in two things. It notes the outcome of transactions every 3 s (`transactionOpBatchInterval`), and
-delivers a message twice if it checks more often. And a message that is sent to the retry topic of a group whose members lock
-their queues becomes a dead letter immediately; `rocketlet messages replay` and the console hand such
-messages back instead, for one try.
+Rocketlet's client detects the kind of its broker. [Foreign members](foreign-members.md) lists the differences on Apache's
+brokers. In these tests 5.3 differs from 4.9 in two ways. It records the outcome of transactions every 3 s
+(`transactionOpBatchInterval`), and delivers a message twice if it checks more often. And a message that is sent to the retry
+topic of a group whose members lock their queues becomes a dead letter immediately; `rocketlet messages replay` and the
+console therefore send such messages back as failed deliveries, which allows one attempt.
 """
 
 OFFICIAL = "Official clients of 5.x"
 EMPTY = """\
-An empty cell is not tried, or the client cannot do it: Rust's 5.0.0 has no push consumer, recalls nothing and has no TLS
-settings. A stranger's first example of each, with our address, works as it stands: a topic is made when it is first asked
-for, and takes messages of all four types."""
+An empty cell is not tested, or the client lacks the feature: Rust's 5.0.0 has no push consumer, no recall and no TLS
+settings. The first example in the documentation of each client works unchanged, except for the address: the broker creates a
+topic at the first request for its route, and the topic accepts messages of all four types."""
 
 GRPC = """\
 ## gRPC methods
 
-Official clients of 5.x speak gRPC, on the broker's own port: `pip install '.[broker]'`, `rocketlet start`, and
+Official clients of 5.x use gRPC, on the broker's own port: `pip install '.[broker]'`, `rocketlet start`, and
 give the client that `host:port`. These methods of `apache.rocketmq.v2.MessagingService` are served.
 
 | method | for |
@@ -81,14 +81,13 @@ give the client that `host:port`. These methods of `apache.rocketmq.v2.Messaging
 | ReceiveMessage, AckMessage, ChangeInvisibleDuration | push and simple consumers |
 | ForwardMessageToDeadLetterQueue | push consumers in order |
 
-Two things differ from Apache's proxy on purpose:
+Two intended differences from Apache's proxy:
 
 - QueryRoute creates a topic that does not exist, so that a developer's first program works. Apache's proxy returns
   40402, even if its broker may create topics. With `autoCreateTopicEnable=false` (`mqadmin updateBrokerConfig`) this
   broker returns 40402, too.
 - In an ordered group, a message that was acknowledged while an earlier one was not is redelivered with it. Such a
-  message keeps its delivery attempt: its consumer has handled it, so the redelivery brings it no nearer to the dead
-  letters. Apache's broker counts another attempt.
+  message keeps its delivery attempt, because its consumer has handled it. Apache's broker counts another attempt.
 """
 
 
