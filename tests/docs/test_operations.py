@@ -14,6 +14,8 @@ import pytest
 from rocketlet.broker.config import Limits
 from rocketlet.client.config import ClientLimits
 from rocketlet.command.cli import parser
+from rocketlet.protocol.allocation import AVG, AVG_BY_CIRCLE, CONSISTENT_HASH, Strategy
+from rocketlet.protocol.names import Queue
 
 from bench import readme
 
@@ -237,3 +239,23 @@ def test_each_figure_that_spark_keeps_has_its_row() -> None:
     from bench import spark
 
     assert {row.path for row in readme.rows() if row.program == "spark"} == set(spark.KEPT)
+
+
+@pytest.mark.parametrize("strategy", [AVG, AVG_BY_CIRCLE, CONSISTENT_HASH])
+def test_share_of_queues_that_a_join_or_leave_moves_is_that_of_the_page(strategy: Strategy) -> None:
+    page = (ROOT / "docs/how-to/consume.md").read_text()
+    found = re.search(rf"^\| {strategy.name}\b[^|]*\| (\d+) to (\d+) %", page, re.MULTILINE)
+    assert found, "the page has a row for each strategy that brokers can compute"
+    queues = [Queue("orders", "broker-a", number) for number in range(64)]
+    moved = []
+    for count in range(3, 7):
+        members = sorted(f"10.0.0.{number}@{number * 7919}" for number in range(count))
+        before = owners(strategy, queues, members)
+        for leaving in members:
+            after = owners(strategy, queues, [member for member in members if member != leaving])
+            moved.append(sum(before[queue] != after[queue] for queue in queues) / len(queues))
+    assert (int(found[1]), int(found[2])) == (round(100 * min(moved)), round(100 * max(moved)))
+
+
+def owners(strategy: Strategy, queues: list[Queue], members: list[str]) -> dict[Queue, str]:
+    return {queue: member for member in members for queue in strategy.allocate(member, queues, members)}
