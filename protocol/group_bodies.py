@@ -504,6 +504,8 @@ def decode_lite_subscriptions(data: LiteSubscriptionsShape) -> list[LiteSubscrip
             raise BodyError(f"the request has more than {MAX_SYNCED_LITE_TOPICS} lite topics")
         offset = _lite_offset(item.offset_option) if item.offset_option is not None else None
         found.append(LiteSubscription(action, item.client_id, item.group, item.topic, names, offset))
+    if not found:  # it would need no permission
+        raise BodyError("subscriptionSet: got no subscription; expected at least one")
     return found
 
 

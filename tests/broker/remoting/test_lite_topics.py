@@ -478,3 +478,9 @@ def test_invalid_subscription_is_refused(item: dict[str, Any]) -> None:
     valid = {"action": "PARTIAL_ADD", "clientId": "c", "group": "g", "topic": "t"}
     with pytest.raises(BodyError):
         decode_lite_subscriptions(orjson.dumps({"subscriptionSet": [{**valid, **item}]}))
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"subscriptionSet":[]}', b'{"subscriptionSet":null}'])
+def test_synchronization_of_no_subscription_is_refused_because_it_would_need_no_permission(body: bytes) -> None:
+    with pytest.raises(BodyError, match="expected at least one"):
+        decode_lite_subscriptions(body)
