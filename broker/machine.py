@@ -117,7 +117,8 @@ def shares() -> OpenFileShares:
 # each other in a circle. It examines all objects, repeatedly while their number grows. With the 10,000 members of a
 # large group this takes 130 ms, in which no client is served. A server leaves no circles behind, however its clients
 # leave. So the collector examines new objects only, and every second the survivors are set aside, which takes no time.
-# Circles that a library leaves are found when memory has doubled: then the collector examines all objects.
+# Circles that a library leaves are freed when the process's memory has more than doubled since the last examination of
+# all objects, because the collector then examines all objects again.
 
 
 _YOUNG: Final = 1  # the oldest of the generations that are still collected

@@ -337,7 +337,8 @@ class Tls:
                 log.warning("certificate_expires", file=str(path), expires=_date(until_s), hint=hint)
 
     def note_turned_away(self, peer: str, reason: str) -> None:
-        """Record a client that was turned away, for the list of recent ones."""
+        """Record a client whose connection was refused, for example after a failed TLS handshake, for the list of
+        recent ones that `rocketlet doctor` shows."""
         address = peer.rpartition(":")[0]
         self._turned_away.note((address, reason), f"{address}: {reason[:MAX_NAMED_CHARS]}")
 

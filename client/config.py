@@ -328,7 +328,7 @@ def takes(kind: type) -> Callable[[Client], Client]:
         for name, option in options_of(kind).items():
             named.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option.default))
         made.__signature__ = signature.replace(parameters=named)
-        if client.__doc__ is not None:  # there is none with python -OO
+        if client.__doc__ is not None:  # the docstring is missing with python -OO
             texts = [f"- `{name}`: {option.text}" for name, option in options_of(kind).items()]
             lines = [fill(text, 120, initial_indent="    ", subsequent_indent="      ") for text in texts]
             ends_with_list = "\n    - `" in client.__doc__

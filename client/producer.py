@@ -95,7 +95,7 @@ class Producer(Sender, Generic[Body]):
     async def _end(self) -> None:
         try:
             await self._leave()
-        finally:  # even if cancelled because a broker does not respond
+        finally:  # close the connections even if `stop` is cancelled because a broker does not respond
             await self._cluster.close()
 
     async def _leave(self) -> None:
@@ -182,7 +182,7 @@ class Producer(Sender, Generic[Body]):
         if queue is not None:
             check_queue(topic, queue)
         if lite_topic is not None and queue_key is None and queue is None:
-            queue_key = lite_topic  # all its messages go to one broker
+            queue_key = lite_topic  # messages of a lite topic go to one broker
         if self._middleware:
             message = Outgoing(
                 body, tag, keys, properties or {}, delay_level, 0, message_id, delay, at, priority, lite_topic

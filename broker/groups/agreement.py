@@ -53,9 +53,9 @@ class Agreement:
         self._clock = clock
         self._peers = peers
         self._changes = changes
-        self.synced: set[ConsumerGroup] = set()  # the groups with peers
-        self._strangers: dict[str, None] = {}  # brokers that do not know the request
-        self._number = clock.time_ms()  # above those of a run before
+        self.synced: set[ConsumerGroup] = set()  # groups that have peer brokers
+        self._strangers: dict[str, None] = {}  # names of brokers that do not support AGREE_ON_MEMBERS
+        self._number = clock.time_ms()  # higher than the numbers of an earlier run, if the clock was not set back
         self._secret = secrets.token_bytes(32)
 
     # State

@@ -71,7 +71,7 @@ class Allotment:
         """Compute the owners again after a member was refused a queue that no member owns, or that its reader owns."""
         drain = group.drain
         if drain is not None and (drain.is_finding or drain.has((topic, queue_id))):
-            return  # the drain computes them
+            return  # while a drain runs, the drain computes the owners
         if group.owner_of(topic, queue_id) is None or group.is_read_by_its_owner(topic, queue_id):
             self.find_owners(group)
 
@@ -83,7 +83,7 @@ class Allotment:
         before = group.issued.get(connection)
         if (
             before is not None and before.members is ALONE and members is not ALONE
-        ):  # the member drops the other queues soon
+        ):  # the member drops queues soon that its new list gives to others
             group.bound_since_s[connection] = self._clock.monotonic_s()
         elif members is ALONE:
             group.has_bound_members = True
@@ -223,7 +223,7 @@ def claims_by_list(
         if members is ALONE:
             continue
         count = len(members.ids)
-        first = enumerate(members.order[: len(queues)])  # later ids get no queue
+        first = enumerate(members.order[: len(queues)])  # ids beyond the number of queues get no queue
         yield [
             (AVG.allocate_at(index, count, queues), readers[client_id])
             for index, client_id in first
@@ -235,7 +235,7 @@ def owners_of(members: Mapping[str, int], queues: TopicQueues, broker_name: str)
     """Return the future owners of one broker's queues, in order of the queues, for members with these positions; empty
     without members."""
     owners: list[str] = []
-    for index, client_id in enumerate(islice(members, len(queues))):  # later members get no queue
+    for index, client_id in enumerate(islice(members, len(queues))):  # members beyond the number of queues get no queue
         share = AVG.allocate_at(index, len(members), queues)
         owners += [client_id] * sum(queue.broker_name == broker_name for queue in share)
     return owners

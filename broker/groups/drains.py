@@ -215,7 +215,7 @@ class Draining:
     def _begin(self, group: ConsumerGroup, drain: Drain, found: QueueMoves) -> None:
         self._moves.begin(group, drain, found, self._clock.monotonic_s(), self._until_s())
         self.agreement.found(group, found.others, drain.waited_for(group.members))
-        drain.release_all_pulls()  # pulls that must still wait are held again
+        drain.release_all_pulls()  # pulls are checked again, and held again if they must still wait
         drain.record_progress(self._until_s())
         self._poll_later(group, drain)
         self.lists.notify_released(group, drain)
@@ -381,7 +381,7 @@ class ForeignMemberLists:
             return []
         had = group.issued_to(session)
         if drain is not None and not self._may_know(group, drain, session, group.sync.lets_tell):
-            drain.kept[session] = None  # even if it was notified before
+            drain.kept[session] = None  # notify the member later, even if it was notified before
             if drain.is_long and not drain.is_finding:
                 self._issue(group, session, member.client_id, ALONE)
                 had = ALONE
@@ -425,7 +425,8 @@ class ForeignMemberLists:
     def _settled_list(self, group: ConsumerGroup, session: Session) -> list[str]:
         """Return the members before the change, for a member without a list."""
         settled = group.settled_ids
-        if not self._watch.reads(session, group):  # its queues by this list would be unknown
+        # the client reads no queue now, so leave it out of its own previous list
+        if not self._watch.reads(session, group):
             settled -= {group.foreign[session].client_id}
         return [client_id for client_id in group.companions(session).ids if client_id in settled]
 
@@ -453,7 +454,7 @@ class ForeignMemberLists:
     def notify_released(self, group: ConsumerGroup, drain: Drain) -> None:
         """Notify members that are no longer kept back; at the end, even members that were refused a lock of a drained
         queue."""
-        if drain.is_finding:  # members would get their previous lists
+        if drain.is_finding:  # members that are notified now would get their previous lists
             return
         self._agreement.waits(group, drain.waited_for(group.members))
         if group.sync.reach() and drain.stage is DrainStage.AGREEING:

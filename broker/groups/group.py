@@ -429,9 +429,11 @@ class ConsumerGroup:
     def is_bound(self, connection: Session, topic: str, now_s: float) -> bool:
         """Return True if a foreign member claims more queues of a topic than it owns."""
         issued = self.issued_to(connection)
-        if issued is ALONE or (issued is None and self.is_uneven):  # it may have requested it before a restart
+        # the member may have got a list of itself alone before a restart of the broker
+        if issued is ALONE or (issued is None and self.is_uneven):
             return True
-        if self.is_uneven and topic.startswith(RETRY_PREFIX):  # its subscribers do not know each other
+        # members get lists without the other subscribers of the retry topic
+        if self.is_uneven and topic.startswith(RETRY_PREFIX):
             return True
         since_s = self.bound_since_s.get(connection)
         if since_s is None:
@@ -1011,7 +1013,7 @@ class ConsumerGroups:
         group = self._groups.get(data.group) or self.obtain(data.group)
         member = group.members.get(connection)
         now_s = self._clock.monotonic_s()
-        if member is not None and member.data is data:  # it repeats the last heartbeat
+        if member is not None and member.data is data:  # the heartbeat equals the member's last one
             member.seen_s = now_s
             return group
         self.generation.increment()

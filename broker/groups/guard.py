@@ -81,7 +81,8 @@ class ReaderGuard:
         """Record that the reader committed an offset of the queue by a request of its own."""
         if queue.reader is session and not queue.has_committed:
             queue.has_committed = True
-            self._groups.generation.increment()  # from now on, what it is given is recorded
+            # invalidate checked pulls, so that from now on the messages that the reader gets are recorded
+            self._groups.generation.increment()
         contest = queue.contest
         if contest is not None and contest.reader is session:
             contest.active_s = self._clock.monotonic_s()
@@ -95,7 +96,7 @@ class ReaderGuard:
         contest = queue.contest = Contest(reader, now_s, now_s, now_s, now_s)
         if former is not None:
             contest.waiting = former.waiting
-        self._groups.generation.increment()  # the reader's next pulls are recorded
+        self._groups.generation.increment()  # invalidate checked pulls, so that the reader's next pulls are recorded
         self._return_held(queue, contest)
         self._poll_later(queue, contest)
         return contest

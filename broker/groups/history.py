@@ -70,7 +70,7 @@ def shown(event: HistoryEvent) -> dict[str, Any]:
 
 
 def _bytes_of(event: HistoryEvent) -> int:
-    if event[0] is _OF_LEASE:  # whose texts others keep, too
+    if event[0] is _OF_LEASE:  # the texts of lease events are shared with other objects, so they are not counted
         return HISTORY_EVENT_BYTES
     return HISTORY_EVENT_BYTES + sum(getsizeof(detail) for detail in event[4:] if isinstance(detail, str))
 
@@ -82,7 +82,7 @@ class History:
         self._limits = runtime.limits
         self._clock = runtime.clock
         self._events: dict[str, deque[HistoryEvent]] = {}
-        self._order: deque[deque[HistoryEvent]] = deque()  # whose event is the oldest of all
+        self._order: deque[deque[HistoryEvent]] = deque()  # the events of each group, that with the oldest event first
         self._bytes = 0
         self.rebalances = Rebalances(runtime)
 

@@ -84,14 +84,14 @@ class Locks:
         self._path = path
         self._clock = clock = runtime.clock
         self.groups = groups
-        self._queues: dict[Session, dict[GroupQueue, None]] = {}  # that a connection owns or waits for
+        self._queues: dict[Session, dict[GroupQueue, None]] = {}  # queues that each connection owns or waits for
         self._left: dict[Session, dict[str, None]] = {}  # the groups that foreign members have left
         self._generation = runtime.generation
         self._changes = groups.changes
         self._queues_of = topics.queues_of
         self._has_moved = self._has_changed = False
         self._count = 0  # leases
-        self._waiting = 0  # members, for all queues
+        self._waiting = 0  # number of waiting members, summed over queues
         self._known_count = 0  # foreign readers in the ledger
         self._lost_count = 0  # foreign readers whose connections have closed
         self.refused = 0
@@ -371,7 +371,8 @@ class Locks:
 
     def _noting_ends(self, leases: Sequence[tuple[GroupQueue, QueueLease]]) -> Job[None]:
         for number, (queue, lease) in enumerate(leases, 1):
-            if queue.lease is lease and lease.former_end == 0:  # else its owner has read the new topic already
+            # otherwise the owner has already pulled from the recreated topic
+            if queue.lease is lease and lease.former_end == 0:
                 self._ledger.ended_at(queue.place, PreviousRunLease(lease.client_id, lease.epoch, 0))
             if number % LOOKS == 0:
                 self._ledger.write()

@@ -47,7 +47,7 @@ class Member:
     shape: Shape = frozenset()
     charged_bytes: int = 0
     has_news: bool = False
-    sees_others: bool = False  # other numbers of queues than before
+    sees_others: bool = False  # True if the member reports other numbers of queues than before
     has_pulled: bool = False
     is_presumed: bool = False
 
@@ -141,7 +141,8 @@ class StickyShares:
         self._is_doubtful, self._of = True, None
 
     def doubt(self) -> None:
-        """Compare the queues before the next share is returned, because a member sees other ones."""
+        """Check before the next share is returned whether the queues have changed, because a member reports other
+        queues."""
         self._is_doubtful = True
 
     def of(

@@ -42,7 +42,7 @@ log = structlog.get_logger("rocketlet.groups")
 # because an administrator reset it, or because the query was killed before it could commit.
 
 
-_REWINDS = "rewinds"  # beside keys with an @
+_REWINDS = "rewinds"  # key of the state file; keys of offsets contain an @
 _IDENTITIES = "identities"
 _POPPED = "popped"  # always {}: earlier releases take it for a group's offsets
 
@@ -186,7 +186,7 @@ class Offsets:
         """Record that other members continue in these queues, given by topic and queue id, so that `write_handed_over`
         writes their offsets."""
         group = self._groups.get(name)
-        if group is not None and (self._dirty or self._is_saving):  # else the file has them
+        if group is not None and (self._dirty or self._is_saving):  # otherwise the saved file has these offsets
             for topic, queue_id in places:
                 item = group.offsets.get(topic)
                 if item is not None and queue_id in item.offsets:
@@ -206,7 +206,7 @@ class Offsets:
                 offsets = [(queue_id, item.offsets[queue_id]) for queue_id in queue_ids & item.offsets.keys()]
                 line.append((topic, group.name, self._identity_of(topic), offsets))
         if line:
-            self._dirty = True  # the next save shortens the journal
+            self._dirty = True  # make the next save write the file, which shortens the journal
             try:
                 self._journal.append(line)
             except StoreFull as error:
@@ -416,7 +416,7 @@ class GroupProgress:
                 continue
             for topic in self._offsets.topics_of(group):
                 if online is not None and topic not in online.topics:
-                    continue  # its members do not subscribe to it any more
+                    continue  # the group's members do not subscribe to this topic any more
                 lost = 0
                 for queue_id, offset in self._offsets.of(group, topic).items():
                     queue = self._store.queues.get((topic, queue_id))

@@ -278,7 +278,7 @@ class Pulling:
     def _look_again(self, pull: Pull, answer: PullCallback, attempt: int) -> None:
         """Retry a pull that arrived before the heartbeat with its new subscription, because a Java client would wait a second
         after a refusal."""
-        if pull.session.is_closed:  # no state is kept for a client that is gone
+        if pull.session.is_closed:  # do not keep the pull of a client whose connection is closed
             return
         outcome: Pulled | PullFault | None
         try:
@@ -478,7 +478,7 @@ class Pulling:
         if self._draining.holds_back(group, session, header) or is_anothers(
             group, session, header.topic, header.queue_id
         ):
-            return _nothing_new(header)  # the member was drained of the queue since
+            return _nothing_new(header)  # since the pull was held, the member was drained of the queue
         if _is_leased_to_another(session, group_queue) or self._guard.has_to_wait(session, group_queue):
             return _nothing_new(header)  # another member has locked or read the queue since
         if (
@@ -512,7 +512,7 @@ class Pulling:
             found = self._store.fetch(queue, offset, pull.limit, subscription, matches, header.max_msg_bytes, looks)
             if found.messages:
                 place = header[:3]
-                if place[0] != TOOLS_GROUP:  # tools only inspect messages
+                if place[0] != TOOLS_GROUP:  # messages that tools inspect do not count as consumed
                     self._statistics.note_got(f"{place[1]}@{place[0]}", found.messages, sum(map(len, found.pieces)))
                 if group_queue.reader is pull.session and is_guarded(group_queue, pull.session):
                     group_queue.given_offset = found.next_offset
@@ -703,7 +703,7 @@ class CheckedPulls:
         if flags & PULL_SUSPEND:
             committed = group.offset(*key) or 0
             if offset < committed or (offset < commit_offset and flags & PULL_COMMIT_OFFSET):
-                return None  # another member may have read the queue since
+                return None  # decline to use the checked pull, because another member may have read the queue since
         if flags & PULL_COMMIT_OFFSET:
             self._commits.carried(session, group, key, commit_offset)
         return queue

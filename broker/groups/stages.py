@@ -38,7 +38,7 @@ from .members import Member, MemberList
 # A further change takes each of them back to FINDING.
 
 
-Lists = Mapping[frozenset[str], MemberList]  # by the topics that a member subscribes to
+Lists = Mapping[frozenset[str], MemberList]  # member lists by the set of topics that a member subscribes to
 
 
 class GivenElsewhere(NamedTuple):
@@ -81,7 +81,7 @@ SYNC_TRANSITIONS: Final = {
     (_TS.ASKING, _TE.AGREE): _TS.DONE,
     (_TS.FINDING, _TE.GIVE_UP): _TS.SILENT,
     (_TS.ASKING, _TE.GIVE_UP): _TS.DONE,
-    (_TS.DONE, _TE.GIVE_UP): _TS.DONE,  # only this broker's readers were waited for
+    (_TS.DONE, _TE.GIVE_UP): _TS.DONE,  # peers had already agreed, so only readers of this broker were still waited for
     **{(stage, _TE.CHANGE): _TS.FINDING for stage in SyncStage},
 }
 
@@ -196,7 +196,7 @@ class PeerSync:
         return (peer for peer in self.peers.values() if not peer.is_away)
 
 
-NO_PEERS: Final = PeerSync(stage=SyncStage.DONE)  # of groups without peers; never changed
+NO_PEERS: Final = PeerSync(stage=SyncStage.DONE)  # shared by groups without peers, and not changed
 
 
 # ------------------------------------------------------------------------------
@@ -309,7 +309,7 @@ class Drain:
             self.moving.setdefault(place, set()).add(reader)
             has_nothing = place in held and place not in before.get(
                 reader, ()
-            )  # the queue waits for a member that is drained
+            )  # True if the queue waits for a member that is drained of it
             if place not in self.drained.get(reader, ()) and not has_nothing:
                 self.waiting.setdefault(reader, set()).add(place)
                 self.since_s[reader, place] = since_s.get((reader, place), now_s)

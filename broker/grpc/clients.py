@@ -53,8 +53,8 @@ log = structlog.get_logger("rocketlet.grpc")
 # The gRPC clients that have open connections, by account and client id, each with the Telemetry stream on which the
 # broker sends it commands.
 #
-# A client sends its settings on that stream. The broker serves a client without them, because some clients resend their
-# settings only five minutes after a restart of the broker.
+# A client sends its settings on its Telemetry stream. The broker serves clients without settings, too, because some
+# clients resend their settings only five minutes after a restart of the broker.
 
 
 _numbers = itertools.count(1)
@@ -82,7 +82,7 @@ class GrpcClient:
         self.stream: GrpcCall | None = None
         self.topics: tuple[str, ...] = ()
         self.group = ""
-        self.request_timeout_s = REQUEST_TIMEOUT_S  # of its settings
+        self.request_timeout_s = REQUEST_TIMEOUT_S  # request timeout in the client's settings
         self.held_pulls = 0
         self.is_left = True
         self.is_external = connection.is_external

@@ -288,7 +288,7 @@ def checked(message: Any, topic: str, now_ms: int, max_delay_ms: int = MAX_TIMER
     kind = TRANSACTION if is_half else DELAY if TIMER_DELIVER_MS in found else FIFO if group_key else NORMAL
     if system.HasField("priority"):
         kind = _add_priority(found, system, kind)
-    if system.lite_topic:  # an empty one counts as none, as at Apache's proxy
+    if system.lite_topic:  # an empty value counts as a missing one, as with Apache's proxy
         kind = _add_lite_topic(found, system.lite_topic, kind)
     for name, value in ((TRACE_CONTEXT, system.trace_context), (BORN_HOST, system.born_host)):
         if value and len(value) <= MAX_CONTEXT_CHARS and not has_control(value):  # otherwise the value is dropped

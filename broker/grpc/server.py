@@ -556,7 +556,7 @@ METHODS: Final[Mapping[str, Method]] = {
             clients.query_assignment,
             schema.consumes,
         ),
-        # life of a client
+        # methods for the registration of a client
         Method(
             "Telemetry",
             schema.TelemetryCommand,

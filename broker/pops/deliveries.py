@@ -56,15 +56,15 @@ _S, _E = DeliveryState, Event
 TRANSITIONS: Final = {
     (_S.BEHIND, _E.POP): _S.IN_FLIGHT,
     (_S.VISIBLE, _E.POP): _S.IN_FLIGHT,
-    (_S.IN_FLIGHT, _E.POP): _S.IN_FLIGHT,  # in order: with the one before it
-    (_S.ACKNOWLEDGED, _E.POP): _S.IN_FLIGHT,  # the same
+    (_S.IN_FLIGHT, _E.POP): _S.IN_FLIGHT,  # in ordered groups, popped again together with an earlier message
+    (_S.ACKNOWLEDGED, _E.POP): _S.IN_FLIGHT,  # in ordered groups, popped again together with an earlier message
     (_S.IN_FLIGHT, _E.RELEASE): _S.VISIBLE,
-    (_S.BEHIND, _E.RELEASE): _S.VISIBLE,  # the group is not in order any more
+    (_S.BEHIND, _E.RELEASE): _S.VISIBLE,  # the group has become unordered
     (_S.IN_FLIGHT, _E.CHANGE): _S.IN_FLIGHT,
     (_S.VISIBLE, _E.CHANGE): _S.IN_FLIGHT,
     (_S.IN_FLIGHT, _E.ACKNOWLEDGE): _S.ACKNOWLEDGED,
     (_S.VISIBLE, _E.ACKNOWLEDGE): _S.ACKNOWLEDGED,
-    (_S.BEHIND, _E.ACKNOWLEDGE): _S.ACKNOWLEDGED,  # by the broker, for one that can be read no more
+    (_S.BEHIND, _E.ACKNOWLEDGE): _S.ACKNOWLEDGED,  # by the broker, for a message that can no longer be read
     (_S.ACKNOWLEDGED, _E.REFUSE): _S.VISIBLE,
     (_S.ACKNOWLEDGED, _E.FINISH): _S.FINISHED,
     **{(state, _E.FORGET): _S.FINISHED for state in DeliveryState},

@@ -347,7 +347,7 @@ class Division:
         got = self._locks.lock(request, divided.owner, has_had=has_had)
         for queue, epoch in got.items():
             pools[queue.topic].epochs[queue.queue_id] = epoch
-        for queue in epochs.keys() - got.keys():  # somebody has ended the lease
+        for queue in epochs.keys() - got.keys():  # the lease has ended although the pool did not release the queue
             self._lose(pools[queue.topic], queue.queue_id)
         return list(got)
 
@@ -375,7 +375,7 @@ class Division:
             divided.is_checking = False
 
     def _share_out(self, divided: Divided, pool: Pool, route: Route | None) -> None:
-        if pool not in divided.pools or pool.owned is None:  # it has ended while the route was looked up
+        if pool not in divided.pools or pool.owned is None:  # the division has ended while the route was queried
             return
         group = self._groups.get(divided.name)
         wanted = self._wanted(group, pool, route) if group is not None else set()

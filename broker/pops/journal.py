@@ -33,8 +33,8 @@ class PopJournal:
         self._clock = clock
         self._content: list[bytes] = []
         self._defined: set[int] = set()
-        self._yielded: list[int] = []  # since the offsets were saved last
-        self._saved: list[int] = []  # before the offsets were saved last
+        self._yielded: list[int] = []  # numbers of queues that were handed to members since the last save of offsets
+        self._saved: list[int] = []  # numbers of queues that were handed to members before the last save of offsets
         self.last_number = 0
         self.journal_bytes = POP_JOURNAL_BYTES
         self._is_behind = False  # True if the file lacks a record of which no client has a response

@@ -738,7 +738,7 @@ class LiteSubscriptions:
         self._pools = pools
         self._pops = pops
         self._turns = runtime.turns
-        self._second, self._synced = 0, 0  # how many synchronizations came in this second
+        self._second, self._synced = 0, 0  # the current second, and the number of synchronizations in it
         self.count = 0
 
     def bind(self, name: str, topic: str) -> GroupConfig:

@@ -89,7 +89,7 @@ class QueueDeliveries:
         self._limits = limits
         self._store = store
         self.number = number
-        self.key: Any = queue.queue_id  # by which the pool has it
+        self.key: Any = queue.queue_id  # key of these deliveries in the pool
         self.pool = pool
         self.group = pool.group
         self.queue = queue
@@ -105,8 +105,9 @@ class QueueDeliveries:
         self.is_late = False
         self.is_in_order = False
         self.fresh_behind: list[Delivery] = []
-        self._order = Order()  # used if `is_in_order`
-        self._visible: list[int] = []  # a heap of offsets; some of them are not visible any more
+        self._order = Order()  # used only in ordered groups (`is_in_order`)
+        # a heap of offsets of visible messages; entries of messages that are not visible any more are removed later
+        self._visible: list[int] = []
 
     @property
     def committed(self) -> int:

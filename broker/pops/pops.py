@@ -685,7 +685,7 @@ class Pops(LitePart):
         storing them fails."""
         left = deliveries.before_finished() if self._dead_letters.may_send_back(deliveries.group) else []
         if any(delivery.state is DeliveryState.ACKNOWLEDGED for delivery in left):
-            return True  # their acknowledgement is not on the disk yet
+            return True  # wait until the acknowledgements of these deliveries are written to the disk
         try:
             for delivery in left[:POOL_SENT_BACK]:
                 self._dead_letters.send_back(deliveries, delivery)

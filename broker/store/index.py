@@ -824,7 +824,7 @@ class Search:
     def _intact(self, place: Candidate) -> Record | None:
         try:
             return self._reader.message(place.queue, place.offset)
-        except Damaged:  # the reader has logged it
+        except Damaged:  # the reader has logged the damaged record
             return None
 
 

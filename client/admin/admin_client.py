@@ -352,7 +352,7 @@ class AdminClient:
             try:
                 ext = write(AskMember(group, client_id))
                 answer = await self._ask(at[client_id], RequestCode.GET_CONSUMER_RUNNING_INFO, ext)
-            except (BrokerRefused, RequestTimeout):  # it has just left, or does not support the request
+            except (BrokerRefused, RequestTimeout):  # the member has just left, or does not support the request
                 return None
             return body_of(answer, admin_bodies.decode_running)
 
@@ -459,7 +459,7 @@ class AdminClient:
             await self._known(masters),
             RequestCode.GET_CONSUME_STATS,
             ext,
-            ignored=(ResponseCode.SYSTEM_ERROR,),  # the response of 4.9 for a group without settings
+            ignored=(ResponseCode.SYSTEM_ERROR,),  # brokers of 4.9 respond like this for a group without settings
         )
         found = [body_of(answer, admin_bodies.decode_consume_stats) for answer in answers.values()]
         return dict(sorted(chain.from_iterable(table.items() for table in found)))

@@ -238,8 +238,9 @@ def _damaged(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _repeats(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
-    """Find foreign members whose messages were, or may be, handled twice. Rocketlet's brokers report the last ten
-    minutes."""
+    """Find causes of messages that foreign members have handled twice or may handle twice: queues that moved while
+    handlers ran, members that left without a commit, and peer brokers that are away. Rocketlet's brokers report the
+    last ten minutes."""
     reported = _reported(status, "repeats", dict)
     for text in reported.get("undrained", ()):
         what = f"queues moved while handlers of a foreign member ran: {text}; their messages are handled twice"
@@ -433,7 +434,7 @@ class _Watch:
             began_s = asyncio.get_running_loop().time()
         packed, at = None, dict[Queue, int]()
         early: list[Finding] | None = None
-        if group.members and group.progress:  # otherwise no offset changes
+        if group.members and group.progress:  # without members or committed offsets, no offset changes
             packed = _packed(group.progress, self._queues)
             group = replace(group, progress={})
             if self._examined.total > EARLY_LOOKS and self._patience.look_s < self._patience.watch_s:
@@ -451,7 +452,7 @@ class _Watch:
             found = list(findings_of_group(seen))
         if not any(finding.kind in OF_A_MOMENT for finding in found):
             return found
-        group = replace(group, progress={})  # many groups wait here
+        group = replace(group, progress={})  # many groups wait concurrently, so they are kept in little memory
         seen = replace(seen, later={}, group=group)
         if early is None:
             await asyncio.sleep(self._patience.look_s)
@@ -500,7 +501,7 @@ class _Watch:
         name = seen.group.name
         connections = await self._admin.connections(name, self._masters)
         reports, running = await self._admin.told(name, self._masters), seen.running
-        if running and asks_members:  # without reports, its members do not respond
+        if running and asks_members:  # without reports, the group's members did not respond
             running = await self._admin.running(name, self._masters, connections)
         return replace(
             seen, group=replace(seen.group, connections=connections, owners=locked(reports)), running=running
@@ -760,7 +761,7 @@ class Harm(IntEnum):
     STANDS = 1  # messages wait without progress; their handlers may be running
     TWICE = 2  # messages are handled more than once
     SLOW = 3  # messages are handled late
-    RISK = 4  # no harm yet
+    RISK = 4  # messages are not affected yet
 
 
 @dataclass(frozen=True, slots=True, order=True)

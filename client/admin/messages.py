@@ -226,7 +226,7 @@ async def _send(
     kept = (item for item in message.properties.items() if item[0] not in ORIGINS)
     own = {name: value for name, value in kept if name in _KEPT or name not in props.RESERVED}
     if group is not None:
-        own[props.RETRY_TOPIC] = message.origin  # so that the consumer gets the original topic
+        own[props.RETRY_TOPIC] = message.origin  # the property from which the consumer takes the original topic
     topic = names.retry_topic(group) if group is not None else message.origin
     queue = random.choice(await cluster.route_to_publish(topic, 1))
     record, text = message.record, props.encode(own)

@@ -175,7 +175,8 @@ class _Handlers:
         return lambda outcome: noted(_how(outcome))
 
     def _begin(self, messages: Sequence[Message]) -> Callable[[admin_bodies.ConsumeReturnType], None]:
-        messages = [one for one in messages if one.properties.get(props.TRACE_ON) != "false"]  # set by the broker
+        # the broker sets this property
+        messages = [one for one in messages if one.properties.get(props.TRACE_ON) != "false"]
         handling_id, began_ms = os.urandom(16).hex().upper(), _now_ms()
         self._note(_before(messages, self._group, handling_id, began_ms))
         return lambda how: self._note(_after(messages, self._group, handling_id, began_ms, how))

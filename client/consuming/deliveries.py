@@ -75,7 +75,8 @@ class Deliveries:
         self._on_acknowledged = on_acknowledged
         self._line: deque[ProcessQueue] = deque()
         self._lined_up: set[ProcessQueue] = set()
-        self._suspended: set[ProcessQueue] = set()  # if orderly: suspended until the retry of their first run
+        # queues of an orderly consumer that are suspended until the retry of their first run
+        self._suspended: set[ProcessQueue] = set()
         self._arrived = asyncio.Event()
         self._held_runs: set[HeldRun] = set()
         self._dropped: deque[HeldRun] = deque()
@@ -222,7 +223,7 @@ class Deliveries:
             return  # it was settled otherwise during the request to the broker, so the run may be at another message
         held.message = None
         held.end(outcome)
-        if not run.is_done:  # otherwise its queue was lost meanwhile
+        if not run.is_done:  # otherwise the run's queue was lost meanwhile
             run.process_queue.acknowledge(run, run.done + 1)
         if held.is_received:
             self.give_back(held)

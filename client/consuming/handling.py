@@ -427,7 +427,7 @@ class RunDispatcher:
         process_queue = run.process_queue
         # Messages are sent back one by one, so that only the remaining ones are handled again if the broker accepts
         # some and then fails.
-        while not run.is_done:  # a concurrent seek ends this loop, too
+        while not run.is_done:  # a concurrent seek marks the run as done, which ends this loop
             count = run.done + 1
             try:
                 if not run.messages[run.done].is_given_up:
@@ -721,7 +721,7 @@ class WorkerPool:
         """Return True if the caller is a handler of this pool."""
         try:
             current = asyncio.current_task()
-        except RuntimeError:  # in a thread without a loop
+        except RuntimeError:  # the current thread has no event loop
             current = None
         return self._call.is_here() or any(task is current for task in self._tasks)
 
@@ -784,7 +784,7 @@ class Decoding:
         values: list[Any] = []
         kept: list[Message] = []
         for message in messages:
-            if message.is_given_up:  # an earlier attempt has dead-lettered it
+            if message.is_given_up:  # an earlier attempt has dead-lettered this message
                 continue
             try:
                 values.append(self._decoded(message))

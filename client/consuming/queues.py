@@ -82,7 +82,7 @@ TRANSITIONS: Final = {
     (_S.STOPPED, _E.RESUME): _S.STOPPED,
     (_S.RUNNING, _E.STOP): _S.STOPPED,
     (_S.SUSPENDED, _E.STOP): _S.STOPPED,
-    (_S.STOPPED, _E.STOP): _S.STOPPED,  # the release is retried
+    (_S.STOPPED, _E.STOP): _S.STOPPED,  # the release of the queue is retried
     **{(state, _E.DROP): _S.DROPPED for state in (_S.RUNNING, _S.SUSPENDED, _S.STOPPED)},
 }
 _RUNNING: Final = QueueState.RUNNING
@@ -459,7 +459,7 @@ class Puller:
             return
         unhandled = process_queue.commit_offset
         if process_queue.exceeds(self._pull_limits, unhandled if self._span_counts else None):
-            pull.is_throttled = True  # until messages are acknowledged: see `resume`
+            pull.is_throttled = True  # wait until messages are acknowledged, which calls `resume`
             return
         connection = self._cluster.connected(process_queue.queue.broker_name)
         if connection is None:
@@ -543,7 +543,7 @@ class Puller:
         asyncio.get_running_loop().call_later(delay_s, self._again, process_queue, process_queue.pull)
 
     def _again(self, process_queue: ProcessQueue, pull: PullRequest) -> None:
-        if process_queue.pull is pull:  # otherwise a seek has replaced it
+        if process_queue.pull is pull:  # otherwise a seek has replaced this pull
             pull.is_pending = False
             self.pull(process_queue)
 
@@ -587,7 +587,7 @@ class Puller:
             next_offset = read(PullMessageResult, answer.ext).next_begin_offset
             if (
                 process_queue.moved_to == process_queue.next_offset
-            ):  # the broker does not have the offset it named either
+            ):  # the broker does not have the offset either that it named before
                 process_queue.moved_to = None
                 self._log_refusal(process_queue, answer)
                 self._later(process_queue, self._limits.pull_error_delay_s)
@@ -734,7 +734,7 @@ class Assignment:
     def lose_queue(self, queue: Queue) -> None:
         process_queue = self.queues.pop(queue, None)
         if process_queue is not None:
-            if not process_queue.is_stopped:  # otherwise `give_queue` calls the listener
+            if not process_queue.is_stopped:  # if the queue is being released, `give_queue` calls the listener instead
                 self._notify_revoked(queue)
             process_queue.drop()
             if process_queue.running:
@@ -933,7 +933,8 @@ class OffsetCommitter:
         self._interval_s = interval_s
         self._store = store
         self._spawn = spawn
-        self._idle_queues: dict[ProcessQueue, int] = {}  # with the number of checks before the queue became idle
+        # idle queues, with the number of checks before each became idle
+        self._idle_queues: dict[ProcessQueue, int] = {}
         self._idle_checks = 0
         self._idle_timer: asyncio.TimerHandle | None = None
         self._stalls = StallDetector(group, limits)
@@ -1022,8 +1023,8 @@ class StallDetector:
         self._group = group
         self._limits = limits
         self._fronts: dict[Queue, Front] = {}
-        self._blocks = 0  # since the last log entry
-        self._longest_s = 0.0  # the longest of these blocks
+        self._blocks = 0  # number of blocks of the event loop since the last log entry
+        self._longest_s = 0.0  # duration of the longest of these blocks
         self._next_block_s = -math.inf
 
     async def watch(self) -> None:

@@ -228,7 +228,7 @@ class Leases:
             log.warning("hand_over_failed", queue=str(queue), reason=str(error), hint="the broker will end the lease")
         finally:
             if self._releasing.pop(queue, None) is not None:
-                self._locks.doubt([queue])  # this was cancelled or failed before the unlock
+                self._locks.doubt([queue])  # the hand-over was cancelled or failed before the unlock
             self._handing_over.pop(queue, None)
             self._end(queue, lease)
             self._wake.set()
@@ -573,11 +573,12 @@ class MemberLocks:
         self._limits = cluster.limits
         self._group = group
         self._client_id = client_id
-        self._in_flight: dict[asyncio.Future[Frame], Set[Queue]] = {}  # locks, not renewals
+        self._in_flight: dict[asyncio.Future[Frame], Set[Queue]] = {}  # lock requests in flight, without renewals
         self._unlocks: dict[Queue, asyncio.Future[Frame]] = {}
         self._unanswered: set[Queue] = set()  # queues whose last unlock will never get a response
         self._doubtful: dict[Queue, float] = {}  # with the time of `clock_s` at which a possible lock has expired
-        self._hand_overs: dict[str, tuple[ReleaseBatch, asyncio.Task[set[Queue]]]] = {}  # by broker name
+        # queues that are handed over in one request, by broker name
+        self._hand_overs: dict[str, tuple[ReleaseBatch, asyncio.Task[set[Queue]]]] = {}
 
     def _body(
         self, queues: Iterable[Queue], epochs: Mapping[Queue, int], offsets: Mapping[Queue, int] | None = None
@@ -748,7 +749,7 @@ class MemberLocks:
         """Return the queues that the broker has committed and unlocked."""
         await asyncio.sleep(0)  # so that other queues can join the batch
         known = self._hand_overs.get(broker_name)
-        if known is not None and known[0] is together:  # otherwise this batch was full and another one was started
+        if known is not None and known[0] is together:  # if this batch was full, another one is open already
             del self._hand_overs[broker_name]
         connection = self._cluster.connected(broker_name)
         if connection is None:  # do not wait for one, because the commit could then arrive after a later one
@@ -825,7 +826,7 @@ class Heartbeats:
         self._registered: set[str] = set()
         self._failing: set[str] = set()
         self._beating: dict[str, asyncio.Task[None]] = {}  # heartbeats of `register`, by address
-        self._disagreements: set[str] = set()  # those that are logged
+        self._disagreements: set[str] = set()  # conflicts between members that are logged already
         self.refusal: BrokerRefused | None = None
         self._last_body = b""
         self._changed = asyncio.Event()

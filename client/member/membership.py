@@ -136,7 +136,7 @@ class Membership:
                 self._tasks.append(asyncio.create_task(self._heartbeats.beat(), name="leaving heartbeat"))
                 await asyncio.wait(self._tasks[-1:], timeout=self.cluster.limits.register_timeout_s)
             await self._leases.give_all()
-        finally:  # even if cancelled
+        finally:  # also if `leave` was cancelled
             await self.abandon()
         await asyncio.gather(*map(self._unregister, self.cluster.masters().values()))
 
@@ -651,7 +651,7 @@ class Broadcast:
         self._start = start
         self._file = (
             None if offsets_file is None else Path(os.path.realpath(offsets_file))
-        )  # so that a link is not replaced
+        )  # resolve links, so that saving replaces the file and not a link to it
         self._offsets = _load(offsets_file)
         self._lock: BinaryIO | None = None
         self._at_joining: frozenset[Queue] = frozenset()
@@ -693,7 +693,7 @@ class Broadcast:
                 if offset is not None:
                     self._offsets[queue] = offset
                 self._user.lose_queue(queue)
-        finally:  # even if cancelled
+        finally:  # also if `leave` was cancelled
             try:
                 self._save()
             finally:

@@ -156,7 +156,7 @@ class Batch:
                 key = key or keys.next()
                 self.ids, self.texts = (key,), (text or PLAIN + key,)
             return
-        if not self.messages:  # its only message was invalid
+        if not self.messages:  # the only message of the batch was invalid
             self.ids, self.texts = (), ()
             return
         futures, ids, _, texts, _, _ = zip(*self.messages, strict=True)
@@ -251,7 +251,7 @@ class Accumulator:
         self._waiting: dict[Connection, deque[Batch]] = {}
         self._overlap = Overlap()
         self._sent = self.in_flight = 0  # numbers of batches
-        self.answered_messages = 0  # since the last batch was started
+        self.answered_messages = 0  # number of confirmed messages since the last batch was started
         # By topic: the batch of this event-loop iteration for messages that may go to any queue.
         self.batch_of_turn: dict[str, Batch] = {}
 

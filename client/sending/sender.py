@@ -124,7 +124,7 @@ class Sender(Lifecycle):
         if isinstance(answer, Frame):
             answer = BrokerRefused(RequestCode.SEND_BATCH_MESSAGE, answer.code, answer.remark, batch.connection.address)
         for message, key, text in zip(batch.messages, batch.ids, batch.texts, strict=True):
-            if message[0].done():  # cancelled by the caller
+            if message[0].done():  # the caller has cancelled the send
                 continue
             task = asyncio.create_task(self._settle(batch, message, key, text, answer), name="resend")
             self._resending.add(task)

@@ -113,7 +113,7 @@ class Sharing:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._limits.hand_over_timeout_s):
                     await self._settling.settled()
-        finally:  # even if cancelled
+        finally:  # stop the remaining parts even if `stop` is cancelled
             await self.sources.stop()
             await cancelled(self._running)
             await cancelled(self._tasks)

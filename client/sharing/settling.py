@@ -130,7 +130,7 @@ class Renewing:
                 if not delivery.renewed(_changed(delivery.receipt, changed), asked_s, self._invisible_s):
                     self._lost(delivery, "the response to its renewal came too late")
                 return
-        if answer.code == ResponseCode.NO_MESSAGE:  # another member has it, or it is settled
+        if answer.code == ResponseCode.NO_MESSAGE:  # another member has the message, or it is settled
             self.in_flight.pop(delivery.message, None)
             self._lost(delivery, fault)
         else:

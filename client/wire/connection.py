@@ -436,7 +436,7 @@ def _is_no_tls(error: Exception) -> bool:
 
 
 def _settle(future: asyncio.Future[Frame], answer: Frame | Exception) -> None:
-    if future.done():  # its caller cancelled it
+    if future.done():  # the caller has cancelled the future
         return
     if isinstance(answer, Exception):
         future.set_exception(answer)
@@ -489,7 +489,7 @@ class Connections:
     def _opened(self, address: str, task: asyncio.Task[Connection]) -> None:
         self._opening.pop(address, None)
         if not task.cancelled():
-            task.exception()  # the waiting caller raises it
+            task.exception()  # the caller that waits for the connection raises the exception
 
     async def _connect(self, address: str) -> Connection:
         if self._is_closed:

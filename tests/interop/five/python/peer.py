@@ -165,7 +165,7 @@ def lite():
     class LiteListener(MessageListener):
         def consume(self, view):
             say("GOT", view.topic, view.lite_topic, "-", view.delivery_attempt, view.body.decode(), "")
-            # An ordered group's client retries by itself, and the attempt does not change
+            # An ordered group's client retries on its own, and the attempt does not change
             if view.body != b"bad" or view.message_id in failed:
                 return ConsumeResult.SUCCESS
             failed.add(view.message_id)
