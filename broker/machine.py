@@ -169,7 +169,7 @@ T = TypeVar("T")
 
 
 class Unsettled(Exception):
-    """The files are not as they were at the last two looks: somebody may be writing them."""
+    """The files have changed since the last two checks, so they may be incomplete because they are being written."""
 
 
 class Watched:
@@ -177,9 +177,9 @@ class Watched:
     that Kubernetes swaps.
 
     Editors and configuration management write a file in place, and the first half of one can be valid on its own: YAML with
-    fewer accounts, or without the permission that denies. (Apache's FileWatchService takes such a half when its hash
-    differs.) So files are taken when two looks found them alike, and only if they are still so when they have been read.
-    The first time there is no former look: files are written before a server is started.
+    fewer accounts, or without the permission that denies. (Apache's FileWatchService reads such a half as soon as its
+    hash differs.) So changed files are used only if two successive checks found them equal, and if they are still equal
+    after they were read. The first read needs no earlier check, because files are written before a server is started.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -187,7 +187,8 @@ class Watched:
         self._taken = self._seen = self._still = self._states()
 
     def look(self) -> bool:
-        """Whether they are to be taken: they have changed, and are as they were at the former look."""
+        """Check the files. Return True if they should be read: they have changed, and are equal to those of the
+        previous check."""
         now = self._states()
         if now == self._seen:
             self._still = now
@@ -200,7 +201,7 @@ class Watched:
         return self._still != self._taken
 
     def take(self, read: Callable[[], T]) -> T:
-        """Calls `read`. Raises Unsettled if the files have changed since the last two looks."""
+        """Return the result of `read`. Raises Unsettled if the files have changed since the last two checks."""
         still = self._still
         try:
             return read()

@@ -48,7 +48,8 @@ log = structlog.get_logger("rocketlet.memory")
 #
 # Groups, leases and waiting pulls keep a session as the identity of a member, owner or reader. These parts charge
 # memory to the session, and send it events and requests as values, which the protocol servers encode. A session is a
-# connection of the remoting protocol, or a gRPC client id, which may have several HTTP/2 connections.
+# connection of the remoting protocol, a gRPC client id, which may have several HTTP/2 connections, or the broker's
+# stand-in for clients that pop (`pops/division.py`).
 
 
 def is_loopback(address: str) -> bool:

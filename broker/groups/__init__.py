@@ -1,4 +1,4 @@
-"""Consumer groups: members, leases, offsets, pulls. Nothing here knows its broker.
+"""Consumer groups: members, leases, offsets, pulls. No module of this package imports the broker.
 
 history    events of groups, how long rebalances took, refused heartbeats
 members    members, their shares and disagreements, and the member list that each member was given

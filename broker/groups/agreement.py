@@ -75,7 +75,7 @@ class Agreement:
     # Changes here
 
     def finding_others(self, group: ConsumerGroup, routes: Mapping[str, Route]) -> Work[Others]:
-        """Finds the other brokers of the group; none where brokers do not agree."""
+        """Find the other brokers of the group's topics; none for a group whose brokers do not synchronize."""
         addresses: dict[str, str] = {}
         digests: dict[str, blake2b] = {}
         if len(group.foreign) > self._limits.max_agreeing_members:
@@ -95,7 +95,8 @@ class Agreement:
         return Others(brokers, (yield from self._finding_lists(group)))
 
     def _finding_lists(self, group: ConsumerGroup) -> Work[Lists]:
-        """Finds the list for each set of topics, one at a time, because each is compared with those of all members."""
+        """Find the member list for each set of topics, one set per piece of work, because each set is compared with
+        those of all members."""
         lists: dict[frozenset[str], MemberList] = {}
         ids = 0
         for connection, member in list(group.foreign.items()):
@@ -116,7 +117,7 @@ class Agreement:
             group.sync.transition(SyncEvent.CHANGE)
 
     def found(self, group: ConsumerGroup, others: Others, waiting: Iterable[str]) -> None:
-        """The queues that a change moves are known. Without other brokers, nothing is sent."""
+        """The queues that a change moves are known. Nothing is sent if the group has no other brokers."""
         if not others.brokers:
             self.end(group)
             return
@@ -141,7 +142,7 @@ class Agreement:
         self._speak(group)
 
     def waits(self, group: ConsumerGroup, waiting: Iterable[str]) -> None:
-        """Only these members are still being drained."""
+        """Record that only these members are still being drained."""
         sync, left = group.sync, frozenset(waiting)
         if sync.speaks and left != sync.waiting and sync is not NO_PEERS:
             for peer in sync.peers.values():
@@ -169,12 +170,12 @@ class Agreement:
         self._speak(group)
 
     def give_up(self, group: ConsumerGroup) -> None:
-        """No peer is waited for any more in this change."""
+        """Stop waiting for peers in this change."""
         if group.sync is not NO_PEERS:
             group.sync.transition(SyncEvent.GIVE_UP)
 
     def end(self, group: ConsumerGroup) -> None:
-        """The group has no peers any more."""
+        """End the synchronization of a group that has no peers any more."""
         group.sync = NO_PEERS
         self.synced.discard(group)
 

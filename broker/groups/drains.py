@@ -51,8 +51,9 @@ log = structlog.get_logger("rocketlet.groups")
 #
 # With several brokers, a member is notified when no broker waits for it (`Agreement`).
 #
-# The reader of a queue follows from the last member list of each foreign member, because members allocate queues by it. If
-# no member has a list, or only a list of itself (`Allotment`), the reader is the session that pulled last.
+# The broker computes the reader of a queue from the last member list of each foreign member, because members allocate
+# queues by their lists. If no member has a list, or only a list of itself (`Allotment`), the reader is the session that
+# pulled last.
 
 
 class Draining:

@@ -281,10 +281,11 @@ _NONE: Final[Any] = MappingProxyType(
 
 
 class ConsumerGroup:
-    """All that the broker has of a group.
+    """The state of a group in the broker.
 
     Attributes:
-        is_deleted: True if nothing was left of the group. Who holds such an object looks the name up again.
+        is_deleted: True once the group was removed because it had no state left. Who holds such an object looks the
+            name up again.
         settings: the group's settings; None if it does not exist for administrators.
         offsets: the committed offsets, by topic.
         queues: the queues with a lease or a reader.
@@ -564,7 +565,7 @@ class ConsumerGroup:
         return self.members[connection].subscriptions if connection in self.members else {}
 
     def take_shape(self, member: Member, shape: Shape | None) -> None:
-        """A member subscribes to this now; None if it has left."""
+        """Record the subscriptions of a member; None if it has left."""
         if member.shape != shape:
             connections = self._of_shape.get(member.shape, {})
             connections.pop(member.connection, None)
@@ -610,7 +611,8 @@ class ConsumerGroup:
         return self._near(asking.topics if asking is not None else frozenset())
 
     def _near(self, topics: frozenset[str]) -> MemberList:
-        """Found once per change for all that subscribe to the same, because every member asks after each."""
+        """The result is cached per change for members with equal subscriptions, because members query it after each
+        change."""
         if not self.members:
             return MemberList([])
         found = self._companions.get(topics)
@@ -623,7 +625,8 @@ class ConsumerGroup:
         return found
 
     def differs(self) -> bool:
-        """Whether members subscribe to different topics. Each has the group's retry topic besides."""
+        """Whether members subscribe to different topics. The group's retry topic, to which each member subscribes, is
+        not compared."""
         first = next(iter(self.members.values()), None)
         return first is not None and any(member.topics != first.topics for member in self.members.values())
 
@@ -651,13 +654,14 @@ class ConsumerGroup:
         return ALONE if member is not None and member.topics in self._alone else self.companions(connection)
 
     def place(self, client_id: str, topic: str | None) -> tuple[int, int]:
-        """A client's position among the members that subscribe to a topic, -1 if it is none of them, and how many they are.
-        Sorted once per change, because every member asks after each."""
+        """Return a client's position among the members that subscribe to a topic, -1 if it is none of them, and the
+        number of these members. They are sorted once per change, because members query their position after each
+        change."""
         places = self.order(topic)
         return places.get(client_id, -1), len(places)
 
     def order(self, topic: str | None) -> Mapping[str, int]:
-        """The clients that subscribe to a topic, in Java's order, each with its place in it."""
+        """Return the ids of the clients that subscribe to a topic, in Java's sorting order, each with its position."""
         subscribed = self.topics.get(topic) if topic is not None else None
         if topic is not None and subscribed is None:
             return _NOWHERE  # topics that clients name in requests are not cached
@@ -671,7 +675,8 @@ class ConsumerGroup:
         return places
 
     def seen_queues(self, topic: str) -> dict[str, int]:
-        """How many queues of a topic the members see, by broker: also of one that is away, which a newcomer cannot find."""
+        """Return the number of a topic's queues that the members see, by broker; including a broker that is away, which
+        a new member cannot find."""
         return self._see(topic)[0]
 
     def _see(self, topic: str) -> tuple[dict[str, int], int]:
@@ -691,7 +696,7 @@ class ConsumerGroup:
         return found
 
     def seen_count(self, topic: str) -> int:
-        """How many these are in all."""
+        """Return the sum of `seen_queues` over the brokers."""
         return self._see(topic)[1]
 
     def sees(self, member: Member, topic: str, counts: Mapping[str, int]) -> None:
@@ -708,8 +713,8 @@ class ConsumerGroup:
             self.sees_others()
 
     def share(self, client_id: str, topic: str) -> BrokerShare | None:
-        """A member's queues of a topic, where all members use STICKY; None where not, and for a session that is no
-        member."""
+        """Return a member's queues of a topic if all members of the group use STICKY; otherwise None, and None for a
+        client that is no member."""
         if topic not in self.topics or self.strategies() != {STICKY.name}:
             return None
         if self.seen_count(topic) > self._limits.max_shared_queues:
@@ -754,7 +759,7 @@ class ConsumerGroup:
         return self._strategies
 
     def faults(self, broker_name: str, queues_of: Callable[[str], int]) -> frozenset[str]:
-        """Texts that name members which disagree with each other or with the broker."""
+        """Return texts about members that conflict with each other or with the broker."""
         return finish(self.finding_faults(broker_name, queues_of))
 
     def finding_faults(self, broker_name: str, queues_of: Callable[[str], int]) -> Work[frozenset[str]]:
@@ -762,7 +767,7 @@ class ConsumerGroup:
 
 
 class _NoQueue(GroupQueue):
-    """A queue of which its group has nothing. Nothing can be stored in it."""
+    """Stands for a queue of which its group has no state. Its fields cannot be set."""
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         raise AttributeError(f"{name}: the queue is a placeholder; use ConsumerGroups.obtain_queue")
@@ -806,7 +811,7 @@ class GroupChanges(MessageChanges):
         """A member was refused a queue because a foreign one reads or owns it."""
 
     def owners_moved(self, group: ConsumerGroup) -> None:
-        """Queues have other owners though no member came or left."""
+        """Owners of queues have changed although no member joined or left."""
 
     def peer_away(self, group: ConsumerGroup) -> None:
         """A peer broker of the group is not waited for any more."""
@@ -864,7 +869,7 @@ class ConsumerGroups:
 
     @property
     def count(self) -> int:
-        """The number of groups of which the broker has anything."""
+        """Return the number of groups that have state in the broker."""
         return len(self._groups)
 
     def online(self, name: str) -> ConsumerGroup | None:
@@ -1119,7 +1124,7 @@ class ConsumerGroups:
                 self._forget_topic(group, topic)
 
     def drop(self, connection: Session, event: str = "closed") -> None:
-        """The connection is gone, and with it its memberships."""
+        """End the memberships of a closed connection."""
         for name in sorted(self._names.get(connection, ())):
             self.leave(connection, name, event)
 

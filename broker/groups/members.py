@@ -206,7 +206,7 @@ class SubscribedTopic:
 
 
 # ------------------------------------------------------------------------------
-# Finds where the members of a group disagree with each other or with the broker, in words that name them.
+# Finds conflicts of members with each other or with the broker, and describes them with the members' names.
 
 
 def finding_faults(members: list[Member], broker_name: str, queues_of: Callable[[str], int]) -> Work[frozenset[str]]:

@@ -48,7 +48,8 @@ _POPPED = "popped"  # always {}: earlier releases take it for a group's offsets
 
 
 class Offsets:
-    """Stores and saves the committed offsets of all groups. A group has them by topic (`TopicOffsets`)."""
+    """The committed offsets of all groups, kept in memory and saved to the disk at intervals. A group has them by topic
+    (`TopicOffsets`)."""
 
     def __init__(self, path: Path, groups: ConsumerGroups, topics: Topics, limits: Limits = LIMITS) -> None:
         self._limits = limits
@@ -233,14 +234,15 @@ class Offsets:
         return list(group.offsets) if group is not None else []
 
     def groups(self) -> set[str]:
-        """Every group that has an offset."""
+        """Return the groups that have an offset."""
         return {group.name for group in self._groups if group.offsets}
 
     def groups_of(self, topic: str) -> list[str]:
         return [group.name for group in self._groups.of_topic(topic) if topic in group.offsets]
 
     def encoded(self, rewinds: dict[str, int] | None = None) -> Iterator[bytes]:
-        """Everything, as it is saved: entries `"topic@group":{"queue id":offset}`. Adds to `rewinds` by topic@group."""
+        """Yield the content of the state file: entries `"topic@group":{"queue id":offset}`. Adds to `rewinds` by
+        topic@group."""
         for group, topic, item in self._all():
             if group.offsets.get(topic) is item:
                 if rewinds is not None and item.rewinds:
@@ -525,7 +527,8 @@ class Watch:
         return self._locks.is_restarted
 
     def release(self, connection: Session, queue: GroupQueue) -> None:
-        """The reader has handled everything of a queue that moves away from it, or is not waited for any longer."""
+        """Forget the reader of a queue that moves away from it, because it has handled all its messages or is not
+        waited for any more."""
         if queue.reader is connection:
             self._clear(queue)
             self._locks.clear_reader(queue)
@@ -539,7 +542,7 @@ class Watch:
         queue.given_offset, queue.has_committed = 0, False
 
     def release_topic(self, connection: Session, group: str, topic: str) -> None:
-        """The reader does not pull the topic any more."""
+        """Forget a reader that does not pull the topic any more."""
         for queue in self.read_by(connection, group):
             if queue.key[0] == topic:
                 self.release(connection, queue)
@@ -615,7 +618,7 @@ class Watch:
         self._due_s = now_s + looks / self._limits.watched_per_s
 
     def orphaned(self) -> Counter[tuple[str, str]]:
-        """Return how many queues nobody reads, by group and topic."""
+        """Return the number of queues without a reader, by group and topic."""
         found = ((group.name, topic, item.orphaned) for group in self._groups for topic, item in group.topics.items())
         return Counter({(group, topic): count for group, topic, count in found if count})
 

@@ -245,8 +245,8 @@ class Pulling:
         return self._read(pull, group_queue, queue, subscription, matches)
 
     def kept(self, pull: Pull, generation: int) -> CheckedPull | None:
-        """Return a pull that just got messages, to be cached; `generation` was read before it. None if it must be checked
-        again."""
+        """Return a pull that just got messages, to be cached; `generation` was read before it. Return None if the pull
+        must be checked again."""
         session, header = pull.session, pull.header
         group = self._groups.obtain(header.consumer_group)
         subscription = self._subscription(session, header, group)

@@ -64,7 +64,7 @@ class GroupConfigs:
         self._time_ms = time_ms = runtime.clock.time_ms
         self.version = DataVersion(time_ms())
         self.journal = Journal(path)
-        self._is_behind = False  # whether neither file nor journal has all groups
+        self._is_behind = False  # True if neither the file nor the journal has all groups
         self.auto_create = auto_create
         self._generation = runtime.generation
         self._groups = groups
@@ -98,7 +98,8 @@ class GroupConfigs:
         return group.settings if group is not None else None
 
     def ensure(self, name: str, *, orderly: bool = False) -> GroupConfig | None:
-        """The group's settings, made with defaults if groups may be made so; None if not. orderly: of one that is made.
+        """Return the group's settings, created with defaults if groups are created automatically; otherwise None.
+        orderly: True to create it as an ordered group.
 
         Raises IllegalName, LimitExceeded."""
         known = self._groups.get(name)
@@ -158,8 +159,8 @@ class GroupConfigs:
 
 
 # ------------------------------------------------------------------------------
-# How the members of a group get a topic's messages: by queues that are theirs (PULL), or any message (POP).
-# Administrators set the mode, and members query it.
+# How the members of a group get a topic's messages: members pull from queues that are allocated to them (PULL), or pop
+# any message (POP). Administrators set the mode, and members query it.
 
 
 class RequestModes:

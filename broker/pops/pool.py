@@ -561,7 +561,8 @@ class Pool:
         clients: the clients that pop. One of the clients' sessions is charged for what the pool keeps for all of them.
         waits: how many receives wait.
         used_s: when a client asked last.
-        is_cut: True if a filter had to stop early in the last receive, so that the queue has more to read.
+        is_cut: True if the last receive stopped before the end of a queue because its filter matched none of the
+            messages that were read, so that this queue has more messages to read.
         is_in_order: True if a client has asked for the messages in order.
         is_by_priority: True if higher queues come first, because the topic's messages have priorities.
         owned: the queues that the pool may serve; None if they are all of the topic (`division`).

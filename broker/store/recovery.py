@@ -158,7 +158,7 @@ class Recovery:
         self._is_complete = False
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._unknown: dict[str, int] = {}
-        self._known_until = 0  # position after which topics may be new
+        self._known_until = 0  # log position after which records may belong to topics that the state file does not have
         self._most_lost = 0  # maximum lost messages of a queue, because a log of this length cannot contain more
         self._known_end = 0  # minimum end of the log, by index entries after the checkpoint
         self._rebuilt: list[str] = []

@@ -704,9 +704,9 @@ class _Examination:
 
     Attributes:
         before, before_s: the previous observation, and the loop's time of it.
-        at: the offsets that members reported then.
+        at: the offsets that members reported at the previous observation.
         found: all findings of the last observation.
-        findings: those of them that are confirmed; None before the second observation.
+        findings: the confirmed ones among `found`; None before the second observation.
     """
 
     before: _Packed | None = None

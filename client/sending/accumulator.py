@@ -399,7 +399,7 @@ def sent_results(answer: Frame, keys: Sequence[str], queue: Queue) -> Iterable[S
 # Encodes messages, and rejects messages that no broker would accept. Each function raises MessageIllegal.
 
 
-if TYPE_CHECKING:  # type checkers bundle its stubs, so it need not be installed
+if TYPE_CHECKING:  # type checkers bundle the stubs of typing_extensions, so the package need not be installed
     from typing_extensions import TypeVar
 
     Body = TypeVar("Body", default=bytes)
