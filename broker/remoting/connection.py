@@ -514,6 +514,7 @@ class _Kept(NamedTuple):
 
     constant: Mapping[str, ExtValue]
     language: int
+    serialize_type: int
     checked: CheckedPull
     size: int
 
@@ -571,7 +572,7 @@ class KeptPulls:
         except (KeyError, ValueError, StructError):  # the full decoding refuses the pull with a reason
             return None
         ext.pop(SIGNATURE, None)  # it was authorized
-        if ext != kept.constant or frame.language != kept.language:
+        if ext != kept.constant or (frame.language, frame.serialize_type) != (kept.language, kept.serialize_type):
             return None
         return Again(kept.checked, offset, commit_offset)
 
@@ -587,7 +588,7 @@ class KeptPulls:
         constant = {name: value for name, value in ext.items() if name not in _VARYING}
         texts = (text for pair in constant.items() for text in pair if isinstance(text, str))
         size = CHECKED_PULL_BYTES + sum(map(len, texts))
-        self._pulls[place] = _Kept(constant, frame.language, checked, size)
+        self._pulls[place] = _Kept(constant, frame.language, frame.serialize_type, checked, size)
         self._is_new = True
         session.charge(size)
 

@@ -346,6 +346,7 @@ def test_a_connection_keeps_the_pulls_of_as_many_queues_as_the_limit_says() -> N
     assert peer.charged_bytes == MAX_CHECKED_PULLS * of_one
     for frame in frames:
         assert pulls.like(frame._replace(language=int(Language.GO))) is None
+        assert pulls.like(frame._replace(serialize_type=ROCKETMQ)) is None
         pulls.keep(session, frame, None)
     assert peer.charged_bytes == 0
 
