@@ -267,6 +267,12 @@ async def test_refused_subscription_changes_nothing(node: Node) -> None:
         assert node.broker.pops.lite.count == 2
 
 
+async def test_start_with_more_lite_topics_than_the_group_allows_is_refused(node: Node) -> None:
+    ready(node, lite_sub_client_quota="1")
+    with pytest.raises(BrokerRefused, match="allows 1"):
+        await LiteConsumer(node.address, "g", "t", Inbox(), lite_topics=["a", "b"]).start()
+
+
 async def test_subscriptions_are_restored_after_a_restart_of_the_broker(nodes: Nodes) -> None:
     node = await nodes.start()
     ready(node)

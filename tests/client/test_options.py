@@ -21,7 +21,7 @@ from rocketlet.client.config import (
     takes,
 )
 from rocketlet.client.errors import ConfigError
-from rocketlet.client.options import ConsumerOptions, SharedOptions
+from rocketlet.client.options import ConsumerOptions, LiteOptions, SharedOptions
 from rocketlet.client.sending.options import ProducerOptions
 from rocketlet.client.shared_consumer import SharedConsumer
 
@@ -29,6 +29,7 @@ ROOT = Path(__file__).parents[2]
 CLIENTS = [
     (rocketlet.Consumer, ConsumerOptions),
     (SharedConsumer, SharedOptions),
+    (rocketlet.LiteConsumer, LiteOptions),
     (rocketlet.Producer, ProducerOptions),
     (rocketlet.sync.Consumer, ConsumerOptions),
     (rocketlet.sync.SharedConsumer, SharedOptions),
@@ -74,7 +75,7 @@ def test_a_client_shows_all_its_options(client: type, kind: type) -> None:
         assert f"- `{name}`: " in help_text
 
 
-@pytest.mark.parametrize("kind", [ConsumerOptions, SharedOptions, ProducerOptions])
+@pytest.mark.parametrize("kind", [ConsumerOptions, SharedOptions, LiteOptions, ProducerOptions])
 def test_a_default_passes_its_own_check(kind: type) -> None:
     assert list(chosen(kind, {})) == list(options_of(kind))
 
