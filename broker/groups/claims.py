@@ -26,7 +26,8 @@ from .stages import NOBODY, Drain, Others, QueueKey
 # topics, no single list allocates each topic among its own subscribers. The broker then returns to each foreign member a list
 # of that member alone, with which it claims all queues of its topics, whatever its strategy. The broker allocates each topic
 # among its real subscribers, and serves only a member's pulls of its own queues; other pulls wait until the member owns the
-# queue. So no member needs to drop a queue before another reads it, or to be notified of a change at all.
+# queue. With a list of itself alone, a member need not drop a queue before another member reads it, and need not be
+# notified of changes.
 
 
 Routes = dict[str, Route]  # by topic

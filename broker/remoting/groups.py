@@ -338,8 +338,8 @@ def _commit_and_unlock(
 
 
 def _unlock(broker: BrokerController, connection: RemotingConnection, request: group_bodies.LockRequest) -> list[str]:
-    """Free a member's queues. Their offsets are written to the disk before, because the next owner continues from
-    them."""
+    """Free a member's queues. The offsets of the queues are written to the disk first, because the next owner continues
+    from them."""
     wanted = [broker.groups.queue(request.group, queue.topic, queue.queue_id) for queue in request.queues]
     broker.offsets.hand_over(request.group, (queue.key for queue in wanted if queue.is_owned_by(connection)))
     broker.offsets.write_handed_over()
