@@ -160,6 +160,7 @@ LITE_SYNC_S: Final = (
     180.0  # a client's subscriptions to lite topics without a synchronization for this long are dropped
 )
 LITE_SUBSCRIPTION_BYTES: Final = 250  # memory counted for a subscription to a lite topic
+LITE_READS: Final = 16  # lite topics whose oldest unfinished message a report reads without a pause
 LITE_EXPIRED_AT_ONCE: Final = 64  # expired lite topics of a parent topic that are deleted in one event-loop iteration
 MAX_IDLE_LITE: Final = 1024  # finished lite topics of a group whose deliveries stay in memory, about 1 KB each
 MAX_LOST_LITE_OFFSETS: Final = (

@@ -738,6 +738,37 @@ class PopLiteMessage(NamedTuple):
     attempt_id: str | None = None
 
 
+class LiteTopicOf(NamedTuple):
+    """GET_LITE_TOPIC_INFO."""
+
+    parent_topic: str
+    lite_topic: str
+
+
+class LiteClientOf(NamedTuple):
+    """GET_LITE_CLIENT_INFO. `max_count`: how many lite topics the response may list."""
+
+    parent_topic: str
+    group: str
+    client_id: str
+    max_count: int = 1000
+
+
+class LiteGroupOf(NamedTuple):
+    """GET_LITE_GROUP_INFO. `top_k`: how many lite topics the response lists. With `lite_topic` it describes only that one."""
+
+    group: str
+    lite_topic: str | None = None
+    top_k: int = 20
+
+
+class LiteDispatch(NamedTuple):
+    """TRIGGER_LITE_DISPATCH. Without `client_id` it is for all clients of the group."""
+
+    group: str
+    client_id: str | None = None
+
+
 class LiteTopicTaken(NamedTuple):
     """NOTIFY_UNSUBSCRIBE_LITE: another client of an exclusive group has subscribed to a lite topic of this client."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
+from heapq import heappop, heappush
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -30,6 +31,7 @@ from ...protocol.message import Record, decode_record
 from ...protocol.names import is_lite_queue, lite_name_fault, parent_and_name
 from ..config import (
     LITE_EXPIRED_AT_ONCE,
+    LITE_READS,
     LITE_SUBSCRIPTION_BYTES,
     LITE_SYNC_S,
     MAX_NAMED_CHARS,
@@ -556,6 +558,75 @@ class LitePool(Pool):
             return max(lite.next - max(deliveries.next, lite.begin), 0) + len(deliveries.unfinished)
         return max(lite.next - max(self.offsets.get(lite.name, 0), lite.begin), 0)
 
+    def committed(self, lite: LiteTopic) -> int:
+        """Return the lowest offset in a lite topic that the group has not finished."""
+        deliveries = self.queues.get(lite.name)
+        offset = deliveries.committed if deliveries is not None else self.offsets.get(lite.name, 0)
+        return max(offset, lite.begin)
+
+    def lag_of(self, lite: LiteTopic) -> LiteLag:
+        lag, first = self.lag(lite), self.committed(lite)
+        return LiteLag(lite.name, lag, self._lites.stored_ms(lite, first) if lag else 0)
+
+    def backlog(self, most: int) -> Work[LiteBacklog]:
+        """Return what the group has not finished in the lite topics that it has read or that its clients are subscribed to.
+        Each lite topic with such messages costs a read of the disk.
+
+        Args:
+            most: how many lite topics are listed.
+        """
+        of_topic = self._lites.of(self.topic)
+        names = of_topic if self.is_wildcard else {**self.offsets, **self.queues, **self._of_name}
+        messages, topics, oldest_ms, of_queues = 0, 0, 0, dict[int, int]()
+        longest: list[tuple[int, LiteLag]] = []
+        oldest: list[tuple[int, LiteLag]] = []
+        for number, name in enumerate(list(names), 1):
+            lite = of_topic.get(name)
+            found = self.lag_of(lite) if lite is not None else None
+            if lite is not None and found is not None and found.messages:
+                topics += 1
+                messages += found.messages
+                of_queues[lite.queue.queue_id] = of_queues.get(lite.queue.queue_id, 0) + found.messages
+                oldest_ms = min(oldest_ms or found.oldest_ms, found.oldest_ms)
+                for heap, rank in ((longest, found.messages), (oldest, -found.oldest_ms)):
+                    heappush(heap, (rank, found))
+                    if len(heap) > most:
+                        heappop(heap)
+            if number % LITE_READS == 0:
+                yield
+        in_flight = sum(item.in_hand for item in list(self.queues.values()))
+        ranked = [[item for _, item in sorted(heap, reverse=True)] for heap in (longest, oldest)]
+        return LiteBacklog(messages, topics, oldest_ms, in_flight, of_queues, *ranked)
+
+
+class LiteLag(NamedTuple):
+    """What a group has not finished in a lite topic. `oldest_ms`: when the first of these messages was stored, or 0."""
+
+    name: str
+    messages: int
+    oldest_ms: int
+
+
+class LiteBacklog(NamedTuple):
+    """What a group has not finished in all lite topics.
+
+    Attributes:
+        topics: the number of lite topics with such messages.
+        oldest_ms: when the oldest of the messages was stored, or 0.
+        in_flight: how many of them are in flight.
+        of_queues: their number by the id of the parent topic's queue.
+        longest: the lite topics with most of them, the first one has most.
+        oldest: the lite topics with the oldest ones, the first one has the oldest.
+    """
+
+    messages: int
+    topics: int
+    oldest_ms: int
+    in_flight: int
+    of_queues: dict[int, int]
+    longest: list[LiteLag]
+    oldest: list[LiteLag]
+
 
 # ------------------------------------------------------------------------------
 # The pools of all groups, lite groups among them.
@@ -601,6 +672,12 @@ class LitePools(Pools):
     def find_lite(self, group: str, parent: str) -> LitePool | None:
         pool = self.find(group, parent)
         return pool if isinstance(pool, LitePool) else None
+
+    def bound_lite_pool(self, group: str) -> LitePool | None:
+        """Return the pool of a lite group; None for a group that is not bound to a parent topic."""
+        settings = self._settings.get(group)
+        parent = settings.lite_topic if settings is not None else ""
+        return self.lite_pool(group, parent) if parent and self.lites.is_parent(parent) else None
 
     def lite_pools(self, parent: str | None = None) -> list[LitePool]:
         pools = self.all if parent is None else self.by_topic.get(parent, ())
@@ -767,6 +844,16 @@ class LiteSubscriptions:
         """Return True if the group has consumed something as a group that is not a lite group."""
         group = self._groups.get(name)
         return group is not None and bool(group.members or group.offsets)
+
+    def offer_all(self, pool: LitePool, client_id: str) -> Work[None]:
+        """Find again which lite topics have messages, for a client or for all, and serve the receives that wait."""
+        for subscriber in list(pool.subscribers.values()):
+            if client_id in ("", subscriber.client.client_id):
+                for number, name in enumerate(list(subscriber.ready if pool.is_wildcard else subscriber.names), 1):
+                    pool.offer(name)
+                    if number % SLICE == 0:
+                        yield
+        self._pops.serve(pool)
 
     def check_bound(self, group: str, parent: str) -> None:
         """Raises Refusal if a group is not the lite group of a parent topic."""

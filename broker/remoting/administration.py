@@ -70,6 +70,7 @@ from ..groups.history import shown
 from ..groups.members import Member
 from ..machine import resident_bytes
 from ..messages.topics import GOT, GOT_BYTES, PUT, PUT_BYTES, SENT_BACK, Rate, Statistics, Totals
+from ..pops.lite import LitePool
 from ..runtime import Histogram
 from ..sessions import Answer, ForwardedRequest, HandlingWanted, OffsetsReset, OffsetsWanted, RunningWanted
 from ..store.files import StoreFull
@@ -153,16 +154,42 @@ def consume_stats(broker: BrokerController, connection: RemotingConnection, fram
     header = read(ConsumeStats, frame.ext)
     group = header.consumer_group
     topics = [header.topic] if header.topic else broker.progress.topics_of(group)
+    lite = broker.pops.pools.bound_lite_pool(group)
+    of_lite: list[ProgressColumns] = []
+    if lite is not None and header.topic in (None, "", lite.topic):
+        topics = [topic for topic in topics if topic != lite.topic]
+        of_lite.append((yield from _lite_columns(broker, lite)))
     if header.columns:
         columns = yield from _columns(broker, group, topics, times=header.times)
+        columns += of_lite
         return answer(frame, body=(yield from admin_bodies.encode_progress_columns(columns)))
     tps = 0.0
     for number, topic in enumerate(topics, 1):
         tps += broker.statistics.rate(GOT, f"{topic}@{group}", 60).per_second
         if number % SLICE == 0:
             yield
-    body = yield from admin_bodies.encode_consume_stats(_progress(broker, group, topics), tps)
+    rows = chain(_progress(broker, group, topics), chain.from_iterable(map(_rows, of_lite)))
+    body = yield from admin_bodies.encode_consume_stats(rows, tps)
     return answer(frame, body=body)
+
+
+def _lite_columns(broker: BrokerController, pool: LitePool) -> Work[ProgressColumns]:
+    """Return the progress of a lite group by the queues of the parent topic, in which the messages of a lite topic are
+    among others: the offset is as far before the queue's end as messages are not finished."""
+    backlog = yield from pool.backlog(0)
+    found = ProgressColumns(pool.topic, broker.config.name, [], [], [], [], [], [])
+    for queue_id in range(broker.topics.queues_of(pool.topic)):
+        queue = broker.store.queues.get((pool.topic, queue_id))
+        end = queue.next if queue is not None else 0
+        found.broker_offsets.append(end)
+        found.consumer_offsets.append(max(end - backlog.of_queues.get(queue_id, 0), 0))
+        found.last_ms.append(0)
+    return found
+
+
+def _rows(columns: ProgressColumns) -> Iterator[tuple[Queue, QueueProgress]]:
+    for queue_id, (end, offset) in enumerate(zip(columns.broker_offsets, columns.consumer_offsets, strict=True)):
+        yield Queue(columns.topic, columns.broker_name, queue_id), QueueProgress(end, offset)
 
 
 def _columns(broker: BrokerController, group: str, topics: list[str], *, times: bool) -> Work[list[ProgressColumns]]:

@@ -6,11 +6,15 @@ POP_CK."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import islice
+from typing import Any
 
+import orjson
 import structlog
 
+from ...protocol.bodies import SLICE, TopicConfig, Work
 from ...protocol.codes import PERM_READ, ResponseCode
 from ...protocol.frame import Frame
 from ...protocol.group_bodies import (
@@ -26,6 +30,10 @@ from ...protocol.headers import (
     AckMessage,
     ChangedInvisibleTime,
     ChangeInvisibleTime,
+    LiteClientOf,
+    LiteDispatch,
+    LiteGroupOf,
+    LiteTopicOf,
     Notification,
     Notified,
     PeekMessage,
@@ -34,6 +42,7 @@ from ...protocol.headers import (
     PopLiteMessage,
     PopMessage,
     PopMessageResult,
+    TopicName,
     read,
     write,
 )
@@ -57,12 +66,13 @@ from ..config import (
     MAX_NAMED_CHARS,
     MAX_POLL_S,
     MAX_POP_MESSAGES,
+    MAX_QUERY_ENTRIES,
     MAX_REASON_CHARS,
 )
 from ..messages.lite import LiteTopic
 from ..messages.sending import GIVEN_UP
 from ..pops.deliveries import TOPIC_MARK, AckStatus, PopClient, PopRequest, PopResult, Why, encode_handle
-from ..pops.lite import LiteSync
+from ..pops.lite import LiteLag, LitePool, LiteSync
 from ..pops.pool import Receive
 from ..sessions import Refusal
 from ..store.index import ConsumeQueue
@@ -500,3 +510,162 @@ def set_request_mode(broker: BrokerController, connection: RemotingConnection, f
 def request_modes(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     """GET_ALL_MESSAGE_REQUEST_MODE."""
     return answer(frame, body=encode_request_modes(broker.request_modes))
+
+
+# ------------------------------------------------------------------------------
+# Reports on lite topics, for mqadmin of 5.5.
+
+
+def broker_lite_info(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
+    """GET_BROKER_LITE_INFO. The fields for Apache's structures have the nearest number of this broker."""
+    ttls = {topic.name: topic.lite_expiration_min for topic in broker.topics if topic.is_lite}
+    groups = yield from _lite_groups(broker, ttls)
+    pools = broker.pops.pools.lite_pools()
+    value = {
+        "storeType": "FILE",
+        "maxLmqNum": broker.limits.max_lite_topics,
+        "currentLmqNum": broker.lites.count,
+        "liteSubscriptionCount": broker.pops.lite.count,
+        "orderInfoCount": sum(len(pool.queues) for pool in pools),
+        "cqTableSize": len(broker.store.queues),
+        "offsetTableSize": sum(map(len, broker.lite_offsets.all.values())),
+        "eventMapSize": sum(len(pool.subscribers) for pool in pools),
+        "topicMeta": ttls,
+        "groupMeta": groups,
+    }
+    return answer(frame, body=orjson.dumps(value))
+
+
+def _lite_groups(broker: BrokerController, parents: Iterable[str]) -> Work[dict[str, list[str]]]:
+    """Return the names of the groups that are bound to each parent topic."""
+    found: dict[str, list[str]] = {parent: [] for parent in parents}
+    for number, group in enumerate(list(broker.group_configs), 1):
+        if group.lite_topic in found:
+            found[group.lite_topic].append(group.name)
+        if number % SLICE == 0:
+            yield
+    return found
+
+
+def _check_parent(broker: BrokerController, name: str) -> TopicConfig:
+    topic = broker.topics.get(name)
+    if topic is None:
+        raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name[:MAX_NAMED_CHARS]}] not exist")
+    if not topic.is_lite:
+        raise Refused(ResponseCode.INVALID_PARAMETER, f"the topic {name} is not of the type LITE")
+    return topic
+
+
+def _check_lite_group(broker: BrokerController, name: str) -> LitePool:
+    if broker.group_configs.get(name) is None:
+        remark = f"subscription group [{name[:MAX_NAMED_CHARS]}] not exist"
+        raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark)
+    pool = broker.pops.pools.bound_lite_pool(name)
+    if pool is None:
+        raise Refused(ResponseCode.INVALID_PARAMETER, f"the group {name} is not bound to a topic of the type LITE")
+    return pool
+
+
+def parent_topic_info(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
+    """GET_PARENT_TOPIC_INFO."""
+    topic = _check_parent(broker, read(TopicName, frame.ext).topic)
+    groups = yield from _lite_groups(broker, [topic.name])
+    value = {
+        "topic": topic.name,
+        "ttl": topic.lite_expiration_min,
+        "groups": groups[topic.name],
+        "lmqNum": broker.lites.count,
+        "liteTopicCount": len(broker.lites.of(topic.name)),
+    }
+    return answer(frame, body=orjson.dumps(value))
+
+
+def lite_topic_info(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
+    """GET_LITE_TOPIC_INFO. A lite topic need not exist: clients may subscribe to it before its first message."""
+    header = read(LiteTopicOf, frame.ext)
+    _check_parent(broker, header.parent_topic)
+    subscribers: list[dict[str, str]] = []
+    for pool in broker.pops.pools.lite_pools(header.parent_topic):
+        for number, item in enumerate(list(pool.subscribers_of(header.lite_topic)), 1):
+            subscribers.append({"clientId": item.client.client_id, "group": pool.group})
+            if number % SLICE == 0:
+                yield
+        yield
+    lite = broker.lites.get(header.parent_topic, header.lite_topic)
+    value = {
+        "parentTopic": header.parent_topic,
+        "liteTopic": header.lite_topic,
+        "subscriber": subscribers,
+        "topicOffset": {
+            "minOffset": lite.begin if lite is not None else 0,
+            "maxOffset": lite.next if lite is not None else 0,
+            "lastUpdateTimestamp": broker.lites.last_ms(lite) if lite is not None else 0,
+        },
+        "shardingToBroker": lite is not None,
+    }
+    return answer(frame, body=orjson.dumps(value))
+
+
+def lite_client_info(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
+    """GET_LITE_CLIENT_INFO: the subscriptions of a client; the count is -1 for a client that has none."""
+    header = read(LiteClientOf, frame.ext)
+    _check_parent(broker, header.parent_topic)
+    pool = _check_lite_group(broker, header.group)
+    found = next((item for item in pool.subscribers.values() if item.client.client_id == header.client_id), None)
+    synced_ms = 0
+    if found is not None:
+        synced_ms = broker.clock.time_ms() - int(1000 * (broker.clock.monotonic_s() - found.synced_s))
+    listed = islice(found.names if found is not None else (), max(header.max_count, 0))
+    value = {
+        "parentTopic": header.parent_topic,
+        "group": header.group,
+        "clientId": header.client_id,
+        "lastAccessTime": synced_ms,
+        "lastConsumeTime": 0,
+        "liteTopicCount": len(found.names) if found is not None else -1,
+        "liteTopicSet": [lite_queue(header.parent_topic, name) for name in listed],
+    }
+    return answer(frame, body=orjson.dumps(value))
+
+
+def lite_group_info(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
+    """GET_LITE_GROUP_INFO: what a lite group has not finished, in one lite topic or in all."""
+    header = read(LiteGroupOf, frame.ext)
+    pool = _check_lite_group(broker, header.group)
+    value: dict[str, Any] = {"group": header.group, "parentTopic": pool.topic, "liteTopic": header.lite_topic}
+    if header.lite_topic:
+        lite = broker.lites.get(pool.topic, header.lite_topic)
+        lag = pool.lag_of(lite) if lite is not None else LiteLag(header.lite_topic, 0, 0)
+        value |= {"totalLagCount": lag.messages, "earliestUnconsumedTimestamp": lag.oldest_ms}
+        if lite is not None:
+            value["liteTopicOffsetWrapper"] = _lite_offsets(broker, pool, lite)
+    else:
+        backlog = yield from pool.backlog(min(max(header.top_k, 0), MAX_QUERY_ENTRIES))
+        value |= {
+            "totalLagCount": backlog.messages,
+            "earliestUnconsumedTimestamp": backlog.oldest_ms,
+            "lagCountTopK": list(map(_lite_lag, backlog.longest)),
+            "lagTimestampTopK": list(map(_lite_lag, backlog.oldest)),
+        }
+    return answer(frame, body=orjson.dumps(value))
+
+
+def _lite_offsets(broker: BrokerController, pool: LitePool, lite: LiteTopic) -> dict[str, int]:
+    offset = pool.committed(lite)
+    return {
+        "brokerOffset": lite.next,
+        "consumerOffset": offset,
+        "pullOffset": offset,
+        "lastTimestamp": broker.lites.stored_ms(lite, offset - 1),
+    }
+
+
+def _lite_lag(lag: LiteLag) -> dict[str, Any]:
+    return {"liteTopic": lag.name, "lagCount": lag.messages, "earliestUnconsumedTimestamp": lag.oldest_ms}
+
+
+def trigger_lite_dispatch(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
+    """TRIGGER_LITE_DISPATCH: find again which lite topics have messages for the clients of a group, and serve them."""
+    header = read(LiteDispatch, frame.ext)
+    yield from broker.pops.lite.offer_all(_check_lite_group(broker, header.group), header.client_id or "")
+    return answer(frame)

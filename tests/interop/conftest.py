@@ -91,6 +91,8 @@ def proofs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     client = CLIENTS.get(request.module.__name__.rpartition(".")[2], JAVA_CLIENT)
     if "official" in request.fixturenames:
         client = str(request.getfixturevalue("official").name)
+    if "programs_newest" in request.fixturenames:
+        client = f"mqadmin {JAVA_NEWEST}"
     seen: set[tuple[int, str]] = set()
     serve, tell, ask = Dispatch.serve, RemotingConnection.tell, RemotingConnection.ask
 

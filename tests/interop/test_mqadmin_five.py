@@ -8,8 +8,11 @@ from pathlib import Path
 import orjson
 import pytest
 from rocketlet.broker.access import Acl, AclFile, Permission
+from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.group_bodies import LiteAction, LiteSubscription, encode_lite_subscription
 
-from .conftest import Cluster, Run, StartCluster, missing
+from ..support.requests import send
+from .conftest import Cluster, Run, StartCluster, missing, runner
 from .mqadmin import Admin, admin_of, sent
 
 pytestmark = [
@@ -94,3 +97,32 @@ async def test_users_and_acls_are_accounts(start_cluster: StartCluster, java_fiv
         assert "orders-user" in await admin("listUser", *at)
         assert "success" in await admin("deleteUser", *at, *user)
     assert file.policy.accounts == {}
+
+
+@pytest.mark.feature(
+    "mqadmin",
+    "getBrokerLiteInfo, getParentTopicInfo, getLiteTopicInfo, getLiteClientInfo, getLiteGroupInfo, triggerLiteDispatch",
+    client="mqadmin 5.5.0",
+)
+async def test_lite_topics_and_their_groups_are_shown(cluster: Cluster, programs_newest: Path, tmp_path: Path) -> None:
+    topic, group = ("-c", "DefaultCluster", "-t", "CHAT"), ("-p", "CHAT", "-g", "g")
+    async with admin_of(cluster, runner(programs_newest, tmp_path)) as admin:
+        attributes = "+message.type=LITE,+lite.topic.expiration=60"
+        assert "success" in await admin("updateTopic", *topic, "-r", "1", "-w", "1", "-a", attributes)
+        bound = "+lite.bind.topic=CHAT"
+        assert "success" in await admin("updateSubGroup", "-c", "DefaultCluster", "-g", "g", "--attributes", bound)
+        for node, wire in zip(cluster.nodes, cluster.wires, strict=True):
+            change = LiteSubscription(LiteAction.PARTIAL_ADD, "c1", "g", "CHAT", ("a1",))
+            await wire.call(RequestCode.LITE_SUBSCRIPTION_CTL, body=encode_lite_subscription(change))
+            for _ in range(2):
+                await send(wire, b"x", topic="CHAT", properties="__LITE_TOPIC\x01a1")
+            assert node.broker.lites.count == 1
+        assert (await admin("getBrokerLiteInfo", "-c", "DefaultCluster")).count("FILE") == len(cluster.nodes)
+        assert "60" in await admin("getParentTopicInfo", "-p", "CHAT")
+        assert "c1" in await admin("getLiteTopicInfo", "-p", "CHAT", "-l", "a1", "-s")
+        assert "a1" in await admin("getLiteClientInfo", *group, "-c", "c1", "-s")
+        shown = await admin("getLiteGroupInfo", *group)
+        assert f"Total Lag Count: {2 * len(cluster.nodes)}" in shown
+        assert "a1" in shown
+        assert f"Total Lag Count: {2 * len(cluster.nodes)}" in await admin("getLiteGroupInfo", *group, "-l", "a1")
+        assert (await admin("triggerLiteDispatch", *group)).count("dispatched") == len(cluster.nodes)

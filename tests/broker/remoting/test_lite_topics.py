@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 import pytest
 from rocketlet.broker.runtime import MovableClock
+from rocketlet.protocol.admin_bodies import decode_consume_stats
 from rocketlet.protocol.bodies import SLICE, BodyError, GroupConfig
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.frame import Frame
@@ -484,3 +485,121 @@ def test_invalid_subscription_is_refused(item: dict[str, Any]) -> None:
 def test_synchronization_of_no_subscription_is_refused_because_it_would_need_no_permission(body: bytes) -> None:
     with pytest.raises(BodyError, match="expected at least one"):
         decode_lite_subscriptions(body)
+
+
+# Reports, for mqadmin of 5.5
+
+
+async def report(wire: Wire, code: RequestCode, **fields: Any) -> Any:
+    found = await wire.call(code, fields)
+    assert found.code == 0, found.remark
+    return orjson.loads(found.body)
+
+
+async def test_reports_describe_lite_topics_with_their_clients_and_groups(nodes: Nodes, connect: Connect) -> None:
+    clock = MovableClock(stands=True)
+    node = await nodes.start(clock=clock)
+    wire = await connect(node.address)
+    ready(node)
+    start_ms = clock.time_ms()
+    await fill(wire, "a", b"1", b"2", b"3")
+    clock.advance(1)
+    await fill(wire, "b", b"1")
+    await fill(wire, "other", b"x")
+    await sync(wire, "a", "b")
+    first, *_ = await popped(wire, maxMsgNum=1)
+    await wire.call(RequestCode.ACK_MESSAGE, place(first))
+    await eventually(lambda: node.broker.lite_offsets.of("g", "t").get("a") == 1)
+    clock.advance(7)
+
+    of_broker = await report(wire, RequestCode.GET_BROKER_LITE_INFO)
+    assert (of_broker["currentLmqNum"], of_broker["liteSubscriptionCount"]) == (3, 2)
+    assert (of_broker["topicMeta"], of_broker["groupMeta"]) == ({"t": -1}, {"t": ["g"]})
+    of_parent = await report(wire, RequestCode.GET_PARENT_TOPIC_INFO, topic="t")
+    assert (of_parent["topic"], of_parent["groups"], of_parent["liteTopicCount"]) == ("t", ["g"], 3)
+
+    of_lite = await report(wire, RequestCode.GET_LITE_TOPIC_INFO, parentTopic="t", liteTopic="a")
+    assert [item["group"] for item in of_lite["subscriber"]] == ["g"]
+    assert of_lite["topicOffset"] == {"minOffset": 0, "maxOffset": 3, "lastUpdateTimestamp": start_ms}
+    assert of_lite["shardingToBroker"] is True
+    unknown = await report(wire, RequestCode.GET_LITE_TOPIC_INFO, parentTopic="t", liteTopic="new")
+    assert (unknown["subscriber"], unknown["shardingToBroker"]) == ([], False)
+
+    client_id = of_lite["subscriber"][0]["clientId"]
+    asked = {"parentTopic": "t", "group": "g", "clientId": client_id}
+    of_client = await report(wire, RequestCode.GET_LITE_CLIENT_INFO, **asked)
+    assert (of_client["liteTopicCount"], sorted(of_client["liteTopicSet"])) == (2, ["%LMQ%$t$a", "%LMQ%$t$b"])
+    assert of_client["lastAccessTime"] == start_ms + 1000
+    assert len((await report(wire, RequestCode.GET_LITE_CLIENT_INFO, **asked, maxCount=1))["liteTopicSet"]) == 1
+    nobody = await report(wire, RequestCode.GET_LITE_CLIENT_INFO, **{**asked, "clientId": "nobody"})
+    assert (nobody["liteTopicCount"], nobody["liteTopicSet"]) == (-1, [])
+
+    of_group = await report(wire, RequestCode.GET_LITE_GROUP_INFO, group="g", topK=1)
+    assert (of_group["parentTopic"], of_group["totalLagCount"]) == ("t", 3)
+    assert of_group["earliestUnconsumedTimestamp"] == start_ms
+    longest = {"liteTopic": "a", "lagCount": 2, "earliestUnconsumedTimestamp": start_ms}
+    assert of_group["lagCountTopK"] == of_group["lagTimestampTopK"] == [longest]
+    of_one = await report(wire, RequestCode.GET_LITE_GROUP_INFO, group="g", liteTopic="b")
+    assert (of_one["totalLagCount"], of_one["earliestUnconsumedTimestamp"]) == (1, start_ms + 1000)
+    assert (of_one["liteTopicOffsetWrapper"]["brokerOffset"], of_one["liteTopicOffsetWrapper"]["consumerOffset"]) == (
+        1,
+        0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "fields", "expected"),
+    [
+        (RequestCode.GET_PARENT_TOPIC_INFO, {"topic": "missing"}, ResponseCode.TOPIC_NOT_EXIST),
+        (RequestCode.GET_PARENT_TOPIC_INFO, {"topic": "normal"}, ResponseCode.INVALID_PARAMETER),
+        (
+            RequestCode.GET_LITE_TOPIC_INFO,
+            {"parentTopic": "missing", "liteTopic": "a"},
+            ResponseCode.TOPIC_NOT_EXIST,
+        ),
+        (
+            RequestCode.GET_LITE_CLIENT_INFO,
+            {"parentTopic": "t", "group": "plain", "clientId": "c"},
+            ResponseCode.INVALID_PARAMETER,
+        ),
+        (RequestCode.GET_LITE_GROUP_INFO, {"group": "missing"}, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST),
+        (RequestCode.GET_LITE_GROUP_INFO, {"group": "plain"}, ResponseCode.INVALID_PARAMETER),
+        (RequestCode.TRIGGER_LITE_DISPATCH, {"group": "plain"}, ResponseCode.INVALID_PARAMETER),
+    ],
+)
+async def test_reports_are_refused_for_other_topics_and_groups(
+    node: Node, wire: Wire, code: RequestCode, fields: dict[str, str], expected: ResponseCode
+) -> None:
+    ready(node)
+    put(node, "normal")
+    node.broker.group_configs.put(GroupConfig("plain"))
+    assert (await wire.call(code, fields)).code == expected
+
+
+async def test_dispatch_is_triggered_for_clients_that_wait(node: Node, wire: Wire, connect: Connect) -> None:
+    ready(node)
+    other = await connect(node.address)
+    await sync(wire, "a")
+    waiting = wire.send(RequestCode.POP_LITE_MESSAGE, pop_lite(pollTime=15_000))
+    await eventually(lambda: node.broker.pops.waiting == 1)
+    assert (await other.call(RequestCode.TRIGGER_LITE_DISPATCH, {"group": "g"})).code == 0
+    assert node.broker.pops.waiting == 1
+    await fill(other, "a", b"1")
+    assert bodies(list(decode_records((await wire.answer(waiting)).body))) == [b"1"]
+
+
+@pytest.mark.parametrize("columns", ["true", "false"])
+async def test_progress_of_a_lite_group_counts_only_what_its_clients_wait_for(
+    node: Node, wire: Wire, columns: str
+) -> None:
+    ready(node)
+    await fill(wire, "a", b"1", b"2", b"3")
+    await fill(wire, "other", b"x")
+    await sync(wire, "a")
+    first, *_ = await popped(wire, maxMsgNum=1)
+    await wire.call(RequestCode.ACK_MESSAGE, place(first))
+    await eventually(lambda: node.broker.lite_offsets.of("g", "t").get("a") == 1)
+    found = await wire.call(RequestCode.GET_CONSUME_STATS, {"consumerGroup": "g", "columns": columns})
+    progress = decode_consume_stats(found.body)
+    assert {queue.topic for queue in progress} == {"t"}
+    assert sum(item.lag for item in progress.values()) == 2
