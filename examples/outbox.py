@@ -70,13 +70,16 @@ async def relay_forever(engine: Engine, producer: Producer) -> None:
 async def main(name_server: str, database: str) -> None:
     engine = create_engine(database)
     metadata.create_all(engine)
-    async with Producer(name_server, "outbox", timeout_s=30) as producer:
-        relay = asyncio.create_task(relay_forever(engine, producer))
-        stop = asyncio.create_task(stop_signal())
-        await asyncio.wait([relay, stop], return_when=asyncio.FIRST_COMPLETED)
-        if relay.done():
-            await relay  # raises why it ended, so that the caller gets the error
-        relay.cancel()
+    try:
+        async with Producer(name_server, "outbox", timeout_s=30) as producer:
+            relay = asyncio.create_task(relay_forever(engine, producer))
+            stop = asyncio.create_task(stop_signal())
+            await asyncio.wait([relay, stop], return_when=asyncio.FIRST_COMPLETED)
+            if relay.done():
+                await relay  # raises why it ended, so that the caller gets the error
+            relay.cancel()
+    finally:
+        engine.dispose()
 
 
 if __name__ == "__main__":

@@ -94,6 +94,7 @@ async def test_an_outbox_sends_what_commits_and_nothing_else(node: Node, wire: W
         assert await shop.relay_once(engine, producer) == 0
         await eventually(lambda: len(inbox.messages) == 6)
     assert sorted(set(inbox.bodies)) == [b"dish %d" % number for number in range(5)]
+    engine.dispose()
     assert len({message.message_id for message in inbox.messages}) == 5, "what was sent twice has one id"
 
 
@@ -104,6 +105,7 @@ async def test_a_relay_that_cannot_send_ends_its_program_with_the_reason(node: N
     engine = sqlalchemy.create_engine(database)
     shop.metadata.create_all(engine)
     shop.place_order(engine, "1", "")  # no message may be empty
+    engine.dispose()
     with pytest.raises(MessageIllegal, match="the body is empty"):
         await shop.main(node.address, database)
 
