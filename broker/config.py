@@ -25,6 +25,7 @@ STREAM_BYTES: Final = 2048  # memory counted for an open gRPC call, in addition 
 FIELD_FACTOR: Final = 4  # memory counted for each byte of a gRPC call's header fields (RFC 9113 size), in bytes
 # memory counted for each response message that waits for the client's window, in addition to its bytes
 PENDING_BYTES: Final = 256
+MAX_METRIC_LEVELS: Final = 32  # levels of a PRIORITY topic that metrics report; the last one includes all higher levels
 MAX_ORPHANED_TOPICS: Final = 1_000  # topics with orphaned queues that metrics name; the sum counts all topics
 KEPT_FRAME_BYTES: Final = 1024  # memory counted for a waiting request, in addition to its body
 HELD_PULL_BYTES: Final = 2048  # memory counted for a held pull
@@ -171,6 +172,8 @@ MAX_INVISIBLE_MS: Final = 12 * 3600 * 1000  # maximum visibility timeout of a po
 # given up
 LATE_POLL_MS: Final = 500
 MAX_ACKS: Final = 512  # receipt handles in one acknowledgement; they take 3 ms
+# time after which receives of other levels no longer precede the level of a PRIORITY topic that has waited longest
+LEVEL_WAIT_S: Final = 60.0
 POP_READS: Final = 8  # reads of a pop whose filter matches nothing, before the event loop serves others
 EXPIRED_AT_ONCE: Final = 16  # expired batches that are redelivered per event-loop iteration, 512 messages at most
 MAX_ATTEMPT_CHARS: Final = 1024  # characters of an attempt id that count; the rest is ignored

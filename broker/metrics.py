@@ -30,7 +30,7 @@ from ..protocol.bodies import SLICE, Work
 from ..protocol.codes import RequestCode
 from ..protocol.fast import MODULE
 from .broker import BrokerController
-from .config import LIMITS, MAX_METRICS_CONNECTIONS, MAX_ORPHANED_TOPICS, METRICS_CLIENT_S, Limits
+from .config import LIMITS, MAX_METRIC_LEVELS, MAX_METRICS_CONNECTIONS, MAX_ORPHANED_TOPICS, METRICS_CLIENT_S, Limits
 from .messages.topics import GOT, PUT
 from .nameserver import Routes
 from .runtime import Histogram
@@ -306,6 +306,12 @@ class Collector:
             None,
             *names_of,
         )
+        levels = self._gauge(
+            "rocketlet_group_level_lag",
+            "Messages of a level that a group has not committed, in topics of the type PRIORITY",
+            None,
+            *(*names_of, "level"),
+        )
         now_ms = broker.clock.time_ms()
         for name in broker.progress.groups():
             await asyncio.sleep(0)
@@ -316,7 +322,17 @@ class Collector:
                 values = (messages, messages, committed, age_ms / 1000, age_ms)
                 for family, value in zip((lag, accumulated, offset, oldest, latency), values, strict=True):
                     family.add_metric([*self._place, topic, name], value)
-        return [lag, accumulated, offset, oldest, latency]
+                if broker.pops.pools.has_priorities(topic):
+                    for level, messages in enumerate(await self._levels(name, topic)):
+                        levels.add_metric([*self._place, topic, name, str(level)], messages)
+        return [lag, accumulated, offset, oldest, latency, levels]
+
+    async def _levels(self, group: str, topic: str) -> list[int]:
+        """Return a group's lag in each level of a topic with priorities."""
+        columns = await _done(self._broker.progress.columns(group, topic, times=False))
+        lags = [max(end - at, 0) for end, at in zip(columns.broker_offsets, columns.consumer_offsets, strict=True)]
+        last = MAX_METRIC_LEVELS - 1
+        return [*lags[:last], sum(lags[last:])] if len(lags) > last else lags
 
     def _lost(self) -> Metric:
         lost = self._counter(

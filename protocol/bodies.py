@@ -654,6 +654,11 @@ class GroupConfig(msgspec.Struct, frozen=True, rename="camel"):
         """How many lite topics a client of the group may subscribe to; -1 for any number."""
         return int(self.attributes.get(LITE_QUOTA, DEFAULT_LITE_QUOTA))
 
+    @property
+    def priority_factor(self) -> int:
+        """How many of 100 receives begin with the most urgent messages, in topics of the type PRIORITY."""
+        return int(self.attributes.get(PRIORITY_FACTOR, DEFAULT_PRIORITY_FACTOR))
+
     def resets_lite(self, name: str) -> bool:
         """Return True if the group's attribute of this name says that an offset goes back to 0."""
         return self.attributes.get(name) == "true"
@@ -670,6 +675,7 @@ LITE_WILDCARD: Final = "lite.sub.wildcard"
 PRIORITY_FACTOR: Final = "priority.factor"
 SHARED, EXCLUSIVE = "Shared", "Exclusive"
 DEFAULT_LITE_QUOTA: Final = 2000
+DEFAULT_PRIORITY_FACTOR: Final = 100
 _MAX_COUNT: Final = 2**31 - 1
 _BOOLEANS: Final = ("true", "false")
 _COUNTS: Final = {LITE_QUOTA: (-1, _MAX_COUNT), LITE_EVENTS: (10, _MAX_COUNT), PRIORITY_FACTOR: (0, 100)}

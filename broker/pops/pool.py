@@ -16,6 +16,7 @@ from ...protocol.names import Subscription
 from ...protocol.properties import TAGS, find
 from ..config import (
     DELIVERIES_BYTES,
+    LEVEL_WAIT_S,
     POOL_BYTES,
     POOL_IDLE_S,
     POP_CLIENT_SILENT_S,
@@ -564,7 +565,8 @@ class Pool:
         is_cut: True if the last receive stopped before the end of a queue because its filter matched none of the
             messages that were read, so that this queue has more messages to read.
         is_in_order: True if a client has asked for the messages in order.
-        is_by_priority: True if higher queues come first, because the topic's messages have priorities.
+        urgent_percent: how many of 100 receives begin with the highest level, if the topic's messages have priorities; -1
+            if they have none.
         owned: the queues that the pool may serve; None if they are all of the topic (`division`).
         leaving: owned queues that other members are to get, and since when.
         epochs: the epochs of the pool's leases.
@@ -587,7 +589,10 @@ class Pool:
         self.is_cut = False
         self.is_served_later = False
         self.is_in_order = False
-        self.is_by_priority = False
+        self.urgent_percent = -1
+        self._other_percent = 0  # of a receive that begins with another level, so that these are spread evenly
+        # the level that has waited longest, and when a receive first passed it over
+        self._passed: tuple[int, float] | None = None
         self.owned: set[int] | None = None
         self.leaving: dict[int, float] = {}
         self.epochs: dict[int, int] = {}
@@ -675,8 +680,8 @@ class Pool:
 
     def places(self, request: PopRequest) -> Iterator[int]:
         """Yield the ready queues in the order in which a receive tries them. The caller calls `rotate` for each."""
-        if self.is_by_priority and not request.is_strict:
-            yield from sorted(self.ready, reverse=True)
+        if self.urgent_percent >= 0 and not request.is_strict:
+            yield from self._levels(request) if self.ready else ()
             return
         if request.queue_id is not None and request.queue_id in self.ready:
             yield request.queue_id
@@ -688,8 +693,28 @@ class Pool:
                 return
             yield queue_id
 
+    def _levels(self, request: PopRequest) -> list[int]:
+        """Return the ready levels in the order in which a receive tries them: from the highest to the lowest. The level
+        that has waited longest comes first if receives have passed it over for LEVEL_WAIT_S, so that it does not starve,
+        and in as many receives as `urgent_percent` leaves."""
+        levels = sorted(self.ready, reverse=True)
+        longest = next(iter(self.ready))
+        if request.count <= 0:  # a receive that only checks whether there is a message
+            return levels
+        self._other_percent += 100 - self.urgent_percent
+        now_s = self._pools.now_s()
+        if self._passed is None or self._passed[0] != longest:
+            self._passed = (longest, now_s)
+        if self._other_percent >= 100 or now_s - self._passed[1] >= LEVEL_WAIT_S:
+            self._other_percent %= 100
+            levels.remove(longest)
+            levels.insert(0, longest)
+        return levels
+
     def rotate(self, queue_id: int) -> None:
         """Make a queue that was just tried the last of the ready ones, or take it out of them."""
+        if self._passed is not None and self._passed[0] == queue_id:
+            self._passed = None
         deliveries = self.queues.get(queue_id)
         if deliveries is not None and deliveries.is_ready and (self.owned is None or self.serves(queue_id)):
             self.ready[queue_id] = None

@@ -14,7 +14,7 @@ import structlog
 
 from ...protocol import names
 from ...protocol import properties as props
-from ...protocol.bodies import SLICE, TopicConfig, Work
+from ...protocol.bodies import DEFAULT_PRIORITY_FACTOR, SLICE, TopicConfig, Work
 from ...protocol.config import MAX_PROPERTY_BYTES
 from ...protocol.message import MessageError, Record, reconsume_times_in, tried
 from ...protocol.names import SQL92, tag_code
@@ -231,7 +231,10 @@ class Pops(LitePart):
                 return PopResult(Why.TOO_MANY_UNFINISHED)
         settings = self._settings.get(request.group)
         is_in_order = not pool.is_lite and (pool.is_in_order or (settings is not None and settings.consume_orderly))
-        pool.is_by_priority = not is_in_order and self.pools.has_priorities(request.topic)
+        has_levels = not is_in_order and self.pools.has_priorities(request.topic)
+        pool.urgent_percent = -1
+        if has_levels:
+            pool.urgent_percent = settings.priority_factor if settings is not None else DEFAULT_PRIORITY_FACTOR
         found: list[Delivered] = []
         given: list[GivenDelivery] = []
         pool.is_cut = False

@@ -23,7 +23,7 @@ from ...protocol.admin_bodies import (
     decode_topic_stats,
 )
 from ...protocol.allocation import CONSISTENT_HASH
-from ...protocol.bodies import MESSAGE_TYPES, BrokerData, GroupConfig, TopicConfig
+from ...protocol.bodies import MESSAGE_TYPES, PRIORITY_FACTOR, BrokerData, GroupConfig, TopicConfig
 from ...protocol.codes import PERM_READ, PERM_WRITE, RequestCode, ResponseCode
 from ...protocol.config import MAX_TOPIC_QUEUES
 from ...protocol.frame import Ext, Frame
@@ -402,6 +402,7 @@ class AdminClient:
         retry_queues: int | None = None,
         consume_orderly: bool | None = None,
         strict: bool | None = None,
+        priority_factor: int | None = None,
     ) -> list[str]:
         """Change those settings of a group that are given, on the brokers that have the group, and return their names.
 
@@ -411,6 +412,7 @@ class AdminClient:
             retry_queues: the number of queues of its retry topic.
             consume_orderly: True to give clients that pop the messages of one message group in order.
             strict: True to refuse members whose subscriptions differ from the others'.
+            priority_factor: in topics of the type PRIORITY, the percentage of receives that begin with the highest level.
 
         Raises:
             ConfigError: no broker knows the group.
@@ -422,7 +424,9 @@ class AdminClient:
             "consume_orderly": consume_orderly,
             "strict": strict,
         }
-        changes = {field: value for field, value in given.items() if value is not None}
+        changes: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
+        # brokers change the attributes that a request names, and keep the others
+        changes["attributes"] = {} if priority_factor is None else {f"+{PRIORITY_FACTOR}": str(priority_factor)}
         masters = await self.masters()
         known = await self._group_tables(name, masters)
         if not known:

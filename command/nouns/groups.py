@@ -47,6 +47,11 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
     set_.add_argument(
         "--strict", choices=ON_OFF, help="refuse members whose subscriptions differ from those of other members"
     )
+    set_.add_argument(
+        "--priority-factor",
+        type=int,
+        help="percentage of receives that begin with the most urgent messages, in topics of the type PRIORITY",
+    )
     delete = verb(verbs, "delete", "delete a group's settings and offsets", _delete)
     delete.add_argument("group")
     changing(delete)
@@ -93,8 +98,10 @@ async def _create(options: argparse.Namespace, admin: AdminClient, output: Outpu
 
 
 async def _set(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
-    if options.retries is options.retry_queues is options.consume is options.orderly is options.strict is None:
-        raise ConfigError("nothing to change; give --retries, --retry-queues, --consume, --orderly or --strict")
+    given = (options.retries, options.retry_queues, options.consume, options.orderly, options.strict)
+    if all(value is None for value in (*given, options.priority_factor)):
+        names = "--retries, --retry-queues, --consume, --orderly, --strict or --priority-factor"
+        raise ConfigError(f"nothing to change; give {names}")
     changed = await admin.change_group(
         options.group,
         retry_max_times=options.retries,
@@ -102,6 +109,7 @@ async def _set(options: argparse.Namespace, admin: AdminClient, output: Output) 
         consume_enable=_is_on(options.consume),
         consume_orderly=_is_on(options.orderly),
         strict=_is_on(options.strict),
+        priority_factor=options.priority_factor,
     )
     configs = await admin.group_configs(options.group)
     for broker in changed:
@@ -120,6 +128,7 @@ def _print(output: Output, broker: str, config: GroupConfig, how: str, more: dic
         "consume": ON_OFF[not config.consume_enable],
         "orderly": ON_OFF[not config.consume_orderly],
         "strict": ON_OFF[not config.strict],
+        "priority_factor": config.priority_factor,
     }
     if output.as_json:
         output.json({"broker": broker, "group": config.name, **more, **settings})

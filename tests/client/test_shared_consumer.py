@@ -27,6 +27,7 @@ from rocketlet.client import (
 from rocketlet.client.consuming.handling import Outcome
 from rocketlet.client.message import clock_s
 from rocketlet.client.sharing.receiving import SharedDelivery, SlotDispatcher
+from rocketlet.protocol.bodies import GroupConfig
 from rocketlet.protocol.codes import RequestCode
 
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
@@ -336,6 +337,30 @@ async def test_messages_are_received_iterated_and_settled_by_hand(node: Node, wi
         assert (again.body, again.attempt) == seen[-1], "the last one of an iteration that was left"
         await consumer.ack(again)
         await eventually(lambda: unfinished(node) == 0)
+
+
+@pytest.mark.parametrize(
+    ("factor", "bodies"),
+    [(None, [b"2", b"2", b"2", b"1", b"1", b"0", b"0"]), (50, [b"2", b"0", b"2", b"1", b"2", b"0", b"1"])],
+)
+async def test_urgent_messages_are_handled_first_as_the_groups_priority_factor_says(
+    node: Node, factor: int | None, bodies: list[bytes]
+) -> None:
+    seen: list[bytes] = []
+
+    async def work(message: Message) -> RetryLater | None:
+        seen.append(message.body)
+        return RetryLater(delay=0) if len(seen) == 1 else None
+
+    async with AdminClient(node.address) as admin, Producer(node.address) as producer:
+        await admin.create_topic("t", queues=3, message_type="PRIORITY")
+        await admin.create_group(GroupConfig("g"))
+        await admin.change_group("g", priority_factor=factor)
+        for priority in (0, 0, 1, 1, 2, 2):
+            await producer.send("t", b"%d" % priority, priority=priority)
+        async with SharedConsumer(node.address, "g", "t", work, concurrency=1, start="first"):
+            await eventually(lambda: len(seen) == len(bodies))
+    assert seen == bodies, "a message that is redelivered precedes those of lower levels"
 
 
 async def test_what_nobody_asks_for_goes_to_another_member(node: Node, wire: Wire) -> None:

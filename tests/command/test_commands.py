@@ -260,10 +260,14 @@ async def test_groups_and_brokers_are_listed_and_set(run: Run, node: Node) -> No
     assert (await run("groups", "list", "--json")).records == [{"group": "g", "members": 0, "topics": [], "lag": 0}]
     assert "strict on" in (await run("groups", "set", "g", "--strict", "on", "--orderly", "on")).out
     settings = {"broker": "broker-a", "group": "g", "retries": 3, "retry_queues": 1, "consume": "off", "orderly": "on"}
-    changed = await run("groups", "set", "g", "--strict", "off", "--consume", "off", "--json")
-    assert changed.records == [{**settings, "strict": "off"}]
+    settings["strict"], settings["priority_factor"] = "off", 90
+    options = ("--strict", "off", "--consume", "off", "--priority-factor", "90")
+    changed = await run("groups", "set", "g", *options, "--json")
+    assert changed.records == [settings]
+    refused = await run("groups", "set", "g", "--priority-factor", "101")
+    assert (refused.status, "priority.factor: got '101'; expected 0 to 100" in refused.err) == (1, True)
     created = await run("groups", "create", "g", "--json")
-    assert created.records == [{**settings, "strict": "off", "created": False}]
+    assert created.records == [{**settings, "created": False}]
     nothing = await run("groups", "set", "g")
     assert (nothing.status, "give --retries, --retry-queues" in nothing.err) == (1, True)
     assert (await run("groups", "delete", "g", "--yes", "--json")).records == [{"group": "g", "change": "deleted"}]

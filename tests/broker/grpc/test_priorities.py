@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from google.protobuf import timestamp_pb2
-from rocketlet.broker.config import MAX_PRIORITY
+from rocketlet.broker.config import LEVEL_WAIT_S, MAX_PRIORITY
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.protocol import properties as props
 from rocketlet.protocol.bodies import GroupConfig
@@ -69,6 +69,62 @@ async def test_urgent_messages_are_received_first_after_a_restart(nodes: Nodes, 
     node = await nodes.start(data_dir=node.broker.config.data_dir)
     client = await dial(node.address)
     assert [item.body for item in await receive(client)] == [b"2", b"2", b"1", b"0"]
+
+
+async def test_low_level_does_not_starve_while_urgent_messages_keep_coming(nodes: Nodes, dial: Dial) -> None:
+    node = await nodes.start(clock=MovableClock(stands=True))
+    client = await dial(node.address)
+    put(node, message_type=PRIORITY)
+    await joined(client)
+    await send(client, *[0] * 3, *[1] * 2, *[3] * 20)
+
+    async def pop() -> bytes:
+        (found,) = await receive(client, count=1)
+        assert (await ack(client, *handles([found]))).status.code == OK
+        return bytes(found.body)
+
+    assert [await pop() for _ in range(3)] == [b"3"] * 3
+    node.clock.advance(LEVEL_WAIT_S - 1)
+    assert await pop() == b"3", "no level has been passed over for long enough"
+    node.clock.advance(1)
+    assert [await pop() for _ in range(3)] == [b"0", b"3", b"3"], "one receive, then urgent messages again"
+    node.clock.advance(LEVEL_WAIT_S)
+    assert [await pop() for _ in range(2)] == [b"1", b"3"], "now another level has waited longest"
+    node.clock.advance(LEVEL_WAIT_S)
+    assert [await pop() for _ in range(2)] == [b"0", b"3"]
+
+
+async def test_level_that_is_served_does_not_precede_an_urgent_message_later(nodes: Nodes, dial: Dial) -> None:
+    node = await nodes.start(clock=MovableClock(stands=True))
+    client = await dial(node.address)
+    put(node, message_type=PRIORITY)
+    await joined(client)
+    await send(client, *[0] * 10)
+    for _ in range(3):
+        assert [item.body for item in await receive(client, count=1)] == [b"0"]
+        node.clock.advance(LEVEL_WAIT_S)
+    await send(client, 3)
+    assert [item.body for item in await receive(client, count=1)] == [b"3"]
+
+
+@pytest.mark.parametrize(
+    ("factor", "bodies"),
+    [
+        ("100", [3] * 10),
+        ("80", [3, 3, 3, 3, 0, 3, 3, 3, 3, 1]),
+        ("50", [3, 0, 3, 1, 3, 0, 3, 1, 3, 0]),
+        ("0", [0, 1, 3] * 3 + [0]),
+    ],
+)
+async def test_priority_factor_is_the_part_of_receives_that_begin_with_the_highest_level(
+    node: Node, client: GrpcClient, factor: str, bodies: list[int]
+) -> None:
+    put(node, message_type=PRIORITY)
+    node.broker.group_configs.put(GroupConfig("g", attributes={"priority.factor": factor}))
+    await joined(client)
+    await send(client, *[0] * 10, *[1] * 10, *[3] * 10)
+    found = [int(item.body) for _ in bodies for item in await receive(client, count=1)]
+    assert found == bodies
 
 
 async def test_group_in_order_ignores_priorities(node: Node, client: GrpcClient) -> None:

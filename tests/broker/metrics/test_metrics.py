@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from rocketlet.broker.config import (
+    MAX_METRIC_LEVELS,
     MAX_METRICS_CONNECTIONS,
     MAX_ORPHANED_TOPICS,
     REGISTER_INTERVAL_S,
@@ -28,7 +29,7 @@ from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.runtime import Histogram, MovableClock, Runtime
 from rocketlet.broker.server import Listening, Server
 from rocketlet.broker.store import disk
-from rocketlet.client import AdminClient, Consumer, Producer, RocketletError
+from rocketlet.client import AdminClient, Consumer, Producer, RocketletError, SharedConsumer
 from rocketlet.client.admin.diagnosis import ObservationTimes, diagnose
 from rocketlet.protocol.bodies import GroupConfig, encode_group
 from rocketlet.protocol.codes import RequestCode as Code
@@ -39,7 +40,7 @@ from structlog.testing import capture_logs
 
 from bench.peers import listening, process
 
-from ...conftest import PATIENCE_S, Connect, Nodes, Wire, create_topic, eventually
+from ...conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
 from ...support.handlers import Inbox
 from ...support.metrics import fetched, samples
 from ...support.requests import commit, join, pull, send, value
@@ -291,6 +292,39 @@ async def test_a_broadcasting_group_has_no_lag_whatever_it_committed_before(node
     }  # fmt: skip
     assert not [(name, labels) for name, labels in found if name in by_offsets and ("group", "g") in labels]
     assert not [finding for finding in findings if finding.subject == "g"]
+
+
+async def test_lag_of_topics_with_priorities_is_reported_by_level(nodes: Nodes) -> None:
+    node = await nodes.start(metrics_port=0)
+    async with AdminClient(node.address) as admin, Producer(node.address) as producer:
+        await admin.create_topic("t", queues=4, message_type="PRIORITY")
+        await admin.create_topic("wide", queues=MAX_METRIC_LEVELS + 1, message_type="PRIORITY")
+        await admin.create_topic("plain", queues=4)
+        for priority in (0, 0, 1, 3, 3, 3):
+            await producer.send("t", b"%d" % priority, priority=priority)
+        for priority in (0, MAX_METRIC_LEVELS - 1, MAX_METRIC_LEVELS):
+            await producer.send("wide", b"%d" % priority, priority=priority)
+        await producer.send("plain", b"x")
+        async with (
+            SharedConsumer(node.address, "g", "t", start="first") as consumer,
+            SharedConsumer(node.address, "g2", {"plain": "*", "wide": "*"}, start="first") as other,
+        ):
+            await other.receive()
+            message = await consumer.receive()
+            assert message.body == b"3"
+            await consumer.ack(message)
+            lags = await level_lags(node)
+            assert {topic for _, topic, _ in lags} == {"t", "wide"}
+            assert [lags["g", "t", str(level)] for level in range(4)] == [2, 1, 0, 2]
+            wide = [lags["g2", "wide", str(level)] for level in range(MAX_METRIC_LEVELS)]
+            assert wide == [1, *[0] * (MAX_METRIC_LEVELS - 2), 2], "the last level includes the higher ones"
+            assert len(lags) == 4 + MAX_METRIC_LEVELS
+
+
+async def level_lags(node: Node) -> dict[tuple[str, str, str], float]:
+    found = {name_labels: lag for name_labels, lag in (await samples(node)).items() if "level_lag" in name_labels[0]}
+    names = ("group", "topic", "level")
+    return {tuple(dict(labels)[name] for name in names): lag for (_, labels), lag in found.items()}  # type: ignore[misc]
 
 
 async def test_a_search_is_not_counted_as_consumption(nodes: Nodes) -> None:
