@@ -243,6 +243,10 @@ class PoppedQueue(Protocol):
     @property
     def in_hand(self) -> int: ...
 
+    def unfinished_before(self, offset: int) -> int:
+        """Return how many messages before an offset are not finished, including those that were never popped."""
+        ...
+
 
 class GroupPool(Protocol):
     """The pool of a topic that clients of a group pop.

@@ -337,7 +337,10 @@ class GroupProgress:
         """Return the offset at which the group continues in a queue, and how many messages were deleted before it had
         committed them."""
         begin = queue.begin if queue is not None else 0
-        offset = popped.lag_offset if popped is not None else self._offsets.get(group, topic, queue_id)
+        if popped is not None:
+            lost = popped.unfinished_before(begin)
+            return max(popped.lag_offset + lost, begin), lost
+        offset = self._offsets.get(group, topic, queue_id)
         return max(offset or 0, begin), max(begin - offset, 0) if offset is not None else 0
 
     def _unreadable(self, group: str, topic: str) -> Iterator[tuple[int, ConsumeQueue, int]]:
@@ -419,10 +422,13 @@ class GroupProgress:
             for topic in self._offsets.topics_of(group):
                 if online is not None and topic not in online.topics:
                     continue  # the group's members do not subscribe to this topic any more
-                lost = 0
+                lost, popped = 0, self._groups.popped_queues(group, topic)
                 for queue_id, offset in self._offsets.of(group, topic).items():
-                    queue = self._store.queues.get((topic, queue_id))
-                    if queue is not None:
+                    queue, of_queue = self._store.queues.get((topic, queue_id)), popped.get(queue_id)
+                    if queue is not None and of_queue is not None:
+                        before = of_queue.unfinished_before(queue.former_begin)
+                        lost += of_queue.unfinished_before(queue.begin) - before
+                    elif queue is not None:
                         lost += max(queue.begin - max(offset, queue.former_begin), 0)
                     if queue_id % LOOKS == 0:
                         yield

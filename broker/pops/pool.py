@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
-from itertools import count
+from itertools import count, takewhile
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import structlog
@@ -460,6 +460,11 @@ class QueueDeliveries:
     def lag_offset(self) -> int:
         """The offset after which as many messages lie as are not finished."""
         return self.next - len(self.unfinished)
+
+    def unfinished_before(self, offset: int) -> int:
+        """Return how many messages before an offset are not finished, including those that were never popped."""
+        popped = sum(1 for _ in takewhile(offset.__gt__, self.unfinished))
+        return popped + max(offset - self.next, 0)
 
     @property
     def in_hand(self) -> int:

@@ -29,11 +29,13 @@ from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.config import MAX_BODY_BYTES
 from rocketlet.protocol.http2 import encode_reset
 from rocketlet.protocol.message import Record, decode_record
+from structlog.testing import capture_logs
 
 from ...conftest import Connect, Node, Nodes, eventually
 from ...support.grpc_client import CLIENT, GrpcClient, message, resource, sending
 from ...support.metrics import samples
 from ...support.requests import beat, pop, popped, send_v2
+from ...support.topics import put, stored
 from .conftest import Dial
 from .receives import ILLEGAL_HANDLE, NOTHING, OK, ack, begin, change, handles, joined, receive, received, request, send
 
@@ -751,3 +753,69 @@ async def test_calls_and_deliveries_are_counted(nodes: Nodes, dial: Dial) -> Non
     assert calls("AckMessage", ILLEGAL_HANDLE) == 1
     assert found["rocketlet_group_unfinished", group] == found["rocketlet_messages_redelivered_total", group] == 1
     assert found["rocketlet_group_popping_clients", group] == 1
+
+
+# Retention
+
+
+async def test_popped_messages_that_retention_deletes_are_reported_as_expired_unread(nodes: Nodes, dial: Dial) -> None:
+    clock = MovableClock(stands=True)
+    node = await nodes.start(clock=clock, metrics_port=0, segment_bytes=2_000, retain_hours=1)
+    client = await dial(node.address)
+    put(node, queues=1)
+    await joined(client)
+    await send(client, *(b"%02d" % number for number in range(40)))
+    assert len(await receive(client, count=3, invisible_ms=3 * 3600 * 1000)) == 3
+    assert (await ack(client, *handles(await receive(client, count=7)))).status.code == OK
+    expired = "rocketlet_messages_expired_unread_total", frozenset({("group", "g"), ("topic", "t")})
+    with capture_logs() as logs:
+        clock.advance(2 * 3600)
+        await node.broker.expire_segments()
+        await eventually(lambda: any(node.broker.progress.lost()))
+    begin = node.broker.store.queues["t", 0].begin
+    assert 10 < begin < 40
+    lost = 3 + begin - 10
+    told = [line for line in logs if line["event"] == "messages_expired_unread"]
+    assert [(line["group"], line["topic"], line["messages"]) for line in told] == [("g", "t", lost)]
+    assert (await samples(node))[expired] == lost, "seven were acknowledged"
+    async with AdminClient(node.address) as admin:
+        (progress,) = (await admin.progress("g", "t")).values()
+        assert (progress.lost, progress.lag) == (lost, 40 - begin)
+        findings = await diagnose(admin, ObservationTimes(0, 0, 0))
+    found = [one.text for one in findings if one.kind == "retention"]
+    assert found == [f"t@broker-a:0: {lost} messages were deleted before the group read them"]
+    await client.close()
+    clock.advance(3600)  # the visibility timeout of the three
+    client = await dial(node.address)
+    with capture_logs() as logs:
+        assert [int(item.body) for item in await receive(client)] == list(range(begin, 40))
+    assert sum(line["event"] == "popped_message_gone" for line in logs) == 3
+    assert (await samples(node))[expired] == lost, "no message is counted twice"
+    async with AdminClient(node.address) as admin:
+        (progress,) = (await admin.progress("g", "t")).values()
+    assert (progress.lost, progress.lag, progress.in_hand) == (0, 40 - begin, 40 - begin)
+
+
+async def test_last_attempt_of_a_message_that_retention_has_deleted_ends_without_a_dead_letter(
+    nodes: Nodes, dial: Dial
+) -> None:
+    clock = MovableClock(stands=True)
+    node = await nodes.start(clock=clock, segment_bytes=2_000, retain_hours=1)
+    node.broker.group_configs.put(GroupConfig("g", retry_max_times=0))
+    client = await dial(node.address)
+    put(node, queues=1)
+    await joined(client)
+    await send(client, *(b"%02d" % number for number in range(40)))
+    await receive(client, count=1, invisible_ms=3 * 3600 * 1000)
+    clock.advance(2 * 3600)
+    await node.broker.expire_segments()
+    await client.close()
+    with capture_logs() as logs:
+        clock.advance(3600)
+        client = await dial(node.address)
+        found = [int(item.body) for item in await receive(client)]
+    assert found[0] == node.broker.store.queues["t", 0].begin
+    assert [line["event"] for line in logs if line["event"] in ("popped_message_gone", "dead_letter_failed")] == [
+        "popped_message_gone"
+    ]
+    assert stored(node, "%DLQ%g") == []
