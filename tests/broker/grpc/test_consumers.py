@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import hashlib
 import zlib
 from typing import Any
 
@@ -28,15 +30,17 @@ from rocketlet.protocol.bodies import GroupConfig, TopicConfig, Work
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.config import MAX_BODY_BYTES
 from rocketlet.protocol.http2 import encode_reset
-from rocketlet.protocol.message import Record, decode_record
+from rocketlet.protocol.message import Record, decode_record, decode_records
 from structlog.testing import capture_logs
 
 from ...conftest import Connect, Node, Nodes, eventually
 from ...support.grpc_client import CLIENT, GrpcClient, message, resource, sending
 from ...support.metrics import samples
-from ...support.requests import beat, pop, popped, send_v2
+from ...support.requests import beat, pop, popped, pull, send_v2
 from ...support.topics import put, stored
 from .conftest import Dial
+from .lite import PARENT
+from .lite import send as send_lite
 from .receives import ILLEGAL_HANDLE, NOTHING, OK, ack, begin, change, handles, joined, receive, received, request, send
 
 
@@ -78,6 +82,57 @@ async def test_what_the_other_protocol_server_takes_comes_without_its_compressio
     (found,) = await receive(client)
     assert (found.body, found.system_properties.body_encoding) == (body, 1)
     assert (found.system_properties.tag, list(found.system_properties.keys)) == ("a", ["k"])
+
+
+async def test_digest_and_crc_are_those_of_the_body_in_each_form(
+    node: Node, client: GrpcClient, connect: Connect
+) -> None:
+    """Clients of 5.x drop a message whose digest is not that of the body as they get it; BODYCRC is that of the stored body,
+    without the sign bit."""
+    plain, long, broken = b"body 1", b"x" * 10_000, zlib.compress(b"y")[:-2]
+    assert zlib.crc32(plain) >> 31, "a checksum with the sign bit"
+    node.broker.group_configs.put(GroupConfig("lites", attributes={"lite.bind.topic": PARENT}))
+    put(node, PARENT, message_type="LITE")
+    await joined(client)
+    await send(client, plain)
+    await send(client, gzip.compress(b"gzip"), broken, body_encoding=2)
+    async with Producer(node.address) as producer:
+        await producer.send("t", long)
+        await producer.send(PARENT, long, lite_topic="s1")
+    await send_lite(client, "s1", plain)
+    subscribed = schema.SyncLiteSubscriptionRequest(
+        topic=resource(PARENT), group=resource("lites"), lite_topic_set=["s1"]
+    )
+    assert (await client.call("SyncLiteSubscription", subscribed)).status.code == OK
+    wanted = request(group=resource("lites"))
+    wanted.message_queue.topic.name = PARENT
+    found, (_, lites) = await receive(client), await received(begin(client, wanted))
+    for handle in handles(found):
+        await change(client, handle, 0)
+    again = await receive(client)
+    for items, bodies in (
+        (found, [plain, b"gzip", broken, long]),
+        (again, [plain, b"gzip", broken, long]),
+        (lites, [plain, long]),
+    ):
+        assert sorted(item.body for item in items) == sorted(bodies)
+        for item in items:
+            digest = item.system_properties.body_digest
+            md5 = hashlib.md5(item.body, usedforsecurity=False).hexdigest().upper()
+            assert (digest.type, digest.checksum) == (2, md5), item.body[:10]
+    forwarded = schema.ForwardMessageToDeadLetterQueueRequest(
+        group=resource("g"), topic=resource("t"), receipt_handle=handles(again)[0], message_id="1"
+    )
+    assert (await client.call("ForwardMessageToDeadLetterQueue", forwarded)).status.code == OK
+    wire = await connect(node.address)
+    records: list[Record] = []
+    for topic, queues in (("t", 2), (PARENT, 4), ("%DLQ%g", 1)):
+        for queue in range(queues):
+            asked = pull(topic, queue=queue) | {"consumerGroup": "readers"}
+            records += decode_records((await wire.call(RequestCode.PULL_MESSAGE, asked)).body)
+    assert len(records) == 7
+    assert {bool(record.sys_flag & 1) for record in records} == {True, False}
+    assert [record.crc for record in records] == [zlib.crc32(record.body) & 0x7FFFFFFF for record in records]
 
 
 async def test_a_body_that_cannot_be_read_is_handed_on(node: Node, client: GrpcClient) -> None:
