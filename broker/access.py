@@ -288,11 +288,17 @@ _REMARK_CHARS: Final = 100
 
 
 class Unauthorized(Exception):
-    """A request is refused. `reason` is the label by which refusals are counted."""
+    """A request is refused.
 
-    def __init__(self, reason: str, text: str) -> None:
+    Args:
+        reason: the label by which refusals are counted.
+        access_key: the key of the account; empty without a known account.
+    """
+
+    def __init__(self, reason: str, text: str, access_key: str = "") -> None:
         super().__init__(text)
         self.reason = reason
+        self.access_key = access_key
 
 
 class Known:
@@ -416,7 +422,8 @@ class Acl:
             return None
         proof = account.proven_by(has_signed)
         if proof is None:
-            raise Unauthorized("signature", f"Check signature failed for accessKey={account.access_key}")
+            key = account.access_key
+            raise Unauthorized("signature", f"Check signature failed for accessKey={key}", key)
         if proof is account.former:
             self._record_former_secret(session, account)
         known.access_key, known.signing = account.access_key, account
@@ -452,11 +459,12 @@ class Acl:
         """
         if is_admin and not account.is_admin:
             key = account.access_key
-            raise Unauthorized("admin", f"Need admin permission for request code={request}, but accessKey={key} is not")
+            text = f"Need admin permission for request code={request}, but accessKey={key} is not"
+            raise Unauthorized("admin", text, key)
         for need in needs or ():
             if not account.may(*need) and need != _TRACE:
                 text = f"No default permission for {_words(need)}, accessKey={account.access_key}"
-                raise Unauthorized("permission", text)
+                raise Unauthorized("permission", text, account.access_key)
 
     def has_changed(self, session: Session, before: Policy) -> bool:
         """Return True if the policy has changed for a session: an account of its requests was changed or deleted, or
@@ -494,7 +502,9 @@ class Acl:
         """Count a refused request, and log it unless the same refusal was logged recently."""
         self.refused[fault.reason] += 1
         host = session.peer.rpartition(":")[0]
-        self._recent.note((host, fault.reason), f"{fault.reason}: {host} requested {request}: {fault}")
+        self._recent.note(
+            (host, fault.reason, fault.access_key), f"{fault.reason}: {host} requested {request}: {fault}"
+        )
         if self._reports.is_due(session.peer, fault.reason):
             log.warning("request_refused", peer=session.peer, reason=fault.reason, request=request, remark=str(fault))
 

@@ -9,7 +9,7 @@ from rocketlet.broker.grpc import schema
 from rocketlet.broker.grpc.clients import GrpcClient as GrpcSession
 from rocketlet.broker.grpc.server import METHODS
 from rocketlet.client import AdminClient
-from rocketlet.client.admin.diagnosis import Harm, ObservationTimes, diagnose
+from rocketlet.client.admin.diagnosis import Finding, Harm, ObservationTimes, diagnose
 from rocketlet.protocol.bodies import Heartbeat, TopicConfig, encode_heartbeat
 from rocketlet.protocol.codes import RequestCode
 
@@ -75,13 +75,34 @@ async def test_doctor_names_refused_signatures_and_missing_permissions_of_grpc_c
     client = await dial(guarded.address)
     wrong = signed("orders-key", "another secret")
     assert await code(client, "SendMessage", SEND, authorization=wrong) == UNAUTHORIZED
-    assert await code(client, "ReceiveMessage", RECEIVE, authorization=authorization("nobody-key")) == UNAUTHORIZED
-    async with AdminClient(guarded.address, access=access(ADMIN)) as admin:
-        found = [item for item in await diagnose(admin, ObservationTimes(0, 0, 0)) if item.kind == "requests_refused"]
+    for access_key in ("nobody-key", "orders-key"):
+        field = authorization(access_key)
+        assert await code(client, "ReceiveMessage", RECEIVE, authorization=field) == UNAUTHORIZED
+    found = await refusals(guarded)
     texts = sorted(item.text.partition("requests, ")[2] for item in found)
-    assert texts[0].startswith("permission: 127.0.0.1 requested ReceiveMessage")
-    assert texts[1].startswith("signature: 127.0.0.1 requested SendMessage: Check signature failed")
+    assert [text.partition(" ")[0] for text in texts] == ["permission:", "permission:", "signature:"]
+    assert all("127.0.0.1 requested ReceiveMessage: No default permission for " in text for text in texts[:2])
+    assert [text.rpartition("=")[2] for text in texts] == ["nobody-key", "orders-key", "orders-key"]
+    assert "127.0.0.1 requested SendMessage: Check signature failed" in texts[2]
     assert {item.harm for item in found} == {Harm.STANDS}
+
+
+async def refusals(node: Node) -> list[Finding]:
+    """What doctor finds about refused requests and failing calls."""
+    async with AdminClient(node.address, access=access(ADMIN)) as admin:
+        found = await diagnose(admin, ObservationTimes(0, 0, 0))
+    return [item for item in found if item.kind in ("requests_refused", "calls_failing", "old_client")]
+
+
+async def test_doctor_has_no_finding_about_clients_with_permissions(guarded: Node, dial: Dial) -> None:
+    client = await dial(guarded.address)
+    calls = [("orders-key", "SendMessage", SEND, OK), ("readers-key", "ReceiveMessage", RECEIVE, OK)]
+    calls.append(("readers-key", "ReceiveMessage", RECEIVE, 40401))
+    beat = schema.HeartbeatRequest(group=resource("shipping"), client_type=3)
+    for access_key, method, request, expected in [*calls, ("readers-key", "Heartbeat", beat, OK)]:
+        field = authorization(access_key)
+        assert await code(client, method, request, authorization=field) == expected
+    assert await refusals(guarded) == []
 
 
 async def test_a_signature_in_either_case_and_with_a_region_is_taken(guarded: Node, dial: Dial) -> None:
