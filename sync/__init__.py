@@ -27,15 +27,20 @@ from typing import Any, Self, TypeVar, Unpack
 from ..client import consumer as asynchronous
 from ..client.config import PRODUCER_GROUP, REQUEST_TIMEOUT_S, takes
 from ..client.consuming.handling import Outcome, RetryLater, caught
+from ..client.errors import get_logger
+from ..client.lite_consumer import LiteConsumer as AsyncLiteConsumer
+from ..client.lite_consumer import LiteStart
 from ..client.member.offsets import Position
 from ..client.message import Message, Outgoing, SendResult
-from ..client.options import ConsumerOptions, SeekPosition, SharedOptions
+from ..client.options import ConsumerOptions, LiteOptions, SeekPosition, SharedOptions
 from ..client.producer import Producer as AsyncProducer
 from ..client.sending.options import MessageOptions, ProducerOptions, SendOptions
 from ..client.shared_consumer import SharedConsumer as AsyncSharedConsumer
 from ..client.wire.connection import Access, cancelled
 from ..protocol.names import Queue
 from .loop import Loop
+
+log = get_logger("rocketlet.sync")
 
 _loop = Loop()
 
@@ -54,6 +59,24 @@ def _threaded(function: Callable[[Any], Any] | None) -> Any:
         return await outcome if inspect.isawaitable(outcome) else outcome
 
     return in_thread
+
+
+def _notifying(listener: Callable[[str], object] | None) -> Any:
+    """Return a listener that runs the plain function in a thread, without waiting for it."""
+    if not callable(listener):
+        return listener
+    tasks: set[asyncio.Task[None]] = set()  # the event loop itself keeps only weak references
+
+    async def notify(given: str) -> None:
+        _, error = await asyncio.to_thread(caught, listener, given)
+        if error is not None:
+            log.error("listener_failed", lite_topic=given, exc_info=error)
+
+    def begin(given: str) -> None:
+        tasks.add(task := asyncio.create_task(notify(given)))
+        task.add_done_callback(tasks.discard)
+
+    return begin
 
 
 @takes(ProducerOptions)
@@ -139,9 +162,9 @@ class Producer:
 
 
 class Receiver:
-    """Common base of Consumer and SharedConsumer: receiving single messages."""
+    """Common base of the consumers: receiving single messages."""
 
-    _consumer: asynchronous.Consumer | AsyncSharedConsumer
+    _consumer: asynchronous.Consumer | AsyncSharedConsumer | AsyncLiteConsumer
 
     def __enter__(self) -> Self:
         self.start()
@@ -312,8 +335,36 @@ class Consumer(Receiver):
         return _loop.run(self._consumer.lag())
 
 
+class PopReceiver(Receiver):
+    """Common base of SharedConsumer and LiteConsumer."""
+
+    _consumer: AsyncSharedConsumer | AsyncLiteConsumer
+
+    def stop(self) -> None:
+        """Wait for running handlers, release messages in flight and unregister. Raises ConfigError if a handler calls
+        it."""
+        self._consumer.check_stop()
+        _loop.run(self._consumer.stop())
+
+    def retry(self, message: Message, outcome: RetryLater = RetryLater()) -> None:  # noqa: B008 (it is frozen)
+        """Settle a message so that it is redelivered later: `retry(message, RetryLater(delay=2.5))`."""
+        _loop.run(self._consumer.retry(message, outcome))
+
+    def reject(self, message: Message, *, reason: str = "") -> None:
+        """Settle a message by storing it in the dead-letter topic, with the reason."""
+        _loop.run(self._consumer.reject(message, reason=reason))
+
+    def pause(self) -> None:
+        """Pause the consumer, as `pause` of the asynchronous class does."""
+        _loop.run(self._consumer.pause())
+
+    def resume(self) -> None:
+        """Resume the consumer after a pause."""
+        _loop.run(self._consumer.resume())
+
+
 @takes(SharedOptions)
-class SharedConsumer(Receiver):
+class SharedConsumer(PopReceiver):
     """The synchronous version of `rocketlet.SharedConsumer`.
 
     With a handler, a plain function that runs in threads, the consumer calls it until the `with` block ends. Without a
@@ -335,30 +386,56 @@ class SharedConsumer(Receiver):
 
         self._consumer = _loop.run(made())
 
-    def stop(self) -> None:
-        """Wait for running handlers, release messages in flight and unregister. Raises ConfigError if a handler calls
-        it."""
-        self._consumer.check_stop()
-        _loop.run(self._consumer.stop())
 
-    def retry(self, message: Message, outcome: RetryLater = RetryLater()) -> None:  # noqa: B008 (it is frozen)
-        """Settle a message so that it is redelivered later: `retry(message, RetryLater(delay=2.5))`."""
-        _loop.run(self._consumer.retry(message, outcome))
+@takes(LiteOptions)
+class LiteConsumer(PopReceiver):
+    """The synchronous version of `rocketlet.LiteConsumer`.
 
-    def reject(self, message: Message, *, reason: str = "") -> None:
-        """Settle a message by storing it in the dead-letter topic, with the reason."""
-        _loop.run(self._consumer.reject(message, reason=reason))
+    With a handler, a plain function that runs in threads, the consumer calls it until the `with` block ends. Without a
+    handler, call `receive` or `messages`. `on_taken` is a plain function, too.
+    """
 
-    def pause(self) -> None:
-        """Pause the consumer, as `rocketlet.SharedConsumer.pause` does."""
-        _loop.run(self._consumer.pause())
+    _consumer: AsyncLiteConsumer
 
-    def resume(self) -> None:
-        """Resume the consumer after a pause."""
-        _loop.run(self._consumer.resume())
+    def __init__(
+        self,
+        name_server: str,
+        group: str,
+        topic: str,
+        handler: Callable[[Message], Outcome] | None = None,
+        *,
+        lite_topics: Iterable[str] = (),
+        **options: Unpack[LiteOptions],
+    ) -> None:
+        if "on_taken" in options:
+            options["on_taken"] = _notifying(options["on_taken"])
+
+        async def made() -> AsyncLiteConsumer:
+            return AsyncLiteConsumer(name_server, group, topic, handler, lite_topics=lite_topics, **options)
+
+        self._consumer = _loop.run(made())
+
+    @property
+    def lite_topics(self) -> frozenset[str]:
+        """The lite topics to which this member is subscribed."""
+        return self._consumer.lite_topics
+
+    def subscribe(
+        self,
+        *lite_topics: str,
+        start: LiteStart | None = None,
+        offset: int | None = None,
+        tail: int | None = None,
+    ) -> None:
+        """Subscribe to lite topics. Arguments and errors are those of `rocketlet.LiteConsumer.subscribe`."""
+        _loop.run(self._consumer.subscribe(*lite_topics, start=start, offset=offset, tail=tail))
+
+    def unsubscribe(self, *lite_topics: str) -> None:
+        """Unsubscribe from lite topics. Their messages in flight stay this member's."""
+        _loop.run(self._consumer.unsubscribe(*lite_topics))
 
 
-AnyReceiver = TypeVar("AnyReceiver", Consumer, SharedConsumer)
+AnyReceiver = TypeVar("AnyReceiver", Consumer, SharedConsumer, LiteConsumer)
 
 
 def receive_any(consumers: Sequence[AnyReceiver], *, timeout_s: float | None = None) -> tuple[AnyReceiver, Message]:
@@ -395,4 +472,14 @@ def receive_any(consumers: Sequence[AnyReceiver], *, timeout_s: float | None = N
         raise
 
 
-__all__ = ["Access", "Consumer", "Message", "Outgoing", "Producer", "SendResult", "SharedConsumer", "receive_any"]
+__all__ = [
+    "Access",
+    "Consumer",
+    "LiteConsumer",
+    "Message",
+    "Outgoing",
+    "Producer",
+    "SendResult",
+    "SharedConsumer",
+    "receive_any",
+]

@@ -27,7 +27,7 @@ ROOMS = (
     "adapters",
 )
 
-JUSTIFIED = frozenset(("Consumer", "Producer", "SharedConsumer"))
+JUSTIFIED = frozenset(("Consumer", "LiteConsumer", "Producer", "SharedConsumer"))
 """The classes of `sync` stand for the client's, by the same names on purpose."""
 
 

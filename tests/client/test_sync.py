@@ -8,15 +8,18 @@ import os
 import subprocess
 import sys
 import threading
+from queue import Queue
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from rocketlet.client import ConfigError, Message, RetryLater
-from rocketlet.sync import Consumer, Producer, SharedConsumer, _loop
+from rocketlet.protocol.bodies import GroupConfig
+from rocketlet.sync import Consumer, LiteConsumer, Producer, SharedConsumer, _loop
 from rocketlet.sync.loop import Loop
 
 from ..conftest import PATIENCE_S, Node, Wire, create_topic
+from ..support.topics import put
 
 
 async def in_thread(work: Any) -> Any:
@@ -340,6 +343,47 @@ async def test_members_that_share_messages(node: Node, wire: Wire) -> None:
 
     assert sorted(await in_thread(script)) == [b"0", b"1", b"2", b"3"]
     assert node.broker.pops.pools.unfinished("g") == 0
+
+
+async def test_lite_topics_are_received_in_order_and_a_taken_one_is_reported(node: Node) -> None:
+    put(node, message_type="LITE")
+    attributes = {"lite.bind.topic": "t", "lite.sub.model": "Exclusive"}
+    node.broker.group_configs.put(GroupConfig("g", attributes=attributes))
+    taken: Queue[str] = Queue()
+    has_sent = threading.Event()
+
+    def note(name: str) -> None:
+        assert has_sent.wait(PATIENCE_S), "a listener that blocks must not keep the clients from working"
+        taken.put(name)
+
+    def script() -> None:
+        with (
+            Producer(node.address) as producer,
+            LiteConsumer(node.address, "g", "t", lite_topics=["a"], on_taken=note) as consumer,
+        ):
+            consumer.subscribe("b", start="first")
+            for name, body in (("a", b"1"), ("a", b"2"), ("b", b"3")):
+                producer.send("t", body, lite_topic=name)
+            seen: list[tuple[str | None, bytes]] = []
+            for message in consumer.messages(timeout_s=PATIENCE_S):
+                seen.append((message.lite_topic, message.body))
+                if len(seen) == 3:
+                    consumer.ack(message)
+                    break
+            assert sorted(seen, key=lambda item: item[1]) == [("a", b"1"), ("a", b"2"), ("b", b"3")]
+            assert [body for name, body in seen if name == "a"] == [b"1", b"2"]
+            consumer.unsubscribe("b")
+            assert consumer.lite_topics == {"a"}
+            handled: Queue[bytes] = Queue()
+            with LiteConsumer(node.address, "g", "t", lambda message: handled.put(message.body)) as other:
+                other.subscribe("a")
+                producer.send("t", b"4", lite_topic="a")
+                has_sent.set()
+                assert handled.get(timeout=PATIENCE_S) == b"4"
+            assert taken.get(timeout=PATIENCE_S) == "a"
+            assert consumer.lite_topics == frozenset()
+
+    await in_thread(script)
 
 
 def test_it_is_refused_with_a_reason_where_gevent_has_replaced_threads(monkeypatch: pytest.MonkeyPatch) -> None:
