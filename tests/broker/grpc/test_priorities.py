@@ -57,6 +57,24 @@ async def test_urgent_message_that_was_returned_comes_before_waiting_ones(node: 
     assert found == [(b"3", 2), (b"1", 1), (b"0", 1), (b"0", 1)]
 
 
+async def test_urgent_message_whose_visibility_timeout_expires_comes_before_waiting_ones(
+    nodes: Nodes, dial: Dial
+) -> None:
+    node = await nodes.start(clock=MovableClock(stands=True))
+    client = await dial(node.address)
+    put(node, message_type=PRIORITY)
+    await joined(client)
+    await send(client, 3, 2, *[0] * 5)
+    late, returned = handles(await receive(client, count=2, invisible_ms=20_000))
+    assert (await change(client, returned, 10_000)).status.code == OK
+    assert [item.body for item in await receive(client, count=1)] == [b"0"]
+    node.clock.advance(10.001)
+    assert [item.body for item in await receive(client, count=2)] == [b"2", b"0"]
+    node.clock.advance(10)
+    assert [item.body for item in await receive(client, count=2)] == [b"3", b"0"]
+    assert (await ack(client, late)).status.code != OK, "it belongs to the second receive now"
+
+
 async def test_urgent_messages_are_received_first_after_a_restart(nodes: Nodes, dial: Dial) -> None:
     node = await nodes.start()
     client = await dial(node.address)
