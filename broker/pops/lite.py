@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from heapq import heappop, heappush
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -188,7 +188,7 @@ class LiteDeliveries(QueueDeliveries):
         self, number: int, pool: LitePool, lite: LiteTopic, begin: int, store: Store, limits: Limits, lites: LiteTopics
     ) -> None:
         super().__init__(number, pool, lite, begin, store, limits)  # type: ignore[arg-type]  # as far as it is used
-        self.key = lite.name
+        self.key = lite
         self.lite = lite
         self._lites = lites
 
@@ -268,6 +268,10 @@ class LiteDeliveries(QueueDeliveries):
             subscriber.held.update(dict.fromkeys(delivered))
         return delivered
 
+    def end(self) -> None:
+        super().end()
+        self.pool.idle.pop(self, None)
+
     def batch_of(self, delivery: Delivery) -> list[Delivery]:
         """Return the deliveries in flight that were popped together with one."""
         return [
@@ -280,8 +284,11 @@ class LiteDeliveries(QueueDeliveries):
 # ------------------------------------------------------------------------------
 # The clients of a lite group, and what each of them is subscribed to.
 #
-# A client that is subscribed to a lite topic with messages has its name among its *ready* ones. A receive of the client
-# tries these only. So neither a message nor a receive scans lite topics without new messages.
+# A client that is subscribed to a lite topic with messages has it among its *ready* ones. A receive of the client tries
+# these only. So neither a message nor a receive scans lite topics without new messages.
+#
+# A client may subscribe to a lite topic before its first message, so subscriptions are kept by name. What a group has of
+# the messages belongs to the lite topic itself, and ends with it: one that is recreated by the same name begins anew.
 
 
 class LiteSubscriber:
@@ -302,7 +309,7 @@ class LiteSubscriber:
     def __init__(self, client: PopClient) -> None:
         self.client = client
         self.names: dict[str, None] = {}
-        self.ready: OrderedDict[str, None] = OrderedDict()
+        self.ready: OrderedDict[LiteTopic, None] = OrderedDict()
         self.evicted: set[str] = set()
         self.held: dict[Delivery, None] = {}
         self.waiting: OrderedDict[Receive[Any], None] = OrderedDict()
@@ -331,13 +338,14 @@ class LiteSubscriber:
 
 
 class LitePool(Pool):
-    """The pool of a lite group: the lite topics of its parent topic by name.
+    """The pool of a lite group, whose queues are lite topics of its parent topic.
 
     Attributes:
         offsets: the group's committed offsets by name.
         subscribers: the clients that have synchronized their subscriptions.
         is_wildcard: True if clients receive from every lite topic.
         is_scanned: True if all lite topics with messages are known to be ready, or a scan for them has begun.
+        idle: deliveries that nobody needs now, in the order in which they were finished.
         lost: how many messages expired before the group had finished them, since the start.
     """
 
@@ -355,9 +363,9 @@ class LitePool(Pool):
         self._serveable: OrderedDict[LiteSubscriber, None] = (
             OrderedDict()
         )  # with something ready and a receive that waits
-        self.idle: OrderedDict[str, None] = OrderedDict()  # lite topics with deliveries that nobody needs now
+        self.idle: OrderedDict[QueueDeliveries, None] = OrderedDict()
         self.is_wildcard = wildcard
-        self._all_ready: OrderedDict[str, None] = OrderedDict()
+        self._all_ready: OrderedDict[LiteTopic, None] = OrderedDict()
         self.is_scanned = False
         self.lost = 0
 
@@ -376,11 +384,11 @@ class LitePool(Pool):
         """Find the lite topics that have messages, some at a time, and serve the receives that wait for them. Messages that
         arrive meanwhile make their lite topics ready on their own."""
         self.is_scanned, ready = True, self._all_ready
-        for number, name in enumerate(list(self._lites.of(self.topic)), 1):
+        for number, lite in enumerate(list(self._lites.of(self.topic).values()), 1):
             if ready is not self._all_ready:  # the settings have changed
                 return
-            if name not in ready and self.has_news(name):
-                ready[name] = None
+            if lite not in ready and self._lites.get(self.topic, lite.name) is lite and self.has_news(lite):
+                ready[lite] = None
             if number % SLICE == 0:
                 self._serve_all(serve)
                 yield
@@ -401,13 +409,12 @@ class LitePool(Pool):
 
     # Readiness
 
-    def has_news(self, name: str) -> bool:
+    def has_news(self, lite: LiteTopic) -> bool:
         """Return True if a receive may find a message in a lite topic."""
-        deliveries = self.queues.get(name)
+        deliveries = self.queues.get(lite)
         if deliveries is not None:
             return deliveries.is_ready
-        lite = self._lites.of(self.topic).get(name)
-        return lite is not None and max(self.offsets.get(name, 0), lite.begin) < lite.next
+        return max(self.offsets.get(lite.name, 0), lite.begin) < lite.next
 
     def subscribers_of(self, name: str) -> Collection[LiteSubscriber]:
         if self.is_wildcard:
@@ -415,24 +422,28 @@ class LitePool(Pool):
         found = self._of_name.get(name, ())
         return (found,) if isinstance(found, LiteSubscriber) else found
 
-    def offer(self, name: Any) -> None:
+    def offer(self, lite: Any) -> None:
         """Find whether a lite topic has a message, for the clients that are subscribed to it."""
-        self._set_ready(name, is_ready=self.has_news(name))
+        self._set_ready(lite, is_ready=self.has_news(lite))
 
-    def _set_ready(self, name: str, *, is_ready: bool) -> None:
-        if self.is_wildcard and (name in self._all_ready) is not is_ready:
+    def _set_ready(self, lite: LiteTopic, *, is_ready: bool) -> None:
+        if self.is_wildcard and (lite in self._all_ready) is not is_ready:
             if is_ready:
-                self._all_ready[name] = None
+                self._all_ready[lite] = None
             else:
-                del self._all_ready[name]
-        for subscriber in self.subscribers_of(name):
+                del self._all_ready[lite]
+        for subscriber in self.subscribers_of(lite.name):
             if self.is_wildcard:
                 pass
             elif is_ready:
-                subscriber.ready[name] = None
+                subscriber.ready[lite] = None
             else:
-                subscriber.ready.pop(name, None)
+                subscriber.ready.pop(lite, None)
             self._note_serveable(subscriber)
+
+    def lite_deleted(self, lite: LiteTopic) -> None:
+        """A lite topic is deleted, and its deliveries have ended."""
+        self._set_ready(lite, is_ready=False)
 
     def _note_serveable(self, subscriber: LiteSubscriber) -> None:
         if subscriber.ready and subscriber.waiting:
@@ -445,25 +456,27 @@ class LitePool(Pool):
         if subscriber is None:
             return
         for _ in range(len(subscriber.ready)):
-            name = next(iter(subscriber.ready), None)
-            if name is None:
+            lite = next(iter(subscriber.ready), None)
+            if lite is None:
                 return
-            yield name
+            yield lite
 
-    def rotate(self, name: Any) -> None:
-        is_ready = self.has_news(name)
-        self._set_ready(name, is_ready=is_ready)
+    def rotate(self, lite: Any) -> None:
+        is_ready = self.has_news(lite)
+        self._set_ready(lite, is_ready=is_ready)
         if is_ready:
-            for subscriber in self.subscribers_of(name):
-                subscriber.ready.move_to_end(name)
-        deliveries = self.queues.get(name)
-        if deliveries is not None and not deliveries.unfinished and not is_ready:
-            self.idle[name] = None
+            for subscriber in self.subscribers_of(lite.name):
+                subscriber.ready.move_to_end(lite)
+        deliveries = self.queues.get(lite)
+        if deliveries is None:
+            return
+        if deliveries.unfinished or is_ready:
+            self.idle.pop(deliveries, None)
         else:
-            self.idle.pop(name, None)
+            self.idle[deliveries] = None
 
-    def refresh(self, name: Any) -> None:
-        self.rotate(name)
+    def refresh(self, lite: Any) -> None:
+        self.rotate(lite)
         if not self.clients:
             self._pools.note_unused(self)
 
@@ -505,16 +518,19 @@ class LitePool(Pool):
             self._of_name[name] = subscriber
         else:
             self._of_name[name] = (*(found if isinstance(found, tuple) else (found,)), subscriber)
-        if self.has_news(name):
-            subscriber.ready[name] = None
+        lite = self._lites.get(self.topic, name)
+        if lite is not None and self.has_news(lite):
+            subscriber.ready[lite] = None
             self._note_serveable(subscriber)
 
     def unsubscribe(self, subscriber: LiteSubscriber, name: str) -> None:
         if name not in subscriber.names:
             return
         del subscriber.names[name]
-        subscriber.ready.pop(name, None)
-        self._note_serveable(subscriber)
+        lite = self._lites.get(self.topic, name)
+        if lite is not None and not self.is_wildcard:
+            subscriber.ready.pop(lite, None)
+            self._note_serveable(subscriber)
         found = self._of_name[name]
         left = tuple(item for item in found if item is not subscriber) if isinstance(found, tuple) else ()
         if not left:
@@ -545,22 +561,25 @@ class LitePool(Pool):
         self.is_wildcard, self.is_scanned = is_wildcard, False
         self._all_ready = OrderedDict()
         for subscriber in self.subscribers.values():
-            own = OrderedDict((name, None) for name in subscriber.names if self.has_news(name))
-            subscriber.ready = self._all_ready if is_wildcard else own
+            subscriber.ready = self._all_ready if is_wildcard else self._ready_of(subscriber)
             self._note_serveable(subscriber)
+
+    def _ready_of(self, subscriber: LiteSubscriber) -> OrderedDict[LiteTopic, None]:
+        lites = map(self._lites.of(self.topic).get, subscriber.names)
+        return OrderedDict((lite, None) for lite in lites if lite is not None and self.has_news(lite))
 
     # Reports
 
     def lag(self, lite: LiteTopic) -> int:
         """Return how many messages of a lite topic the group has not finished."""
-        deliveries = self.queues.get(lite.name)
+        deliveries = self.queues.get(lite)
         if deliveries is not None:
             return max(lite.next - max(deliveries.next, lite.begin), 0) + len(deliveries.unfinished)
         return max(lite.next - max(self.offsets.get(lite.name, 0), lite.begin), 0)
 
     def committed(self, lite: LiteTopic) -> int:
         """Return the lowest offset in a lite topic that the group has not finished."""
-        deliveries = self.queues.get(lite.name)
+        deliveries = self.queues.get(lite)
         offset = deliveries.committed if deliveries is not None else self.offsets.get(lite.name, 0)
         return max(offset, lite.begin)
 
@@ -576,7 +595,8 @@ class LitePool(Pool):
             most: how many lite topics are listed.
         """
         of_topic = self._lites.of(self.topic)
-        names = of_topic if self.is_wildcard else {**self.offsets, **self.queues, **self._of_name}
+        known = self.offsets, (lite.name for lite in self.queues), self._of_name
+        names = of_topic if self.is_wildcard else dict.fromkeys(chain.from_iterable(known))
         messages, topics, oldest_ms, of_queues = 0, 0, 0, dict[int, int]()
         longest: list[tuple[int, LiteLag]] = []
         oldest: list[tuple[int, LiteLag]] = []
@@ -683,19 +703,15 @@ class LitePools(Pools):
         pools = self.all if parent is None else self.by_topic.get(parent, ())
         return [pool for pool in pools if isinstance(pool, LitePool)]
 
-    def open_queue(self, pool: Pool, queue_id: Any) -> QueueDeliveries:
+    def open_queue(self, pool: Pool, queue: Any) -> QueueDeliveries:
         if not isinstance(pool, LitePool):
-            return super().open_queue(pool, queue_id)
-        found = pool.queues.get(queue_id)
-        if found is None:
-            lite = self.lites.of(pool.topic)[queue_id]
-            found = self._lite_deliveries(pool, lite, pool.offsets.get(lite.name, 0))
-        return found
+            return super().open_queue(pool, queue)
+        return pool.queues.get(queue) or self._lite_deliveries(pool, queue, pool.offsets.get(queue.name, 0))
 
     def _lite_deliveries(self, pool: LitePool, lite: LiteTopic, start: int) -> LiteDeliveries:
         self._last_number += 1
         found = LiteDeliveries(self._last_number, pool, lite, start, self._store, self._limits, self.lites)
-        pool.queues[lite.name] = found
+        pool.queues[lite] = found
         pool.pay()
         return found
 
@@ -708,8 +724,8 @@ class LitePools(Pools):
             place = topic, handle.lite_topic  # Java's client 5.2 rejects a message without the name of its lite topic
         if place is None:
             return super().delivery(group, topic, text)
-        pool = self.find_lite(group, place[0])
-        deliveries = pool.queues.get(place[1]) if pool is not None else None
+        pool, lite = self.find_lite(group, place[0]), self.lites.get(*place)
+        deliveries = pool.queues.get(lite) if pool is not None else None
         if deliveries is None:
             is_finished = pool is not None and handle.offset < pool.offsets.get(place[1], 0)
             return AckStatus.DONE if is_finished else AckStatus.UNKNOWN
@@ -757,6 +773,10 @@ class LitePools(Pools):
     def numbers(self, group: str, topic: str) -> dict[int, PopNumbers]:
         return {} if self.find_lite(group, topic) else super().numbers(group, topic)
 
+    def full(self, group: str) -> Iterator[tuple[str, Any]]:
+        for topic, queue in super().full(group):
+            yield topic, queue.name if isinstance(queue, LiteTopic) else queue
+
 
 # ------------------------------------------------------------------------------
 # Subscriptions, as SyncLiteSubscription and LITE_SUBSCRIPTION_CTL change them.
@@ -786,10 +806,10 @@ class LitePart:
     def yield_pool(self, pool: Pool) -> None:
         raise NotImplementedError
 
-    def lite_offset_reset(self, pool: LitePool, name: str) -> None:
+    def lite_offset_reset(self, pool: LitePool, lite: LiteTopic) -> None:
         raise NotImplementedError
 
-    def end_lite(self, pool: LitePool, name: str) -> None:
+    def end_lite(self, pool: LitePool, lite: LiteTopic) -> None:
         raise NotImplementedError
 
 
@@ -849,8 +869,11 @@ class LiteSubscriptions:
         """Find again which lite topics have messages, for a client or for all, and serve the receives that wait."""
         for subscriber in list(pool.subscribers.values()):
             if client_id in ("", subscriber.client.client_id):
-                for number, name in enumerate(list(subscriber.ready if pool.is_wildcard else subscriber.names), 1):
-                    pool.offer(name)
+                names = [lite.name for lite in subscriber.ready] if pool.is_wildcard else list(subscriber.names)
+                for number, name in enumerate(names, 1):
+                    lite = self._pools.lites.get(pool.topic, name)
+                    if lite is not None:
+                        pool.offer(lite)
                     if number % SLICE == 0:
                         yield
         self._pops.serve(pool)
@@ -993,14 +1016,10 @@ class LiteSubscriptions:
             OffsetPolicy.TAIL: lambda: (end if committed is None else committed) - value,
             OffsetPolicy.TIMESTAMP: lambda: self._pools.lites.first_not_before(lite, value),
         }[policy]()
-        self.reset(pool, name, max(offset, begin))
-
-    def reset(self, pool: LitePool, name: str, offset: int) -> None:
-        """Set the group's offset in a lite topic, and forget what is in flight."""
-        if offset == pool.offsets.get(name, 0) and name not in pool.queues:
-            return
-        pool.set_offset(name, offset)
-        self._pops.lite_offset_reset(pool, name)
+        offset = max(offset, begin)
+        if offset != pool.offsets.get(name, 0) or lite in pool.queues:
+            pool.set_offset(name, offset)
+            self._pops.lite_offset_reset(pool, lite)
 
     # Clients that are gone
 
@@ -1158,7 +1177,7 @@ class LiteExpiry:
         """Delete a lite topic, with the offsets and deliveries of all groups."""
         parent = lite.queue.topic
         for pool in self._pools.lite_pools(parent):
-            is_read = lite.name in pool.offsets or lite.name in pool.queues
+            is_read = lite.name in pool.offsets or lite in pool.queues
             lost = pool.lag(lite) if is_read or pool.subscribers_of(lite.name) else 0
             if lost:
                 pool.lost += lost
@@ -1171,7 +1190,7 @@ class LiteExpiry:
         self._lites.delete(lite)
         self._pools.lite_offsets.lite_deleted(lite)
         for pool in self._pools.lite_pools(parent):
-            self._pops.end_lite(pool, lite.name)
+            self._pops.end_lite(pool, lite)
         self.expired += 1
         log.debug("lite_topic_deleted", topic=parent, lite_topic=lite.name)
 

@@ -354,7 +354,7 @@ class Pops(LitePart):
         touched: dict[LitePool, None] = {}
         for lite in lites:
             for pool in self.pools.lite_pools(lite.queue.topic):
-                pool.offer(lite.name)
+                pool.offer(lite)
                 touched[pool] = None
         for pool in touched:
             self.serve(pool)
@@ -627,34 +627,33 @@ class Pops(LitePart):
         if not deliveries.unfinished and deliveries.next >= deliveries.lite.next:
             self.expiry.finished(deliveries.lite)
         while len(pool.idle) > MAX_IDLE_LITE:
-            idle = pool.queues.get(pool.idle.popitem(last=False)[0])
-            if idle is not None and not idle.unfinished:
+            idle, _ = pool.idle.popitem(last=False)
+            if not idle.unfinished:
                 self._writer.commit(idle)
                 self._journal.yielded(idle, idle.next)
                 self._end_deliveries(idle)
 
-    def lite_offset_reset(self, pool: LitePool, name: str) -> None:
+    def lite_offset_reset(self, pool: LitePool, lite: LiteTopic) -> None:
         """The group's offset in a lite topic was set. Messages popped before can no longer be acknowledged."""
-        deliveries = pool.queues.get(name)
+        deliveries = pool.queues.get(lite)
         if deliveries is not None:
             for delivery in deliveries.unfinished.values():
                 if delivery.renewals >= 0:
                     self.pools.stop_extending(delivery)
-            deliveries.restart(pool.offsets.get(name, 0), self._clock.time_ms())
+            deliveries.restart(pool.offsets.get(lite.name, 0), self._clock.time_ms())
             self._journal.restarted(deliveries)
             self._write_now()
-        pool.offer(name)
+        pool.offer(lite)
         self.serve(pool)
 
-    def end_lite(self, pool: LitePool, name: str) -> None:
+    def end_lite(self, pool: LitePool, lite: LiteTopic) -> None:
         """A lite topic is deleted."""
-        deliveries = pool.queues.get(name)
+        deliveries = pool.queues.get(lite)
         if deliveries is not None:
             self._journal.ended(deliveries)
             self._end_deliveries(deliveries)
             self._write_now()
-        pool.idle.pop(name, None)
-        pool.offer(name)
+        pool.lite_deleted(lite)
 
     # Queues that are handed over (PoolOwner)
 

@@ -181,7 +181,7 @@ async def test_visibility_timeout_is_extended_while_the_handler_runs(node: Node)
     await chat(node, "a", b"1")
     async with LiteConsumer(node.address, "g", "t", work, lite_topics=["a"], invisible_s=1.0):
         await eventually(lambda: bool(inbox.messages))
-        (delivery,) = node.broker.pops.pools.lite_pool("g", "t").queues["a"].unfinished.values()
+        (delivery,) = next(node.broker.pops.pools.deliveries()).unfinished.values()
         first_s = delivery.deadline_s
         await eventually(lambda: delivery.deadline_s > first_s + 1.0)
         gate.set()

@@ -616,6 +616,20 @@ async def test_wildcard_group_receives_every_lite_topic(node: Node, client: Grpc
     assert bodies((await received(waiting))[1]) == [b"c1"]
 
 
+async def test_client_that_leaves_a_group_that_has_become_a_wildcard_group_takes_nothing_from_the_others(
+    node: Node, client: GrpcClient, dial: Dial
+) -> None:
+    other = await dial(node.address, client_id="other")
+    ready(node)
+    await sync(other, "a")
+    ready(node, lite_sub_wildcard="")
+    await sync(client, action=ALL)
+    await sync(other, action=ALL)
+    await send(client, "a", b"1")
+    await sync(other, action=NONE)
+    assert bodies(await receive(client)) == [b"1"]
+
+
 # Expiration
 
 
