@@ -298,19 +298,17 @@ class LiteSubscriber:
         names: the lite topics that it is subscribed to.
         ready: those of them that may have a message, the one served longest ago first. Clients that receive from all lite
             topics share one.
-        evicted: lite topics that another client of an exclusive group has taken over.
         held: its messages in flight, and some that are settled already.
         waiting: its receives that wait.
         synced_s: when it last synchronized its subscriptions.
     """
 
-    __slots__ = ("_charged_bytes", "client", "evicted", "held", "names", "ready", "session", "synced_s", "waiting")
+    __slots__ = ("_charged_bytes", "client", "held", "names", "ready", "session", "synced_s", "waiting")
 
     def __init__(self, client: PopClient) -> None:
         self.client = client
         self.names: dict[str, None] = {}
         self.ready: OrderedDict[LiteTopic, None] = OrderedDict()
-        self.evicted: set[str] = set()
         self.held: dict[Delivery, None] = {}
         self.waiting: OrderedDict[Receive[Any], None] = OrderedDict()
         self.synced_s = 0.0
@@ -546,7 +544,6 @@ class LitePool(Pool):
         for name in list(subscriber.names):
             self.unsubscribe(subscriber, name)
         subscriber.stop_paying()
-        subscriber.evicted.clear()
         if not subscriber.waiting:
             del self.subscribers[client]
             self._serveable.pop(subscriber, None)
@@ -954,26 +951,23 @@ class LiteSubscriptions:
 
     def _change(self, group: GroupConfig, pool: LitePool, subscriber: LiteSubscriber, change: LiteSync) -> None:
         if change.action is LiteAction.COMPLETE_ADD:
-            if change.names == subscriber.names.keys() and not subscriber.evicted:
+            if change.names == subscriber.names.keys():
                 return  # as nearly always
             wanted = dict.fromkeys(change.names)
             for name in [name for name in subscriber.names if name not in wanted]:
                 self._remove(group, pool, subscriber, name)
-            subscriber.evicted.intersection_update(wanted)
             for name in wanted:
-                if group.lite_is_exclusive and self._is_anothers(pool, subscriber, name):
+                if group.lite_is_exclusive and _others(pool, subscriber, name):
                     _notify(group, subscriber, name)
                 else:
                     pool.subscribe(subscriber, name)
             return
         for name in change.names:
             if change.action is LiteAction.PARTIAL_REMOVE:
-                subscriber.evicted.discard(name)
                 self._remove(group, pool, subscriber, name)
                 continue
             if group.lite_is_exclusive:
                 self._evict(group, pool, subscriber, name)
-            subscriber.evicted.discard(name)
             self._set_offset(pool, name, change.offset or _LAST)
             pool.subscribe(subscriber, name)
 
@@ -983,18 +977,11 @@ class LiteSubscriptions:
             if group.resets_lite(LITE_RESET_UNSUBSCRIBED):
                 self._set_offset(pool, name, LiteOffset(OffsetPolicy.MIN))
 
-    def _is_anothers(self, pool: LitePool, subscriber: LiteSubscriber, name: str) -> bool:
-        others = [other for other in pool.subscribers_of(name) if other is not subscriber]
-        if not others:
-            subscriber.evicted.discard(name)
-        return bool(others)
-
     def _evict(self, group: GroupConfig, pool: LitePool, subscriber: LiteSubscriber, name: str) -> None:
         """Take a lite topic from the client of an exclusive group that has it. Messages that the previous client has in
         flight stay in flight to it, unless the group's settings reset the offset on a change of clients."""
-        for other in [other for other in pool.subscribers_of(name) if other is not subscriber]:
+        for other in _others(pool, subscriber, name):
             pool.unsubscribe(other, name)
-            other.evicted.add(name)
             other.pay()
             self.count -= 1
             if group.resets_lite(LITE_RESET_EXCLUSIVE):
@@ -1047,6 +1034,10 @@ class LiteSubscriptions:
 
 def _expires(topic: TopicConfig) -> bool:
     return topic.is_lite and topic.lite_expiration_min != NO_EXPIRATION
+
+
+def _others(pool: LitePool, subscriber: LiteSubscriber, name: str) -> list[LiteSubscriber]:
+    return [other for other in pool.subscribers_of(name) if other is not subscriber]
 
 
 def _notify(group: GroupConfig, subscriber: LiteSubscriber, name: str) -> None:
