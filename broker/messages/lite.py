@@ -170,6 +170,10 @@ class LiteTopics:
             self.count += len(found)
         return found
 
+    def by_parent(self) -> list[dict[str, LiteTopic]]:
+        """Return the lite topics of each parent topic that may have some, by name."""
+        return list(self._parents.values())
+
     def get(self, parent: str, name: str) -> LiteTopic | None:
         return self.of(parent).get(name) if self.is_parent(parent) else None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from itertools import chain, islice
@@ -1032,10 +1032,6 @@ class LiteSubscriptions:
                 pool.leave(subscriber.client)
 
 
-def _expires(topic: TopicConfig) -> bool:
-    return topic.is_lite and topic.lite_expiration_min != NO_EXPIRATION
-
-
 def _others(pool: LitePool, subscriber: LiteSubscriber, name: str) -> list[LiteSubscriber]:
     return [other for other in pool.subscribers_of(name) if other is not subscriber]
 
@@ -1066,7 +1062,6 @@ class LiteExpiry:
         self._lites = pools.lites
         self._pools = pools
         self._pops = pops
-        self._parents: set[str] = {topic.name for topic in topics if _expires(topic)}
         self._kept: dict[LiteTopic, None] = {}  # their time is over, and a group has messages left
         self._timer: Timer | None = None
         self._is_stopped = False
@@ -1084,36 +1079,34 @@ class LiteExpiry:
         """Lite topics have new messages: one of them may be the only one."""
         for lite in lites if self._kept else ():
             self._kept.pop(lite, None)
-        if self._timer is None and self._parents:
+        if self._timer is None and any(self._minutes(lite.queue.topic) != NO_EXPIRATION for lite in lites):
             self._set_timer()
 
     def settings_changed(self, topic: TopicConfig) -> None:
         """A topic is new, or has other settings."""
-        if _expires(topic):
-            self._parents.add(topic.name)
-        elif topic.name in self._parents:
-            self._parents.discard(topic.name)
-        else:
-            return
-        self._set_timer()
+        if topic.is_lite:
+            self._set_timer()
 
-    def _deadline_ms(self, parent: str, lite: LiteTopic) -> int | None:
+    def _minutes(self, parent: str) -> int:
+        """Return how long lite topics of a topic are kept without a message."""
         topic = self._topics.get(parent)
-        if topic is None or not _expires(topic):
-            return None
-        return self._lites.last_ms(lite) + topic.lite_expiration_min * 60_000
+        return topic.lite_expiration_min if topic is not None and topic.is_lite else NO_EXPIRATION
 
-    def _first_ms(self, parent: str) -> int | None:
+    def _deadline_ms(self, lite: LiteTopic) -> int | None:
+        minutes = self._minutes(lite.queue.topic)
+        return None if minutes == NO_EXPIRATION else self._lites.last_ms(lite) + minutes * 60_000
+
+    def _first_ms(self, lites: Mapping[str, LiteTopic]) -> int | None:
         """Return when the next lite topic of a parent topic expires, except those that are kept."""
-        topics = self._lites.of(parent).values() if self._lites.is_parent(parent) else ()
-        first = next((lite for lite in topics if lite not in self._kept), None)
-        return None if first is None else self._deadline_ms(parent, first)
+        first = next((lite for lite in lites.values() if lite not in self._kept), None)
+        return None if first is None else self._deadline_ms(first)
 
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        due_ms = min((time_ms for time_ms in map(self._first_ms, self._parents) if time_ms is not None), default=None)
+        firsts = map(self._first_ms, self._lites.by_parent())
+        due_ms = min((time_ms for time_ms in firsts if time_ms is not None), default=None)
         if due_ms is not None and not self._is_stopped:
             delay_s = max(due_ms - self._clock.time_ms(), 0) / 1000
             self._timer = self._clock.call_later(delay_s, self._fire)
@@ -1121,21 +1114,18 @@ class LiteExpiry:
     def _fire(self) -> None:
         self._timer = None
         try:
-            for parent in list(self._parents):
-                if self._lites.is_parent(parent):
-                    self._expire_some(parent)
-                else:
-                    self._parents.discard(parent)
+            for lites in self._lites.by_parent():
+                self._expire_some(lites)
         except Exception:
             log.exception("lite_topics_not_expired")
         else:
             self._set_timer()
 
-    def _expire_some(self, parent: str) -> None:
-        of_parent, now_ms = self._lites.of(parent), self._clock.time_ms()
+    def _expire_some(self, of_parent: dict[str, LiteTopic]) -> None:
+        now_ms = self._clock.time_ms()
         for _ in range(min(LITE_EXPIRED_AT_ONCE, len(of_parent))):
             lite = next(iter(of_parent.values()))
-            due_ms = self._deadline_ms(parent, lite)
+            due_ms = self._deadline_ms(lite)
             if due_ms is None or due_ms > now_ms:
                 return
             if self.is_needed(lite):
@@ -1160,7 +1150,7 @@ class LiteExpiry:
 
     def finished(self, lite: LiteTopic) -> None:
         """A group has finished all messages of a lite topic, which may have been kept for it."""
-        due_ms = self._deadline_ms(lite.queue.topic, lite)
+        due_ms = self._deadline_ms(lite)
         if due_ms is not None and due_ms <= self._clock.time_ms() and not self.is_needed(lite):
             self.delete(lite)
 
@@ -1186,7 +1176,6 @@ class LiteExpiry:
         log.debug("lite_topic_deleted", topic=parent, lite_topic=lite.name)
 
     def topic_deleted(self, parent: str) -> None:
-        self._parents.discard(parent)
         for lite in [lite for lite in self._kept if lite.queue.topic == parent]:
             del self._kept[lite]
 
