@@ -834,6 +834,21 @@ class QueueCounts(Protocol):
     def queues_of(self, topic: str) -> int: ...
 
 
+class TopicGroups:
+    """The groups that have anything of a topic.
+
+    Attributes:
+        parts: how much each group has: its offsets, its subscription, its pool and each queue count as one.
+        pools: the pools of clients that pop the topic.
+    """
+
+    __slots__ = ("parts", "pools")
+
+    def __init__(self) -> None:
+        self.parts: dict[ConsumerGroup, int] = {}
+        self.pools: dict[GroupPool, None] = {}
+
+
 class ConsumerGroups:
     """All groups. `generation` is incremented by all changes here.
 
@@ -863,7 +878,7 @@ class ConsumerGroups:
         self._log_window_s = clock.monotonic_s()
         self._groups: dict[str, ConsumerGroup] = {}
         self._names: dict[Session, set[str]] = {}
-        self._of_topic: dict[str, dict[ConsumerGroup, int]] = {}  # the groups that have anything of a topic, counted
+        self._of_topic: dict[str, TopicGroups] = {}
         self._history = history
         self.generation = runtime.generation
         self.get = self._groups.get
@@ -906,8 +921,7 @@ class ConsumerGroups:
             if group.queues is _NONE:
                 group.queues = {}
             queue = group.queues[key] = GroupQueue(group, key)
-            groups = self._of_topic.setdefault(key[0], {})
-            groups[group] = groups.get(group, 0) + 1
+            self._note_part(group, key[0])
         return queue
 
     def release_queue(self, queue: GroupQueue) -> None:
@@ -924,10 +938,7 @@ class ConsumerGroups:
         group, key = queue.group, queue.key
         if group is not None and group.queues.get(key) is queue:
             del group.queues[key]
-            groups = self._of_topic[key[0]]
-            groups[group] -= 1
-            if not groups[group]:
-                self._forget_topic(group, key[0])
+            self._remove_part(group, key[0])
             if not group.queues:
                 group.queues = _NONE
                 self.release(group)
@@ -947,17 +958,13 @@ class ConsumerGroups:
         if group.offsets is _NONE:
             group.offsets = {}
         item = group.offsets[topic] = TopicOffsets()
-        groups = self._of_topic.setdefault(topic, {})
-        groups[group] = groups.get(group, 0) + 1
+        self._note_part(group, topic)
         return item
 
     def remove_offsets(self, group: ConsumerGroup, topic: str) -> None:
         """Delete the offsets of a group in a topic, and the group if nothing is left of it."""
         del group.offsets[topic]
-        groups = self._of_topic[topic]
-        groups[group] -= 1
-        if not groups[group]:
-            self._forget_topic(group, topic)
+        self._remove_part(group, topic)
         self.release(group)
 
     def add_pool(self, group: ConsumerGroup, topic: str, pool: GroupPool) -> None:
@@ -965,26 +972,49 @@ class ConsumerGroups:
         if group.pools is _NONE:
             group.pools = {}
         group.pools[topic] = pool
+        self._note_part(group, topic).pools[pool] = None
 
-    def remove_pool(self, group: ConsumerGroup, topic: str) -> None:
+    def remove_pool(self, group: ConsumerGroup, topic: str, pool: GroupPool) -> None:
         """Delete the pool of a topic, and the group if nothing is left of it."""
-        del group.pools[topic]
+        if group.pools.get(topic) is pool:
+            del group.pools[topic]
+        del self._of_topic[topic].pools[pool]
+        self._remove_part(group, topic)
         self.release(group)
+
+    def pools_of(self, topic: str) -> Collection[GroupPool]:
+        """Return the pools of a topic, of all groups."""
+        found = self._of_topic.get(topic)
+        return found.pools if found is not None else ()
 
     def of_topic(self, topic: str) -> list[ConsumerGroup]:
         """The groups that have anything of a topic."""
-        return list(self._of_topic.get(topic, ()))
+        return list(self._parts_of(topic))
 
     def topics_with_offsets(self) -> list[str]:
         """The topics in which any group has an offset."""
-        return [topic for topic, groups in self._of_topic.items() if any(topic in group.offsets for group in groups)]
+        return [topic for topic, of in self._of_topic.items() if any(topic in group.offsets for group in of.parts)]
 
-    def _forget_topic(self, group: ConsumerGroup, topic: str) -> None:
-        """The group has nothing of the topic any more."""
-        groups = self._of_topic[topic]
-        del groups[group]
-        if not groups:
-            del self._of_topic[topic]
+    def _parts_of(self, topic: str) -> Mapping[ConsumerGroup, int]:
+        found = self._of_topic.get(topic)
+        return found.parts if found is not None else {}
+
+    def _note_part(self, group: ConsumerGroup, topic: str) -> TopicGroups:
+        """A group has something more of a topic."""
+        found = self._of_topic.get(topic)
+        if found is None:
+            found = self._of_topic[topic] = TopicGroups()
+        found.parts[group] = found.parts.get(group, 0) + 1
+        return found
+
+    def _remove_part(self, group: ConsumerGroup, topic: str) -> None:
+        """A group has something less of a topic."""
+        parts = self._of_topic[topic].parts
+        parts[group] -= 1
+        if not parts[group]:
+            del parts[group]
+            if not parts:
+                del self._of_topic[topic]
 
     def popped_queues(self, name: str, topic: str) -> Mapping[int, PoppedQueue]:
         """Return the queues of a topic that a group has popped, by queue id."""
@@ -1075,7 +1105,7 @@ class ConsumerGroups:
 
     def subscribing(self, topic: str) -> list[ConsumerGroup]:
         """The groups with a member that subscribes to the topic."""
-        return [group for group in self._of_topic.get(topic, ()) if topic in group.topics]
+        return [group for group in self._parts_of(topic) if topic in group.topics]
 
     def stale_topics(self, group: ConsumerGroup, connection: Session) -> list[str]:
         """The topics of which one member sees another number of queues here than there are."""
@@ -1104,8 +1134,7 @@ class ConsumerGroups:
         for topic in member.subscriptions:
             if topic not in before:
                 if topic not in group.topics:
-                    groups = self._of_topic.setdefault(topic, {})
-                    groups[group] = groups.get(group, 0) + 1
+                    self._note_part(group, topic)
                     group.topics[topic] = SubscribedTopic()
                 group.topics[topic].members += 1
         self._forget_topics(group, [topic for topic in before if topic not in member.subscriptions])
@@ -1122,10 +1151,7 @@ class ConsumerGroups:
             if group.topics[topic].members:
                 continue
             del group.topics[topic]
-            groups = self._of_topic[topic]
-            groups[group] -= 1
-            if not groups[group]:
-                self._forget_topic(group, topic)
+            self._remove_part(group, topic)
 
     def drop(self, connection: Session, event: str = "closed") -> None:
         """End the memberships of a closed connection."""

@@ -677,27 +677,32 @@ class LitePools(Pools):
         return settings is not None and settings.lite_topic == topic and self.lites.is_parent(topic)
 
     def lite_pool(self, group: str, parent: str) -> LitePool:
-        pool = self.find(group, parent)
-        if not isinstance(pool, LitePool):
-            of = self._groups.obtain(group)
-            settings = self._settings.get(group)
-            is_wildcard = settings is not None and settings.lite_is_wildcard
-            pool = LitePool(self, of, parent, self.lites, self.lite_offsets, wildcard=is_wildcard)
+        pool = self.find_lite(group, parent)
+        if pool is None:
+            pool = self._new(group, parent)
             self.add(pool)
         return pool
+
+    def _new(self, group: str, parent: str) -> LitePool:
+        of, settings = self._groups.obtain(group), self._settings.get(group)
+        is_wildcard = settings is not None and settings.lite_is_wildcard
+        return LitePool(self, of, parent, self.lites, self.lite_offsets, wildcard=is_wildcard)
 
     def find_lite(self, group: str, parent: str) -> LitePool | None:
         pool = self.find(group, parent)
         return pool if isinstance(pool, LitePool) else None
 
     def bound_lite_pool(self, group: str) -> LitePool | None:
-        """Return the pool of a lite group; None for a group that is not bound to a parent topic."""
+        """Return the pool of a lite group, for reports; None for a group that is not bound to a parent topic. Without
+        clients there may be no pool, and the one that is returned is not kept."""
         settings = self._settings.get(group)
         parent = settings.lite_topic if settings is not None else ""
-        return self.lite_pool(group, parent) if parent and self.lites.is_parent(parent) else None
+        if not parent or not self.lites.is_parent(parent):
+            return None
+        return self.find_lite(group, parent) or self._new(group, parent)
 
     def lite_pools(self, parent: str | None = None) -> list[LitePool]:
-        pools = self.all if parent is None else self.by_topic.get(parent, ())
+        pools = self.all if parent is None else self.of_topic(parent)
         return [pool for pool in pools if isinstance(pool, LitePool)]
 
     def open_queue(self, pool: Pool, queue: Any) -> QueueDeliveries:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import count, takewhile
 from typing import Any, Generic, NamedTuple, TypeVar, cast
@@ -824,7 +824,7 @@ class Pools:
 
     Attributes:
         all: the pools; a group has its own by topic.
-        by_topic: the pools of each topic.
+        of_topic: returns the pools of a topic.
         clients: clients with a pool, a receive that waits, or a message that is extended.
         receives: how many receives wait, by the address of their client.
     """
@@ -845,7 +845,7 @@ class Pools:
         self._store = appender.store
         self._last_number = 0
         self.all: dict[Pool, None] = {}
-        self.by_topic: dict[str, dict[Pool, None]] = {}
+        self.of_topic = cast("Callable[[str], Collection[Pool]]", groups.pools_of)
         self.clients: dict[PopClient, PoppingClient] = {}
         # clients, the one with the oldest last request first
         self._by_request: OrderedDict[PoolClient, None] = OrderedDict()
@@ -881,7 +881,6 @@ class Pools:
         """Add a pool that is new."""
         self.all[pool] = None
         self._groups.add_pool(pool.of, pool.topic, pool)
-        self.by_topic.setdefault(pool.topic, {})[pool] = None
         self._unused[pool] = None
 
     def now_s(self) -> float:
@@ -1174,11 +1173,7 @@ class Pools:
             self._remove(client)
         self._unused.pop(pool, None)
         del self.all[pool]
-        of_topic = self.by_topic[pool.topic]
-        del of_topic[pool]
-        if not of_topic:
-            del self.by_topic[pool.topic]
-        self._groups.remove_pool(pool.of, pool.topic)
+        self._groups.remove_pool(pool.of, pool.topic, pool)
 
     def group_deleted(self, group: str) -> None:
         """Reset the figures of a group whose pools are removed, and whose members may stay."""

@@ -344,7 +344,7 @@ class Pops(LitePart):
     def appended(self, queues: Iterable[ConsumeQueue]) -> None:
         """Serve the receives that wait for messages of these queues."""
         for queue in dict.fromkeys(queues):
-            for pool in [pool for pool in self.pools.by_topic.get(queue.topic, ()) if not pool.is_lite]:
+            for pool in [pool for pool in self.pools.of_topic(queue.topic) if not pool.is_lite]:
                 pool.offer(queue.queue_id)
                 if pool.waits:
                     self._serve(pool)
@@ -823,7 +823,7 @@ class Pops(LitePart):
 
     def topic_deleted(self, topic: str) -> None:
         """A topic that is recreated by this name has another identity."""
-        self._delete(list(self.pools.by_topic.get(topic, ())), Why.TOPIC_GONE)
+        self._delete(list(self.pools.of_topic(topic)), Why.TOPIC_GONE)
         self.pools.lite_offsets.topic_deleted(topic)
         self.expiry.topic_deleted(topic)
 

@@ -25,7 +25,7 @@ from rocketlet.protocol.message import Record, decode_records
 from rocketlet.protocol.properties import find
 
 from ...conftest import Connect, Node, Nodes, Wire, eventually
-from ...support.requests import send, send_v2
+from ...support.requests import pop, send, send_v2
 from ...support.topics import put, stored
 
 
@@ -603,3 +603,17 @@ async def test_progress_of_a_lite_group_counts_only_what_its_clients_wait_for(
     progress = decode_consume_stats(found.body)
     assert {queue.topic for queue in progress} == {"t"}
     assert sum(item.lag for item in progress.values()) == 2
+
+
+async def test_report_on_a_group_that_popped_the_parent_topic_before_it_was_bound_changes_nothing(
+    node: Node, wire: Wire
+) -> None:
+    put(node, message_type="LITE")
+    assert (await wire.call(RequestCode.POP_MESSAGE, pop())).code == ResponseCode.POLLING_TIMEOUT
+    ready(node)
+    await fill(wire, "a", b"1")
+    assert (await report(wire, RequestCode.GET_LITE_GROUP_INFO, group="g"))["totalLagCount"] == 0
+    await sync(wire, "a")
+    assert bodies(await popped(wire)) == [b"1"]
+    assert (await wire.call(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "g", "removeOffset": "true"})).code == 0
+    assert not node.broker.pops.pools.all
