@@ -1179,7 +1179,7 @@ class ConsumerGroups:
                     yield None
 
     def _report_change(self, group: ConsumerGroup, event: str, member: Member) -> None:
-        self._history.add(group.name, event, member.client_id, members=len(group.members))
+        self._history.members_changed(group, event, member.client_id, len(group.members))
         log.info("member_changed", change=event, group=group.name, client=member.client_id, members=len(group.members))
         group.clear_computed()
         self.check_soon(group, member.client_id)

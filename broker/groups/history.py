@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from functools import cache
 from sys import getsizeof
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import structlog
 
@@ -88,14 +88,18 @@ class History:
 
     def add(self, group: str, event: str, client: str, **detail: Any) -> None:
         self._put(group, (_shared(tuple(detail)), self._clock.time_ms(), event, client, *map(_short, detail.values())))
-        self.rebalances.note(group, event)
 
-    def changed_hands(self, event: str, key: LeaseKey, client: str, epoch: int) -> None:
+    def members_changed(self, group: TimedGroup, event: str, client: str, members: int) -> None:
+        """A member of a group has joined or left, or has other subscriptions."""
+        self.add(group.name, event, client, members=members)
+        self.rebalances.members_changed(group, event)
+
+    def changed_hands(self, event: str, group: TimedGroup, key: LeaseKey, client: str, epoch: int) -> None:
         """A lease that began or ended. One request may contain 8,192 queues, so this method does as little as
         possible."""
-        group, topic, queue_id = key
-        self._put(group, (_OF_LEASE, self._clock.time_ms(), event, client, topic, queue_id, epoch))
-        self.rebalances.changed_hands(key, is_free=event != LOCKED)
+        name, topic, queue_id = key
+        self._put(name, (_OF_LEASE, self._clock.time_ms(), event, client, topic, queue_id, epoch))
+        self.rebalances.changed_hands(group, key, is_free=event != LOCKED)
 
     def _put(self, group: str, event: HistoryEvent) -> None:
         events = self._events.get(group)
@@ -151,6 +155,12 @@ def _short(detail: Any) -> Any:
 _MEMBERS_CHANGED = frozenset(("joined", "left", "leaving", "subscribed"))
 
 
+class TimedGroup(Protocol):
+    """A group whose rebalances are timed. One that is recreated by the same name is another group."""
+
+    name: str
+
+
 class Rebalances:
     def __init__(self, runtime: Runtime) -> None:
         self._limits = runtime.limits
@@ -158,16 +168,15 @@ class Rebalances:
         self.handovers = Histogram(HANDOVER_BOUNDS_S)
         self.settling = Histogram(HANDOVER_BOUNDS_S)
         self._freed_s: dict[LeaseKey, float] = {}
-        self._running: dict[str, tuple[float, float]] = {}  # by group: when members changed, the last lock since then
+        self._running: dict[TimedGroup, tuple[float, float]] = {}  # when members changed, the last lock since then
 
-    def note(self, group: str, event: str) -> None:
-        """An event of the group's history that is no queue's."""
+    def members_changed(self, group: TimedGroup, event: str) -> None:
         if event in _MEMBERS_CHANGED:
             now_s = self._clock.monotonic_s()
             self._end_if_at_rest(group, now_s)
             self._running.setdefault(group, (now_s, now_s))
 
-    def changed_hands(self, key: LeaseKey, *, is_free: bool) -> None:
+    def changed_hands(self, group: TimedGroup, key: LeaseKey, *, is_free: bool) -> None:
         """A queue has no owner any more, or one."""
         now_s = self._clock.monotonic_s()
         if is_free:
@@ -178,9 +187,9 @@ class Rebalances:
             since_s = self._freed_s.pop(key, None)
             if since_s is not None:
                 self.handovers.observe(now_s - since_s)
-        running = self._running.get(key[0])
+        running = self._running.get(group)
         if running is not None:
-            self._running[key[0]] = (running[0], now_s)
+            self._running[group] = (running[0], now_s)
 
     def look(self) -> None:
         """Counts the groups that have come to rest."""
@@ -188,7 +197,7 @@ class Rebalances:
         for group in list(self._running):
             self._end_if_at_rest(group, now_s)
 
-    def _end_if_at_rest(self, group: str, now_s: float) -> None:
+    def _end_if_at_rest(self, group: TimedGroup, now_s: float) -> None:
         began_s, last_s = self._running.get(group, (now_s, now_s))
         if now_s - last_s >= REBALANCE_REST_S:
             del self._running[group]

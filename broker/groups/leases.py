@@ -563,7 +563,7 @@ class Locks:
         else:
             self._ledger.freed(place, lease.epoch)
         self._has_changed = True
-        self._history.changed_hands(event, place, lease.client_id, lease.epoch)
+        self._history.changed_hands(event, queue.group, place, lease.client_id, lease.epoch)
 
     def _report_change(self) -> None:
         """Report once what a request has changed, because it may have thousands of queues."""

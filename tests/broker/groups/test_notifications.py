@@ -226,6 +226,7 @@ def test_a_large_group_is_notified_of_a_topic_in_turns(world: World) -> None:
 # How long queues have no owner, and groups no rest: what the metrics say of hand-overs.
 
 
+GROUP = ConsumerGroup("g")
 KEY = ("g", "t", 0)
 
 
@@ -236,12 +237,12 @@ def clock() -> MovableClock:
 
 def test_a_queue_without_an_owner_counts_until_it_has_one(clock: MovableClock) -> None:
     rebalances = Rebalances(Runtime(clock))
-    rebalances.changed_hands(KEY, is_free=False)
+    rebalances.changed_hands(GROUP, KEY, is_free=False)
     assert sum(rebalances.handovers.counts) == 0, "nobody had it before"
-    rebalances.changed_hands(KEY, is_free=True)
+    rebalances.changed_hands(GROUP, KEY, is_free=True)
     clock.advance(2.0)
-    rebalances.changed_hands(KEY, is_free=False)
-    rebalances.changed_hands(KEY, is_free=False)
+    rebalances.changed_hands(GROUP, KEY, is_free=False)
+    rebalances.changed_hands(GROUP, KEY, is_free=False)
     assert sum(rebalances.handovers.counts) == 1
     assert rebalances.handovers.sum_s == pytest.approx(2.0)
 
@@ -249,19 +250,19 @@ def test_a_queue_without_an_owner_counts_until_it_has_one(clock: MovableClock) -
 def test_of_too_many_queues_without_an_owner_the_oldest_is_forgotten(clock: MovableClock) -> None:
     rebalances = Rebalances(Runtime(clock, Limits(max_free_queues=2)))
     for queue_id in range(3):
-        rebalances.changed_hands(("g", "t", queue_id), is_free=True)
+        rebalances.changed_hands(GROUP, ("g", "t", queue_id), is_free=True)
     for queue_id, count in ((0, 0), (1, 1), (2, 2)):
-        rebalances.changed_hands(("g", "t", queue_id), is_free=False)
+        rebalances.changed_hands(GROUP, ("g", "t", queue_id), is_free=False)
         assert sum(rebalances.handovers.counts) == count
 
 
 @pytest.mark.parametrize("event", ["joined", "left", "leaving", "subscribed"])
 def test_a_group_settles_with_the_last_queue_that_changes_hands(clock: MovableClock, event: str) -> None:
     rebalances = Rebalances(Runtime(clock))
-    rebalances.note("g", event)
+    rebalances.members_changed(GROUP, event)
     for _ in range(2):
         clock.advance(REBALANCE_REST_S - 2)
-        rebalances.changed_hands(KEY, is_free=False)
+        rebalances.changed_hands(GROUP, KEY, is_free=False)
     rebalances.look()
     assert sum(rebalances.settling.counts) == 0, "it is not at rest yet"
     clock.advance(REBALANCE_REST_S)
@@ -273,15 +274,15 @@ def test_a_group_settles_with_the_last_queue_that_changes_hands(clock: MovableCl
 
 def test_a_change_that_moves_nothing_is_no_rebalance(clock: MovableClock) -> None:
     rebalances = Rebalances(Runtime(clock))
-    rebalances.note("g", "notified")
-    rebalances.changed_hands(KEY, is_free=False)
-    rebalances.note("g", "joined")
+    rebalances.members_changed(GROUP, "closed")
+    rebalances.changed_hands(GROUP, KEY, is_free=False)
+    rebalances.members_changed(GROUP, "joined")
     clock.advance(REBALANCE_REST_S + 1)
-    rebalances.changed_hands(("other", "t", 0), is_free=False)
-    rebalances.note("g", "left")
+    rebalances.changed_hands(ConsumerGroup("other"), ("other", "t", 0), is_free=False)
+    rebalances.members_changed(GROUP, "left")
     assert sum(rebalances.settling.counts) == 0
     clock.advance(1.0)
-    rebalances.changed_hands(KEY, is_free=True)
+    rebalances.changed_hands(GROUP, KEY, is_free=True)
     clock.advance(REBALANCE_REST_S)
     rebalances.look()
     assert rebalances.settling.sum_s == pytest.approx(1.0), "counted from the last change"
@@ -289,13 +290,13 @@ def test_a_change_that_moves_nothing_is_no_rebalance(clock: MovableClock) -> Non
 
 def test_a_change_while_queues_change_hands_is_the_same_rebalance(clock: MovableClock) -> None:
     rebalances = Rebalances(Runtime(clock))
-    rebalances.note("g", "joined")
+    rebalances.members_changed(GROUP, "joined")
     clock.advance(REBALANCE_REST_S - 2)
-    rebalances.changed_hands(KEY, is_free=True)
+    rebalances.changed_hands(GROUP, KEY, is_free=True)
     clock.advance(2.0)
-    rebalances.note("g", "left")
+    rebalances.members_changed(GROUP, "left")
     clock.advance(1.0)
-    rebalances.changed_hands(KEY, is_free=False)
+    rebalances.changed_hands(GROUP, KEY, is_free=False)
     clock.advance(REBALANCE_REST_S)
     rebalances.look()
     assert rebalances.settling.sum_s == pytest.approx(REBALANCE_REST_S + 1)

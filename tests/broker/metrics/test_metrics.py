@@ -23,6 +23,7 @@ from rocketlet.broker.config import (
     ROOM_BYTES,
     Limits,
 )
+from rocketlet.broker.groups.group import ConsumerGroup
 from rocketlet.broker.groups.history import Rebalances
 from rocketlet.broker.groups.members import SubscribedTopic
 from rocketlet.broker.nameserver import Routes
@@ -160,11 +161,11 @@ async def test_a_handover_and_a_rebalance_are_timed(nodes: Nodes) -> None:
 
 def test_queues_that_are_never_locked_again_are_forgotten() -> None:
     clock = MovableClock(stands=True)
-    rebalances = Rebalances(Runtime(clock, Limits(max_free_queues=2)))
+    rebalances, group = Rebalances(Runtime(clock, Limits(max_free_queues=2))), ConsumerGroup("g")
     for queue in range(3):
-        rebalances.changed_hands(("g", "t", queue), is_free=True)
+        rebalances.changed_hands(group, ("g", "t", queue), is_free=True)
     for queue in range(3):
-        rebalances.changed_hands(("g", "t", queue), is_free=False)
+        rebalances.changed_hands(group, ("g", "t", queue), is_free=False)
     assert sum(rebalances.handovers.counts) == 2
 
 

@@ -18,6 +18,7 @@ from rocketlet.broker.config import (
     TOLD_AGAIN,
     Limits,
 )
+from rocketlet.broker.groups.group import ConsumerGroup
 from rocketlet.broker.groups.history import History
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.runtime import MovableClock, Runtime
@@ -238,11 +239,11 @@ def test_history_is_limited_in_all_and_in_its_words() -> None:
 def test_history_takes_no_more_memory_than_it_counts() -> None:
     """200,000 events of dictionaries took 68 MiB, and their texts were counted nowhere."""
     limits = Limits(history_bytes=2 * 1024 * 1024)
-    history = History(Runtime(MovableClock(stands=True), limits))
+    history, group = History(Runtime(MovableClock(stands=True), limits)), ConsumerGroup("g")
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
     for number in range(20_000):
-        history.changed_hands("locked", ("g", "t", number % 8), "c", (1 << 60) + number)
+        history.changed_hands("locked", group, ("g", "t", number % 8), "c", (1 << 60) + number)
     leases, _ = tracemalloc.get_traced_memory()
     for number in range(5000):
         history.add(f"g{number % 3}", "disagreement", "c", fault=f"{number:05}" * 200)
