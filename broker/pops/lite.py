@@ -502,6 +502,7 @@ class LitePool(Pool):
         found = self.subscribers.get(client)
         if found is None:
             found = self.subscribers[client] = LiteSubscriber(client)
+            self._pools.client(client).lite_pools[self] = None
             if self.is_wildcard:
                 found.ready = self._all_ready
             found.synced_s = self._pools.now_s()
@@ -547,6 +548,9 @@ class LitePool(Pool):
         if not subscriber.waiting:
             del self.subscribers[client]
             self._serveable.pop(subscriber, None)
+            of_client = self._pools.clients[client]
+            del of_client.lite_pools[self]
+            self._pools.remove_if_idle(of_client)
             if not self.clients:
                 self._pools.note_unused(self)
         return subscriber
@@ -1017,8 +1021,9 @@ class LiteSubscriptions:
 
     def client_gone(self, client: PopClient, group: str | None = None) -> None:
         """Forget the subscriptions of a client, in one group or in all."""
-        for pool in self._pools.lite_pools():
-            if client in pool.subscribers and group in (None, pool.group):
+        found = self._pools.clients.get(client)
+        for pool in list(found.lite_pools) if found is not None else ():
+            if isinstance(pool, LitePool) and group in (None, pool.group):
                 self.count -= len(pool.subscribers[client].names)
                 pool.leave(client)
 

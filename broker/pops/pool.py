@@ -801,17 +801,19 @@ class PoppingClient:
 
     Attributes:
         pools: the client in each pool that it pops.
+        lite_pools: the pools of lite topics in which it has subscriptions.
         receives: its receives that wait.
         extended: its messages whose visibility timeouts the broker extends, for as long as it has contact.
         contact_s: when the client was last in contact.
     """
 
-    __slots__ = ("client", "contact_s", "extended", "pools", "receives")
+    __slots__ = ("client", "contact_s", "extended", "lite_pools", "pools", "receives")
 
     def __init__(self, client: PopClient, now_s: float) -> None:
         self.client = client
         self.contact_s = now_s
         self.pools: dict[PoolClient, None] = {}
+        self.lite_pools: dict[Pool, None] = {}
         self.receives: dict[Receive[Any], None] = {}
         self.extended: dict[Delivery, QueueDeliveries] = {}
 
@@ -825,7 +827,7 @@ class Pools:
     Attributes:
         all: the pools; a group has its own by topic.
         of_topic: returns the pools of a topic.
-        clients: clients with a pool, a receive that waits, or a message that is extended.
+        clients: clients with a pool, subscriptions to lite topics, a receive that waits, or a message that is extended.
         receives: how many receives wait, by the address of their client.
     """
 
@@ -977,7 +979,7 @@ class Pools:
         return found
 
     def remove_if_idle(self, client: PoppingClient) -> None:
-        if not (client.pools or client.receives or client.extended):
+        if not (client.pools or client.receives or client.extended or client.lite_pools):
             del self.clients[client.client]
 
     def record_request(self, pool: Pool, request: PopRequest, now_s: float) -> bool:

@@ -779,11 +779,11 @@ class Pops(LitePart):
             return
         found = self.pools.clients.get(client)
         self.pools.remove_client(client)
-        self.lite.client_gone(client)
         touched: dict[Pool, None] = {}
         if found is not None:
             for receive in list(found.receives):
                 self._end(receive, PopResult(Why.CLIENT_GONE))
+            self.lite.client_gone(client)
             for delivery, deliveries in list(found.extended.items()):
                 if delivery.state is DeliveryState.IN_FLIGHT:
                     self._redeliver(deliveries, delivery, "its last consumer has gone")
