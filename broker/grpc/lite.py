@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from ...protocol.bodies import GroupConfig
+from ...protocol.bodies import GroupConfig, Work
 from ...protocol.config import MAX_LITE_NAME_CHARS, MAX_SYNCED_LITE_TOPICS
 from ...protocol.group_bodies import LiteAction, LiteOffset, OffsetPolicy
 from ..pops.lite import LiteSync
@@ -23,8 +23,8 @@ _OPTIONS: Final = {
 }
 
 
-def sync_lite_subscription(context: HandlerContext, call: GrpcCall, request: Any) -> Any:
-    """Change the lite topics that a client is subscribed to. A client sends all of them every 30 s."""
+def sync_lite_subscription(context: HandlerContext, call: GrpcCall, request: Any) -> Work[None]:
+    """Change the lite topics that a client is subscribed to. A client sends all of them every 30 s, up to 20,000."""
     topic, name = topic_of(request.topic), group_of(request.group)
     if not 0 <= request.action < len(LiteAction):
         raise StatusError(Code.BAD_REQUEST, f"action: got {request.action}; expected 0 to {len(LiteAction) - 1}")
@@ -36,12 +36,13 @@ def sync_lite_subscription(context: HandlerContext, call: GrpcCall, request: Any
         client = context.clients.hear(call)
         client.group = name
         context.broker.pops.pools.record_contact(call.client)
-        lite.sync(group, LiteSync(call.client, client, topic, LiteAction(request.action), names, offset))
+        yield from lite.sync(group, LiteSync(call.client, client, topic, LiteAction(request.action), names, offset))
     except Refusal as refusal:
         raise refused(refusal) from None
     response = SyncLiteSubscriptionResponse()
     set_status(response.status)
-    return response
+    if not call.is_over:
+        call.answer(response)
 
 
 def _offset(request: Any) -> LiteOffset:

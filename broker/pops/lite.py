@@ -18,6 +18,7 @@ from ...protocol.bodies import (
     LITE_BIND,
     LITE_RESET_EXCLUSIVE,
     LITE_RESET_UNSUBSCRIBED,
+    LOOKS,
     NO_EXPIRATION,
     SLICE,
     GroupConfig,
@@ -301,9 +302,22 @@ class LiteSubscriber:
         held: its messages in flight, and some that are settled already.
         waiting: its receives that wait.
         synced_s: when it last synchronized its subscriptions.
+        is_syncing: True while a synchronization of it is carried out in pieces.
+        departures: how often all its subscriptions were removed.
     """
 
-    __slots__ = ("_charged_bytes", "client", "held", "names", "ready", "session", "synced_s", "waiting")
+    __slots__ = (
+        "_charged_bytes",
+        "client",
+        "departures",
+        "held",
+        "is_syncing",
+        "names",
+        "ready",
+        "session",
+        "synced_s",
+        "waiting",
+    )
 
     def __init__(self, client: PopClient) -> None:
         self.client = client
@@ -312,6 +326,8 @@ class LiteSubscriber:
         self.held: dict[Delivery, None] = {}
         self.waiting: OrderedDict[Receive[Any], None] = OrderedDict()
         self.synced_s = 0.0
+        self.is_syncing = False
+        self.departures = 0
         self.session: Session | None = None
         self._charged_bytes = 0
 
@@ -542,6 +558,7 @@ class LitePool(Pool):
         subscriber = self.subscribers.get(client)
         if subscriber is None:
             return None
+        subscriber.departures += 1
         for name in list(subscriber.names):
             self.unsubscribe(subscriber, name)
         subscriber.stop_paying()
@@ -890,7 +907,7 @@ class LiteSubscriptions:
         if settings is None or settings.lite_topic != parent or not self._pools.lites.is_parent(parent):
             raise Refusal(Reason.NOT_LITE, f"the group {group[:MAX_NAMED_CHARS]} is not bound to {parent}")
 
-    def _check(self, change: LiteSync) -> None:
+    def _check(self, change: LiteSync) -> Work[None]:
         """Raises Refusal for a request that is invalid whatever the state, or that comes too often."""
         second = int(self._clock.monotonic_s())
         if second != self._second:
@@ -904,42 +921,59 @@ class LiteSubscriptions:
             reason = f"the request has {len(change.names)} lite topics; expected up to {MAX_SYNCED_LITE_TOPICS}"
             raise Refusal(Reason.TOO_MANY_LITE_SUBSCRIPTIONS, reason)
         if change.action in (LiteAction.PARTIAL_ADD, LiteAction.COMPLETE_ADD):
-            for name in change.names:
+            for number, name in enumerate(change.names, 1):
                 if fault := lite_name_fault(name):
                     raise Refusal(Reason.ILLEGAL_LITE_TOPIC, fault)
+                if number % LOOKS == 0:
+                    yield
         if change.offset is not None and change.offset.value < 0:
             policy, value = change.offset
             raise Refusal(Reason.ILLEGAL_OFFSET, f"{policy.name.lower()}: got {value}; expected 0 or more")
 
-    def sync(self, group: GroupConfig, change: LiteSync) -> None:
-        """Change the subscriptions of a client. Raises Refusal."""
-        self._check(change)
+    def sync(self, group: GroupConfig, change: LiteSync) -> Work[None]:
+        """Change the subscriptions of a client, some at a time, after its earlier changes. Raises Refusal."""
+        yield from self._check(change)
         if change.action is LiteAction.COMPLETE_REMOVE:
             self.client_gone(change.client, group.name)
             return
-        former = self._pools.find(group.name, change.parent)
-        if former is not None and not former.is_lite:  # from before the group was bound
-            self._pops.yield_pool(former)
-        pool = self._pools.lite_pool(group.name, change.parent)
-        pool.set_wildcard(is_wildcard=group.lite_is_wildcard)
+        pool = self._pool_of(group, change)
+        while (known := pool.subscribers.get(change.client)) is not None and known.is_syncing:
+            yield
+            self.check_bound(group.name, change.parent)
+            pool = self._pool_of(group, change)
         if group.lite_is_wildcard and change.action is LiteAction.PARTIAL_ADD:
             reason = f"clients of the group {group.name} receive from every lite topic; synchronize an empty set"
             raise Refusal(Reason.ILLEGAL, reason)
         self._check_quota(group, pool, change)
         subscriber = pool.join(change.client)
         subscriber.synced_s = self._clock.monotonic_s()
-        before = len(subscriber.names)
-        if not group.lite_is_wildcard:
-            self._change(group, pool, subscriber, change)
-        self.count += len(subscriber.names) - before
         if subscriber.session is not change.session:
             subscriber.stop_paying()
             subscriber.session = change.session
-        subscriber.pay()
+        if not group.lite_is_wildcard:
+            departures, subscriber.is_syncing = subscriber.departures, True
+            try:
+                for number, _ in enumerate(self._changes(group, pool, subscriber, change), 1):
+                    if number % SLICE == 0:
+                        subscriber.pay()
+                        yield
+                        if subscriber.departures != departures:  # meanwhile the client or the group has gone
+                            return
+            finally:
+                subscriber.is_syncing = False
+                subscriber.pay()
         if pool.is_wildcard and not pool.is_scanned:
             self._turns.do(pool.scan(self._pops.serve))
         else:
             self._pops.serve(pool)
+
+    def _pool_of(self, group: GroupConfig, change: LiteSync) -> LitePool:
+        former = self._pools.find(group.name, change.parent)
+        if former is not None and not former.is_lite:  # from before the group was bound
+            self._pops.yield_pool(former)
+        pool = self._pools.lite_pool(group.name, change.parent)
+        pool.set_wildcard(is_wildcard=group.lite_is_wildcard)
+        return pool
 
     def _check_quota(self, group: GroupConfig, pool: LitePool, change: LiteSync) -> None:
         if change.action is LiteAction.PARTIAL_REMOVE or group.lite_is_wildcard:
@@ -953,36 +987,52 @@ class LiteSubscriptions:
         if 0 <= group.lite_quota < wanted:
             reason = f"the client subscribes to {wanted} lite topics; the group {group.name} allows {group.lite_quota}"
             raise Refusal(Reason.TOO_MANY_LITE_SUBSCRIPTIONS, reason)
-        if self.count + wanted - len(held) > self._limits.max_lite_subscriptions:
-            most = self._limits.max_lite_subscriptions
+        self._check_room(wanted - len(held))
+
+    def _check_room(self, more: int) -> None:
+        most = self._limits.max_lite_subscriptions
+        if self.count + more > most:
             reason = f"the clients of this broker have {most} subscriptions to lite topics, which is the maximum"
             raise Refusal(Reason.TOO_MANY_LITE_SUBSCRIPTIONS, reason)
 
-    def _change(self, group: GroupConfig, pool: LitePool, subscriber: LiteSubscriber, change: LiteSync) -> None:
+    def _changes(
+        self, group: GroupConfig, pool: LitePool, subscriber: LiteSubscriber, change: LiteSync
+    ) -> Iterator[None]:
+        """Make the changes, one after the other."""
         if change.action is LiteAction.COMPLETE_ADD:
             if change.names == subscriber.names.keys():
                 return  # as nearly always
             wanted = dict.fromkeys(change.names)
             for name in [name for name in subscriber.names if name not in wanted]:
                 self._remove(group, pool, subscriber, name)
+                yield
             for name in wanted:
                 if group.lite_is_exclusive and _others(pool, subscriber, name):
                     _notify(group, subscriber, name)
                 else:
-                    pool.subscribe(subscriber, name)
+                    self._add(pool, subscriber, name)
+                yield
             return
         for name in change.names:
             if change.action is LiteAction.PARTIAL_REMOVE:
                 self._remove(group, pool, subscriber, name)
-                continue
-            if group.lite_is_exclusive:
-                self._evict(group, pool, subscriber, name)
-            self._set_offset(pool, name, change.offset or _LAST)
+            else:
+                if group.lite_is_exclusive:
+                    self._evict(group, pool, subscriber, name)
+                self._set_offset(pool, name, change.offset or _LAST)
+                self._add(pool, subscriber, name)
+            yield
+
+    def _add(self, pool: LitePool, subscriber: LiteSubscriber, name: str) -> None:
+        if name not in subscriber.names:
+            self._check_room(1)  # others may have subscribed meanwhile
             pool.subscribe(subscriber, name)
+            self.count += 1
 
     def _remove(self, group: GroupConfig, pool: LitePool, subscriber: LiteSubscriber, name: str) -> None:
         if name in subscriber.names:
             pool.unsubscribe(subscriber, name)
+            self.count -= 1
             if group.resets_lite(LITE_RESET_UNSUBSCRIBED):
                 self._set_offset(pool, name, LiteOffset(OffsetPolicy.MIN))
 

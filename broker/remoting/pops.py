@@ -150,9 +150,22 @@ def pop_lite_message(broker: BrokerController, connection: RemotingConnection, f
     return None if result is None else receive.encode(result)
 
 
-def sync_lite_subscriptions(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
+def sync_lite_subscriptions(
+    broker: BrokerController, connection: RemotingConnection, frame: Frame
+) -> Buffers | Work[Buffers]:
     """LITE_SUBSCRIPTION_CTL: change the lite topics to which the client of this connection is subscribed. Rocketlet's
-    clients repeat all their subscriptions every 30 s."""
+    clients repeat all their subscriptions every 30 s. Most requests are one piece of work, which is done immediately, so
+    that any number of clients may synchronize at the same time."""
+    work = _syncing(broker, connection, frame)
+    try:
+        next(work)
+    except StopIteration as done:
+        found: Buffers = done.value
+        return found
+    return work
+
+
+def _syncing(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
     for change in decode_lite_subscriptions(frame.body):
         if fault := group_fault(change.group):
             raise Refused(ResponseCode.INVALID_PARAMETER, fault)
@@ -162,7 +175,7 @@ def sync_lite_subscriptions(broker: BrokerController, connection: RemotingConnec
         sync = LiteSync(
             client, connection, change.topic, change.action, dict.fromkeys(change.names).keys(), change.offset
         )
-        broker.pops.lite.sync(group, sync)
+        yield from broker.pops.lite.sync(group, sync)
     return answer(frame)
 
 

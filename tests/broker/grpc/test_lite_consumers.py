@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from rocketlet.broker.grpc import schema
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.protocol import properties as props
 from rocketlet.protocol.bodies import GroupConfig
+from rocketlet.protocol.config import MAX_SYNCED_LITE_TOPICS
 from structlog.testing import capture_logs
 
 from ...conftest import Node, Nodes, eventually
@@ -628,6 +630,19 @@ async def test_client_that_leaves_a_group_that_has_become_a_wildcard_group_takes
     await send(client, "a", b"1")
     await sync(other, action=NONE)
     assert bodies(await receive(client)) == [b"1"]
+
+
+async def test_synchronizations_of_a_client_on_two_connections_are_carried_out_one_after_the_other(
+    node: Node, client: GrpcClient, dial: Dial
+) -> None:
+    ready(node, lite_sub_client_quota="-1")
+    again = await dial(node.address)
+    first = asyncio.create_task(sync(client, *(f"n{number}" for number in range(MAX_SYNCED_LITE_TOPICS)), action=ALL))
+    while not node.broker.pops.lite.count:
+        await asyncio.sleep(0)
+    await sync(again, "a", action=ALL)
+    await first
+    assert node.broker.pops.lite.count == 1
 
 
 # Expiration

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from rocketlet.broker.runtime import MovableClock
 from rocketlet.protocol.admin_bodies import decode_consume_stats
 from rocketlet.protocol.bodies import SLICE, BodyError, GroupConfig
 from rocketlet.protocol.codes import RequestCode, ResponseCode
+from rocketlet.protocol.config import MAX_SYNCED_LITE_TOPICS
 from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.group_bodies import (
     LiteAction,
@@ -427,6 +429,47 @@ async def test_first_wildcard_client_gets_earlier_messages_of_all_lite_topics(no
         for record in records:
             wire.send(RequestCode.ACK_MESSAGE, place(record))
     assert found == {b"%d" % number for number in range(count)}
+
+
+async def test_broker_does_other_work_while_it_synchronizes_many_lite_topics(node: Node, wire: Wire) -> None:
+    ready(node, lite_sub_client_quota="-1")
+    names = tuple(f"n{number}" for number in range(MAX_SYNCED_LITE_TOPICS))
+    change = LiteSubscription(LiteAction.COMPLETE_ADD, "c1", "g", "t", names)
+    first = wire.send(RequestCode.LITE_SUBSCRIPTION_CTL, body=encode_lite_subscription(change))
+    while not node.broker.pops.lite.count:
+        await asyncio.sleep(0)
+    assert node.broker.pops.lite.count < len(names)
+    second = wire.send(
+        RequestCode.LITE_SUBSCRIPTION_CTL, body=encode_lite_subscription(change._replace(names=("a", "n1")))
+    )
+    assert (await wire.answer(first)).code == (await wire.answer(second)).code == 0
+    assert node.broker.pops.lite.count == 2
+    pool = node.broker.pops.pools.lite_pool("g", "t")
+    assert [set(item.names) for item in pool.subscribers.values()] == [{"a", "n1"}]
+
+
+@pytest.mark.parametrize("event", ["unsubscribed", "closed", "group deleted"])
+async def test_synchronization_in_pieces_ends_with_its_client_or_group(
+    node: Node, wire: Wire, connect: Connect, event: str
+) -> None:
+    ready(node, lite_sub_client_quota="-1")
+    other = await connect(node.address)
+    names = tuple(f"n{number}" for number in range(MAX_SYNCED_LITE_TOPICS))
+    change = LiteSubscription(LiteAction.COMPLETE_ADD, "c1", "g", "t", names)
+    wire.send(RequestCode.LITE_SUBSCRIPTION_CTL, body=encode_lite_subscription(change))
+    while not node.broker.pops.lite.count:
+        await asyncio.sleep(0)
+    if event == "closed":
+        await wire.close()
+    elif event == "unsubscribed":
+        await sync(wire, action=LiteAction.COMPLETE_REMOVE)
+    else:
+        asked = {"groupName": "g", "removeOffset": "true"}
+        assert (await other.call(RequestCode.DELETE_SUBSCRIPTIONGROUP, asked)).code == 0
+    await eventually(lambda: node.broker.pops.lite.count == 0)
+    await node.broker.turns.done()
+    assert node.broker.pops.lite.count == 0
+    assert not any(pool.subscribers for pool in node.broker.pops.pools.lite_pools())
 
 
 async def test_deleted_lite_topic_takes_the_offsets_of_its_groups_with_it(node: Node, wire: Wire) -> None:
