@@ -421,6 +421,11 @@ class LitePool(Pool):
     def rest(self) -> int:
         return 0
 
+    def has(self, lite: LiteTopic) -> bool:
+        """Return True if the group has read a lite topic, or its clients are subscribed to it."""
+        name = lite.name
+        return self.is_wildcard or name in self._of_name or name in self.offsets or lite in self.queues
+
     # Readiness
 
     def has_news(self, lite: LiteTopic) -> bool:
@@ -1217,7 +1222,8 @@ class LiteExpiry:
     def delete(self, lite: LiteTopic) -> None:
         """Delete a lite topic, with the offsets and deliveries of all groups."""
         parent = lite.queue.topic
-        for pool in self._pools.lite_pools(parent):
+        pools = [pool for pool in self._pools.lite_pools(parent) if pool.has(lite)]
+        for pool in pools:
             is_read = lite.name in pool.offsets or lite in pool.queues
             lost = pool.lag(lite) if is_read or pool.subscribers_of(lite.name) else 0
             if lost:
@@ -1230,7 +1236,7 @@ class LiteExpiry:
         self._kept.pop(lite, None)
         self._lites.delete(lite)
         self._pools.lite_offsets.lite_deleted(lite)
-        for pool in self._pools.lite_pools(parent):
+        for pool in pools:
             self._pops.end_lite(pool, lite)
         self.expired += 1
         log.debug("lite_topic_deleted", topic=parent, lite_topic=lite.name)
