@@ -189,7 +189,6 @@ class BrokerController:
             self.clients,
             self.groups,
             self.group_configs,
-            self.offsets,
             self.locks,
             self.watch,
             self.draining,

@@ -419,6 +419,11 @@ class ConsumerGroup:
         item = self.offsets.get(topic)
         return item.offsets.get(queue_id) if item is not None else None
 
+    def is_behind_owner(self, topic: str, queue_id: int, offset: int) -> bool:
+        """Return True if an offset is lower than the one that the last owner of a lease has committed."""
+        item = self.offsets.get(topic)
+        return item is not None and item.of_owners is not None and offset < item.of_owners.get(queue_id, 0)
+
     def issued_to(self, session: Session) -> MemberList | None:
         """Return the list that a member was given last; None if it was given none."""
         issued = self.issued.get(session)

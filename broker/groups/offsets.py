@@ -219,11 +219,6 @@ class Offsets:
         if item is not None and item.of_owners:
             item.of_owners.pop(queue_id, None)
 
-    def is_behind_owner(self, name: str, topic: str, queue_id: int, offset: int) -> bool:
-        """Return True if an offset is lower than the one that the last owner of a lease has committed."""
-        item = self._find(name, topic)
-        return item is not None and bool(item.of_owners) and offset < (item.of_owners or {}).get(queue_id, 0)
-
     def of(self, name: str, topic: str) -> dict[int, int]:
         """The group's offsets in a topic, by queue id."""
         item = self._find(name, topic)

@@ -140,7 +140,6 @@ class Pulling:
         clients: Clients,
         groups: ConsumerGroups,
         group_configs: GroupConfigs,
-        offsets: Offsets,
         locks: Locks,
         watch: Watch,
         draining: Draining,
@@ -158,7 +157,6 @@ class Pulling:
         self._statistics = statistics
         self._groups = groups
         self._group_configs = group_configs
-        self._offsets = offsets
         self._locks = locks
         self._watch = watch
         self._draining = draining
@@ -348,16 +346,16 @@ class Pulling:
         A response without messages moves Apache's clients to it immediately (PullCallback, NO_NEW_MSG, in 4.9's Java and in
         Go); PULL_OFFSET_MOVED would delay them by 10 s.
         """
-        place = (header.consumer_group, header.topic, header.queue_id)
-        committed = group.offset(header.topic, header.queue_id)
+        key = header.topic, header.queue_id
+        committed = group.offset(*key)
         if committed is None or header.queue_offset >= committed:
             return None
-        if self._offsets.is_behind_owner(*place, header.queue_offset):
+        if group.is_behind_owner(*key, header.queue_offset):
             member = group.members.get(session)
             # Without a heartbeat, only a push consumer pulls without a subscription; others may read from any offset.
             is_push = member.is_foreign if member is not None else not header.sys_flag & codes.PULL_SUBSCRIPTION
             return committed if is_push else None
-        return committed if group.is_new_reader(session, *place[1:], self._clock.monotonic_s()) else None
+        return committed if group.is_new_reader(session, *key, self._clock.monotonic_s()) else None
 
     def _set_back_to(self, session: Session, header: PullMessage, group_queue: GroupQueue) -> int | None:
         """Return the offset to which a member must go back because the end of the queue was lost; None if it need not.
@@ -810,7 +808,7 @@ class Commits:
         members, and may reset offsets.
         """
         topic, queue_id = key
-        if self._offsets.is_behind_owner(group.name, *key, offset):
+        if group.is_behind_owner(*key, offset):
             return f"{offset} is behind what the last owner of {topic}:{queue_id} has committed"
         if group.queues.get(key, NO_QUEUE).reader is not session:
             committed = f"{group.offset(*key)}, which the group has committed of {topic}:{queue_id}"

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from rocketlet.broker.config import HANDOVER_LEASE_S, LIMITS, LimitExceeded, Limits
+from rocketlet.broker.groups.group import ConsumerGroups
 from rocketlet.broker.groups.leases import Locks
 from rocketlet.broker.groups.offsets import Offsets
 from rocketlet.broker.remoting.connection import RemotingConnection
@@ -361,9 +362,9 @@ def test_a_process_without_descriptors_leaves_a_mark_for_the_next(
 # The offsets of groups, without a broker: which are kept, by whom they were put, and what is saved of them.
 
 
-def made(folder: Path, identity: str = "id", **limits: Any) -> Offsets:
+def made(folder: Path, identity: str = "id", groups: ConsumerGroups | None = None, **limits: Any) -> Offsets:
     topics: Any = SimpleNamespace(identity=lambda topic: identity)
-    return Offsets(folder / "offsets.json", make_groups(), topics, Limits(**limits))
+    return Offsets(folder / "offsets.json", groups or make_groups(), topics, Limits(**limits))
 
 
 def save(offsets: Offsets) -> dict[str, Any] | None:
@@ -429,32 +430,34 @@ def test_what_goes_back_is_counted_until_it_is_forgotten(tmp_path: Path) -> None
 
 
 def test_nobody_but_an_owner_goes_back_behind_the_last_owner(tmp_path: Path) -> None:
-    offsets = made(tmp_path)
-    assert not offsets.is_behind_owner("g", "t", 0, 0)
+    groups = make_groups()
+    offsets, group = made(tmp_path, groups=groups), groups.obtain("g")
+    assert not group.is_behind_owner("t", 0, 0)
     offsets.put("g", "t", 0, 5, by_owner=True)
     offsets.put("g", "t", 1, 5)
-    assert [offsets.is_behind_owner("g", "t", 0, offset) for offset in (4, 5)] == [True, False]
-    assert not offsets.is_behind_owner("g", "t", 1, 0)
+    assert [group.is_behind_owner("t", 0, offset) for offset in (4, 5)] == [True, False]
+    assert not group.is_behind_owner("t", 1, 0)
     offsets.put("g", "t", 0, 5)
-    assert offsets.is_behind_owner("g", "t", 0, 4), "the same offset says nothing new"
+    assert group.is_behind_owner("t", 0, 4), "the same offset says nothing new"
     offsets.put("g", "t", 0, 6)
-    assert not offsets.is_behind_owner("g", "t", 0, 4), "somebody else has gone on from it"
+    assert not group.is_behind_owner("t", 0, 4), "somebody else has gone on from it"
 
 
 @pytest.mark.parametrize("by", ["let_go_back", "forget"])
 def test_an_owner_s_offset_may_be_given_up(tmp_path: Path, by: str) -> None:
-    offsets = made(tmp_path)
+    groups = make_groups()
+    offsets, group = made(tmp_path, groups=groups), groups.obtain("g")
     offsets.let_go_back("g", "t", 0)
     offsets.mark("g", "t", 0)
-    assert not offsets.is_behind_owner("g", "t", 0, 0)
+    assert not group.is_behind_owner("t", 0, 0)
     offsets.put("g", "t", 0, 5)
     offsets.mark("g", "t", 0)
-    assert offsets.is_behind_owner("g", "t", 0, 4)
+    assert group.is_behind_owner("t", 0, 4)
     if by == "forget":
         offsets.topic_deleted("t")
     else:
         offsets.let_go_back("g", "t", 0)
-    assert not offsets.is_behind_owner("g", "t", 0, 4)
+    assert not group.is_behind_owner("t", 0, 4)
 
 
 @pytest.mark.parametrize(
