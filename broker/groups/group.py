@@ -926,7 +926,11 @@ class ConsumerGroups:
             if group.queues is _NONE:
                 group.queues = {}
             queue = group.queues[key] = GroupQueue(group, key)
-            self._note_part(group, key[0])
+            found = self._of_topic.get(key[0])
+            if found is not None and group in found.parts:  # without a call: a request may lock 8,192 queues
+                found.parts[group] += 1
+            else:
+                self._note_part(group, key[0])
         return queue
 
     def release_queue(self, queue: GroupQueue) -> None:
@@ -943,7 +947,11 @@ class ConsumerGroups:
         group, key = queue.group, queue.key
         if group is not None and group.queues.get(key) is queue:
             del group.queues[key]
-            self._remove_part(group, key[0])
+            parts = self._of_topic[key[0]].parts
+            if parts[group] > 1:
+                parts[group] -= 1
+            else:
+                self._remove_part(group, key[0])
             if not group.queues:
                 group.queues = _NONE
                 self.release(group)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -191,9 +190,18 @@ def test_what_a_reader_was_given_and_committed_ends_with_the_reader(world: World
     assert (world.at(0).given_offset, world.at(0).has_committed) == (0, False)
 
 
+class UsedPool:
+    """The pool of clients that pop all queues of a topic now."""
+
+    owned = None
+
+    def is_used(self, now_s: float) -> bool:
+        return True
+
+
 def test_a_queue_that_nobody_reads_is_named_once_after_a_while(world: World) -> None:
     one = world.joins("t", "u", "v")
-    pool: Any = SimpleNamespace(owned=None, is_used=lambda now_s: True)
+    pool: Any = UsedPool()
     world.groups.add_pool(world.groups.obtain("g"), "v", pool)
     world.pulls(one, 0)
     world.locks.lock(LockRequest("c", "g", (Queue("u", "a", 2),)), one)
