@@ -10,9 +10,10 @@ from pathlib import Path
 
 import structlog
 
-from ..protocol.bodies import TopicConfig, Work
+from ..protocol.bodies import GroupConfig, TopicConfig, Work
 from ..protocol.codes import RequestCode
 from ..protocol.message import MessageError, encode_host
+from ..protocol.names import retry_topic
 from .access import Acl
 from .cluster import FrameSigner, NameServers, Peers, Registration
 from .config import (
@@ -34,7 +35,7 @@ from .groups.group import ConsumerGroup, ConsumerGroups, GroupChanges
 from .groups.guard import ReaderGuard
 from .groups.history import History, Refusals
 from .groups.leases import Locks
-from .groups.offsets import GroupProgress, Offsets, Watch
+from .groups.offsets import Offsets, Watch
 from .groups.pulling import Commits, Pulling
 from .groups.settings import GroupConfigs, RequestModes
 from .groups.stages import QueueKey
@@ -48,7 +49,7 @@ from .messages.sending import Retries, SendService
 from .messages.topics import Statistics, Topics
 from .messages.transactions import Transactions
 from .nameserver import Routes
-from .pops.lite import LiteOffsets
+from .pops.lite import LiteGroupProgress, LiteOffsets
 from .pops.pops import Pops
 from .runtime import MACHINE, Clock, Device, FairQueue, Histogram, Job, LiveConfig, Runtime, Timer, run
 from .sessions import Clients, GroupChanged, GrpcClientStats, Recent, Session
@@ -59,6 +60,7 @@ from .store.store import Flusher, Retention, RetentionTime, Store
 from .tls import Tls
 
 log = structlog.get_logger("rocketlet.broker")
+groups_log = structlog.get_logger("rocketlet.groups")
 
 
 class BrokerController:
@@ -97,7 +99,9 @@ class BrokerController:
             self.runtime, self.topics, self.store, self.offsets, self.locks, self.draining, self.pops
         )
         self.pulling = self._make_pulling()
-        self.progress = GroupProgress(config.name, self.topics, self.store, self.offsets, self.groups)
+        self.progress = LiteGroupProgress(
+            config.name, self.topics, self.store, self.offsets, self.groups, self.pops.pools
+        )
         self.registration = self._make_registration()
 
         self._saving_locks: Timer | None = None
@@ -398,6 +402,22 @@ class BrokerController:
                 self.groups.drop(connection, "expired")
                 connection.close()
             yield
+
+    def ensure_retry_topic(self, group: GroupConfig, session: Session) -> None:
+        """Create a group's retry topic. Apache's tools find the brokers of a group by its route.
+
+        Args:
+            group: the settings of the group.
+            session: the client that needs the group.
+        """
+        name = retry_topic(group.name)
+        if self.topics.get(name) is not None:
+            return
+        try:
+            self.topics.ensure(TopicConfig(name, group.retry_queues, group.retry_queues), self.store.end)
+        except StoreFull as error:  # members can read even if the disk is full
+            if session.is_news("retry_topic_save_failed"):
+                groups_log.error("retry_topic_save_failed", group=group.name, reason=str(error))
 
     def save_leases_soon(self) -> None:
         """Save the leases that expired, and the offsets of queues that were handed over, soon and together, so that a killed

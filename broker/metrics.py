@@ -318,7 +318,7 @@ class Collector:
             for topic in broker.progress.topics_of(name):
                 messages, since_ms, _ = await _done(broker.progress.lag(name, topic))
                 age_ms = 0 if since_ms is None else max(now_ms - since_ms, 0)
-                committed = sum(broker.offsets.of(name, topic).values())
+                committed = broker.progress.committed(name, topic)
                 values = (messages, messages, committed, age_ms / 1000, age_ms)
                 for family, value in zip((lag, accumulated, offset, oldest, latency), values, strict=True):
                     family.add_metric([*self._place, topic, name], value)

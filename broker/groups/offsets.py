@@ -408,6 +408,10 @@ class GroupProgress:
             oldest_ms = stored_ms if oldest_ms is None else min(oldest_ms, stored_ms)
         return Lag(messages, oldest_ms, in_hand)
 
+    def committed(self, group: str, topic: str) -> int:
+        """Return the sum of a group's committed offsets in a topic."""
+        return sum(self._offsets.of(group, topic).values())
+
     def noting_lost(self) -> Work[None]:
         """Names the groups that had not committed the messages of deleted segments."""
         for group in self.groups():

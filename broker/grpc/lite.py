@@ -34,6 +34,7 @@ def sync_lite_subscription(context: HandlerContext, call: GrpcCall, request: Any
     try:
         group = lite.bind(name, topic)
         client = context.clients.hear(call)
+        context.broker.ensure_retry_topic(group, client)
         client.group = name
         context.broker.pops.pools.record_contact(call.client)
         yield from lite.sync(group, LiteSync(call.client, client, topic, LiteAction(request.action), names, offset))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from heapq import heappop, heappush
@@ -14,6 +14,7 @@ import msgspec
 import orjson
 import structlog
 
+from ...protocol.admin_bodies import ProgressColumns, QueueProgress
 from ...protocol.bodies import (
     LITE_BIND,
     LITE_RESET_EXCLUSIVE,
@@ -29,7 +30,7 @@ from ...protocol.bodies import (
 from ...protocol.config import MAX_SYNCED_LITE_TOPICS
 from ...protocol.group_bodies import LiteAction, LiteOffset, OffsetPolicy
 from ...protocol.message import Record, decode_record
-from ...protocol.names import is_lite_queue, lite_name_fault, parent_and_name
+from ...protocol.names import Queue, is_lite_queue, lite_name_fault, parent_and_name
 from ..config import (
     LITE_EXPIRED_AT_ONCE,
     LITE_READS,
@@ -40,7 +41,7 @@ from ..config import (
     Limits,
 )
 from ..groups.group import ConsumerGroup, ConsumerGroups
-from ..groups.offsets import Offsets
+from ..groups.offsets import GroupProgress, Lag, Offsets
 from ..groups.settings import GroupConfigs
 from ..messages.appender import Appender
 from ..messages.lite import LiteTopic, LiteTopics
@@ -71,7 +72,11 @@ log = structlog.get_logger("rocketlet.lite")
 
 
 class LiteOffsets:
-    """The committed offsets of all groups in lite topics, by group and parent topic, then by the lite topic's name."""
+    """The committed offsets of all groups in lite topics, by group and parent topic, then by the lite topic's name.
+
+    Attributes:
+        lost: how many messages expired before a group had finished them, since the start, by group and parent topic.
+    """
 
     def __init__(self, path: Path, lites: LiteTopics, topics: Topics) -> None:
         self._path = path
@@ -80,6 +85,7 @@ class LiteOffsets:
         self._journal = Journal(path)
         self._dirty = False
         self.all: dict[tuple[str, str], dict[str, int]] = {}
+        self.lost: Counter[tuple[str, str]] = Counter()
         for key, kept in (read_state(path) or {}).items():
             parent, _, group = key.partition("@")
             if kept["identity"] == topics.identity(parent) and topics.get(parent) is not None:
@@ -145,13 +151,16 @@ class LiteOffsets:
 
     def topic_deleted(self, parent: str) -> None:
         for key in [key for key in self.all if key[1] == parent]:
-            del self.all[key]
-            self._dirty = True
+            self._delete(key)
 
     def group_deleted(self, group: str) -> None:
         for key in [key for key in self.all if key[0] == group]:
-            del self.all[key]
-            self._dirty = True
+            self._delete(key)
+
+    def _delete(self, key: tuple[str, str]) -> None:
+        del self.all[key]
+        self.lost.pop(key, None)
+        self._dirty = True
 
     def saving(self, is_synced: bool) -> Job[None]:
         """Save what has changed. Raises StoreFull; the next call retries."""
@@ -360,7 +369,6 @@ class LitePool(Pool):
         is_wildcard: True if clients receive from every lite topic.
         is_scanned: True if all lite topics with messages are known to be ready, or a scan for them has begun.
         idle: deliveries that nobody needs now, in the order in which they were finished.
-        lost: how many messages expired before the group had finished them, since the start.
     """
 
     is_lite = True
@@ -381,7 +389,6 @@ class LitePool(Pool):
         self.is_wildcard = wildcard
         self._all_ready: OrderedDict[LiteTopic, None] = OrderedDict()
         self.is_scanned = False
-        self.lost = 0
 
     def set_offset(self, name: str, offset: int) -> None:
         """Commit the group's offset in a lite topic."""
@@ -696,9 +703,10 @@ class LitePools(Pools):
 
     def get_or_make_lite(self, request: PopRequest) -> LitePool | None:
         """Return the pool of a lite group; None for other groups."""
-        return self.lite_pool(request.group, request.topic) if self._is_bound(request.group, request.topic) else None
+        return self.lite_pool(request.group, request.topic) if self.is_bound(request.group, request.topic) else None
 
-    def _is_bound(self, group: str, topic: str) -> bool:
+    def is_bound(self, group: str, topic: str) -> bool:
+        """Return True if a group is the lite group of a parent topic."""
         settings = self._settings.get(group)
         return settings is not None and settings.lite_topic == topic and self.lites.is_parent(topic)
 
@@ -796,7 +804,7 @@ class LitePools(Pools):
     # Reports, in which lite topics are not queues
 
     def peek(self, group: str, topic: str, queue_id: int | None, wanted: int) -> list[Delivered]:
-        return [] if self._is_bound(group, topic) else super().peek(group, topic, queue_id, wanted)
+        return [] if self.is_bound(group, topic) else super().peek(group, topic, queue_id, wanted)
 
     def numbers(self, group: str, topic: str) -> dict[int, PopNumbers]:
         return {} if self.find_lite(group, topic) else super().numbers(group, topic)
@@ -804,6 +812,76 @@ class LitePools(Pools):
     def full(self, group: str) -> Iterator[tuple[str, Any]]:
         for topic, queue in super().full(group):
             yield topic, queue.name if isinstance(queue, LiteTopic) else queue
+
+
+class LiteGroupProgress(GroupProgress):
+    """The progress of all groups. In its parent topic a lite group has messages of the lite topics that it has read or
+    that its clients are subscribed to; messages of other lite topics are not its lag."""
+
+    def __init__(
+        self,
+        broker_name: str,
+        topics: Topics,
+        store: Store,
+        offsets: Offsets,
+        groups: ConsumerGroups,
+        pools: LitePools,
+    ) -> None:
+        super().__init__(broker_name, topics, store, offsets, groups)
+        self._pools = pools
+
+    def groups(self) -> list[str]:
+        of_lite = (group for group, parent in self._pools.lite_offsets.all if self._pools.is_bound(group, parent))
+        return sorted({*super().groups(), *of_lite})
+
+    def topics_of(self, group: str) -> list[str]:
+        pool = self._pools.bound_lite_pool(group)
+        own = [pool.topic] if pool is not None else []
+        return [*own, *(topic for topic in super().topics_of(group) if topic not in own)]
+
+    def _lite_pool(self, group: str, topic: str) -> LitePool | None:
+        return self._pools.lite_pool(group, topic) if self._pools.is_bound(group, topic) else None
+
+    def lag(self, group: str, topic: str) -> Work[Lag]:
+        pool = self._lite_pool(group, topic)
+        if pool is None:
+            return (yield from super().lag(group, topic))
+        backlog = yield from pool.backlog(0)
+        return Lag(backlog.messages, backlog.oldest_ms or None, backlog.in_flight)
+
+    def columns(self, group: str, topic: str, *, times: bool) -> Work[ProgressColumns]:
+        """Like `rows`, in lists."""
+        pool = self._lite_pool(group, topic)
+        if pool is None:
+            return (yield from super().columns(group, topic, times=times))
+        backlog = yield from pool.backlog(0)
+        found = ProgressColumns(topic, self._broker_name, [], [], [], [], [], [])
+        for queue_id in range(self._topics.queues_of(topic)):
+            queue = self._store.queues.get((topic, queue_id))
+            end = queue.next if queue is not None else 0
+            found.broker_offsets.append(end)
+            found.consumer_offsets.append(max(end - backlog.of_queues.get(queue_id, 0), 0))
+            found.last_ms.append(0)
+        return found
+
+    def rows(self, group: str, topic: str) -> Work[Iterator[tuple[Queue, QueueProgress]]]:
+        """Return the progress of a group in the queues of a topic. The messages of a lite topic are in one queue of the
+        parent topic, among others. So the offset of a lite group is as far before the queue's end as messages are not
+        finished."""
+        if not self._pools.is_bound(group, topic):
+            return self.of(group, topic)
+        columns = yield from self.columns(group, topic, times=False)
+        offsets = enumerate(zip(columns.broker_offsets, columns.consumer_offsets, strict=True))
+        return ((Queue(topic, self._broker_name, at), QueueProgress(end, offset)) for at, (end, offset) in offsets)
+
+    def committed(self, group: str, topic: str) -> int:
+        pool = self._lite_pool(group, topic)
+        return sum(pool.offsets.values()) if pool is not None else super().committed(group, topic)
+
+    def lost(self) -> Iterator[tuple[str, str, int]]:
+        yield from super().lost()
+        for (group, parent), messages in self._pools.lite_offsets.lost.items():
+            yield group, parent, messages
 
 
 # ------------------------------------------------------------------------------
@@ -1222,12 +1300,15 @@ class LiteExpiry:
     def delete(self, lite: LiteTopic) -> None:
         """Delete a lite topic, with the offsets and deliveries of all groups."""
         parent = lite.queue.topic
+        for group in lite.groups:  # a group without members has no pool
+            if self._pools.is_bound(group, parent):
+                self._pools.lite_pool(group, parent)
         pools = [pool for pool in self._pools.lite_pools(parent) if pool.has(lite)]
         for pool in pools:
             is_read = lite.name in pool.offsets or lite in pool.queues
             lost = pool.lag(lite) if is_read or pool.subscribers_of(lite.name) else 0
             if lost:
-                pool.lost += lost
+                self._pools.lite_offsets.lost[pool.group, parent] += lost
                 hint = "they were not consumed in time; set a longer lite.topic.expiration"
                 log.warning(
                     "lite_topic_expired_unread",

@@ -70,7 +70,6 @@ from ..groups.history import shown
 from ..groups.members import Member
 from ..machine import resident_bytes
 from ..messages.topics import GOT, GOT_BYTES, PUT, PUT_BYTES, SENT_BACK, Rate, Statistics, Totals
-from ..pops.lite import LitePool
 from ..runtime import Histogram
 from ..sessions import Answer, ForwardedRequest, HandlingWanted, OffsetsReset, OffsetsWanted, RunningWanted
 from ..store.files import StoreFull
@@ -154,42 +153,17 @@ def consume_stats(broker: BrokerController, connection: RemotingConnection, fram
     header = read(ConsumeStats, frame.ext)
     group = header.consumer_group
     topics = [header.topic] if header.topic else broker.progress.topics_of(group)
-    lite = broker.pops.pools.bound_lite_pool(group)
-    of_lite: list[ProgressColumns] = []
-    if lite is not None and header.topic in (None, "", lite.topic):
-        topics = [topic for topic in topics if topic != lite.topic]
-        of_lite.append((yield from _lite_columns(broker, lite)))
     if header.columns:
         columns = yield from _columns(broker, group, topics, times=header.times)
-        columns += of_lite
         return answer(frame, body=(yield from admin_bodies.encode_progress_columns(columns)))
     tps = 0.0
     for number, topic in enumerate(topics, 1):
         tps += broker.statistics.rate(GOT, f"{topic}@{group}", 60).per_second
         if number % SLICE == 0:
             yield
-    rows = chain(_progress(broker, group, topics), chain.from_iterable(map(_rows, of_lite)))
+    rows = yield from _progress(broker, group, topics)
     body = yield from admin_bodies.encode_consume_stats(rows, tps)
     return answer(frame, body=body)
-
-
-def _lite_columns(broker: BrokerController, pool: LitePool) -> Work[ProgressColumns]:
-    """Return the progress of a lite group by the queues of the parent topic, in which the messages of a lite topic are
-    among others: the offset is as far before the queue's end as messages are not finished."""
-    backlog = yield from pool.backlog(0)
-    found = ProgressColumns(pool.topic, broker.config.name, [], [], [], [], [], [])
-    for queue_id in range(broker.topics.queues_of(pool.topic)):
-        queue = broker.store.queues.get((pool.topic, queue_id))
-        end = queue.next if queue is not None else 0
-        found.broker_offsets.append(end)
-        found.consumer_offsets.append(max(end - backlog.of_queues.get(queue_id, 0), 0))
-        found.last_ms.append(0)
-    return found
-
-
-def _rows(columns: ProgressColumns) -> Iterator[tuple[Queue, QueueProgress]]:
-    for queue_id, (end, offset) in enumerate(zip(columns.broker_offsets, columns.consumer_offsets, strict=True)):
-        yield Queue(columns.topic, columns.broker_name, queue_id), QueueProgress(end, offset)
 
 
 def _columns(broker: BrokerController, group: str, topics: list[str], *, times: bool) -> Work[list[ProgressColumns]]:
@@ -200,14 +174,23 @@ def _columns(broker: BrokerController, group: str, topics: list[str], *, times: 
     return found
 
 
-def _progress(broker: BrokerController, group: str, topics: list[str]) -> Iterator[tuple[Queue, QueueProgress]]:
-    return chain.from_iterable(broker.progress.of(group, topic) for topic in topics)
+def _progress(broker: BrokerController, group: str, topics: list[str]) -> Work[Iterator[tuple[Queue, QueueProgress]]]:
+    """Return the progress of a group in topics. Each row costs a read of the disk, when it is taken."""
+    found: list[Iterator[tuple[Queue, QueueProgress]]] = []
+    for topic in topics:
+        rows = yield from broker.progress.rows(group, topic)
+        found.append(rows)
+    return chain.from_iterable(found)
 
 
 def all_consume_stats(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
     read(IsOrder, frame.ext)
-    names = [group.name for group in broker.group_configs]
-    groups = ((name, _progress(broker, name, broker.progress.topics_of(name))) for name in names)
+    groups = []
+    for number, name in enumerate([group.name for group in broker.group_configs], 1):
+        rows = yield from _progress(broker, name, broker.progress.topics_of(name))
+        groups.append((name, rows))
+        if number % SLICE == 0:
+            yield
     body = yield from admin_bodies.encode_all_consume_stats(broker.config.address, groups)
     return answer(frame, body=body)
 
@@ -225,13 +208,14 @@ def time_span(broker: BrokerController, connection: RemotingConnection, frame: F
     header = read(TopicGroup, frame.ext)
     if broker.topics.get(header.topic) is None:
         return answer(frame, ResponseCode.TOPIC_NOT_EXIST, remark=f"topic[{header.topic}] not exist")
-    body = yield from admin_bodies.encode_times(_times(broker, header.group, header.topic))
+    rows = yield from broker.progress.rows(header.group, header.topic)
+    body = yield from admin_bodies.encode_times(_times(broker, rows))
     return answer(frame, body=body)
 
 
-def _times(broker: BrokerController, group: str, topic: str) -> Iterator[dict[str, Any]]:
+def _times(broker: BrokerController, rows: Iterable[tuple[Queue, QueueProgress]]) -> Iterator[dict[str, Any]]:
     now_ms = broker.clock.time_ms()
-    for at, item in broker.progress.of(group, topic):
+    for at, item in rows:
         queue = broker.store.queues.get((at.topic, at.queue_id))
         stored = queue is not None and queue.begin < queue.next
         yield {
@@ -464,7 +448,7 @@ def update_group(broker: BrokerController, connection: RemotingConnection, frame
     fault = names.group_fault(group.name)
     if fault:
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
-    broker.group_configs.put(bodies.altered_group(group, broker.group_configs.get(group.name)))
+    _put_group(broker, connection, bodies.altered_group(group, broker.group_configs.get(group.name)))
     log.info("group_settings_changed", group=group.name)
     return answer(frame)
 
@@ -479,11 +463,17 @@ def update_groups(broker: BrokerController, connection: RemotingConnection, fram
             return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
         wanted.append(bodies.altered_group(group, broker.group_configs.get(group.name)))
     for number, group in enumerate(wanted, 1):
-        broker.group_configs.put(group)
+        _put_group(broker, connection, group)
         if number % SLICE == 0:
             yield
     log.info("group_settings_changed", count=len(wanted), first=wanted[0].name if wanted else "")
     return answer(frame)
+
+
+def _put_group(broker: BrokerController, connection: RemotingConnection, group: bodies.GroupConfig) -> None:
+    broker.group_configs.put(group)
+    if group.lite_topic:  # other groups get their retry topic when their first member joins
+        broker.ensure_retry_topic(group, connection)
 
 
 def _subscribed(group: Group | None) -> list[str]:

@@ -12,7 +12,7 @@ import structlog
 
 from ...protocol import allocation, bodies, group_bodies, names
 from ...protocol.admin_bodies import Running, decode_running
-from ...protocol.bodies import BodyError, ConsumerData, GroupConfig, Heartbeat, Route, TopicConfig, Work
+from ...protocol.bodies import BodyError, ConsumerData, Heartbeat, Route, Work
 from ...protocol.codes import EXT_DETAIL, EXT_SEEN_QUEUES, EXT_SHARES, EXT_UNKNOWN, RequestCode, ResponseCode
 from ...protocol.config import MAX_ID_CHARS, MAX_REQUEST_QUEUES, MAX_SUBSCRIPTIONS
 from ...protocol.frame import Ext, Frame
@@ -48,7 +48,6 @@ from ..config import MAX_RUNNING_INFO_BYTES, LimitExceeded
 from ..groups.group import NO_QUEUE, ConsumerGroup
 from ..groups.members import shape_of
 from ..sessions import Answer, ForwardedRequest, Refusal, RunningWanted
-from ..store.files import StoreFull
 from ..store.index import ConsumeQueue
 from .connection import Buffers, Refused, RemotingConnection, answer, refused, small
 
@@ -133,7 +132,7 @@ def _check(broker: BrokerController, connection: RemotingConnection, beat: bodie
             if fault:
                 raise Refused(ResponseCode.NO_PERMISSION, fault)
         if settings is not None:
-            _ensure_retry_topic(broker, connection, settings)
+            broker.ensure_retry_topic(settings, connection)
     # an equal heartbeat of this connection was admitted before
     if connection.beat is None or connection.beat[1] is not beat:
         broker.groups.admit(connection, beat.client_id, (consumer.group for consumer in beat.consumers))
@@ -151,17 +150,6 @@ def _beat_of(connection: RemotingConnection, body: bytes) -> bodies.Heartbeat:
         if fault:
             raise names.IllegalName(fault)
     return beat
-
-
-def _ensure_retry_topic(broker: BrokerController, connection: RemotingConnection, group: GroupConfig) -> None:
-    name = names.retry_topic(group.name)
-    if broker.topics.get(name) is not None:
-        return
-    try:
-        broker.topics.ensure(TopicConfig(name, group.retry_queues, group.retry_queues), broker.store.end)
-    except StoreFull as error:  # members can read even if the disk is full
-        if connection.is_news("retry_topic_save_failed"):
-            log.error("retry_topic_save_failed", group=group.name, reason=str(error))
 
 
 def _strict_fault(broker: BrokerController, connection: RemotingConnection, consumer: ConsumerData) -> str | None:

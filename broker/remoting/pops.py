@@ -170,6 +170,7 @@ def _syncing(broker: BrokerController, connection: RemotingConnection, frame: Fr
         if fault := group_fault(change.group):
             raise Refused(ResponseCode.INVALID_PARAMETER, fault)
         group = broker.pops.lite.bind(change.group, change.topic)
+        broker.ensure_retry_topic(group, connection)
         connection.on_lost(broker.pops.session_gone)
         client = _lite_client(connection, change.client_id)
         sync = LiteSync(

@@ -101,7 +101,8 @@ async def test_users_and_acls_are_accounts(start_cluster: StartCluster, java_fiv
 
 @pytest.mark.feature(
     "mqadmin",
-    "getBrokerLiteInfo, getParentTopicInfo, getLiteTopicInfo, getLiteClientInfo, getLiteGroupInfo, triggerLiteDispatch",
+    "getBrokerLiteInfo, getParentTopicInfo, getLiteTopicInfo, getLiteClientInfo, getLiteGroupInfo, triggerLiteDispatch, "
+    "consumerProgress of a lite group",
     client="mqadmin 5.5.0",
 )
 async def test_lite_topics_and_their_groups_are_shown(cluster: Cluster, programs_newest: Path, tmp_path: Path) -> None:
@@ -125,4 +126,5 @@ async def test_lite_topics_and_their_groups_are_shown(cluster: Cluster, programs
         assert f"Total Lag Count: {2 * len(cluster.nodes)}" in shown
         assert "a1" in shown
         assert f"Total Lag Count: {2 * len(cluster.nodes)}" in await admin("getLiteGroupInfo", *group, "-l", "a1")
+        assert f"Diff Total: {2 * len(cluster.nodes)}" in await admin("consumerProgress", "-g", "g")
         assert (await admin("triggerLiteDispatch", *group)).count("dispatched") == len(cluster.nodes)

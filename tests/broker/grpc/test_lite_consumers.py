@@ -699,7 +699,7 @@ async def test_messages_that_expire_unread_are_counted_and_logged(nodes: Nodes, 
     assert [
         (line["lite_topic"], line["messages"]) for line in logs if line["event"] == "lite_topic_expired_unread"
     ] == [("a", 2)]
-    assert [pool.lost for pool in node.broker.pops.pools.lite_pools()] == [2]
+    assert list(node.broker.progress.lost()) == [("g", PARENT, 2)]
 
 
 async def test_expired_lite_topic_is_gone_after_a_restart_too(nodes: Nodes, dial: Dial) -> None:

@@ -30,7 +30,7 @@ from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.runtime import Histogram, MovableClock, Runtime
 from rocketlet.broker.server import Listening, Server
 from rocketlet.broker.store import disk
-from rocketlet.client import AdminClient, Consumer, Producer, RocketletError, SharedConsumer
+from rocketlet.client import AdminClient, Consumer, LiteConsumer, Producer, RocketletError, SharedConsumer
 from rocketlet.client.admin.diagnosis import ObservationTimes, diagnose
 from rocketlet.protocol.bodies import GroupConfig, encode_group
 from rocketlet.protocol.codes import RequestCode as Code
@@ -45,6 +45,7 @@ from ...conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, ev
 from ...support.handlers import Inbox
 from ...support.metrics import fetched, samples
 from ...support.requests import commit, join, pull, send, value
+from ...support.topics import put
 
 
 async def test_of_connections_that_ask_nothing_the_oldest_make_room(
@@ -121,6 +122,30 @@ async def test_what_was_sent_and_read_is_counted_by_topic_and_group(nodes: Nodes
     assert ("rocketmq_broker_tps", frozenset()) in found
     assert found["rocketlet_connections", frozenset()] >= 1
     assert found["process_open_fds", frozenset()] > 0
+
+
+async def test_lag_of_a_lite_group_is_that_of_the_lite_topics_that_it_reads(nodes: Nodes) -> None:
+    clock = MovableClock(stands=True)
+    node = await nodes.start(metrics_port=0, clock=clock)
+    put(node, message_type="LITE", lite_expiration_min=1)
+    inbox = Inbox()
+    async with Producer(node.address) as producer:
+        async with LiteConsumer(node.address, "g", "t", inbox, lite_topics=["a"]):
+            for name in ("a", "unread"):
+                await producer.send("t", b"x", lite_topic=name)
+            await eventually(lambda: node.broker.lite_offsets.of("g", "t") == {"a": 1})
+        await producer.send("t", b"x", lite_topic="a")
+        clock.advance(2)
+        both = frozenset({("topic", "t"), ("group", "g")})
+        found = await samples(node)
+        assert found["rocketlet_group_lag", both] == found["rocketmq_message_accumulation", both] == 1
+        assert (found["rocketmq_consumer_offset", both], found["rocketlet_group_oldest_seconds", both]) == (1, 2)
+        assert ("rocketlet_messages_expired_unread_total", both) not in found
+        clock.advance(60)
+        await eventually(lambda: node.broker.lites.count == 0)
+    found = await samples(node)
+    assert found["rocketlet_group_lag", both] == 0
+    assert found["rocketlet_messages_expired_unread_total", both] == 1
 
 
 async def test_requests_are_timed_by_their_name(nodes: Nodes) -> None:

@@ -316,6 +316,45 @@ async def test_group_that_is_new_is_bound_by_its_first_synchronization(node: Nod
     assert group.lite_topic == "t"
 
 
+@pytest.mark.parametrize("is_created", [False, True], ids=["bound by a client", "created for the parent topic"])
+async def test_progress_of_a_lite_group_is_found_by_the_route_of_its_retry_topic(
+    node: Node, wire: Wire, is_created: bool
+) -> None:
+    put(node, message_type="LITE")
+    if is_created:
+        await put_group(wire, **{"+lite.bind.topic": "t"})
+    else:
+        await sync(wire, "a")
+
+    async def has_route() -> bool:  # mqadmin's consumerProgress asks its brokers
+        return (await wire.call(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "%RETRY%g"})).code == 0
+
+    await eventually(has_route)
+    if is_created:
+        await sync(wire, "a")
+    await fill(wire, "a", b"1", b"2")
+    await fill(wire, "unread", b"x")
+    shown = await wire.call(RequestCode.GET_CONSUME_STATS, {"consumerGroup": "g"})
+    assert sum(item.lag for item in decode_consume_stats(shown.body).values()) == 2
+    assert {queue.topic for queue in decode_consume_stats(shown.body)} == {"t"}
+
+
+async def test_lag_of_a_lite_group_in_all_reports_is_that_of_its_lite_topics(node: Node, wire: Wire) -> None:
+    ready(node)
+    await sync(wire, "a")
+    await fill(wire, "a", b"1", b"2", b"3")
+    await fill(wire, "unread", b"x")
+    await popped(wire, maxMsgNum=1)
+    report = orjson.loads((await wire.call(RequestCode.GET_GROUP_HISTORY, {"consumerGroup": "g"})).body)
+    (lag,) = report["lag"]
+    assert (lag["topic"], lag["messages"], lag["inHand"]) == ("t", 3, 1)
+    assert lag["oldestMs"] == min(record.store_ms for record in stored(node))
+    of_all = await wire.call(RequestCode.GET_BROKER_CONSUME_STATS, {"isOrder": "false"})
+    assert b'"totalDiff":3' in of_all.body
+    spans = await wire.call(RequestCode.QUERY_CONSUME_TIME_SPAN, {"topic": "t", "group": "g"})
+    assert len(orjson.loads(spans.body)["consumeTimeSpanSet"]) == 4
+
+
 async def test_evicted_client_of_an_exclusive_group_is_notified(node: Node, wire: Wire, connect: Connect) -> None:
     ready(node, lite_sub_model="Exclusive")
     other = await connect(node.address)
