@@ -20,6 +20,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from ..protocol.admin_bodies import LiteParent
     from ..protocol.allocation import (
         AVG,
         AVG_BY_CIRCLE,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from ..protocol.bodies import GroupConfig
     from ..protocol.headers import PutAccount
     from ..protocol.names import Queue, Sql
-    from .admin.admin_client import AdminClient, Group, OffsetChange, Topic, rebalanced
+    from .admin.admin_client import AdminClient, Group, LiteGroup, OffsetChange, Topic, rebalanced
     from .admin.trace import MessageTrace
     from .application import Depends, Health, Rocketlet, stop_signal
     from .config import ClientLimits, PullLimits, Start
@@ -67,6 +68,7 @@ _NAMES: Final = {
         "MachineRoomNearby",
         "Strategy",
     ),
+    "..protocol.admin_bodies": ("LiteParent",),
     "..protocol.bodies": ("GroupConfig",),
     "..protocol.headers": ("PutAccount",),
     "..protocol.names": (
@@ -76,6 +78,7 @@ _NAMES: Final = {
     ".admin.admin_client": (
         "AdminClient",
         "Group",
+        "LiteGroup",
         "Topic",
         "OffsetChange",
         "rebalanced",
@@ -142,6 +145,8 @@ __all__ = [
     "GroupConfig",
     "Health",
     "LiteConsumer",
+    "LiteGroup",
+    "LiteParent",
     "MachineRoomNearby",
     "Message",
     "MessageIllegal",

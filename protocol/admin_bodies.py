@@ -620,6 +620,103 @@ def decode_accounts(data: Any) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------------
+# Reports of brokers of 5.5 on lite topics.
+
+
+class LiteParent(NamedTuple):
+    """What a broker has of a parent topic.
+
+    Attributes:
+        lite_topics: the number of its lite topics.
+        expiration_min: minutes without a message after which a lite topic is deleted, or -1 for never.
+        groups: the lite groups of the topic.
+    """
+
+    lite_topics: int
+    expiration_min: int
+    groups: tuple[str, ...]
+
+
+@answers("parent topic")
+def decode_lite_parent(data: Any) -> LiteParent:
+    """Decode the response to GET_PARENT_TOPIC_INFO."""
+    return LiteParent(int(data["liteTopicCount"]), int(data["ttl"]), tuple(map(str, data["groups"])))
+
+
+class LiteTopicLag(NamedTuple):
+    """What a lite group has not finished in a lite topic. Times are in ms since the epoch, 0 for none.
+
+    Attributes:
+        oldest_ms: when the first of the messages was stored.
+        in_flight: how many of them are in flight; Apache's brokers do not report it.
+        waiting_ms: when the first message that is not in flight was stored.
+    """
+
+    name: str
+    messages: int
+    oldest_ms: int
+    in_flight: int
+    waiting_ms: int
+
+
+class LiteLag(NamedTuple):
+    """What a lite group has not finished in all lite topics of a broker.
+
+    Attributes:
+        oldest_ms: when the oldest of the messages was stored, in ms since the epoch; 0 for none.
+        topic: the parent topic.
+        in_flight: how many of them are in flight; Apache's brokers do not report it.
+        is_wildcard: True if members receive from every lite topic; Apache's brokers do not report it.
+        longest: the lite topics with most of them.
+        oldest: the lite topics with the oldest of them.
+    """
+
+    topic: str
+    messages: int
+    oldest_ms: int
+    in_flight: int
+    is_wildcard: bool
+    longest: tuple[LiteTopicLag, ...]
+    oldest: tuple[LiteTopicLag, ...]
+
+
+@answers("lite group")
+def decode_lite_lag(data: Any) -> LiteLag:
+    """Decode the response to GET_LITE_GROUP_INFO about all lite topics."""
+    tops = [tuple(map(_lite_topic_lag, data.get(name) or ())) for name in ("lagCountTopK", "lagTimestampTopK")]
+    oldest_ms = max(int(data["earliestUnconsumedTimestamp"]), 0)
+    return LiteLag(
+        str(data["parentTopic"]),
+        int(data["totalLagCount"]),
+        oldest_ms,
+        int(data.get("inFlight", 0)),
+        bool(data.get("wildcard", False)),
+        *tops,
+    )
+
+
+def _lite_topic_lag(data: Any) -> LiteTopicLag:
+    oldest_ms = max(int(data["earliestUnconsumedTimestamp"]), 0)
+    waiting_ms = int(data.get("earliestWaitingTimestamp", oldest_ms))
+    return LiteTopicLag(
+        str(data["liteTopic"]), int(data["lagCount"]), oldest_ms, int(data.get("inFlight", 0)), waiting_ms
+    )
+
+
+@answers("lite topic")
+def decode_lite_subscribers(data: Any) -> list[tuple[str, str]]:
+    """Decode the response to GET_LITE_TOPIC_INFO. Return the client id and the group of each subscriber."""
+    return [(str(item["clientId"]), str(item["group"])) for item in data.get("subscriber") or ()]
+
+
+@answers("client of a lite group")
+def decode_lite_client(data: Any) -> int:
+    """Decode the response to GET_LITE_CLIENT_INFO. Return to how many lite topics the client is subscribed, or -1 if the
+    broker does not know it."""
+    return int(data["liteTopicCount"])
+
+
+# ------------------------------------------------------------------------------
 # Records of Apache's message trace: the clients that sent and handled a message, with times, durations and outcomes.
 #
 # A message of the trace topic contains many records in its body. The trace message's keys are the ids and keys of the

@@ -949,6 +949,7 @@ READS_TOPIC = fields(topics=("topic",))
 MAY_KNOW_TOPIC = fields(topics=("topic",), permission=ANY)  # producers ask for offsets, too
 OF_GROUP = fields(groups=("consumerGroup",))
 GROUP = fields(groups=("group",))
+PARENT_TOPIC = fields(topics=("parentTopic",))
 OF_GROUP_AND_TOPIC = fields(topics=("topic",), groups=("group",))
 CLONE = fields(topics=("topic",), groups=("srcGroup", "destGroup"))
 

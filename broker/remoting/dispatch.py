@@ -508,10 +508,10 @@ BROKER_REQUESTS: Mapping[int, tuple[BrokerHandler, Rule]] = {
     Code.GET_GROUP_HISTORY: (administration.group_history, connection.OF_GROUP),
     # lite topics
     Code.GET_BROKER_LITE_INFO: (pops.broker_lite_info, ADMIN),
-    Code.GET_PARENT_TOPIC_INFO: (pops.parent_topic_info, ADMIN),
-    Code.GET_LITE_TOPIC_INFO: (pops.lite_topic_info, ADMIN),
-    Code.GET_LITE_CLIENT_INFO: (pops.lite_client_info, ADMIN),
-    Code.GET_LITE_GROUP_INFO: (pops.lite_group_info, ADMIN),
+    Code.GET_PARENT_TOPIC_INFO: (pops.parent_topic_info, connection.MAY_KNOW_TOPIC),
+    Code.GET_LITE_TOPIC_INFO: (pops.lite_topic_info, connection.PARENT_TOPIC),
+    Code.GET_LITE_CLIENT_INFO: (pops.lite_client_info, connection.GROUP),
+    Code.GET_LITE_GROUP_INFO: (pops.lite_group_info, connection.GROUP),
     Code.TRIGGER_LITE_DISPATCH: (pops.trigger_lite_dispatch, ADMIN),
     # the broker
     Code.GET_BROKER_CONFIG: (administration.broker_config, ADMIN),

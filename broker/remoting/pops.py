@@ -71,7 +71,7 @@ from ..config import (
 )
 from ..messages.lite import LiteTopic
 from ..messages.sending import GIVEN_UP
-from ..pops.deliveries import TOPIC_MARK, AckStatus, PopClient, PopRequest, PopResult, Why, encode_handle
+from ..pops.deliveries import TOPIC_MARK, AckStatus, DeliveryState, PopClient, PopRequest, PopResult, Why, encode_handle
 from ..pops.lite import LiteLag, LitePool, LiteSync
 from ..pops.pool import Receive
 from ..sessions import Refusal
@@ -658,8 +658,10 @@ def lite_group_info(broker: BrokerController, connection: RemotingConnection, fr
         value |= {
             "totalLagCount": backlog.messages,
             "earliestUnconsumedTimestamp": backlog.oldest_ms,
-            "lagCountTopK": list(map(_lite_lag, backlog.longest)),
-            "lagTimestampTopK": list(map(_lite_lag, backlog.oldest)),
+            "lagCountTopK": [_lite_lag(broker, pool, item) for item in backlog.longest],
+            "lagTimestampTopK": [_lite_lag(broker, pool, item) for item in backlog.oldest],
+            "inFlight": backlog.in_flight,  # this field and the next are Rocketlet's own
+            "wildcard": pool.is_wildcard,
         }
     return answer(frame, body=orjson.dumps(value))
 
@@ -674,8 +676,22 @@ def _lite_offsets(broker: BrokerController, pool: LitePool, lite: LiteTopic) -> 
     }
 
 
-def _lite_lag(lag: LiteLag) -> dict[str, Any]:
-    return {"liteTopic": lag.name, "lagCount": lag.messages, "earliestUnconsumedTimestamp": lag.oldest_ms}
+def _lite_lag(broker: BrokerController, pool: LitePool, lag: LiteLag) -> dict[str, Any]:
+    """Return what a group has not finished in a lite topic. Rocketlet's own fields: the number of messages in flight, and
+    when the first of the others was stored, or 0."""
+    lite, deliveries = broker.lites.get(pool.topic, lag.name), pool.queues.get(lag.name)
+    in_flight, waiting_ms = 0, lag.oldest_ms
+    if lite is not None and deliveries is not None:
+        states = ((item.offset, item.state) for item in deliveries.unfinished.values())
+        waiting = next((offset for offset, state in states if state is DeliveryState.VISIBLE), deliveries.next)
+        in_flight, waiting_ms = deliveries.in_hand, broker.lites.stored_ms(lite, max(waiting, lite.begin))
+    return {
+        "liteTopic": lag.name,
+        "lagCount": lag.messages,
+        "earliestUnconsumedTimestamp": lag.oldest_ms,
+        "inFlight": in_flight,
+        "earliestWaitingTimestamp": waiting_ms,
+    }
 
 
 def trigger_lite_dispatch(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:

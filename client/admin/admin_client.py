@@ -16,6 +16,9 @@ from ...protocol import admin_bodies, bodies, names
 from ...protocol.admin_bodies import (
     Departed,
     GroupConnections,
+    LiteLag,
+    LiteParent,
+    LiteTopicLag,
     MemberConnection,
     QueueProgress,
     Range,
@@ -37,6 +40,9 @@ from ...protocol.headers import (
     DepartedCount,
     GroupHistory,
     GroupName,
+    LiteClientOf,
+    LiteGroupOf,
+    LiteTopicOf,
     PutAccount,
     ResetOffset,
     TopicName,
@@ -48,6 +54,7 @@ from ...protocol.names import SQL92, TAG, Queue, Sql, counted, parse_subscriptio
 from ..config import (
     ADMIN_TIMEOUT_S,
     CLIENT_LIMITS,
+    SUSPECTS,
     TOPIC_QUEUES,
     ClientLimits,
 )
@@ -61,7 +68,7 @@ from ..errors import (
 )
 from ..message import Message
 from ..wire.cluster import ClusterView, stored_since
-from ..wire.connection import Access, body_of, header_of
+from ..wire.connection import Access, body_of, gather_limited, header_of
 from .messages import FOREVER_MS, by_key, by_offset_id, read_queue, send_again, send_to_retry, store
 
 # ------------------------------------------------------------------------------
@@ -71,6 +78,12 @@ from .messages import FOREVER_MS, by_key, by_offset_id, read_queue, send_again, 
 Masters = Mapping[str, str]
 """Addresses of masters by broker name."""
 
+_NOT_LITE: Final = (
+    ResponseCode.REQUEST_CODE_NOT_SUPPORTED,  # a broker older than 5.5
+    ResponseCode.TOPIC_NOT_EXIST,
+    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+    ResponseCode.INVALID_PARAMETER,  # a topic without lite topics, or a group that is not bound
+)
 NO_EVENTS_MS: Final = (1 << 63) - 1  # later than any possible event, so that no event is returned
 
 
@@ -374,6 +387,62 @@ class AdminClient:
         )
         answers = await self._each(masters, RequestCode.GET_GROUP_HISTORY, header, ignored=ignored)
         return [body_of(answer, admin_bodies.decode_report) for answer in answers.values()]
+
+    # Lite topics
+
+    async def lite_parent(self, topic: str) -> LiteParent | None:
+        """Return the number of lite topics of a parent topic, their expiration and their groups. Return None for a topic
+        that is not the parent of lite topics."""
+        answers = await self._each(
+            await self.masters(), RequestCode.GET_PARENT_TOPIC_INFO, write(TopicName(topic)), ignored=_NOT_LITE
+        )
+        found = [body_of(answer, admin_bodies.decode_lite_parent) for answer in answers.values()]
+        if not found:
+            return None
+        groups = {name for item in found for name in item.groups}
+        return LiteParent(sum(item.lite_topics for item in found), found[0].expiration_min, tuple(sorted(groups)))
+
+    async def lite_group(self, name: str, masters: Masters | None = None, *, most: int = SUSPECTS) -> LiteGroup | None:
+        """Return what a lite group has not finished. Return None for a group that is not bound to a parent topic.
+
+        Args:
+            most: how many lite topics each broker lists.
+        """
+        header = write(LiteGroupOf(name, top_k=most))
+        answers = await self._each(
+            await self._known(masters), RequestCode.GET_LITE_GROUP_INFO, header, ignored=_NOT_LITE
+        )
+        if not answers:
+            return None
+        return LiteGroup({broker: body_of(answer, admin_bodies.decode_lite_lag) for broker, answer in answers.items()})
+
+    async def lite_subscriptions(
+        self, group: str, topic: str, client_ids: Iterable[str], masters: Masters | None = None
+    ) -> dict[str, int]:
+        """Return to how many lite topics of a parent topic each of these members is subscribed, by client id. Members that
+        no broker knows are left out."""
+        masters = await self._known(masters)
+
+        async def count(client_id: str) -> int:
+            header = write(LiteClientOf(topic, group, client_id, max_count=0))
+            answers = await self._each(masters, RequestCode.GET_LITE_CLIENT_INFO, header, ignored=_NOT_LITE)
+            return max((body_of(answer, admin_bodies.decode_lite_client) for answer in answers.values()), default=-1)
+
+        ids = list(client_ids)
+        found = await gather_limited(count, ids)
+        return {client_id: number for client_id, number in zip(ids, found, strict=True) if number >= 0}
+
+    async def lite_subscribers(
+        self, topic: str, lite_topic: str, masters: Masters | None = None
+    ) -> set[tuple[str, str]]:
+        """Return the client id and the group of each member that is subscribed to a lite topic."""
+        header = write(LiteTopicOf(topic, lite_topic))
+        answers = await self._each(
+            await self._known(masters), RequestCode.GET_LITE_TOPIC_INFO, header, ignored=_NOT_LITE
+        )
+        return {item for answer in answers.values() for item in body_of(answer, admin_bodies.decode_lite_subscribers)}
+
+    # Changes of groups
 
     async def create_group(self, config: GroupConfig) -> list[str]:
         """Create a group on the brokers that do not have it, and return their names.
@@ -762,6 +831,46 @@ class Group:
     def lag(self) -> int:
         """The number of messages that are not consumed yet."""
         return sum(max(item.lag, 0) for item in self.progress.values())
+
+
+@dataclass(frozen=True, slots=True)
+class LiteGroup:
+    """What a lite group has not finished in the lite topics that it has read or that its members are subscribed to.
+
+    Attributes:
+        lags: the messages by broker name. A lite topic is on one broker.
+    """
+
+    lags: Mapping[str, LiteLag]
+
+    @property
+    def topic(self) -> str:
+        """The parent topic."""
+        return next(iter(self.lags.values())).topic
+
+    @property
+    def is_wildcard(self) -> bool:
+        """True if members receive from every lite topic."""
+        return any(lag.is_wildcard for lag in self.lags.values())
+
+    @property
+    def messages(self) -> int:
+        return sum(lag.messages for lag in self.lags.values())
+
+    @property
+    def in_flight(self) -> int:
+        return sum(lag.in_flight for lag in self.lags.values())
+
+    @property
+    def oldest_ms(self) -> int | None:
+        """When the oldest of the messages was stored, in ms since the epoch; None if there is none."""
+        return min((lag.oldest_ms for lag in self.lags.values() if lag.oldest_ms), default=None)
+
+    @property
+    def longest(self) -> list[LiteTopicLag]:
+        """The lite topics with most messages, the first one has most."""
+        found = [item for lag in self.lags.values() for item in lag.longest]
+        return sorted(found, key=lambda item: (-item.messages, item.name))
 
 
 # ------------------------------------------------------------------------------

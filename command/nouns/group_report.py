@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import orjson
 
-from ...client.admin.admin_client import AdminClient
+from ...client.admin.admin_client import AdminClient, LiteGroup
 from ...client.errors import BrokerRefused
 from ...protocol.codes import ResponseCode
 from ...protocol.group_bodies import SHARED_OWNER
@@ -16,6 +17,7 @@ from ...protocol.names import counted
 from ..plumbing.output import Output
 
 FOLLOW_S = 0.5
+LONGEST = 10  # lite topics that the report lists
 
 
 async def report(
@@ -34,12 +36,46 @@ async def report(
         return
     if not any(item.get(what) for item in reports for what in ("members", "events", "lag")):
         await admin.group(group)  # raises if the group does not exist
-    _show(group, reports, output, timeline=timeline)
+    lite = await _lite_report(admin, group, (member["clientId"] for item in reports for member in item["members"]))
+    _show(group, reports, lite, output, timeline=timeline)
     while follow and timeline:
         seen = {orjson.dumps(event) for event in _events(reports)}
         await asyncio.sleep(FOLLOW_S)
         reports = await admin.history(group)
         _show_events([event for event in _events(reports) if orjson.dumps(event) not in seen], output)
+
+
+class _LiteReport(NamedTuple):
+    """What a lite group has not finished, and to how many lite topics each member is subscribed."""
+
+    group: LiteGroup
+    subscriptions: dict[str, int]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "topic": self.group.topic,
+            "wildcard": self.group.is_wildcard,
+            "messages": self.group.messages,
+            "inFlight": self.group.in_flight,
+            "oldestMs": self.group.oldest_ms,
+            "subscriptions": self.subscriptions,
+            "longest": [
+                {
+                    "liteTopic": item.name,
+                    "messages": item.messages,
+                    "inFlight": item.in_flight,
+                    "oldestMs": item.oldest_ms,
+                }
+                for item in self.group.longest[:LONGEST]
+            ],
+        }
+
+
+async def _lite_report(admin: AdminClient, group: str, client_ids: Iterable[str]) -> _LiteReport | None:
+    lite = await admin.lite_group(group, most=LONGEST)
+    if lite is None:
+        return None
+    return _LiteReport(lite, await admin.lite_subscriptions(group, lite.topic, dict.fromkeys(client_ids)))
 
 
 async def _foreign_report(admin: AdminClient, group: str, output: Output) -> None:
@@ -60,10 +96,13 @@ async def _foreign_report(admin: AdminClient, group: str, output: Output) -> Non
     lag = [
         {"topic": queue.topic, "messages": max(item.lag, 0), "oldestMs": None} for queue, item in found.progress.items()
     ]
+    lite = await _lite_report(admin, group, members)
     if output.as_json:
-        output.json({"group": group, "members": members, "owners": owners, "lag": lag, "events": []})
-    _show_members(group, members, owners, output)
+        value = {"group": group, "members": members, "owners": owners, "lag": lag, "events": []}
+        output.json(value if lite is None else value | {"lite": lite.as_json()})
+    _show_members(group, members, owners, lite, output)
     _show_lag(lag, output)
+    _show_lite(lite, output)
 
 
 def _events(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -74,15 +113,19 @@ def _events(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
     )
 
 
-def _show(group: str, reports: list[dict[str, Any]], output: Output, *, timeline: bool) -> None:
+def _show(
+    group: str, reports: list[dict[str, Any]], lite: _LiteReport | None, output: Output, *, timeline: bool
+) -> None:
     events = _events(reports) if timeline else []
     if output.as_json:
         summary = [{name: value for name, value in item.items() if name != "events"} for item in reports]
-        output.json({"group": group, "brokers": summary, "events": events})
+        value = {"group": group, "brokers": summary, "events": events}
+        output.json(value if lite is None else value | {"lite": lite.as_json()})
         return
     members = {member["clientId"]: member for item in reports for member in item["members"]}
-    _show_members(group, members, [owner for item in reports for owner in item["owners"]], output)
+    _show_members(group, members, [owner for item in reports for owner in item["owners"]], lite, output)
     _show_lag([entry for item in reports for entry in item.get("lag", ())], output)
+    _show_lite(lite, output)
     for queue in sorted({queue for item in reports for queue in item["full"]}):
         output.text(f"  {queue}: brokers return no new messages, because too many are popped and not acknowledged")
     for fault in sorted({fault for item in reports for fault in item["disagreements"]}):
@@ -90,7 +133,9 @@ def _show(group: str, reports: list[dict[str, Any]], output: Output, *, timeline
     _show_events(events, output)
 
 
-def _show_members(group: str, members: dict[str, Any], owners: list[dict[str, Any]], output: Output) -> None:
+def _show_members(
+    group: str, members: dict[str, Any], owners: list[dict[str, Any]], lite: _LiteReport | None, output: Output
+) -> None:
     shared = [owner for owner in owners if owner["clientId"] == SHARED_OWNER]
     held = (
         [counted(len(owners) - len(shared), "queue locked", "queues locked")]
@@ -98,6 +143,9 @@ def _show_members(group: str, members: dict[str, Any], owners: list[dict[str, An
         else []
     )
     held += [counted(len(shared), "queue shared", "queues shared")] if shared else []
+    if lite is not None:  # its members share no queues
+        every = "every lite topic" if lite.group.is_wildcard else "lite topics"
+        held = [f"{every} of {lite.group.topic}"]
     output.text(f"group {group}: {', '.join([counted(len(members), 'member'), *held])}")
     for client_id, member in sorted(members.items()):
         mine = sorted(
@@ -108,7 +156,10 @@ def _show_members(group: str, members: dict[str, Any], owners: list[dict[str, An
         topics = ", ".join(f"{topic} [{expression}]" for topic, expression in member["subscriptions"].items())
         own = f"  Rocketlet {member['rocketletVersion']}" if member.get("rocketletVersion") else ""
         output.text(f"  {client_id}  {member['peer'] or '-'}  {member['strategy'] or '-'}  {topics}{own}")
-        if member.get("pops") and not mine:
+        if lite is not None:
+            count = lite.subscriptions.get(client_id, 0)
+            output.text(f"    {'every lite topic' if lite.group.is_wildcard else counted(count, 'lite topic')}")
+        elif member.get("pops") and not mine:
             output.text("    shares messages")
         else:
             output.text(f"    {counted(len(mine), 'queue')}: {' '.join(mine) or '-'}")
@@ -120,12 +171,25 @@ def _show_lag(lag: list[dict[str, Any]], output: Output) -> None:
     for topic in sorted({entry["topic"] for entry in lag}):
         entries = [entry for entry in lag if entry["topic"] == topic]
         since_ms = min((entry["oldestMs"] for entry in entries if entry["oldestMs"] is not None), default=None)
-        age = "" if since_ms is None else f", the oldest stored {max(now_ms - since_ms, 0) / 1000:.1f} s ago"
+        age = _age(since_ms, now_ms)
         in_hand = sum(entry.get("inHand", 0) for entry in entries)
         in_flight = f", {in_hand} of them in flight" if in_hand else ""
         output.text(
             f"  {topic}: {counted(sum(entry['messages'] for entry in entries), 'message')} behind{in_flight}{age}"
         )
+
+
+def _age(since_ms: int | None, now_ms: float) -> str:
+    return "" if since_ms is None else f", the oldest stored {max(now_ms - since_ms, 0) / 1000:.1f} s ago"
+
+
+def _show_lite(lite: _LiteReport | None, output: Output) -> None:
+    """Print the lite topics with most messages that the group has not finished."""
+    now_ms = time.time() * 1000
+    for item in lite.group.longest[:LONGEST] if lite is not None else ():
+        in_flight = f", {item.in_flight} of them in flight" if item.in_flight else ""
+        behind = f"{counted(item.messages, 'message')} behind{in_flight}{_age(item.oldest_ms or None, now_ms)}"
+        output.text(f"    lite topic {item.name}: {behind}")
 
 
 def _show_events(events: list[dict[str, Any]], output: Output) -> None:

@@ -10,6 +10,7 @@ from typing import Final
 from ...client.admin.admin_client import AdminClient
 from ...client.config import TOPIC_QUEUES
 from ...client.errors import ConfigError, TopicNotFound
+from ...protocol.admin_bodies import LiteParent
 from ...protocol.bodies import MESSAGE_TYPES, TopicConfig
 from ...protocol.names import Queue, counted
 from ..plumbing.administration import Commands, changing, confirmed, noun, verb
@@ -95,8 +96,27 @@ async def _show(options: argparse.Namespace, admin: AdminClient, output: Output)
     ]
     output.records(("broker", "queue", "begin", "end", "messages", "last_message"), rows)
     groups = await admin.consumed_by(options.topic)
+    lite = await admin.lite_parent(options.topic)
+    if lite is not None:
+        groups = sorted({*groups, *lite.groups})
+        if output.as_json:
+            output.json(
+                {
+                    "topic": topic.name,
+                    "lite_topics": lite.lite_topics,
+                    "expiration_min": lite.expiration_min if lite.expiration_min > 0 else None,
+                    "lite_groups": lite.groups,
+                }
+            )
+        output.text(f"parent of {counted(lite.lite_topics, 'lite topic')}, {_expiration(lite)}")
     output.text(f"read by: {', '.join(groups) or 'no group'}")
     return 0
+
+
+def _expiration(lite: LiteParent) -> str:
+    if lite.expiration_min <= 0:
+        return "which never expire"
+    return f"deleted after {counted(lite.expiration_min, 'minute')} without a message"
 
 
 async def _create(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import re
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -15,6 +17,7 @@ from rocketlet.client import (
     BrokerRefused,
     ConfigError,
     Consumer,
+    LiteConsumer,
     Message,
     Producer,
     Reject,
@@ -25,6 +28,7 @@ from rocketlet.command.cli import main
 from rocketlet.command.plumbing import logs
 from rocketlet.command.tools import load
 from rocketlet.command.tools.load import Load, LoadSide
+from rocketlet.protocol.bodies import GroupConfig
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.testing import Broker, Fault
 
@@ -32,6 +36,7 @@ from ..conftest import Node, Nodes, Wire, create_topic, eventually
 from ..support.accounts import ACCOUNTS, ADMIN, SECRETS, AccountsFile
 from ..support.handlers import Inbox
 from ..support.requests import send
+from ..support.topics import put
 from .conftest import Ran, Run
 
 
@@ -84,6 +89,59 @@ async def test_topic_gets_fewer_queues_only_with_a_flag_that_allows_unreadable_m
     assert [record["lag"] for record in (await run("groups", "list", "--json")).records] == [16]
     nothing = await run("topics", "set", "orders")
     assert (nothing.status, "give --queues, --read-queues or --perm" in nothing.err) == (1, True)
+
+
+async def test_lite_topics_are_shown_with_their_parent_and_their_group(run: Run, node: Node) -> None:
+    put(node, "CHAT", message_type="LITE", lite_expiration_min=60)
+    gate, inbox = asyncio.Event(), Inbox()
+
+    async def work(message: Message) -> None:
+        await inbox(message)
+        await gate.wait()
+
+    async with (
+        LiteConsumer(node.address, "chats", "CHAT", work, lite_topics=["a", "b"]),
+        Producer(node.address) as producer,
+    ):
+        for name, count in (("a", 3), ("b", 1), ("unread", 2)):
+            for number in range(count):
+                await producer.send("CHAT", b"%d" % number, lite_topic=name)
+        await eventually(lambda: len(inbox.messages) == 2)
+        shown = (await run("groups", "show", "chats")).out
+        assert shown.startswith("group chats: 1 member, lite topics of CHAT")
+        assert "2 lite topics" in shown
+        assert re.search(r"CHAT: 4 messages behind, \d of them in flight, the oldest stored \d", shown)
+        assert re.search(r"lite topic a: 3 messages.*\n +lite topic b: 1 message behind, 1 of them in flight", shown)
+        (record,) = (await run("groups", "show", "chats", "--json")).records
+        lite: Any = record["lite"]
+        assert (lite["topic"], lite["messages"], list(lite["subscriptions"].values())) == ("CHAT", 4, [2])
+        assert [(item["liteTopic"], item["messages"]) for item in lite["longest"]] == [("a", 3), ("b", 1)]
+        (listed,) = (await run("groups", "list", "--json")).records
+        assert listed == {"group": "chats", "members": 1, "topics": ["CHAT"], "lag": 4}
+        topic = (await run("topics", "show", "CHAT")).out
+        assert "parent of 3 lite topics, deleted after 60 minutes without a message\nread by: chats\n" in topic
+        shown_as_json = (await run("topics", "show", "CHAT", "--json")).records[-1]
+        assert shown_as_json == {
+            "topic": "CHAT",
+            "lite_topics": 3,
+            "expiration_min": 60,
+            "lite_groups": ["chats"],
+        }
+        gate.set()
+        await eventually(lambda: node.broker.pops.pools.unfinished("chats") == 0)
+    idle = (await run("groups", "show", "chats")).out
+    assert idle == "group chats: 0 members, lite topics of CHAT\n  CHAT: 0 messages behind\n"
+
+
+async def test_members_of_a_wildcard_group_are_shown_without_single_lite_topics(run: Run, node: Node) -> None:
+    put(node, "CHAT", message_type="LITE")
+    attributes = {"lite.bind.topic": "CHAT", "lite.sub.wildcard": ""}
+    node.broker.group_configs.put(GroupConfig("chats", attributes=attributes))
+    async with LiteConsumer(node.address, "chats", "CHAT", Inbox()):
+        shown = (await run("groups", "show", "chats")).out
+    assert "every lite topic of CHAT" in shown
+    assert "    every lite topic\n" in shown
+    assert "parent of 0 lite topics, which never expire" in (await run("topics", "show", "CHAT")).out
 
 
 async def test_nothing_is_deleted_without_a_yes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

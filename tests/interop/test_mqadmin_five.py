@@ -101,10 +101,10 @@ async def test_users_and_acls_are_accounts(start_cluster: StartCluster, java_fiv
 
 @pytest.mark.feature(
     "mqadmin",
-    "getBrokerLiteInfo, getParentTopicInfo, getLiteTopicInfo, getLiteClientInfo, getLiteGroupInfo, triggerLiteDispatch, "
-    "consumerProgress of a lite group",
+    "getBrokerLiteInfo, getParentTopicInfo, getLiteTopicInfo, getLiteClientInfo, getLiteGroupInfo, triggerLiteDispatch",
     client="mqadmin 5.5.0",
 )
+@pytest.mark.feature("mqadmin", "consumerProgress of a lite group", client="mqadmin 5.5.0")
 async def test_lite_topics_and_their_groups_are_shown(cluster: Cluster, programs_newest: Path, tmp_path: Path) -> None:
     topic, group = ("-c", "DefaultCluster", "-t", "CHAT"), ("-p", "CHAT", "-g", "g")
     async with admin_of(cluster, runner(programs_newest, tmp_path)) as admin:
