@@ -30,7 +30,14 @@ from ...protocol.bodies import (
 from ...protocol.config import MAX_SYNCED_LITE_TOPICS
 from ...protocol.group_bodies import LiteAction, LiteOffset, OffsetPolicy
 from ...protocol.message import Record, decode_record
-from ...protocol.names import Queue, is_lite_queue, lite_name_fault, parent_and_name
+from ...protocol.names import (
+    Queue,
+    Subscription,
+    is_lite_queue,
+    lite_name_fault,
+    parent_and_name,
+    parse_subscription,
+)
 from ..config import (
     LITE_EXPIRED_AT_ONCE,
     LITE_READS,
@@ -805,6 +812,14 @@ class LitePools(Pools):
 
     def peek(self, group: str, topic: str, queue_id: int | None, wanted: int) -> list[Delivered]:
         return [] if self.is_bound(group, topic) else super().peek(group, topic, queue_id, wanted)
+
+    def clients_of(self, group: str) -> dict[str, list[Subscription]]:
+        """Return also the clients that are subscribed to lite topics and receive nothing now, because they are busy."""
+        found = super().clients_of(group)
+        for pool in self.of_group(group):
+            for client in pool.subscribers if isinstance(pool, LitePool) else ():
+                found.setdefault(client.client_id, [parse_subscription(pool.topic, "*")])
+        return found
 
     def numbers(self, group: str, topic: str) -> dict[int, PopNumbers]:
         return {} if self.find_lite(group, topic) else super().numbers(group, topic)

@@ -19,7 +19,7 @@ import msgspec
 import orjson
 
 from ...protocol import names
-from ...protocol.admin_bodies import Departed, GroupConnections, QueueProgress, Running
+from ...protocol.admin_bodies import Departed, GroupConnections, LiteTopicLag, QueueProgress, Running
 from ...protocol.bodies import BrokerData, GroupConfig
 from ...protocol.codes import PERM_READ, PERM_WRITE
 from ...protocol.group_bodies import SHARED_OWNER
@@ -45,7 +45,7 @@ from ..config import (
 from ..errors import ConnectionFailed, RequestTimeout, RocketletError
 from ..message import Message
 from ..wire.connection import gather_limited
-from .admin_client import AdminClient, Group, Masters, Topic, are_broadcasting, locked
+from .admin_client import AdminClient, Group, LiteGroup, Masters, Topic, are_broadcasting, locked
 from .dead_letters import Marks, all_marks, dead_letters
 
 # ------------------------------------------------------------------------------
@@ -422,6 +422,7 @@ class _Watch:
         self._topics: dict[str, asyncio.Task[Topic | None]] = {}
         self._queues: dict[tuple[Queue, ...], tuple[Queue, ...]] = {}  # equal for groups that read the same topics
         self._blocked = BlockedMessages(admin, skews, patience.stuck_s)
+        self._lites = BlockedLiteTopics(admin, skews, patience.stuck_s)
 
     async def findings(self, name: str) -> list[Finding]:
         found = await self._findings(name)
@@ -431,10 +432,12 @@ class _Watch:
     async def _findings(self, name: str) -> list[Finding]:
         async with self._places:
             group, disagreements, full = await self._first(name)
+            lite = await self._lites.first(group, self._masters)
+            group = without_parent(group)
             began_s = asyncio.get_running_loop().time()
         packed, at = None, dict[Queue, int]()
         early: list[Finding] | None = None
-        if group.members and group.progress:  # without members or committed offsets, no offset changes
+        if group.members and (group.progress or lite is not None):  # otherwise no offset changes
             packed = _packed(group.progress, self._queues)
             group = replace(group, progress={})
             if self._examined.total > EARLY_LOOKS and self._patience.look_s < self._patience.watch_s:
@@ -442,13 +445,14 @@ class _Watch:
                 # An early second observation, so that no group needs a further one after it was watched.
                 async with self._places:
                     early = list(_of_a_moment(await self._second(group, disagreements, began_s)))
-            at = await self._wait_for_progress(group, packed, began_s)
+            at = await self._wait_for_progress(group, lite, packed, began_s)
         async with self._places:
             if packed is not None:
                 group = replace(group, progress=packed.unpacked())
             seen = await self._second(group, disagreements, began_s)
             seen = replace(seen, full=full, moving=_advanced(at, seen.running))
             seen = replace(seen, waiting=await self._blocked.waiting(seen))
+            seen = replace(seen, lite=lite, blocked_lite=await self._lites.blocked(group, lite, self._masters))
             found = list(findings_of_group(seen))
         if not any(finding.kind in OF_A_MOMENT for finding in found):
             return found
@@ -461,7 +465,9 @@ class _Watch:
             again = _of_a_moment(await self._observe_again(seen, asks_members=early is None))
             return lasting + confirmed(found if early is None else early, again)
 
-    async def _wait_for_progress(self, group: Group, packed: _Packed, began_s: float) -> dict[Queue, int]:
+    async def _wait_for_progress(
+        self, group: Group, lite: LiteGroup | None, packed: _Packed, began_s: float
+    ) -> dict[Queue, int]:
         """Wait until each queue with messages makes progress, or until `watch_s` has passed. Return the offsets that
         members reported first, which may be ahead of the committed ones."""
         loop, patience = asyncio.get_running_loop(), self._patience
@@ -476,7 +482,8 @@ class _Watch:
                 later = await self._admin.progress(group.name, masters=self._masters, times=False)
                 running = await self._admin.running(group.name, self._masters, group.connections)
             at = at or {queue: offset for item in running.values() for queue, offset in item.commit_offsets.items()}
-            if not set(suspects_of(packed.unpacked(), later)) - _advanced(at, running):
+            is_moving = not set(suspects_of(packed.unpacked(), later)) - _advanced(at, running)
+            if is_moving and (lite is None or not self._lites.suspects(lite)):
                 break
         return at
 
@@ -513,10 +520,12 @@ class _Watch:
             running = await self._admin.running(group.name, self._masters, group.connections)
         if group.members and group.progress:
             later = await self._admin.progress(group.name, masters=self._masters, times=False)
+            later = _without(later, lite_topic_of(group.config))
         seconds = max(asyncio.get_running_loop().time() - began_s, 0.001)
         subscribed = {topic for told in group.connections.values() for topic in told.subscriptions}
         subscribed |= {topic for member in running.values() for topic in member.subscriptions}
         subscribed |= {queue.topic for queue in group.progress}
+        subscribed.discard(lite_topic_of(group.config))
         topics: dict[str, Topic] = {}
         for name in sorted(subscribed):
             topic = None if name.startswith(names.RETRY_PREFIX) else await self._topic(name)
@@ -600,6 +609,66 @@ class BlockedMessages:
         return None
 
 
+def lite_topic_of(configs: Mapping[str, GroupConfig]) -> str:
+    """Return the parent topic of a lite group; an empty text for other groups."""
+    return next((config.lite_topic for config in configs.values() if config.lite_topic), "")
+
+
+def _without(progress: Mapping[Queue, QueueProgress], topic: str) -> dict[Queue, QueueProgress]:
+    return {queue: item for queue, item in progress.items() if queue.topic != topic}
+
+
+def without_parent(group: Group) -> Group:
+    """Return a lite group without its progress in the queues of the parent topic, and other groups unchanged. Messages of
+    all lite topics are in these queues, so the progress there does not show which lite topics are stuck."""
+    topic = lite_topic_of(group.config)
+    if not group.members or not topic:
+        return group
+    return replace(group, progress=_without(group.progress, topic))
+
+
+class BlockedLiteTopics:
+    """Finds lite topics whose next message has waited too long."""
+
+    def __init__(self, admin: AdminClient, skews: Mapping[str, float], stuck_s: float = STUCK_S) -> None:
+        self._admin = admin
+        self._skews = skews
+        self._stuck_s = stuck_s
+
+    async def first(self, group: Group, masters: Masters) -> LiteGroup | None:
+        """Return what a lite group with members has not finished, for the first observation."""
+        if not group.members or not lite_topic_of(group.config):
+            return None
+        return await self._admin.lite_group(group.name, masters)
+
+    def suspects(self, lite: LiteGroup) -> dict[str, tuple[LiteTopicLag, float]]:
+        """Return the lite topics whose next message has waited too long, and for how many seconds, the longest wait
+        first."""
+        found: list[tuple[LiteTopicLag, float]] = []
+        for broker, lag in lite.lags.items():
+            now_s = time.time() + self._skews.get(broker, 0.0)
+            for item in lag.oldest:
+                waited_s = max(now_s - item.waiting_ms / 1000, 0.0)  # a broker reports its clock by the second
+                if item.messages > item.in_flight and item.waiting_ms and waited_s >= self._stuck_s:
+                    found.append((item, waited_s))
+        found.sort(key=lambda pair: -pair[1])
+        return {pair[0].name: pair for pair in found[:SUSPECTS]}
+
+    async def blocked(self, group: Group, before: LiteGroup | None, masters: Masters) -> tuple[BlockedLiteTopic, ...]:
+        """Make the second observation, and return the lite topics without progress since the first one."""
+        earlier = self.suspects(before) if before is not None else {}
+        later = await self._admin.lite_group(group.name, masters) if earlier else None
+        if before is None or later is None:
+            return ()
+        found: list[BlockedLiteTopic] = []
+        for name, (item, seconds) in self.suspects(later).items():
+            if name in earlier and earlier[name][0].waiting_ms == item.waiting_ms:
+                subscribers = await self._admin.lite_subscribers(before.topic, name, masters)
+                is_subscribed = any(subscriber[1] == group.name for subscriber in subscribers)
+                found.append(BlockedLiteTopic(name, seconds, item.messages, item.in_flight, is_subscribed))
+        return tuple(found)
+
+
 def _waiting_of(message: Message, seconds: float, seen: Observed) -> BlockedMessage:
     """Return a message as a BlockedMessage. An orderly consumer counts attempts itself; other attempts are in the
     message."""
@@ -677,15 +746,23 @@ class Examiner:
         subscribed |= {queue.topic for queue in progress}
         found = await gather_limited(self._topic, sorted(topic for topic in subscribed if not topic.startswith("%")))
         topics = {topic.name: topic for topic in found if topic is not None}
+        group = Group(name, self.configs.get(name, {}), connections, before, locked(reports))
+        parent = lite_topic_of(group.config) if connections else ""
+        topics.pop(parent, None)
+        lites = BlockedLiteTopics(self._admin, self.skews, self._stuck_s)
+        blocked_lite = await lites.blocked(group, known.lite, masters)
+        known.lite = await lites.first(group, masters)
         seen = Observed(
-            Group(name, self.configs.get(name, {}), connections, before, locked(reports)),
-            without_deleted(progress, topics),
+            without_parent(group),
+            without_deleted(_without(progress, parent), topics),
             topics,
             running,
             tuple(sorted({text for report in reports for text in report["disagreements"]})),
             seconds,
             full=tuple(sorted({text for report in reports for text in report["full"]})),
             moving=_advanced(known.at, running),
+            lite=known.lite,
+            blocked_lite=blocked_lite,
         )
         known.at = {queue: offset for member in running.values() for queue, offset in member.commit_offsets.items()}
         blocked = BlockedMessages(self._admin, self.skews, self._stuck_s)
@@ -705,6 +782,7 @@ class _Examination:
     Attributes:
         before, before_s: the previous observation, and the loop's time of it.
         at: the offsets that members reported at the previous observation.
+        lite: what a lite group had not finished at the previous observation.
         found: all findings of the last observation.
         findings: the confirmed ones among `found`; None before the second observation.
     """
@@ -712,6 +790,7 @@ class _Examination:
     before: _Packed | None = None
     before_s: float = 0.0
     at: Mapping[Queue, int] = field(default_factory=dict)
+    lite: LiteGroup | None = None
     found: list[Finding] = field(default_factory=list)
     findings: tuple[Finding, ...] | None = None
 
@@ -819,6 +898,23 @@ class BlockedMessage(NamedTuple):
         return f"; the oldest is message {self.message_id} at offset {self.offset} of {queue}{attempt}{reason}"
 
 
+class BlockedLiteTopic(NamedTuple):
+    """A lite topic whose next message waits for too long, and waited at both observations.
+
+    Attributes:
+        seconds: the time for which the message has waited.
+        messages: the number of messages that the group has not finished.
+        in_flight: how many of them are in flight.
+        is_subscribed: True if a member of the group is subscribed to the lite topic.
+    """
+
+    name: str
+    seconds: float
+    messages: int
+    in_flight: int
+    is_subscribed: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Observed:
     """Two observations of a group.
@@ -834,6 +930,8 @@ class Observed:
             committed nothing between the observations, or less than arrived, are included.
         full: queues of which brokers return no new messages to pop members, because too many are not acknowledged.
         moving: queues for which a member reported a higher offset in the second observation, committed or not.
+        lite: what a lite group has not finished; None for other groups, and without members.
+        blocked_lite: the lite topics of a lite group whose next message waits for too long.
     """
 
     group: Group
@@ -845,6 +943,8 @@ class Observed:
     waiting: Mapping[Queue, BlockedMessage] = field(default_factory=dict)
     full: tuple[str, ...] = ()
     moving: frozenset[Queue] = frozenset()
+    lite: LiteGroup | None = None
+    blocked_lite: tuple[BlockedLiteTopic, ...] = ()
 
 
 def without_deleted(progress: Mapping[Queue, QueueProgress], topics: Mapping[str, Topic]) -> dict[Queue, QueueProgress]:
@@ -972,6 +1072,38 @@ def _stuck(seen: Observed) -> Iterator[Finding]:
         yield Finding(harm, "stuck_queue", seen.group.name, text, cure)
 
 
+def _stuck_lite(seen: Observed) -> Iterator[Finding]:
+    """Find lite topics without progress."""
+    name, lite = seen.group.name, seen.lite
+    unread = [item for item in seen.blocked_lite if not item.is_subscribed]
+    if unread and lite is not None:
+        text = (
+            f"{_some_lite(unread)} of {lite.topic}: {_waiting(sum(item.messages for item in unread))}, the oldest for "
+            f"{unread[0].seconds:.0f} s, and no member is subscribed"
+        )
+        cure = "subscribe a member; without one, an expiration of lite topics deletes the messages unread"
+        yield Finding(Harm.RISK, "lite_topic_unread", name, text, cure)
+    for are_in_flight in (False, True):
+        stuck = [item for item in seen.blocked_lite if item.is_subscribed and bool(item.in_flight) is are_in_flight]
+        if stuck and lite is not None:
+            waits = _waiting(sum(item.messages - item.in_flight for item in stuck))
+            text = f"{_some_lite(stuck)} of {lite.topic}: {waits}, the oldest for {stuck[0].seconds:.0f} s, and "
+            if are_in_flight:
+                text += "an earlier message of each is in flight or delayed"
+                cure = "make handlers faster or delays shorter; if neither is long, check the members' logs"
+                yield Finding(Harm.SLOW, "stuck_lite_topic", name, text, cure)
+            else:
+                text += "the members that are subscribed receive none of them"
+                cure = "check those members' logs: consumers that do not receive any more, or handlers that hang"
+                yield Finding(Harm.STANDS, "stuck_lite_topic", name, text, cure)
+
+
+def _some_lite(found: list[BlockedLiteTopic]) -> str:
+    shown = ", ".join(item.name for item in found[:3])
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    return f"{'lite topic' if len(found) == 1 else 'lite topics'} {shown}{more}"
+
+
 def _full(seen: Observed) -> Iterator[Finding]:
     if seen.full:
         shown = ", ".join(seen.full[:3]) + (f" and {len(seen.full) - 3} more" if len(seen.full) > 3 else "")
@@ -1094,6 +1226,7 @@ _CHECKS: tuple[Callable[[Observed], Iterator[Finding]], ...] = (
     _standing,
     _unreadable,
     _stuck,
+    _stuck_lite,
     _full,
     _growing,
     _twice,

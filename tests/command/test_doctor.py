@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.server import Listening, Server
-from rocketlet.client import AdminClient, BrokerRefused, Consumer, Message, Producer, Reject, rebalanced
+from rocketlet.client import AdminClient, BrokerRefused, Consumer, LiteConsumer, Message, Producer, Reject, rebalanced
 from rocketlet.client.admin import diagnosis
 from rocketlet.client.admin.admin_client import Group, Topic
 from rocketlet.client.admin.diagnosis import (
@@ -45,6 +45,7 @@ from rocketlet.protocol.bodies import (
 )
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame
+from rocketlet.protocol.group_bodies import LiteAction, LiteSubscription, encode_lite_subscription
 from rocketlet.protocol.headers import UpdateOffset, write
 from rocketlet.protocol.names import SQL92, TAG, Queue, Sql, dlq_topic, parse_subscription
 from rocketlet.testing.ports import free_port
@@ -55,6 +56,7 @@ from ..support.requests import join
 from ..support.sick_cluster import SEGMENT_BYTES, SickCluster, provoked_here, wanted
 from ..support.staged import SICK, WELL
 from ..support.staged.stage import Cluster, Findings, Stage
+from ..support.topics import put
 from .conftest import Run
 
 AT_ONCE = ObservationTimes(look_s=0.0, watch_s=0.0, stuck_s=0.0)
@@ -189,6 +191,73 @@ async def test_finding_names_the_message_that_blocks_its_queue_when_it_is_retrie
         finding = (await found(node, patience=ObservationTimes(0.05, 0.05, 0.0)))["stuck_queue"]
     assert f"the oldest is message {sent.message_id} at offset 0 of t@{node.config.name}:0, attempt " in finding.text
     assert finding.text.endswith("; the attempt before failed: ValueError: no such dish")
+
+
+async def subscribe(wire: Wire, client_id: str, *names: str) -> None:
+    """Subscribe a client of the lite group g to lite topics of t. It receives nothing."""
+    change = LiteSubscription(LiteAction.PARTIAL_ADD, client_id, "g", "t", names)
+    assert (await wire.call(RequestCode.LITE_SUBSCRIPTION_CTL, body=encode_lite_subscription(change))).code == 0
+
+
+async def test_stuck_lite_topics_are_named_with_their_cause(node: Node, wire: Wire) -> None:
+    put(node, message_type="LITE")
+    await subscribe(wire, "c1", "idle", "left", "slow")
+    async with Producer(node.address) as producer:
+        for name in ("idle", "left", "slow", "slow", "unread"):
+            await producer.send("t", b"x", lite_topic=name)
+        assert set(await found(node)) == {"stuck_lite_topic"}
+        idle = (await found(node))["stuck_lite_topic"]
+        assert (idle.harm, idle.subject) == (diagnosis.Harm.STANDS, "g")
+        assert "lite topics idle, left, slow of t: 4 messages wait, the oldest for 0 s" in idle.text
+        inbox, gate = Inbox(), asyncio.Event()
+
+        async def work(message: Message) -> None:
+            await inbox(message)
+            if message.lite_topic == "slow":
+                await gate.wait()
+
+        async with LiteConsumer(node.address, "g", "t", work, lite_topics=["idle", "left", "slow"]) as member:
+            await eventually(lambda: len(inbox.messages) == 3)
+            slow = (await found(node))["stuck_lite_topic"]
+            assert slow.harm is diagnosis.Harm.SLOW
+            assert "lite topic slow of t: 1 message waits" in slow.text
+            gate.set()
+            await eventually(lambda: node.broker.pops.pools.unfinished("g") == 0)
+            await member.unsubscribe("left")
+            change = LiteSubscription(LiteAction.PARTIAL_REMOVE, "c1", "g", "t", ("left",))
+            await wire.call(RequestCode.LITE_SUBSCRIPTION_CTL, body=encode_lite_subscription(change))
+            await producer.send("t", b"x", lite_topic="left")
+            left = (await found(node))["lite_topic_unread"]
+            assert left.harm is diagnosis.Harm.RISK
+            assert "lite topic left of t: 1 message waits, the oldest for 0 s, and no member is subscribed" in left.text
+
+
+async def test_lite_group_that_works_or_waits_for_young_messages_is_healthy(node: Node) -> None:
+    put(node, message_type="LITE")
+    patience = ObservationTimes(look_s=0.0, watch_s=0.0, stuck_s=PATIENCE_S)
+    inbox, gate = Inbox(), asyncio.Event()
+
+    async def work(message: Message) -> None:
+        await inbox(message)
+        if message.lite_topic == "slow":
+            await gate.wait()
+
+    async with Producer(node.address) as producer:
+        for _ in range(3):
+            for name in ("a", "b", "slow", "unread"):
+                await producer.send("t", b"x", lite_topic=name)
+        async with LiteConsumer(node.address, "g", "t", work, lite_topics=["a", "b", "slow"], concurrency=2):
+            await eventually(lambda: len(inbox.messages) == 7)
+            assert await found(node, patience=patience) == {}
+            gate.set()
+            await eventually(lambda: node.broker.pops.pools.unfinished("g") == 0)
+            assert await found(node) == {}
+        await producer.send("t", b"x", lite_topic="a")
+        waiting = (await found(node))["no_members"]
+        assert (waiting.harm, waiting.text) == (
+            diagnosis.Harm.STANDS,
+            "1 message waits and the group has no members",
+        )
 
 
 async def test_broadcasting_group_has_no_unread_queues_when_its_members_do_not_report(node: Node, wire: Wire) -> None:
