@@ -7,11 +7,20 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from ...client.admin.admin_client import CAUSES, Event, HandOver, hand_overs, ownerships
+from ...client.admin.admin_client import CAUSES, Event, HandOver, LiteGroup, hand_overs, ownerships
+from ...client.admin.diagnosis import lite_topic_of
 from ...protocol import names
 from ...protocol.names import Queue
 from .. import charts
-from ..config import HAND_OVER_ROWS, NEWEST_HAND_OVERS, SHOWN_EVENTS, SHOWN_INTERVAL_S, TIMELINE_LEAST_MS, TIMELINE_S
+from ..config import (
+    HAND_OVER_ROWS,
+    NEWEST_HAND_OVERS,
+    PAGE_ROWS,
+    SHOWN_EVENTS,
+    SHOWN_INTERVAL_S,
+    TIMELINE_LEAST_MS,
+    TIMELINE_S,
+)
 from ..console import Console
 from ..form import Form, query_of
 from ..group_watch import GroupWatch
@@ -113,8 +122,9 @@ async def shown(request: Request) -> Page:
     if sample is None or look.ms - sample.ms >= SHOWN_INTERVAL_S * 1000:
         sample = await console.sample(group, watch.masters, look.progress, look.connections, sample)
     console.groups.take(group, sample)
+    lite = await console.admin.lite_group(group, watch.masters) if lite_topic_of(watch.config) else None
     await console.topics.list(now=now)
-    rows = _queue_rows(watch, form)
+    rows = _queue_rows(watch, form) if lite is None else []  # members of a lite group share no queues
     part = part_of(rows, form.number("page", 1))
     window_s = form.number("window", TIMELINE_S[0], least=1, most=TIMELINE_S[-1])
     pictures = _pictures(watch, part, window_s)
@@ -142,9 +152,20 @@ async def shown(request: Request) -> Page:
             "shares": any(member.shares for member in look.members),
             "events": [_told(event) for event in watch.events[: -SHOWN_EVENTS - 1 : -1]],
             "unowned": sum(row.owner == "" and not row.queue.topic.startswith("%") for row in rows),
+            "lite": lite,
+            "lite_topics": lite.longest[:PAGE_ROWS] if lite is not None else [],
+            "subscriptions": await _subscriptions(console, watch, lite),
             "strict": any(item.strict for item in watch.config.values()),
         },
     )
+
+
+async def _subscriptions(console: Console, watch: GroupWatch, lite: LiteGroup | None) -> dict[str, int]:
+    """Return to how many lite topics each member is subscribed, by client id; nothing for other groups."""
+    if lite is None:
+        return {}
+    client_ids = [member.client_id for member in watch.look.members]
+    return await console.admin.lite_subscriptions(watch.group, lite.topic, client_ids, watch.masters)
 
 
 def _span_ms(points: Sequence[tuple[int, int]]) -> int:

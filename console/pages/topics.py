@@ -82,7 +82,8 @@ async def shown(request: Request) -> Page:
     name = request.path_params["topic"]
     await console.topics.show([name], now=is_load(request))
     topic = await console.admin.topic(name)
-    readers = await console.admin.consumed_by(name)
+    lite = await console.admin.lite_parent(name)
+    readers = sorted({*await console.admin.consumed_by(name), *(lite.groups if lite is not None else ())})
     shown_readers = readers[:PAGE_ROWS]
     await console.groups.show(shown_readers, now=is_load(request))
     shown = part_of(list(topic.ranges), form.number("page", 1))
@@ -91,6 +92,7 @@ async def shown(request: Request) -> Page:
         "topic.html",
         {
             "topic": topic,
+            "lite": lite,
             "part": shown,
             "rows": await asyncio.gather(*(_queue_row(console, topic, queue) for queue in shown.items)),
             "sample": sample,

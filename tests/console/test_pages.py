@@ -19,6 +19,7 @@ from rocketlet.client import (
     AdminClient,
     BrokerRefused,
     Consumer,
+    LiteConsumer,
     Message,
     Producer,
     Reject,
@@ -43,6 +44,7 @@ from rocketlet.testing import Cluster
 
 from ..conftest import PATIENCE_S, Node, eventually
 from ..support.handlers import Inbox
+from ..support.topics import put
 from .conftest import Site, plain, token_of
 
 HOSTILE = b'<script>alert(1)</script><img src=x onerror="alert(2)">'
@@ -67,6 +69,34 @@ async def test_topics_and_one_of_them(site: Site, node: Node) -> None:
     assert "checkout: 1" in one
     assert "broker-a 4 4 send and read" in one
     assert "no name server knows the topic nothing" in await site.text("/topics/nothing", 404)
+
+
+async def test_pages_of_a_parent_topic_and_a_lite_group_show_lite_topics(site: Site, node: Node) -> None:
+    put(node, "CHAT", message_type="LITE", lite_expiration_min=60)
+    gate, inbox = asyncio.Event(), Inbox()
+
+    async def work(message: Message) -> None:
+        await inbox(message)
+        await gate.wait()
+
+    async with (
+        LiteConsumer(node.address, "chats", "CHAT", work, lite_topics=["session-1", "session-2"]),
+        Producer(node.address) as producer,
+    ):
+        for name in ("session-1", "session-1", "unread"):
+            await producer.send("CHAT", b"x", lite_topic=name)
+        await eventually(lambda: len(inbox.messages) == 1)
+        topic = plain(await site.text("/topics/CHAT"))
+        assert "lite topics 2" in topic
+        assert "minutes until idle ones are deleted 60" in topic
+        assert "chats" in topic
+        group = plain(await site.text("/groups/chats"))
+        assert "messages waiting 2" in group
+        assert "session-1 2 1" in group
+        assert "unread" not in group
+        assert "without an owner" not in group
+        gate.set()
+        await eventually(lambda: node.broker.pops.pools.unfinished("chats") == 0)
 
 
 async def test_topics_of_brokers_and_clusters_are_hidden_unless_asked_for(site: Site, node: Node) -> None:
