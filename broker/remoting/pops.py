@@ -527,7 +527,7 @@ def request_modes(broker: BrokerController, connection: RemotingConnection, fram
 
 
 # ------------------------------------------------------------------------------
-# Reports on lite topics, for mqadmin of 5.5.
+# Reports on lite topics, for Rocketlet's tools and mqadmin of 5.5.
 
 
 def broker_lite_info(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:

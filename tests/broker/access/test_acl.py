@@ -57,7 +57,7 @@ FOR_EVERY_ACCOUNT = {
 EVERYTHING = {  # the header fields by which any request names a topic or group
     **SEND, "topic": "orders", "consumerGroup": "shipping", "group": "shipping", "groupName": "shipping",
     "producerGroup": "p", "srcGroup": "shipping", "destGroup": "other", "compareGroup": "shipping", "clientID": "c",
-    "delayLevel": 1, "tranStateTableOffset": 0, "commitOrRollback": 8,
+    "delayLevel": 1, "tranStateTableOffset": 0, "commitOrRollback": 8, "parentTopic": "orders",
 }  # fmt: skip
 
 
