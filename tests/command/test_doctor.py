@@ -208,7 +208,9 @@ async def test_stuck_lite_topics_are_named_with_their_cause(node: Node, wire: Wi
         assert set(await found(node)) == {"stuck_lite_topic"}
         idle = (await found(node))["stuck_lite_topic"]
         assert (idle.harm, idle.subject) == (diagnosis.Harm.STANDS, "g")
-        assert "lite topics idle, left, slow of t: 4 messages wait, the oldest for 0 s" in idle.text
+        named, waiting = idle.text.split(" of t: ")
+        assert sorted(named.removeprefix("lite topics ").split(", ")) == ["idle", "left", "slow"]
+        assert waiting.startswith("4 messages wait, the oldest for ")
         inbox, gate = Inbox(), asyncio.Event()
 
         async def work(message: Message) -> None:
@@ -229,7 +231,8 @@ async def test_stuck_lite_topics_are_named_with_their_cause(node: Node, wire: Wi
             await producer.send("t", b"x", lite_topic="left")
             left = (await found(node))["lite_topic_unread"]
             assert left.harm is diagnosis.Harm.RISK
-            assert "lite topic left of t: 1 message waits, the oldest for 0 s, and no member is subscribed" in left.text
+            assert left.text.startswith("lite topic left of t: 1 message waits")
+            assert left.text.endswith("no member is subscribed")
 
 
 async def test_lite_group_that_works_or_waits_for_young_messages_is_healthy(node: Node) -> None:

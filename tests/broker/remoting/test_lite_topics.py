@@ -620,6 +620,7 @@ async def test_reports_describe_lite_topics_with_their_clients_and_groups(nodes:
     assert (of_group["parentTopic"], of_group["totalLagCount"]) == ("t", 3)
     assert of_group["earliestUnconsumedTimestamp"] == start_ms
     longest = {"liteTopic": "a", "lagCount": 2, "earliestUnconsumedTimestamp": start_ms}
+    longest |= {"inFlight": 0, "earliestWaitingTimestamp": start_ms}
     assert of_group["lagCountTopK"] == of_group["lagTimestampTopK"] == [longest]
     of_one = await report(wire, RequestCode.GET_LITE_GROUP_INFO, group="g", liteTopic="b")
     assert (of_one["totalLagCount"], of_one["earliestUnconsumedTimestamp"]) == (1, start_ms + 1000)
