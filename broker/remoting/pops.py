@@ -679,7 +679,8 @@ def _lite_offsets(broker: BrokerController, pool: LitePool, lite: LiteTopic) -> 
 def _lite_lag(broker: BrokerController, pool: LitePool, lag: LiteLag) -> dict[str, Any]:
     """Return what a group has not finished in a lite topic. Rocketlet's own fields: the number of messages in flight, and
     when the first of the others was stored, or 0."""
-    lite, deliveries = broker.lites.get(pool.topic, lag.name), pool.queues.get(lag.name)
+    lite = broker.lites.get(pool.topic, lag.name)
+    deliveries = pool.queues.get(lite) if lite is not None else None
     in_flight, waiting_ms = 0, lag.oldest_ms
     if lite is not None and deliveries is not None:
         states = ((item.offset, item.state) for item in deliveries.unfinished.values())
