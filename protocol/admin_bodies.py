@@ -659,7 +659,7 @@ class LiteTopicLag(NamedTuple):
     waiting_ms: int
 
 
-class LiteLag(NamedTuple):
+class LiteGroupLag(NamedTuple):
     """What a lite group has not finished in all lite topics of a broker.
 
     Attributes:
@@ -681,11 +681,11 @@ class LiteLag(NamedTuple):
 
 
 @answers("lite group")
-def decode_lite_lag(data: Any) -> LiteLag:
+def decode_lite_lag(data: Any) -> LiteGroupLag:
     """Decode the response to GET_LITE_GROUP_INFO about all lite topics."""
     tops = [tuple(map(_lite_topic_lag, data.get(name) or ())) for name in ("lagCountTopK", "lagTimestampTopK")]
     oldest_ms = max(int(data["earliestUnconsumedTimestamp"]), 0)
-    return LiteLag(
+    return LiteGroupLag(
         str(data["parentTopic"]),
         int(data["totalLagCount"]),
         oldest_ms,

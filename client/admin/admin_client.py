@@ -16,7 +16,7 @@ from ...protocol import admin_bodies, bodies, names
 from ...protocol.admin_bodies import (
     Departed,
     GroupConnections,
-    LiteLag,
+    LiteGroupLag,
     LiteParent,
     LiteTopicLag,
     MemberConnection,
@@ -841,7 +841,7 @@ class LiteGroup:
         lags: the messages by broker name. A lite topic is on one broker.
     """
 
-    lags: Mapping[str, LiteLag]
+    lags: Mapping[str, LiteGroupLag]
 
     @property
     def topic(self) -> str:
