@@ -320,6 +320,10 @@ async def test_groups_are_created_changed_and_deleted(admin: AdminClient) -> Non
     assert await admin.group_configs("g") == {"broker-a": wanted}
     assert await admin.create_group(GroupConfig("g")) == []
     assert await admin.group_configs("g") == {"broker-a": wanted}
+    await admin.change_group("g", priority_factor=80)
+    await admin.change_group("g", strict=False)
+    (changed,) = (await admin.group_configs("g")).values()
+    assert (changed.priority_factor, changed.strict) == (80, False), "a change keeps other attributes"
     await admin.delete_group("g")
     with pytest.raises(ConfigError, match="no broker knows the group g"):
         await admin.group("g")
