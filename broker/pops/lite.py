@@ -68,7 +68,7 @@ from .deliveries import (
     PopNumbers,
     PopRequest,
 )
-from .pool import Pool, Pools, QueueDeliveries, Receive, TakenDelivery
+from .pool import Pool, Pools, QueueDeliveries, Receive, TakenDelivery, firsts
 
 log = structlog.get_logger("rocketlet.lite")
 
@@ -486,13 +486,7 @@ class LitePool(Pool):
 
     def places(self, request: PopRequest) -> Iterator[Any]:
         subscriber = self.subscribers.get(request.client)
-        if subscriber is None:
-            return
-        for _ in range(len(subscriber.ready)):
-            lite = next(iter(subscriber.ready), None)
-            if lite is None:
-                return
-            yield lite
+        return firsts(subscriber.ready) if subscriber is not None else iter(())
 
     def rotate(self, lite: Any) -> None:
         is_ready = self.has_news(lite)

@@ -483,6 +483,7 @@ class QueueDeliveries:
 
 _arrivals = count()
 ReplyTo = TypeVar("ReplyTo")
+Ready = TypeVar("Ready")
 
 
 class Receive(Generic[ReplyTo]):
@@ -556,6 +557,14 @@ class PoolClient:
         if self.session is not None and size != self._charged_bytes:
             self.session.charge(size - self._charged_bytes)
         self._charged_bytes = size
+
+
+def firsts(ready: OrderedDict[Ready, None]) -> Iterator[Ready]:
+    """Yield the first one as often as there are some now. The caller moves each to the end, or removes it."""
+    for _ in range(len(ready)):
+        if not ready:
+            return
+        yield next(iter(ready))
 
 
 class Pool:
@@ -692,11 +701,7 @@ class Pool:
             yield request.queue_id
         if request.is_strict:
             return
-        for _ in range(len(self.ready)):
-            queue_id = next(iter(self.ready), None)
-            if queue_id is None:
-                return
-            yield queue_id
+        yield from firsts(self.ready)
 
     def _levels(self, request: PopRequest) -> list[int]:
         """Return the ready levels in the order in which a receive tries them: from the highest to the lowest. The level
