@@ -305,7 +305,7 @@ class LiteDeliveries(QueueDeliveries):
 # these only. So neither a message nor a receive scans lite topics without new messages.
 #
 # A client may subscribe to a lite topic before its first message, so subscriptions are kept by name. What a group has of
-# the messages belongs to the lite topic itself, and ends with it: one that is recreated by the same name begins anew.
+# the messages belongs to the lite topic itself, and ends with it: one that is recreated by the same name starts without it.
 
 
 class LiteSubscriber:
