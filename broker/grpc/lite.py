@@ -7,7 +7,7 @@ from typing import Any, Final
 from ...protocol.bodies import GroupConfig, Work
 from ...protocol.config import MAX_LITE_NAME_CHARS, MAX_SYNCED_LITE_TOPICS
 from ...protocol.group_bodies import LiteAction, LiteOffset, OffsetPolicy
-from ..pops.lite import LiteSync
+from ..pops.lite_subscriptions import LiteSync
 from ..sessions import Refusal
 from .clients import GrpcCall, HandlerContext, set_status
 from .schema import Code, StatusError, SyncLiteSubscriptionResponse, group_of, refused, topic_of

@@ -62,7 +62,8 @@ from .deliveries import (
 )
 from .division import Division
 from .journal import PopJournal
-from .lite import LiteDeliveries, LiteExpiry, LiteOffsets, LitePart, LitePool, LitePools, LiteSubscriptions
+from .lite import LiteDeliveries, LiteOffsets, LitePool, LitePools
+from .lite_subscriptions import LiteExpiry, LitePart, LiteSubscriptions
 from .pool import Pool, QueueDeliveries, Receive, TakenDelivery
 
 log = structlog.get_logger("rocketlet.pops")

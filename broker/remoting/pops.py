@@ -72,7 +72,8 @@ from ..config import (
 from ..messages.lite import LiteTopic
 from ..messages.sending import GIVEN_UP
 from ..pops.deliveries import TOPIC_MARK, AckStatus, DeliveryState, PopClient, PopRequest, PopResult, Why, encode_handle
-from ..pops.lite import LiteLag, LitePool, LiteSync
+from ..pops.lite import LiteLag, LitePool
+from ..pops.lite_subscriptions import LiteSync
 from ..pops.pool import Receive
 from ..sessions import Refusal
 from ..store.index import ConsumeQueue

@@ -1,0 +1,498 @@
+"""Subscriptions of clients to lite topics, and the expiration of lite topics."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Final, NamedTuple
+
+import msgspec
+import structlog
+
+from ...protocol.bodies import (
+    LITE_BIND,
+    LITE_RESET_EXCLUSIVE,
+    LITE_RESET_UNSUBSCRIBED,
+    LOOKS,
+    NO_EXPIRATION,
+    SLICE,
+    GroupConfig,
+    TopicConfig,
+    Work,
+)
+from ...protocol.config import MAX_SYNCED_LITE_TOPICS
+from ...protocol.group_bodies import LiteAction, LiteOffset, OffsetPolicy
+from ...protocol.names import (
+    lite_name_fault,
+)
+from ..config import (
+    LITE_EXPIRED_AT_ONCE,
+    LITE_SYNC_S,
+    MAX_NAMED_CHARS,
+)
+from ..groups.group import ConsumerGroups
+from ..groups.settings import GroupConfigs
+from ..messages.lite import LiteTopic
+from ..messages.topics import Topics
+from ..runtime import Clock, Runtime, Timer
+from ..sessions import LiteTaken, Reason, Refusal, Session
+from .deliveries import (
+    PopClient,
+)
+from .lite import LitePool, LitePools, LiteSubscriber
+from .pool import Pool
+
+log = structlog.get_logger("rocketlet.lite")
+
+
+# ------------------------------------------------------------------------------
+# Subscriptions, as SyncLiteSubscription and LITE_SUBSCRIPTION_CTL change them.
+
+
+class LiteSync(NamedTuple):
+    """A request to change the subscriptions of a client. The protocol server has checked the names of topic and
+    group."""
+
+    client: PopClient
+    session: Session | None
+    parent: str
+    action: LiteAction
+    names: Collection[str]
+    offset: LiteOffset | None = None
+
+
+_LAST: Final = LiteOffset(OffsetPolicy.LAST)
+
+
+class LitePart:
+    """What a lite pool needs of `Pops`: to serve receives that wait, and to follow offsets that were reset."""
+
+    def serve(self, pool: Pool) -> None:
+        raise NotImplementedError
+
+    def yield_pool(self, pool: Pool) -> None:
+        raise NotImplementedError
+
+    def lite_offset_reset(self, pool: LitePool, lite: LiteTopic) -> None:
+        raise NotImplementedError
+
+    def end_lite(self, pool: LitePool, lite: LiteTopic) -> None:
+        raise NotImplementedError
+
+
+class LiteSubscriptions:
+    """The subscriptions of all lite groups.
+
+    Attributes:
+        count: how many there are, of all clients.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        topics: Topics,
+        groups: ConsumerGroups,
+        settings: GroupConfigs,
+        pools: LitePools,
+        pops: LitePart,
+    ) -> None:
+        self._clock: Clock = runtime.clock
+        self._limits = runtime.limits
+        self._topics, self._groups, self._settings = topics, groups, settings
+        self._pools = pools
+        self._pops = pops
+        self._turns = runtime.turns
+        self._second, self._synced = 0, 0  # the current second, and the number of synchronizations in it
+        self.count = 0
+
+    def bind(self, name: str, topic: str) -> GroupConfig:
+        """Return the settings of the lite group of a parent topic. Where groups are created automatically, bind a group that
+        is new to the topic. Raises Refusal, LimitExceeded."""
+        if self._topics.get(topic) is None:
+            hint = f"create it with `rocketlet topics create {topic} --lite`"
+            raise Refusal(Reason.NO_TOPIC, f"No topic route info of {topic}: {hint}")
+        if not self._pools.lites.is_parent(topic):
+            hint = "lite consumers need a topic of the type LITE, such as `rocketlet topics create NAME --lite` makes"
+            raise Refusal(Reason.NOT_LITE, f"the topic {topic} is not of the type LITE: {hint}")
+        group = self._settings.ensure(name)
+        if group is None:
+            raise Refusal(Reason.NO_GROUP, f"the group {name} does not exist: create it first")
+        if not group.lite_topic and self._settings.auto_create and not self._is_used(name):
+            group = msgspec.structs.replace(group, attributes={**group.attributes, LITE_BIND: topic})
+            self._settings.put(group)
+            log.info("group_bound", group=name, topic=topic)
+        if group.lite_topic != topic:
+            now = f"bound to {group.lite_topic}" if group.lite_topic else "not a lite group"
+            hint = f"use another group, or set its attribute {LITE_BIND}"
+            raise Refusal(Reason.NOT_LITE, f"the group {name} is {now}, not bound to {topic}: {hint}")
+        return group
+
+    def _is_used(self, name: str) -> bool:
+        """Return True if the group has consumed something as a group that is not a lite group."""
+        group = self._groups.get(name)
+        return group is not None and bool(group.members or group.offsets)
+
+    def offer_all(self, pool: LitePool, client_id: str) -> Work[None]:
+        """Find again which lite topics have messages, for a client or for all, and serve the receives that wait."""
+        for subscriber in list(pool.subscribers.values()):
+            if client_id in ("", subscriber.client.client_id):
+                names = [lite.name for lite in subscriber.ready] if pool.is_wildcard else list(subscriber.names)
+                for number, name in enumerate(names, 1):
+                    lite = self._pools.lites.get(pool.topic, name)
+                    if lite is not None:
+                        pool.offer(lite)
+                    if number % SLICE == 0:
+                        yield
+        self._pops.serve(pool)
+
+    def check_bound(self, group: str, parent: str) -> None:
+        """Raises Refusal if a group is not the lite group of a parent topic."""
+        settings = self._settings.get(group)
+        if settings is None or settings.lite_topic != parent or not self._pools.lites.is_parent(parent):
+            raise Refusal(Reason.NOT_LITE, f"the group {group[:MAX_NAMED_CHARS]} is not bound to {parent}")
+
+    def _check(self, change: LiteSync) -> Work[None]:
+        """Raises Refusal for a request that is invalid whatever the state, or that comes too often."""
+        second = int(self._clock.monotonic_s())
+        if second != self._second:
+            self._second, self._synced = second, 0
+        self._synced += 1
+        most = self._limits.max_lite_syncs_per_s
+        if self._synced > most:
+            reason = f"the broker synchronizes subscriptions {most} times a second; retry in a second"
+            raise Refusal(Reason.BUSY, reason)
+        if len(change.names) > MAX_SYNCED_LITE_TOPICS:
+            reason = f"the request has {len(change.names)} lite topics; expected up to {MAX_SYNCED_LITE_TOPICS}"
+            raise Refusal(Reason.TOO_MANY_LITE_SUBSCRIPTIONS, reason)
+        if change.action in (LiteAction.PARTIAL_ADD, LiteAction.COMPLETE_ADD):
+            for number, name in enumerate(change.names, 1):
+                if fault := lite_name_fault(name):
+                    raise Refusal(Reason.ILLEGAL_LITE_TOPIC, fault)
+                if number % LOOKS == 0:
+                    yield
+        if change.offset is not None and change.offset.value < 0:
+            policy, value = change.offset
+            raise Refusal(Reason.ILLEGAL_OFFSET, f"{policy.name.lower()}: got {value}; expected 0 or more")
+
+    def sync(self, group: GroupConfig, change: LiteSync) -> Work[None]:
+        """Change the subscriptions of a client, some at a time, after its earlier changes. Raises Refusal."""
+        yield from self._check(change)
+        if change.action is LiteAction.COMPLETE_REMOVE:
+            self.client_gone(change.client, group.name)
+            return
+        pool = self._pool_of(group, change)
+        while (known := pool.subscribers.get(change.client)) is not None and known.is_syncing:
+            yield
+            self.check_bound(group.name, change.parent)
+            pool = self._pool_of(group, change)
+        if group.lite_is_wildcard and change.action is LiteAction.PARTIAL_ADD:
+            reason = f"clients of the group {group.name} receive from every lite topic; synchronize an empty set"
+            raise Refusal(Reason.ILLEGAL, reason)
+        self._check_quota(group, pool, change)
+        subscriber = pool.join(change.client)
+        subscriber.synced_s = self._clock.monotonic_s()
+        if subscriber.session is not change.session:
+            subscriber.stop_paying()
+            subscriber.session = change.session
+        if not group.lite_is_wildcard:
+            departures, subscriber.is_syncing = subscriber.departures, True
+            try:
+                for number, _ in enumerate(self._changes(group, pool, subscriber, change), 1):
+                    if number % SLICE == 0:
+                        subscriber.pay()
+                        yield
+                        if subscriber.departures != departures:  # meanwhile the client or the group has gone
+                            return
+            finally:
+                subscriber.is_syncing = False
+                subscriber.pay()
+        if pool.is_wildcard and not pool.is_scanned:
+            self._turns.do(pool.scan(self._pops.serve))
+        else:
+            self._pops.serve(pool)
+
+    def _pool_of(self, group: GroupConfig, change: LiteSync) -> LitePool:
+        former = self._pools.find(group.name, change.parent)
+        if former is not None and not former.is_lite:  # from before the group was bound
+            self._pops.yield_pool(former)
+        pool = self._pools.lite_pool(group.name, change.parent)
+        pool.set_wildcard(is_wildcard=group.lite_is_wildcard)
+        return pool
+
+    def _check_quota(self, group: GroupConfig, pool: LitePool, change: LiteSync) -> None:
+        if change.action is LiteAction.PARTIAL_REMOVE or group.lite_is_wildcard:
+            return
+        subscriber = pool.subscribers.get(change.client)
+        held = subscriber.names if subscriber is not None else {}
+        is_whole = change.action is LiteAction.COMPLETE_ADD
+        wanted = len(change.names) if is_whole else len(held) + sum(name not in held for name in change.names)
+        if wanted <= len(held):
+            return
+        if 0 <= group.lite_quota < wanted:
+            reason = f"the client subscribes to {wanted} lite topics; the group {group.name} allows {group.lite_quota}"
+            raise Refusal(Reason.TOO_MANY_LITE_SUBSCRIPTIONS, reason)
+        self._check_room(wanted - len(held))
+
+    def _check_room(self, more: int) -> None:
+        most = self._limits.max_lite_subscriptions
+        if self.count + more > most:
+            reason = f"the clients of this broker have {most} subscriptions to lite topics, which is the maximum"
+            raise Refusal(Reason.TOO_MANY_LITE_SUBSCRIPTIONS, reason)
+
+    def _changes(
+        self, group: GroupConfig, pool: LitePool, subscriber: LiteSubscriber, change: LiteSync
+    ) -> Iterator[None]:
+        """Make the changes, one after the other."""
+        if change.action is LiteAction.COMPLETE_ADD:
+            if change.names == subscriber.names.keys():
+                return  # as nearly always
+            wanted = dict.fromkeys(change.names)
+            for name in [name for name in subscriber.names if name not in wanted]:
+                self._remove(group, pool, subscriber, name)
+                yield
+            for name in wanted:
+                if group.lite_is_exclusive and _others(pool, subscriber, name):
+                    _notify(group, subscriber, name)
+                else:
+                    self._add(pool, subscriber, name)
+                yield
+            return
+        for name in change.names:
+            if change.action is LiteAction.PARTIAL_REMOVE:
+                self._remove(group, pool, subscriber, name)
+            else:
+                if group.lite_is_exclusive:
+                    self._evict(group, pool, subscriber, name)
+                self._set_offset(pool, name, change.offset or _LAST)
+                self._add(pool, subscriber, name)
+            yield
+
+    def _add(self, pool: LitePool, subscriber: LiteSubscriber, name: str) -> None:
+        if name not in subscriber.names:
+            self._check_room(1)  # others may have subscribed meanwhile
+            pool.subscribe(subscriber, name)
+            self.count += 1
+
+    def _remove(self, group: GroupConfig, pool: LitePool, subscriber: LiteSubscriber, name: str) -> None:
+        if name in subscriber.names:
+            pool.unsubscribe(subscriber, name)
+            self.count -= 1
+            if group.resets_lite(LITE_RESET_UNSUBSCRIBED):
+                self._set_offset(pool, name, LiteOffset(OffsetPolicy.MIN))
+
+    def _evict(self, group: GroupConfig, pool: LitePool, subscriber: LiteSubscriber, name: str) -> None:
+        """Take a lite topic from the client of an exclusive group that has it. Messages that the previous client has in
+        flight stay in flight to it, unless the group's settings reset the offset on a change of clients."""
+        for other in _others(pool, subscriber, name):
+            pool.unsubscribe(other, name)
+            other.pay()
+            self.count -= 1
+            if group.resets_lite(LITE_RESET_EXCLUSIVE):
+                self._set_offset(pool, name, LiteOffset(OffsetPolicy.MIN))
+            _notify(group, other, name)
+
+    def _set_offset(self, pool: LitePool, name: str, option: LiteOffset) -> None:
+        """Set the group's offset in a lite topic. If the offset changes, receipt handles from before become invalid."""
+        policy, value = option
+        lite = self._pools.lites.of(pool.topic).get(name)
+        if policy is OffsetPolicy.LAST or lite is None:
+            return
+        begin, end = lite.begin, lite.next
+        committed = pool.offsets.get(name)
+        offset = {
+            OffsetPolicy.MIN: lambda: begin,
+            OffsetPolicy.MAX: lambda: end,
+            OffsetPolicy.OFFSET: lambda: min(value, end),
+            OffsetPolicy.TAIL: lambda: (end if committed is None else committed) - value,
+            OffsetPolicy.TIMESTAMP: lambda: self._pools.lites.first_not_before(lite, value),
+        }[policy]()
+        offset = max(offset, begin)
+        if offset != pool.offsets.get(name, 0) or lite in pool.queues:
+            pool.set_offset(name, offset)
+            self._pops.lite_offset_reset(pool, lite)
+
+    # Clients that are gone
+
+    def client_gone(self, client: PopClient, group: str | None = None) -> None:
+        """Forget the subscriptions of a client, in one group or in all."""
+        found = self._pools.clients.get(client)
+        for pool in list(found.lite_pools) if found is not None else ():
+            if isinstance(pool, LitePool) and group in (None, pool.group):
+                self.count -= len(pool.subscribers[client].names)
+                pool.leave(client)
+
+    def pool_deleted(self, pool: LitePool) -> None:
+        """The group or its parent topic is deleted."""
+        for client in list(pool.subscribers):
+            self.count -= len(pool.subscribers[client].names)
+            pool.leave(client)
+
+    def expire(self) -> None:
+        """Forget the subscriptions of clients that have not synchronized them for too long."""
+        before_s = self._clock.monotonic_s() - LITE_SYNC_S
+        for pool in self._pools.lite_pools():
+            for subscriber in [item for item in pool.subscribers.values() if item.synced_s < before_s]:
+                self.count -= len(subscriber.names)
+                pool.leave(subscriber.client)
+
+
+def _others(pool: LitePool, subscriber: LiteSubscriber, name: str) -> list[LiteSubscriber]:
+    return [other for other in pool.subscribers_of(name) if other is not subscriber]
+
+
+def _notify(group: GroupConfig, subscriber: LiteSubscriber, name: str) -> None:
+    """Notify a client that another one has taken over a lite topic."""
+    if subscriber.session is not None:
+        subscriber.session.tell(LiteTaken(group.name, name, subscriber.client.client_id))
+
+
+# ------------------------------------------------------------------------------
+# Expiration: a lite topic without a message for the time that its parent topic names is deleted, at that time.
+#
+# While a client is subscribed whose group has messages of it left, it is kept until the group has finished them, or
+# retention deletes them. Otherwise the messages that a group has not finished are counted and reported.
+
+
+class LiteExpiry:
+    """Deletes lite topics when their time is over.
+
+    Attributes:
+        expired: how many were deleted since the start.
+    """
+
+    def __init__(self, runtime: Runtime, topics: Topics, pools: LitePools, pops: LitePart) -> None:
+        self._clock: Clock = runtime.clock
+        self._topics = topics
+        self._lites = pools.lites
+        self._pools = pools
+        self._pops = pops
+        self._kept: dict[LiteTopic, None] = {}  # their time is over, and a group has messages left
+        self._timer: Timer | None = None
+        self._is_stopped = False
+        self.expired = 0
+
+    def start(self) -> None:
+        self._set_timer()
+
+    def stop(self) -> None:
+        self._is_stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def appended(self, lites: Iterable[LiteTopic]) -> None:
+        """Lite topics have new messages: one of them may be the only one."""
+        for lite in lites if self._kept else ():
+            self._kept.pop(lite, None)
+        if self._timer is None and any(self._minutes(lite.queue.topic) != NO_EXPIRATION for lite in lites):
+            self._set_timer()
+
+    def settings_changed(self, topic: TopicConfig) -> None:
+        """A topic is new, or has other settings."""
+        if topic.is_lite:
+            self._set_timer()
+
+    def _minutes(self, parent: str) -> int:
+        """Return how long lite topics of a topic are kept without a message."""
+        topic = self._topics.get(parent)
+        return topic.lite_expiration_min if topic is not None and topic.is_lite else NO_EXPIRATION
+
+    def _deadline_ms(self, lite: LiteTopic) -> int | None:
+        minutes = self._minutes(lite.queue.topic)
+        return None if minutes == NO_EXPIRATION else self._lites.last_ms(lite) + minutes * 60_000
+
+    def _first_ms(self, lites: Mapping[str, LiteTopic]) -> int | None:
+        """Return when the next lite topic of a parent topic expires, except those that are kept."""
+        first = next((lite for lite in lites.values() if lite not in self._kept), None)
+        return None if first is None else self._deadline_ms(first)
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        firsts = map(self._first_ms, self._lites.by_parent())
+        due_ms = min((time_ms for time_ms in firsts if time_ms is not None), default=None)
+        if due_ms is not None and not self._is_stopped:
+            delay_s = max(due_ms - self._clock.time_ms(), 0) / 1000
+            self._timer = self._clock.call_later(delay_s, self._fire)
+
+    def _fire(self) -> None:
+        self._timer = None
+        try:
+            for lites in self._lites.by_parent():
+                self._expire_some(lites)
+        except Exception:
+            log.exception("lite_topics_not_expired")
+        else:
+            self._set_timer()
+
+    def _expire_some(self, of_parent: dict[str, LiteTopic]) -> None:
+        now_ms = self._clock.time_ms()
+        for _ in range(min(LITE_EXPIRED_AT_ONCE, len(of_parent))):
+            lite = next(iter(of_parent.values()))
+            due_ms = self._deadline_ms(lite)
+            if due_ms is None or due_ms > now_ms:
+                return
+            if self.is_needed(lite):
+                of_parent[lite.name] = of_parent.pop(lite.name)
+                self._kept[lite] = None
+            else:
+                self.delete(lite)
+
+    def check_kept(self) -> None:
+        """Delete lite topics that were kept for a group whose client has unsubscribed since."""
+        for lite in list(islice(self._kept, LITE_EXPIRED_AT_ONCE)):
+            del self._kept[lite]
+            if self.is_needed(lite):
+                self._kept[lite] = None  # now the last one
+            else:
+                self.finished(lite)
+
+    def is_needed(self, lite: LiteTopic) -> bool:
+        """Return True if a client is subscribed whose group has not finished the messages."""
+        parent = lite.queue.topic
+        return any(pool.subscribers_of(lite.name) and pool.lag(lite) for pool in self._pools.lite_pools(parent))
+
+    def finished(self, lite: LiteTopic) -> None:
+        """A group has finished all messages of a lite topic, which may have been kept for it."""
+        due_ms = self._deadline_ms(lite)
+        if due_ms is not None and due_ms <= self._clock.time_ms() and not self.is_needed(lite):
+            self.delete(lite)
+
+    def delete(self, lite: LiteTopic) -> None:
+        """Delete a lite topic, with the offsets and deliveries of all groups."""
+        parent = lite.queue.topic
+        for group in lite.groups:  # a group without members has no pool
+            if self._pools.is_bound(group, parent):
+                self._pools.lite_pool(group, parent)
+        pools = [pool for pool in self._pools.lite_pools(parent) if pool.has(lite)]
+        for pool in pools:
+            is_read = lite.name in pool.offsets or lite in pool.queues
+            lost = pool.lag(lite) if is_read or pool.subscribers_of(lite.name) else 0
+            if lost:
+                self._pools.lite_offsets.lost[pool.group, parent] += lost
+                hint = "they were not consumed in time; set a longer lite.topic.expiration"
+                log.warning(
+                    "lite_topic_expired_unread",
+                    group=pool.group, topic=parent, lite_topic=lite.name, messages=lost, hint=hint,
+                )  # fmt: skip
+        self._kept.pop(lite, None)
+        self._lites.delete(lite)
+        self._pools.lite_offsets.lite_deleted(lite)
+        for pool in pools:
+            self._pops.end_lite(pool, lite)
+        self.expired += 1
+        log.debug("lite_topic_deleted", topic=parent, lite_topic=lite.name)
+
+    def topic_deleted(self, parent: str) -> None:
+        for lite in [lite for lite in self._kept if lite.queue.topic == parent]:
+            del self._kept[lite]
+
+    def retained(self) -> Work[None]:
+        """Retention has deleted messages: delete the lite topics that have none left, some at a time."""
+        for parent in self._lites.parents:
+            emptied = yield from self._lites.emptied(parent)
+            for number, lite in enumerate(emptied, 1):
+                if lite.begin == lite.next:
+                    self.delete(lite)
+                if number % SLICE == 0:
+                    yield
