@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import re
 import shutil
@@ -58,10 +57,12 @@ class Prometheus:
         """Returns when it has read its database; it listens before."""
 
         async def is_ready() -> bool:
-            with contextlib.suppress(urllib.error.HTTPError):
+            try:
                 (await asyncio.to_thread(urllib.request.urlopen, f"http://{self._address}/-/ready")).close()
-                return True
-            return False
+            except urllib.error.HTTPError as error:
+                error.close()
+                return False
+            return True
 
         await eventually(is_ready)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import fcntl
 import os
 import re
@@ -183,9 +182,12 @@ async def test_only_metrics_are_at_the_metrics_port(nodes: Nodes) -> None:
 
     def status(path: str) -> int:
         url = f"http://127.0.0.1:{node.server.metrics_port}{path}"
-        with contextlib.suppress(urllib.error.HTTPError):
-            return int(urllib.request.urlopen(url, timeout=PATIENCE_S).status)
-        return 404
+        try:
+            with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code
 
     assert await asyncio.to_thread(status, "/metrics") == 200
     assert await asyncio.to_thread(status, "/metrics?x=1") == 200

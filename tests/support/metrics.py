@@ -23,7 +23,8 @@ async def page(port: int | None, path: str, accept: str = "*/*", host: str = "")
             with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
+            with error:
+                return error.code, error.read().decode()
 
     return await asyncio.to_thread(fetch)
 
