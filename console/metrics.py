@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry
@@ -23,15 +24,18 @@ class FindingMetrics:
     def collect(self) -> Iterable[Metric]:
         findings = self._gauge(
             "rocketlet_finding",
-            "1 for each finding of `rocketlet doctor`; the series ends when the finding does",
+            "Number of findings of `rocketlet doctor` of one kind about a subject; the series ends with the last one",
             "harm",
             "kind",
             "about",
             "subject",
         )
-        for finding in self._console.findings():
-            labels = [finding.harm.name.lower(), finding.kind, finding.about, finding.subject]
-            findings.add_metric(labels, 1)
+        counts = Counter(
+            (finding.harm.name.lower(), finding.kind, finding.about, finding.subject)
+            for finding in self._console.findings()
+        )
+        for labels, count in counts.items():
+            findings.add_metric(labels, count)
         yield findings
         examined = self._gauge("rocketlet_groups_examined", "Number of groups whose findings are known")
         known = self._console.groups.found.values()

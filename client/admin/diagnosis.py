@@ -665,7 +665,8 @@ class BlockedLiteTopics:
             if name in earlier and earlier[name][0].waiting_ms == item.waiting_ms:
                 subscribers = await self._admin.lite_subscribers(before.topic, name, masters)
                 is_subscribed = any(subscriber[1] == group.name for subscriber in subscribers)
-                found.append(BlockedLiteTopic(name, seconds, item.messages, item.in_flight, is_subscribed))
+                is_busy = later.in_flight > 0 or later.messages < before.messages
+                found.append(BlockedLiteTopic(name, seconds, item.messages, item.in_flight, is_subscribed, is_busy))
         return tuple(found)
 
 
@@ -906,6 +907,7 @@ class BlockedLiteTopic(NamedTuple):
         messages: the number of messages that the group has not finished.
         in_flight: how many of them are in flight.
         is_subscribed: True if a member of the group is subscribed to the lite topic.
+        is_busy: True if the group has messages in flight, or finished some between the observations.
     """
 
     name: str
@@ -913,6 +915,7 @@ class BlockedLiteTopic(NamedTuple):
     messages: int
     in_flight: int
     is_subscribed: bool
+    is_busy: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -1083,19 +1086,40 @@ def _stuck_lite(seen: Observed) -> Iterator[Finding]:
         )
         cure = "subscribe a member; without one, an expiration of lite topics deletes the messages unread"
         yield Finding(Harm.RISK, "lite_topic_unread", name, text, cure)
-    for are_in_flight in (False, True):
-        stuck = [item for item in seen.blocked_lite if item.is_subscribed and bool(item.in_flight) is are_in_flight]
+    for harm, cause, cure in _LITE_CAUSES:
+        stuck = [item for item in seen.blocked_lite if item.is_subscribed and _lite_cause(item) is cause]
         if stuck and lite is not None:
             waits = _waiting(sum(item.messages - item.in_flight for item in stuck))
-            text = f"{_some_lite(stuck)} of {lite.topic}: {waits}, the oldest for {stuck[0].seconds:.0f} s, and "
-            if are_in_flight:
-                text += "an earlier message of each is in flight or delayed"
-                cure = "make handlers faster or delays shorter; if neither is long, check the members' logs"
-                yield Finding(Harm.SLOW, "stuck_lite_topic", name, text, cure)
-            else:
-                text += "the members that are subscribed receive none of them"
-                cure = "check those members' logs: consumers that do not receive any more, or handlers that hang"
-                yield Finding(Harm.STANDS, "stuck_lite_topic", name, text, cure)
+            text = f"{_some_lite(stuck)} of {lite.topic}: {waits}, the oldest for {stuck[0].seconds:.0f} s, and {cause}"
+            yield Finding(harm, "stuck_lite_topic", name, text, cure)
+
+
+_NOT_RECEIVED: Final = "the members that are subscribed receive none of them"
+_OTHERS_FIRST: Final = "the members that are subscribed handle messages of other lite topics"
+_EARLIER_FIRST: Final = "an earlier message of each is in flight or delayed"
+_LITE_CAUSES: Final = (
+    (
+        Harm.STANDS,
+        _NOT_RECEIVED,
+        "check those members' logs: consumers that do not receive any more, or handlers that hang",
+    ),
+    (
+        Harm.SLOW,
+        _OTHERS_FIRST,
+        "add members or concurrency if handlers need this long; if not, check the members' logs",
+    ),
+    (
+        Harm.SLOW,
+        _EARLIER_FIRST,
+        "make handlers faster or delays shorter; if neither is long, check the members' logs",
+    ),
+)
+
+
+def _lite_cause(item: BlockedLiteTopic) -> str:
+    if item.in_flight:
+        return _EARLIER_FIRST
+    return _OTHERS_FIRST if item.is_busy else _NOT_RECEIVED
 
 
 def _some_lite(found: list[BlockedLiteTopic]) -> str:

@@ -25,8 +25,10 @@ from rocketlet.client import (
 )
 from rocketlet.client.consuming.handling import Outcome
 from rocketlet.protocol.bodies import GroupConfig
+from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.group_bodies import LiteAction, LiteSubscription, encode_lite_subscription
 
-from ..conftest import Node, Nodes, eventually
+from ..conftest import Node, Nodes, Wire, eventually
 from ..support.handlers import Inbox
 from ..support.topics import put, stored
 
@@ -243,6 +245,19 @@ async def test_member_of_an_exclusive_group_learns_that_a_lite_topic_was_taken(n
         await chat(node, "a", b"1")
         await eventually(lambda: second.bodies == [b"1"])
     assert first.bodies == []
+
+
+async def test_lite_topic_stays_subscribed_when_an_earlier_eviction_is_reported_late(node: Node, wire: Wire) -> None:
+    ready(node, lite_sub_model="Exclusive")
+    add = LiteSubscription(LiteAction.PARTIAL_ADD, "other", "g", "t", ("a",))
+    async with LiteConsumer(node.address, "g", "t", Inbox(), lite_topics=["a"]) as consumer:
+        await eventually(lambda: node.broker.pops.lite.count == 1)
+        opaque = wire.send(RequestCode.LITE_SUBSCRIPTION_CTL, body=encode_lite_subscription(add))
+        await consumer.subscribe(
+            "a"
+        )  # the broker evicts this member and then the other; both notifications are under way
+        await wire.answer(opaque)
+        assert consumer.lite_topics == {"a"}
 
 
 async def test_member_of_a_wildcard_group_gets_every_lite_topic(node: Node) -> None:

@@ -235,6 +235,28 @@ async def test_stuck_lite_topics_are_named_with_their_cause(node: Node, wire: Wi
             assert left.text.endswith("no member is subscribed")
 
 
+async def test_lite_topic_that_waits_for_busy_members_is_slow_and_not_stuck(node: Node) -> None:
+    put(node, message_type="LITE")
+    inbox, gate = Inbox(), asyncio.Event()
+
+    async def work(message: Message) -> None:
+        await inbox(message)
+        await gate.wait()
+
+    async with (
+        Producer(node.address) as producer,
+        LiteConsumer(node.address, "g", "t", work, lite_topics=["first", "late"], concurrency=1),
+    ):
+        await producer.send("t", b"x", lite_topic="first")
+        await eventually(lambda: len(inbox.messages) == 1)
+        await producer.send("t", b"x", lite_topic="late")
+        busy = (await found(node))["stuck_lite_topic"]
+        gate.set()
+    assert busy.harm is diagnosis.Harm.SLOW
+    assert busy.text.startswith("lite topic late of t: 1 message waits")
+    assert busy.text.endswith("handle messages of other lite topics")
+
+
 async def test_lite_group_that_works_or_waits_for_young_messages_is_healthy(node: Node) -> None:
     put(node, message_type="LITE")
     patience = ObservationTimes(look_s=0.0, watch_s=0.0, stuck_s=PATIENCE_S)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rocketlet.client.admin.admin_client import hand_overs, ownerships
+from rocketlet.client.admin.diagnosis import Finding, Harm
 from rocketlet.client.errors import RequestTimeout
 from rocketlet.console import charts, text
 from rocketlet.console.config import PAGE_ROWS
+from rocketlet.console.metrics import FindingMetrics
 from rocketlet.console.pages.paging import part_of
 from rocketlet.console.rotation import Rotation
 from rocketlet.console.samples import GroupSample, TopicSample
@@ -217,3 +220,10 @@ async def test_a_page_asks_for_what_was_asked_for_and_has_not_answered_yet() -> 
         await rotation.show(["a"], now=True)
         assert set(rotation.found) == {"a"}
         slow.set()
+
+
+def test_findings_of_one_kind_about_a_subject_are_one_series() -> None:
+    found = [Finding(Harm.SLOW, "growing_lag", "g", text, "") for text in ("orders", "bills")]
+    console: Any = SimpleNamespace(findings=lambda: found, groups=SimpleNamespace(found={}))
+    findings, _ = FindingMetrics(console).collect()
+    assert [(sample.labels["subject"], sample.value) for sample in findings.samples] == [("g", 2)]
