@@ -301,7 +301,7 @@ class LiteSubscriber:
         names: the lite topics that it is subscribed to.
         ready: those of them that may have a message, the one served longest ago first. Clients that receive from all lite
             topics share one.
-        held: its messages in flight, and some that are settled already.
+        held: its messages in flight, and some that are settled or returned already.
         waiting: its receives that wait.
         synced_s: when it last synchronized its subscriptions.
         is_syncing: True while a synchronization of it is carried out in pieces.
@@ -334,9 +334,10 @@ class LiteSubscriber:
         self._charged_bytes = 0
 
     def holds(self) -> int:
-        """Return how many messages it has in flight."""
+        """Return how many messages it has in flight, except those that it has returned to be redelivered later."""
         for delivery in list(self.held):
-            if delivery.state is not DeliveryState.IN_FLIGHT or delivery.client != self.client:
+            is_in_flight = delivery.state is DeliveryState.IN_FLIGHT and not delivery.is_delayed
+            if not is_in_flight or delivery.client != self.client:
                 del self.held[delivery]
         return len(self.held)
 

@@ -23,7 +23,7 @@ from .receives import ILLEGAL_HANDLE, NOTHING, OK, begin, received, request
 ADD, REMOVE, ALL, NONE = range(4)
 LAST, MIN, MAX = range(3)
 BAD_REQUEST, ILLEGAL_TOPIC, ILLEGAL_GROUP, ILLEGAL_OFFSET, ILLEGAL_NAME = 40000, 40002, 40003, 40019, 40020
-OVER_QUOTA, NO_TOPIC = 42902, 40402
+OVER_QUOTA, NO_TOPIC, FORBIDDEN = 42902, 40402, 40300
 QUOTA, MODEL, WILDCARD = "lite.sub.client.quota", "lite.sub.model", "lite.sub.wildcard"
 
 
@@ -425,6 +425,23 @@ async def test_suspended_batch_counts_no_attempt(nodes: Nodes, dial: Dial) -> No
     assert await change(client, found[0], 5000, suspend=True) == OK
     node.clock.advance(5.001)
     assert attempts(await receive(client)) == [(b"1", 1), (b"2", 1)]
+
+
+@pytest.mark.limits(max_unfinished_of_lite_client=2)
+@pytest.mark.parametrize("suspend", [False, True])
+async def test_delayed_messages_do_not_count_for_the_limit_of_unacknowledged_ones(
+    node: Node, client: GrpcClient, suspend: bool
+) -> None:
+    ready(node)
+    await sync(client, "a", "b", "c")
+    for name in ("a", "b"):
+        await send(client, name, name.encode())
+    for item in await receive(client):
+        assert await change(client, item, 3_600_000, suspend=suspend) == OK
+    await send(client, "c", b"c1", b"c2", b"c3")
+    assert bodies(await receive(client)) == [b"c1", b"c2"]
+    code, messages = await received(begin(client, wanted()))
+    assert (code, messages) == (FORBIDDEN, [])
 
 
 async def test_same_attempt_gets_the_same_batch(node: Node, client: GrpcClient) -> None:
