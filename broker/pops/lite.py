@@ -30,6 +30,7 @@ from ...protocol.names import (
 from ..config import (
     LITE_READS,
     LITE_SUBSCRIPTION_BYTES,
+    LITE_SYNC_S,
     MAX_POP_MESSAGES,
     Limits,
 )
@@ -362,13 +363,22 @@ class LitePool(Pool):
         subscribers: the clients that have synchronized their subscriptions.
         is_wildcard: True if clients receive from every lite topic.
         is_scanned: True if all lite topics with messages are known to be ready, or a scan for them has begun.
+        awaited: the number of its entries in `LitePools.left_s`.
         idle: deliveries that nobody needs now, in the order in which they were finished.
     """
 
     is_lite = True
+    _pools: LitePools
 
     def __init__(
-        self, pools: Pools, of: ConsumerGroup, parent: str, lites: LiteTopics, of_all: LiteOffsets, *, wildcard: bool
+        self,
+        pools: LitePools,
+        of: ConsumerGroup,
+        parent: str,
+        lites: LiteTopics,
+        of_all: LiteOffsets,
+        *,
+        wildcard: bool,
     ) -> None:
         super().__init__(pools, of, parent)
         self._lites = lites
@@ -383,6 +393,7 @@ class LitePool(Pool):
         self.is_wildcard = wildcard
         self._all_ready: OrderedDict[LiteTopic, None] = OrderedDict()
         self.is_scanned = False
+        self.awaited = 0
 
     def set_offset(self, name: str, offset: int) -> None:
         """Commit the group's offset in a lite topic."""
@@ -416,8 +427,9 @@ class LitePool(Pool):
 
     @property
     def is_pinned(self) -> bool:
-        """True while the pool has clients that have synchronized their subscriptions, so that it is not removed."""
-        return bool(self.subscribers)
+        """True while the pool has clients that have synchronized their subscriptions, or awaits some that have left, so that
+        it is not removed."""
+        return bool(self.subscribers) or self.awaited > 0
 
     def rest(self) -> int:
         return 0
@@ -559,8 +571,14 @@ class LitePool(Pool):
         if subscriber is None:
             return None
         subscriber.departures += 1
+        may_return = self._pools.now_s() - subscriber.synced_s < LITE_SYNC_S
         for name in list(subscriber.names):
             self.unsubscribe(subscriber, name)
+            lite = self._lites.get(self.topic, name)
+            if may_return and lite is not None and self.lag(lite):
+                self._pools.note_left(self, lite)
+        if may_return and self.is_wildcard:
+            self._pools.note_left(self, None)
         subscriber.stop_paying()
         if not subscriber.waiting:
             del self.subscribers[client]
@@ -585,6 +603,11 @@ class LitePool(Pool):
     def _ready_of(self, subscriber: LiteSubscriber) -> OrderedDict[LiteTopic, None]:
         lites = map(self._lites.of(self.topic).get, subscriber.names)
         return OrderedDict((lite, None) for lite in lites if lite is not None and self.has_news(lite))
+
+    def is_awaited(self, lite: LiteTopic) -> bool:
+        """Return True if a client that was subscribed to a lite topic has left so recently that it may come back."""
+        left_s = self._pools.left_s.get((self, None if self.is_wildcard else lite))
+        return left_s is not None and self._pools.now_s() - left_s < LITE_SYNC_S
 
     # Reports
 
@@ -671,7 +694,12 @@ class LiteBacklog(NamedTuple):
 
 
 class LitePools(Pools):
-    """Every pool. A group that is bound to a parent topic has a pool of lite topics there."""
+    """Every pool. A group that is bound to a parent topic has a pool of lite topics there.
+
+    Attributes:
+        left_s: when a client last left that was subscribed to a lite topic in which its group has unfinished messages, in
+            this order, by pool and lite topic. None stands for all lite topics of a wildcard group's pool.
+    """
 
     def __init__(
         self,
@@ -688,6 +716,27 @@ class LitePools(Pools):
         self._settings = settings
         self.lites = lite_offsets.lites
         self.lite_offsets = lite_offsets
+        self.left_s: OrderedDict[tuple[LitePool, LiteTopic | None], float] = OrderedDict()
+
+    def note_left(self, pool: LitePool, lite: LiteTopic | None) -> None:
+        """A client has left that was subscribed to a lite topic, or to all."""
+        pool.awaited += (pool, lite) not in self.left_s
+        self.left_s[pool, lite] = self.now_s()
+        self.left_s.move_to_end((pool, lite))
+        if len(self.left_s) > self._limits.max_lite_subscriptions:
+            self._forget_first_left()
+
+    def forget_left(self) -> None:
+        """Forget the clients that have left too long ago to be awaited."""
+        before_s = self.now_s() - LITE_SYNC_S
+        while self.left_s and next(iter(self.left_s.values())) <= before_s:
+            self._forget_first_left()
+
+    def _forget_first_left(self) -> None:
+        (pool, _), _ = self.left_s.popitem(last=False)
+        pool.awaited -= 1
+        if not pool.awaited and not pool.clients and pool in self.all:
+            self.note_unused(pool)
 
     def get_or_make_lite(self, request: PopRequest) -> LitePool | None:
         """Return the pool of a lite group; None for other groups."""

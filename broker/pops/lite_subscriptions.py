@@ -351,6 +351,11 @@ def _notify(group: GroupConfig, subscriber: LiteSubscriber, name: str) -> None:
 #
 # While a client is subscribed whose group has messages of it left, it is kept until the group has finished them, or
 # retention deletes them. Otherwise the messages that a group has not finished are counted and reported.
+#
+# A client that was connected needs some time to come back. So a lite topic is kept for LITE_SYNC_S after such a client has
+# left, and for LITE_SYNC_S after the start of the broker if a group with an offset in it has messages left. A lite topic
+# without any offset is not kept after the start: it may be one that was acknowledged and deleted, because the log still has
+# its messages and the index is built from them.
 
 
 class LiteExpiry:
@@ -369,9 +374,11 @@ class LiteExpiry:
         self._kept: dict[LiteTopic, None] = {}  # their time is over, and a group has messages left
         self._timer: Timer | None = None
         self._is_stopped = False
+        self._started_s = self._clock.monotonic_s()
         self.expired = 0
 
     def start(self) -> None:
+        self._started_s = self._clock.monotonic_s()
         self._set_timer()
 
     def stop(self) -> None:
@@ -439,7 +446,8 @@ class LiteExpiry:
                 self.delete(lite)
 
     def check_kept(self) -> None:
-        """Delete lite topics that were kept for a group whose client has unsubscribed since."""
+        """Delete lite topics that were kept for a group whose client has unsubscribed since, or has not come back."""
+        self._pools.forget_left()
         for lite in list(islice(self._kept, LITE_EXPIRED_AT_ONCE)):
             del self._kept[lite]
             if self.is_needed(lite):
@@ -448,9 +456,23 @@ class LiteExpiry:
                 self.finished(lite)
 
     def is_needed(self, lite: LiteTopic) -> bool:
-        """Return True if a client is subscribed whose group has not finished the messages."""
+        """Return True if a client is subscribed, or may come back, whose group has not finished the messages."""
+        name = lite.name
+        is_starting = self._clock.monotonic_s() - self._started_s < LITE_SYNC_S
+        return any(
+            (pool.subscribers_of(name) or pool.is_awaited(lite) or (is_starting and name in pool.offsets))
+            and pool.lag(lite)
+            for pool in (self._readers(lite) if is_starting else self._pools.lite_pools(lite.queue.topic))
+        )
+
+    def _readers(self, lite: LiteTopic) -> list[LitePool]:
+        """Return the pools of a parent topic, including those of groups without members that have an offset in the lite
+        topic."""
         parent = lite.queue.topic
-        return any(pool.subscribers_of(lite.name) and pool.lag(lite) for pool in self._pools.lite_pools(parent))
+        for group in lite.groups:  # a group without members has no pool
+            if self._pools.is_bound(group, parent):
+                self._pools.lite_pool(group, parent)
+        return self._pools.lite_pools(parent)
 
     def finished(self, lite: LiteTopic) -> None:
         """A group has finished all messages of a lite topic, which may have been kept for it."""
@@ -461,10 +483,7 @@ class LiteExpiry:
     def delete(self, lite: LiteTopic) -> None:
         """Delete a lite topic, with the offsets and deliveries of all groups."""
         parent = lite.queue.topic
-        for group in lite.groups:  # a group without members has no pool
-            if self._pools.is_bound(group, parent):
-                self._pools.lite_pool(group, parent)
-        pools = [pool for pool in self._pools.lite_pools(parent) if pool.has(lite)]
+        pools = [pool for pool in self._readers(lite) if pool.has(lite)]
         for pool in pools:
             is_read = lite.name in pool.offsets or lite in pool.queues
             lost = pool.lag(lite) if is_read or pool.subscribers_of(lite.name) else 0

@@ -705,6 +705,7 @@ async def test_lite_topic_is_kept_while_a_subscribed_group_has_messages_left(nod
 
 async def test_messages_that_expire_unread_are_counted_and_logged(nodes: Nodes, dial: Dial) -> None:
     node = await nodes.start(clock=MovableClock(stands=True))
+    node.clock.advance(180)
     client = await dial(node.address)
     ready(node, minutes=1)
     await send(client, "a", b"1", b"2", b"3")
@@ -717,6 +718,54 @@ async def test_messages_that_expire_unread_are_counted_and_logged(nodes: Nodes, 
         (line["lite_topic"], line["messages"]) for line in logs if line["event"] == "lite_topic_expired_unread"
     ] == [("a", 2)]
     assert list(node.broker.progress.lost()) == [("g", PARENT, 2)]
+
+
+async def test_unread_lite_topic_is_kept_when_its_client_comes_back_after_a_restart(nodes: Nodes, dial: Dial) -> None:
+    clock = MovableClock(stands=True)
+    node = await nodes.start(clock=clock)
+    client = await dial(node.address)
+    ready(node, minutes=1)
+    await send(client, "a", b"1", b"2")
+    await send(client, "b", b"1", b"2")
+    await send(client, "never-received", b"1")
+    await sync(client, "a", "b")
+    assert set(await ack(client, *await receive(client, count=1), *await receive(client, count=1))) == {OK}
+    await client.close()
+    await node.stop()
+    clock.advance(400)
+    node = await nodes.start(clock=clock, data_dir=node.broker.config.data_dir)
+    clock.advance(0.001)
+    assert sorted(node.broker.lites.of(PARENT)) == ["a", "b"]
+    clock.advance(170)
+    client = await dial(node.address)
+    await sync(client, "a", action=ALL)
+    clock.advance(20)
+    assert list(node.broker.lites.of(PARENT)) == ["a"]
+    assert list(node.broker.progress.lost()) == [("g", PARENT, 1)]
+    assert bodies(await receive(client)) == [b"2"]
+
+
+@pytest.mark.parametrize("wildcard", ["false", "true"])
+async def test_unread_lite_topic_is_kept_when_its_only_client_reconnects(
+    nodes: Nodes, dial: Dial, wildcard: str
+) -> None:
+    node = await nodes.start(clock=MovableClock(stands=True))
+    node.clock.advance(180)
+    ready(node, minutes=1, lite_sub_wildcard=wildcard)
+    names = () if wildcard == "true" else ("a",)
+    await send(await dial(node.address, client_id="producer"), "a", b"1")
+    for _ in range(2):
+        client = await dial(node.address)
+        await settle(client, settings())
+        await sync(client, *names, action=ALL)
+        node.clock.advance(70)
+        assert list(node.broker.lites.of(PARENT)) == ["a"]
+        await client.close()
+        await eventually(lambda: not any(pool.subscribers for pool in node.broker.pops.pools.lite_pools(PARENT)))
+        node.clock.advance(170)
+        assert list(node.broker.lites.of(PARENT)) == ["a"]
+    node.clock.advance(20)
+    assert list(node.broker.lites.of(PARENT)) == []
 
 
 async def test_expired_lite_topic_is_gone_after_a_restart_too(nodes: Nodes, dial: Dial) -> None:
