@@ -178,11 +178,18 @@ class Order:
 @dataclass(frozen=True, slots=True)
 class PopClient:
     """The identity of a client that pops, as its protocol server has checked it: the remoting connection, or the account and
-    id of a gRPC client. `client_id` is for reports only, because any client may claim any id."""
+    id of a gRPC client. `client_id` is not part of it, because any client may claim any id."""
 
     client_id: str = field(compare=False)
     session: Session | None = None
     account_id: tuple[str, str] | None = None
+
+    def is_reconnect_of(self, earlier: PopClient) -> bool:
+        """Return True if this remoting client uses the id of a client whose connection is older. That connection may stay
+        open for long after its client has lost it."""
+        if self.session is None or earlier.session is None or self.client_id != earlier.client_id:
+            return False
+        return self.session.number > earlier.session.number
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,6 +251,8 @@ class LiteSubscriptions:
                 self._remove(group, pool, subscriber, name)
                 yield
             for name in wanted:
+                if group.lite_is_exclusive:
+                    self._take_over(pool, subscriber, name)
                 if group.lite_is_exclusive and _others(pool, subscriber, name):
                     _notify(group, subscriber, name)
                 else:
@@ -280,13 +282,24 @@ class LiteSubscriptions:
             if group.resets_lite(LITE_RESET_UNSUBSCRIBED):
                 self._set_offset(pool, name, LiteOffset(OffsetPolicy.MIN))
 
+    def _take_over(self, pool: LitePool, subscriber: LiteSubscriber, name: str) -> None:
+        """Take a lite topic of an exclusive group from an earlier connection of the same client. The client is not
+        notified, because it would remove the lite topic from its set."""
+        for other in _others(pool, subscriber, name):
+            if subscriber.client.is_reconnect_of(other.client):
+                self._take_from(pool, other, name)
+
+    def _take_from(self, pool: LitePool, other: LiteSubscriber, name: str) -> None:
+        pool.unsubscribe(other, name)
+        other.pay()
+        self.count -= 1
+
     def _evict(self, group: GroupConfig, pool: LitePool, subscriber: LiteSubscriber, name: str) -> None:
         """Take a lite topic from the client of an exclusive group that has it. Messages that the previous client has in
         flight stay in flight to it, unless the group's settings reset the offset on a change of clients."""
+        self._take_over(pool, subscriber, name)
         for other in _others(pool, subscriber, name):
-            pool.unsubscribe(other, name)
-            other.pay()
-            self.count -= 1
+            self._take_from(pool, other, name)
             if group.resets_lite(LITE_RESET_EXCLUSIVE):
                 self._set_offset(pool, name, LiteOffset(OffsetPolicy.MIN))
             _notify(group, other, name)

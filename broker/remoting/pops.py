@@ -182,8 +182,8 @@ def _syncing(broker: BrokerController, connection: RemotingConnection, frame: Fr
 
 
 def _lite_client(connection: RemotingConnection, client_id: str) -> PopClient:
-    """Return the client of a connection that uses lite topics. A connection has one such client, so its id is used only
-    in reports."""
+    """Return the client of a connection that uses lite topics. A connection has one such client. Its id is used in
+    reports, and to find its earlier connections."""
     return PopClient(client_id[:MAX_NAMED_CHARS], session=connection)
 
 

@@ -366,6 +366,39 @@ async def test_evicted_client_of_an_exclusive_group_is_notified(node: Node, wire
     assert (await popped(wire), bodies(await popped(other))) == ([], [b"1"])
 
 
+@pytest.mark.parametrize("action", [LiteAction.COMPLETE_ADD, LiteAction.PARTIAL_ADD])
+async def test_reconnected_client_of_an_exclusive_group_takes_over_from_its_open_earlier_connection(
+    node: Node, wire: Wire, connect: Connect, action: LiteAction
+) -> None:
+    ready(node, lite_sub_model="Exclusive", lite_sub_reset_offset_exclusive="true")
+    await fill(wire, "a", b"1", b"2")
+    await sync(wire, "a", "b", "c")
+    first, _ = await popped(wire)
+    await wire.call(RequestCode.ACK_MESSAGE, place(first))
+    await eventually(lambda: node.broker.lite_offsets.of("g", "t").get("a") == 1)
+    again = await connect(node.address)
+    assert (await sync(again, "a", "b", action=action)).code == 0
+    await fill(wire, "b", b"3")
+    assert bodies(await popped(wire)) == [], "the earlier connection has lost the lite topics"
+    assert bodies(await popped(again)) == [b"3"]
+    assert (wire.requests, again.requests) == ([], []), "neither connection is notified"
+    assert node.broker.lite_offsets.of("g", "t")["a"] == 1, "a reconnected client is not another one"
+    assert node.broker.pops.lite.count == 3
+
+
+async def test_whole_set_of_a_client_takes_no_lite_topic_from_another_client(
+    node: Node, wire: Wire, connect: Connect
+) -> None:
+    ready(node, lite_sub_model="Exclusive")
+    other = await connect(node.address)
+    await sync(wire, "a")
+    await sync(other, "a", "b", client_id="c2", action=LiteAction.COMPLETE_ADD)
+    notice = await other.request(RequestCode.NOTIFY_UNSUBSCRIBE_LITE)
+    assert notice.ext == {"liteTopic": "a", "consumerGroup": "g", "clientId": "c2"}
+    await fill(wire, "a", b"1")
+    assert (bodies(await popped(other)), bodies(await popped(wire))) == ([], [b"1"])
+
+
 async def test_messages_of_a_closed_connection_come_back_when_their_time_is_over(
     nodes: Nodes, connect: Connect
 ) -> None:
