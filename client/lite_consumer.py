@@ -84,6 +84,7 @@ class LiteConsumer(PopConsumer):
         self._synced: set[str] = (
             set()
         )  # addresses of brokers that have this member's subscriptions, on open connections
+        self._has_joined = False
         orderly = options["orderly"]
         super().__init__(name_server, group, subscriptions, handler, decode, options, orderly=orderly, from_first=True)
         self._cluster.listen(on_lost=self._synced.discard)
@@ -102,6 +103,7 @@ class LiteConsumer(PopConsumer):
             raise TopicNotFound(f"no name server knows the topic {self.topic}; {hint}")
         await super()._join(sharing)
         await sharing.begin()
+        self._has_joined = True
         self._running.append(asyncio.create_task(self._synchronize_forever(), name="lite subscriptions"))
 
     async def _unregister(self, address: str) -> None:
@@ -192,7 +194,10 @@ class LiteConsumer(PopConsumer):
         await super()._register(address)
         if address not in self._synced:
             self._synced.add(address)  # removed again if the connection, or this request, fails
-            await self._send(address, LiteAction.COMPLETE_ADD, self._names)
+            # at the start, take lite topics of an exclusive group from other members, as `subscribe` does; but not after a
+            # lost connection, because others may have subscribed to them meanwhile
+            is_start = bool(self._names) and not self._has_joined
+            await self._send(address, LiteAction.PARTIAL_ADD if is_start else LiteAction.COMPLETE_ADD, self._names)
 
     async def _synchronize_forever(self) -> None:
         """Repeat the whole set at each broker, because brokers drop subscriptions that are not repeated."""

@@ -260,6 +260,22 @@ async def test_lite_topic_stays_subscribed_when_an_earlier_eviction_is_reported_
         assert consumer.lite_topics == {"a"}
 
 
+async def test_member_that_starts_with_a_lite_topic_takes_it_from_the_one_that_has_it(node: Node) -> None:
+    ready(node, lite_sub_model="Exclusive")
+    taken: list[str] = []
+    first, second = Inbox(), Inbox()
+    async with (
+        LiteConsumer(node.address, "g", "t", first, lite_topics=["a", "b"], on_taken=taken.append) as one,
+        LiteConsumer(node.address, "g", "t", second, lite_topics=["a"], on_taken=taken.append) as two,
+    ):
+        await eventually(lambda: taken == ["a"])
+        assert one.lite_topics == {"b"}
+        assert two.lite_topics == {"a"}
+        await chat(node, "a", b"1")
+        await eventually(lambda: second.bodies == [b"1"])
+    assert first.bodies == []
+
+
 async def test_member_of_a_wildcard_group_gets_every_lite_topic(node: Node) -> None:
     ready(node, lite_sub_wildcard="")
     inbox = Inbox()
@@ -270,6 +286,8 @@ async def test_member_of_a_wildcard_group_gets_every_lite_topic(node: Node) -> N
         with pytest.raises(BrokerRefused, match="every lite topic"):
             await consumer.subscribe("c")
         assert consumer.lite_topics == frozenset()
+    with pytest.raises(BrokerRefused, match="every lite topic"):
+        await LiteConsumer(node.address, "g", "t", inbox, lite_topics=["a"]).start()
 
 
 async def test_refused_subscription_changes_nothing(node: Node) -> None:
