@@ -1510,6 +1510,7 @@ cdef extern from "Python.h":
 cdef enum:
     RECORD_HEAD_BYTES = 36  # up to the position in the log
     MAX_ENTRIES_READ = 2048
+    MAX_PULLS = 64  # that one call serves, so that its caller can check the time between calls
 
 
 cdef struct Part:
@@ -1649,7 +1650,7 @@ def take_pulls(
     bytes data, Py_ssize_t at, Py_ssize_t max_header_bytes, dict checked, object admit, object segment_at, object read_at,
     object crc32, tuple sums, tuple shared, tuple limits,
 ):
-    """Make the responses to the pulls that lie from `at` on, one after the other, and repeat checked ones.
+    """Make the responses to up to `MAX_PULLS` pulls that lie from `at` on, one after the other, and repeat checked ones.
 
     `admit` returns what a checked pull may read now; None if it has to be checked. Returns where it stopped, the number of
     pulls, the responses in pieces and their size, and for each checked pull its messages, their bytes and the next offset; and
@@ -1669,7 +1670,7 @@ def take_pulls(
     log.segment_at, log.read_at, log.crc32, log.sums = segment_at, read_at, crc32, sums
     log.shared_at, log.shared_size, log.shared_data = shared
     log.begin, log.max_read, max_bytes, log.shared = limits
-    while total <= max_bytes:
+    while count < MAX_PULLS and total <= max_bytes:
         end = read_pull(&span, at, max_header_bytes, &pull)
         if not end or not 0 <= pull.value[OPAQUE] or pull.value[QUEUE_OFFSET] < 0:
             break
@@ -1697,7 +1698,7 @@ def take_pulls(
             if not queue.begin <= offset < queue.next:
                 break
             found = queue.entries
-            if not queue.read(offset, (span.size - end) // (end - at)):
+            if not queue.read(offset, min((span.size - end) // (end - at), <Py_ssize_t>(MAX_PULLS - 1 - count))):
                 break
             if queue.entries is not found:
                 log.descriptor = None

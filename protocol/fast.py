@@ -161,7 +161,7 @@ def take_pulls(
     shared: tuple[int, int, Buffer],
     limits: tuple[int, int, int, int],
 ) -> ServedPulls | None:
-    """Return the responses to the repeated pulls from a position on; None if the first one is declined.
+    """Return the responses to up to 64 repeated pulls from a position on; None if the first one is declined.
 
     Args:
         data: received bytes

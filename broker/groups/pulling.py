@@ -666,8 +666,8 @@ class CheckedPulls:
     def repeat(
         self, session: Session, data: bytes, at: int, pulls: Mapping[bytes, CheckedPull], max_bytes: int
     ) -> ServedPulls | None:
-        """Serve the pulls from a position of the data on that repeat checked ones, with the compiled module, until their
-        responses have more than `max_bytes`. None if it declines the first one."""
+        """Serve up to 64 pulls from a position of the data on that repeat checked ones, with the compiled module, until
+        their responses have more than `max_bytes`. None if it declines the first one."""
         served = self._store.take_pulls(data, at, pulls, partial(self._source, session), max_bytes)
         if served is not None:
             for checked, messages, size, next_offset in served.pulls:

@@ -407,8 +407,8 @@ class Reader:
         admit: Callable[[Any, int, int], fast.PullSource | None],
         max_bytes: int,
     ) -> fast.ServedPulls | None:
-        """Serve the pulls from a position of the data on that repeat checked ones, with the compiled module, until their
-        responses have more than `max_bytes`. None if it declines the first one."""
+        """Serve up to 64 pulls from a position of the data on that repeat checked ones, with the compiled module, until
+        their responses have more than `max_bytes`. None if it declines the first one."""
         log = self._log
         served = fast.take_pulls(
             data,

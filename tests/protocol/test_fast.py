@@ -324,6 +324,18 @@ def test_pulls_get_the_responses_that_python_makes(
     assert served.pulls == [("checked", sum(counts), size, next_offset)]
 
 
+@needs_module
+def test_call_serves_up_to_64_pulls_and_the_next_calls_serve_the_rest() -> None:
+    log, counts = Log([(0, 91)] * 1000, 0), []
+    data = b"".join(pull_frame(MSGPACK, number, PULL | {"queueOffset": number}) for number in range(1000))
+    while data:
+        served = log.take(data, 91, 1, 1 << 20)
+        assert served is not None
+        data = data[served.end :]
+        counts.append(served.served)
+    assert counts == [64] * 15 + [40]
+
+
 def one_record() -> Log:
     return Log([(0, 91), (0, 91)], 0)
 

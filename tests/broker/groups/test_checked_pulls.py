@@ -16,6 +16,7 @@ from rocketlet.protocol import bodies
 from rocketlet.protocol.admin_bodies import encode_running_info
 from rocketlet.protocol.bodies import GroupConfig, TopicConfig
 from rocketlet.protocol.codes import PULL_COMMIT_OFFSET, Language, RequestCode, ResponseCode
+from rocketlet.protocol.fast import IS_COMPILED
 from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ, ExtValue, Frame, encode
 from rocketlet.protocol.group_bodies import LockRequest, encode_lock_request
 from rocketlet.protocol.headers import PullMessage, write
@@ -92,6 +93,33 @@ async def test_pulls_of_one_read_get_the_responses_that_each_gets_alone(
     together = [await wire.answer(frame.opaque) for frame in frames]
     assert [answer._replace(opaque=0) for answer in together] == [answer._replace(opaque=0) for answer in alone]
     assert node.broker.offsets.get("g", "t", 0) == committed
+
+
+async def test_thousand_pulls_of_one_write_are_answered_and_a_call_serves_up_to_64(
+    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await filled(wire, count=1)
+    counts: list[int] = []
+    take = node.broker.store.take_pulls
+
+    def counted(*args: Any) -> Any:
+        served = take(*args)
+        counts.append(served.served if served is not None else 0)
+        return served
+
+    monkeypatch.setattr(node.broker.store, "take_pulls", counted)
+    for _ in range(2):
+        assert await asked(wire, 0, MSGPACK, max_msg_nums=1) == [b"0"]
+    frames = [
+        Frame(RequestCode.PULL_MESSAGE, 1000 + number, pull(max_msg_nums=1), serialize_type=MSGPACK)
+        for number in range(1000)
+    ]
+    wire.write(b"".join(encode(frame._replace(language=int(Language.JAVA))) for frame in frames))
+    for frame in frames:
+        answer = await wire.answer(frame.opaque)
+        assert [record.body for record in decode_records(answer.body)] == [b"0"]
+    assert max(counts, default=0) <= 64
+    assert sum(counts) > 64 or not IS_COMPILED
 
 
 @pytest.mark.parametrize("kind", [JSON, ROCKETMQ, MSGPACK])
