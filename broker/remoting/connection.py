@@ -530,7 +530,8 @@ class Again(NamedTuple):
 class KeptPulls:
     """The last checked pull of each queue and group, for up to `MAX_CHECKED_PULLS`. Pulls are charged to their session.
 
-    `named` has the pulls that the compiled module may repeat, by the bytes of the header without the offsets."""
+    `named` has the pulls that the compiled module may repeat, by the bytes of the header without the offsets: one key for
+    each queue and group, which is charged, too."""
 
     __slots__ = ("_is_new", "_names", "_pulls", "named")
 
@@ -540,11 +541,12 @@ class KeptPulls:
         self.named: dict[bytes, CheckedPull] = {}
         self._names: dict[_Place, bytes] = {}
 
-    def name(self, data: bytes, at: int, frame: Frame) -> None:
+    def name(self, session: Session, data: bytes, at: int, frame: Frame) -> None:
         """Let the compiled module repeat a pull that was just kept, if its response has the encoding of the request, and it
         does not filter by tags.
 
         Args:
+            session: the client that is charged
             data: received bytes
             at: position of the pull
             frame: the pull
@@ -558,8 +560,10 @@ class KeptPulls:
         key = fast.pull_key(data, at, MAX_REQUEST_HEADER_BYTES)
         if key is not None:
             ext = frame.ext
-            self.named[key] = again.checked
-            self._names[ext["consumerGroup"], ext["topic"], ext["queueId"]] = key
+            place = ext["consumerGroup"], ext["topic"], ext["queueId"]
+            self._forget_name(session, place)
+            self.named[key], self._names[place] = again.checked, key
+            session.charge(len(key))
 
     def like(self, frame: Frame) -> Again | None:
         """Return the checked pull that a pull repeats, with the offsets of the repetition; None if something else than
@@ -596,7 +600,13 @@ class KeptPulls:
         kept = self._pulls.pop(place, None)
         if kept is not None:
             session.charge(-kept.size)
-            self.named.pop(self._names.pop(place, b""), None)
+            self._forget_name(session, place)
+
+    def _forget_name(self, session: Session, place: _Place) -> None:
+        key = self._names.pop(place, None)
+        if key is not None:
+            session.charge(-len(key))
+            self.named.pop(key, None)
 
 
 # ------------------------------------------------------------------------------

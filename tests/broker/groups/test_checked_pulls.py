@@ -12,7 +12,7 @@ from rocketlet.broker.groups.members import ALONE
 from rocketlet.broker.groups.pulling import CheckedPull, Pull
 from rocketlet.broker.remoting.connection import KeptPulls
 from rocketlet.broker.sessions import Session
-from rocketlet.protocol import bodies
+from rocketlet.protocol import bodies, fast
 from rocketlet.protocol.admin_bodies import encode_running_info
 from rocketlet.protocol.bodies import GroupConfig, TopicConfig
 from rocketlet.protocol.codes import PULL_COMMIT_OFFSET, Language, RequestCode, ResponseCode
@@ -377,6 +377,29 @@ def test_a_connection_keeps_the_pulls_of_as_many_queues_as_the_limit_says() -> N
         assert pulls.like(frame._replace(serialize_type=ROCKETMQ)) is None
         pulls.keep(session, frame, None)
     assert peer.charged_bytes == 0
+
+
+@pytest.mark.skipif(not IS_COMPILED, reason="needs the compiled module: make dev")
+def test_connection_keeps_one_charged_name_for_each_queue_when_headers_differ() -> None:
+    pulls, session = KeptPulls(), cast("Session", peer := Peer())
+    checked = CheckedPull(
+        1, GroupQueue(ConsumerGroup("g"), ("t", 0)), SUBSCRIBED, 32, None, None, "t@g", is_recorded=False
+    )
+    frame, other = asking(), asking(queue_id=1)
+    pulls.keep(session, frame, checked)
+    of_one = peer.charged_bytes
+    for number in range(3):
+        pulls.keep(session, other, checked)  # so that the next pull may get a name
+        again = frame._replace(remark=f"remark {number}")
+        data = encode(again)
+        pulls.name(session, data, 0, again)
+        key = fast.pull_key(data, 0, 1000)
+        assert key is not None
+        assert pulls.named == {key: checked}
+        assert peer.charged_bytes == 2 * of_one + len(key)
+    for item in (frame, other):
+        pulls.keep(session, item, None)
+    assert (pulls.named, peer.charged_bytes) == ({}, 0)
 
 
 VARYING = ("queueOffset", "commitOffset")
