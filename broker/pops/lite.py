@@ -885,7 +885,7 @@ class LiteGroupProgress(GroupProgress):
         return [*own, *(topic for topic in super().topics_of(group) if topic not in own)]
 
     def _lite_pool(self, group: str, topic: str) -> LitePool | None:
-        return self._pools.lite_pool(group, topic) if self._pools.is_bound(group, topic) else None
+        return self._pools.bound_lite_pool(group) if self._pools.is_bound(group, topic) else None
 
     def lag(self, group: str, topic: str) -> Work[Lag]:
         pool = self._lite_pool(group, topic)

@@ -721,6 +721,20 @@ async def test_progress_of_a_lite_group_counts_only_what_its_clients_wait_for(
     assert sum(item.lag for item in progress.values()) == 2
 
 
+async def test_reports_on_a_lite_group_without_clients_keep_no_pool(node: Node, wire: Wire) -> None:
+    ready(node)
+    await fill(wire, "a", b"1", b"2", b"3")
+    node.broker.lite_offsets.put("g", "t", "a", 1)
+    for columns in ("true", "false"):
+        found = await wire.call(RequestCode.GET_CONSUME_STATS, {"consumerGroup": "g", "columns": columns})
+        assert sum(item.lag for item in decode_consume_stats(found.body).values()) == 2
+    for _ in node.broker.progress.lag("g", "t"):
+        pass
+    assert node.broker.progress.committed("g", "t") == 1
+    await report(wire, RequestCode.GET_LITE_GROUP_INFO, group="g")
+    assert not node.broker.pops.pools.all
+
+
 async def test_report_on_a_group_that_popped_the_parent_topic_before_it_was_bound_changes_nothing(
     node: Node, wire: Wire
 ) -> None:
