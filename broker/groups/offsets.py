@@ -421,8 +421,12 @@ class GroupProgress:
             for topic in self._offsets.topics_of(group):
                 if online is not None and topic not in online.topics:
                     continue  # the group's members do not subscribe to this topic any more
+                loser = self._groups.get(group)
+                item = loser.offsets.get(topic) if loser is not None else None
+                if loser is None or item is None:
+                    continue  # the group or the topic was deleted meanwhile
                 lost, popped = 0, self._groups.popped_queues(group, topic)
-                for queue_id, offset in self._offsets.of(group, topic).items():
+                for queue_id, offset in list(item.offsets.items()):
                     queue, of_queue = self._store.queues.get((topic, queue_id)), popped.get(queue_id)
                     if queue is not None and of_queue is not None:
                         before = of_queue.unfinished_before(queue.former_begin)
@@ -431,9 +435,8 @@ class GroupProgress:
                         lost += max(queue.begin - max(offset, queue.former_begin), 0)
                     if queue_id % LOOKS == 0:
                         yield
-                if lost:
-                    loser = self._groups.obtain(group)
-                    loser.offsets[topic].lost += lost
+                if lost and loser.offsets.get(topic) is item:  # neither was deleted meanwhile
+                    item.lost += lost
                     self._losers.add(loser)
                     hint = "keep messages longer, or add consumers to catch up; delete groups that nobody needs"
                     log.warning("messages_expired_unread", group=group, topic=topic, messages=lost, hint=hint)

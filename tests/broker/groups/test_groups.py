@@ -582,3 +582,34 @@ async def test_expired_messages_are_reported_by_group_and_are_no_lag(nodes: Node
     }
     assert [(one.harm, one.subject) for one in findings] == [(Harm.LOSS, "at-0")]
     assert f"{begin:,} message" in findings[0].text
+
+
+@pytest.mark.parametrize("deleted", ["group", "topic"])
+async def test_expired_messages_of_other_groups_are_counted_when_a_group_or_topic_is_deleted_meanwhile(
+    nodes: Nodes, connect: Connect, deleted: str
+) -> None:
+    node = await nodes.start(segment_bytes=2_000, retain_hours=1)
+    wire = await connect(node.address)
+    for topic in ("t", "u"):
+        await create_topic(wire, topic, 1)
+        for _ in range(40):
+            await send(wire, topic=topic)
+    await commit(wire, 0, group="first")
+    await commit(wire, 0, group="second", topic="u")
+    node.clock.advance(2 * 3600)
+    await node.broker.expire_segments()
+    await eventually(lambda: len(list(node.broker.progress.lost())) == 2)
+    before = {group: count for group, _, count in node.broker.progress.lost()}
+    work = node.broker.progress.noting_lost()  # counts the same messages again
+    next(work)
+    wire = await connect(node.address)  # the clock that was moved has closed the first as idle
+    code, fields = {
+        "group": (RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "first", "removeOffset": "true"}),
+        "topic": (RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "t"}),
+    }[deleted]
+    assert (await wire.call(code, fields)).code == 0
+    for _ in work:
+        pass
+    after = {group: count for group, _, count in node.broker.progress.lost()}
+    assert after == {"second": 2 * before["second"]}
+    assert node.broker.groups.get("first") is None
