@@ -124,7 +124,7 @@ SCAN_WORDS: Final = 16_000  # tokens of an SQL92 filter times messages that one 
 MAX_FILTER_WORDS: Final = 10_000  # tokens of an SQL92 filter; parsing them takes 40 ms, in pieces
 FILTER_WORD_BYTES: Final = 200  # memory counted for each token of a filter that a held pull uses
 MAX_FILTER_DEPTH: Final = 100  # nesting depth of parentheses in an SQL92 filter
-MAX_QUERY_ENTRIES: Final = 1024  # index entries of a queue in one response
+MAX_QUERY_ENTRIES: Final = 1024  # index entries of a queue, or lite topics of a report, in one response
 MAX_QUERY_MESSAGES: Final = 64  # messages in the response to a query
 MAX_QUERY_BYTES: Final = (
     8 * 1024 * 1024

@@ -746,7 +746,7 @@ class LiteTopicOf(NamedTuple):
 
 
 class LiteClientOf(NamedTuple):
-    """GET_LITE_CLIENT_INFO. `max_count`: how many lite topics the response may list."""
+    """GET_LITE_CLIENT_INFO. `max_count`: how many lite topics the response may list, up to 1,024."""
 
     parent_topic: str
     group: str

@@ -61,6 +61,7 @@ from ...protocol.names import (
 from ..broker import BrokerController
 from ..config import (
     LATE_POLL_MS,
+    LITE_READS,
     MAX_ATTEMPT_CHARS,
     MAX_INVISIBLE_MS,
     MAX_NAMED_CHARS,
@@ -630,7 +631,7 @@ def lite_client_info(broker: BrokerController, connection: RemotingConnection, f
     synced_ms = 0
     if found is not None:
         synced_ms = broker.clock.time_ms() - int(1000 * (broker.clock.monotonic_s() - found.synced_s))
-    listed = islice(found.names if found is not None else (), max(header.max_count, 0))
+    listed = islice(found.names if found is not None else (), min(max(header.max_count, 0), MAX_QUERY_ENTRIES))
     value = {
         "parentTopic": header.parent_topic,
         "group": header.group,
@@ -659,8 +660,8 @@ def lite_group_info(broker: BrokerController, connection: RemotingConnection, fr
         value |= {
             "totalLagCount": backlog.messages,
             "earliestUnconsumedTimestamp": backlog.oldest_ms,
-            "lagCountTopK": [_lite_lag(broker, pool, item) for item in backlog.longest],
-            "lagTimestampTopK": [_lite_lag(broker, pool, item) for item in backlog.oldest],
+            "lagCountTopK": (yield from _lite_lags(broker, pool, backlog.longest)),
+            "lagTimestampTopK": (yield from _lite_lags(broker, pool, backlog.oldest)),
             "inFlight": backlog.in_flight,  # this field and the next are Rocketlet's own
             "wildcard": pool.is_wildcard,
         }
@@ -675,6 +676,15 @@ def _lite_offsets(broker: BrokerController, pool: LitePool, lite: LiteTopic) -> 
         "pullOffset": offset,
         "lastTimestamp": broker.lites.stored_ms(lite, offset - 1),
     }
+
+
+def _lite_lags(broker: BrokerController, pool: LitePool, lags: Iterable[LiteLag]) -> Work[list[dict[str, Any]]]:
+    found: list[dict[str, Any]] = []
+    for number, lag in enumerate(lags, 1):
+        found.append(_lite_lag(broker, pool, lag))
+        if number % LITE_READS == 0:
+            yield
+    return found
 
 
 def _lite_lag(broker: BrokerController, pool: LitePool, lag: LiteLag) -> dict[str, Any]:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pytest
+from rocketlet.broker.config import LITE_READS, MAX_QUERY_ENTRIES
+from rocketlet.broker.messages.lite import LiteTopic
+from rocketlet.broker.remoting.connection import RemotingConnection
+from rocketlet.broker.remoting.pops import lite_group_info
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.protocol.admin_bodies import decode_consume_stats
 from rocketlet.protocol.bodies import SLICE, BodyError, GroupConfig
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.config import MAX_SYNCED_LITE_TOPICS
-from rocketlet.protocol.frame import Frame
+from rocketlet.protocol.frame import Frame, FrameCursor
 from rocketlet.protocol.group_bodies import (
     LiteAction,
     LiteOffset,
@@ -661,6 +665,55 @@ async def test_reports_describe_lite_topics_with_their_clients_and_groups(nodes:
         1,
         0,
     )
+
+
+async def test_report_on_a_client_lists_up_to_1024_lite_topics(node: Node, wire: Wire) -> None:
+    ready(node, lite_sub_client_quota="-1")
+    assert (await sync(wire, *(f"n{number}" for number in range(MAX_QUERY_ENTRIES + 1)))).code == 0
+    asked = {"parentTopic": "t", "group": "g", "clientId": "c1"}
+    for most, listed in ((MAX_QUERY_ENTRIES - 1, MAX_QUERY_ENTRIES - 1), (1 << 30, MAX_QUERY_ENTRIES), (-1, 0)):
+        found = await report(wire, RequestCode.GET_LITE_CLIENT_INFO, **asked, maxCount=most)
+        assert (found["liteTopicCount"], len(found["liteTopicSet"])) == (MAX_QUERY_ENTRIES + 1, listed)
+
+
+async def test_report_on_a_group_pauses_between_reads_of_lite_topics(
+    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready(node)
+    names = [f"n{number}" for number in range(5 * LITE_READS)]
+    for name in names:
+        await fill(wire, name, b"1", b"2")
+    await sync(wire, *names)
+    got = 0
+    while got < len(names):
+        got += len(records := await popped(wire, maxMsgNum=1))
+        assert records
+    reads, pieces = 0, list[int]()
+    stored_ms = node.broker.lites.stored_ms
+
+    def counted(lite: LiteTopic, offset: int) -> int:
+        nonlocal reads
+        reads += 1
+        return stored_ms(lite, offset)
+
+    monkeypatch.setattr(node.broker.lites, "stored_ms", counted)
+    frame = Frame(RequestCode.GET_LITE_GROUP_INFO, 1, {"group": "g", "topK": str(len(names))})
+    work = lite_group_info(node.broker, cast("RemotingConnection", None), frame)
+    with pytest.raises(StopIteration) as ended:
+        while True:
+            next(work)
+            pieces.append(reads)
+            reads = 0
+    pieces.append(reads)
+    cursor = FrameCursor(1 << 20)
+    cursor.feed(b"".join(ended.value.value))
+    answer = cursor.next()
+    assert answer is not None
+    found = orjson.loads(answer.body)
+    assert {len(found[name]) for name in ("lagCountTopK", "lagTimestampTopK")} == {len(names)}
+    assert {item["inFlight"] for item in found["lagCountTopK"]} == {1}
+    assert sum(pieces) >= 3 * len(names)
+    assert max(pieces) <= 2 * LITE_READS
 
 
 @pytest.mark.parametrize(
