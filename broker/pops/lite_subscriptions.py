@@ -524,7 +524,7 @@ class LiteExpiry:
         for parent in self._lites.parents:
             emptied = yield from self._lites.emptied(parent)
             for number, lite in enumerate(emptied, 1):
-                if lite.begin == lite.next:
+                if lite.begin == lite.next and self._lites.get(parent, lite.name) is lite:  # else deleted meanwhile
                     self.delete(lite)
                 if number % SLICE == 0:
                     yield

@@ -14,8 +14,9 @@ from rocketlet.broker.config import BrokerConfig, Limits
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.sessions import Reason, Refusal
 from rocketlet.broker.store.files import Damaged
+from rocketlet.broker.store.store import Retention
 from rocketlet.protocol import properties as props
-from rocketlet.protocol.bodies import TopicConfig
+from rocketlet.protocol.bodies import SLICE, TopicConfig
 from rocketlet.protocol.headers import SendMessage
 from rocketlet.protocol.message import Record, decode_record
 from rocketlet.protocol.names import lite_queue
@@ -217,6 +218,29 @@ def test_deleted_parent_takes_its_lite_topics_along(opened: Opened) -> None:
     opened.put_parent()
     opened.send("a")
     assert [offset for offset, _ in opened.by_index()["a"]] == [0]
+
+
+async def test_lite_topic_that_is_recreated_while_retention_deletes_others_keeps_its_offsets(opened: Opened) -> None:
+    broker = opened.broker
+    names = [f"s{number}" for number in range(SLICE + 1)]
+    for name in (*names, *("left" for _ in range(40))):
+        opened.send(name)
+    broker.lite_offsets.put("g", PARENT, names[-1], 1)
+    opened.clock.advance(2 * 3600)
+    retention = Retention.of(broker.config, opened.clock.time_s(), broker.timers.waiting_bytes)
+    assert await broker.device.do(broker.store.expiring(retention, broker.timers.carrying))
+    work = broker.pops.expiry.retained()
+    for _ in work:
+        if names[0] not in broker.lites.of(PARENT):
+            break
+    assert list(broker.lites.of(PARENT)) == [names[-1], "left"]
+    broker.pops.expiry.delete(broker.lites.of(PARENT)[names[-1]])
+    opened.send(names[-1])
+    broker.lite_offsets.put("g", PARENT, names[-1], 1)
+    for _ in work:
+        pass
+    assert broker.lite_offsets.of("g", PARENT) == {names[-1]: 1}
+    assert list(broker.lites.of(PARENT)) == ["left", names[-1]]
 
 
 @pytest.mark.parametrize("seed", range(12))
