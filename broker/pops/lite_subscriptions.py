@@ -54,7 +54,7 @@ class LiteSync(NamedTuple):
     group."""
 
     client: PopClient
-    session: Session | None
+    session: Session
     parent: str
     action: LiteAction
     names: Collection[str]
@@ -180,9 +180,13 @@ class LiteSubscriptions:
         if change.action is LiteAction.COMPLETE_REMOVE:
             self.client_gone(change.client, group.name)
             return
+        if change.session.is_closed:  # since the names were checked; nothing would remove the subscriptions
+            return
         pool = self._pool_of(group, change)
         while (known := pool.subscribers.get(change.client)) is not None and known.is_syncing:
             yield
+            if change.session.is_closed:
+                return
             self.check_bound(group.name, change.parent)
             pool = self._pool_of(group, change)
         if group.lite_is_wildcard and change.action is LiteAction.PARTIAL_ADD:

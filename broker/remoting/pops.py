@@ -72,7 +72,17 @@ from ..config import (
 )
 from ..messages.lite import LiteTopic
 from ..messages.sending import GIVEN_UP
-from ..pops.deliveries import TOPIC_MARK, AckStatus, DeliveryState, PopClient, PopRequest, PopResult, Why, encode_handle
+from ..pops.deliveries import (
+    TOPIC_MARK,
+    AckStatus,
+    DeliveryState,
+    PopClient,
+    PopRequest,
+    PopResult,
+    Why,
+    decode_handle,
+    encode_handle,
+)
 from ..pops.lite import LiteLag, LitePool
 from ..pops.lite_subscriptions import LiteSync
 from ..pops.pool import Receive
@@ -169,6 +179,8 @@ def sync_lite_subscriptions(
 
 def _syncing(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
     for change in decode_lite_subscriptions(frame.body):
+        if connection.is_closed:  # while an earlier change was made
+            break
         if fault := group_fault(change.group):
             raise Refused(ResponseCode.INVALID_PARAMETER, fault)
         group = broker.pops.lite.bind(change.group, change.topic)
@@ -340,14 +352,19 @@ def _settled_in(
     broker: BrokerController, header: AckMessage | ChangeInvisibleTime
 ) -> tuple[str, ConsumeQueue | LiteTopic | None]:
     """Return the topic and queue in which a message is settled. For a lite topic, these are the name under which its
-    offsets are kept, and the lite topic. Raises Refused, Refusal."""
-    if not header.lite_topic:
+    offsets are kept, and the lite topic. A client may leave the lite topic out, because the receipt handle has it.
+    Raises Refused, Refusal."""
+    name = header.lite_topic
+    if not name and broker.lites.is_parent(header.topic):
+        handle = decode_handle(header.extra_info)
+        name = handle.lite_topic if handle is not None else ""
+    if not name:
         return header.topic, _queue(broker, header.topic, header.queue_id)
     broker.pops.lite.check_bound(header.consumer_group, header.topic)
     if header.queue_id != 0:
         remark = f"queueId[{header.queue_id}] is illegal: a lite topic has queue 0 only"
         raise Refused(ResponseCode.INVALID_PARAMETER, remark)
-    return lite_queue(header.topic, header.lite_topic), broker.lites.get(header.topic, header.lite_topic)
+    return lite_queue(header.topic, name), broker.lites.get(header.topic, name)
 
 
 def _queue(broker: BrokerController, topic: str, queue_id: int) -> ConsumeQueue | None:

@@ -14,7 +14,7 @@ from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.remoting.pops import lite_group_info
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.protocol.admin_bodies import decode_consume_stats
-from rocketlet.protocol.bodies import SLICE, BodyError, GroupConfig
+from rocketlet.protocol.bodies import LOOKS, SLICE, BodyError, GroupConfig
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.config import MAX_SYNCED_LITE_TOPICS
 from rocketlet.protocol.frame import Frame, FrameCursor
@@ -29,6 +29,8 @@ from rocketlet.protocol.group_bodies import (
 from rocketlet.protocol.headers import CreateTopic, write
 from rocketlet.protocol.message import Record, decode_records
 from rocketlet.protocol.properties import find
+
+from campaigns.peers import Peer, request
 
 from ...conftest import Connect, Node, Nodes, Wire, eventually
 from ...support.requests import pop, send, send_v2
@@ -440,6 +442,21 @@ async def test_settling_is_refused_for_another_place(node: Node, wire: Wire, fie
     assert (await wire.call(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, changed)).code == code
 
 
+async def test_lite_topic_that_a_client_leaves_out_is_found_in_the_receipt_handle(node: Node, wire: Wire) -> None:
+    ready(node)
+    await fill(wire, "a", b"1")
+    await sync(wire, "a")
+    (record,) = await popped(wire)
+    changed = place(record, invisibleTime=60_000)
+    settled = place(record)
+    del changed["liteTopic"], settled["liteTopic"]
+    refused = await wire.call(RequestCode.ACK_MESSAGE, {**settled, "consumerGroup": "other"})
+    assert refused.code == ResponseCode.INVALID_PARAMETER
+    assert (await wire.call(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, changed)).code == 0
+    assert (await wire.call(RequestCode.ACK_MESSAGE, settled)).code == 0
+    await eventually(lambda: node.broker.lite_offsets.of("g", "t").get("a") == 1)
+
+
 async def test_messages_of_lite_topics_are_not_acknowledged_in_batches(node: Node, wire: Wire) -> None:
     body = orjson.dumps({"acks": [{"c": "g", "t": "%LMQ%$t$a", "q": 0, "so": 0, "pt": 1, "b": "AQ=="}]})
     assert (await wire.call(RequestCode.BATCH_ACK_MESSAGE, body=body)).code == ResponseCode.ILLEGAL_OPERATION
@@ -546,6 +563,26 @@ async def test_synchronization_in_pieces_ends_with_its_client_or_group(
     await node.broker.turns.done()
     assert node.broker.pops.lite.count == 0
     assert not any(pool.subscribers for pool in node.broker.pops.pools.lite_pools())
+
+
+async def test_synchronization_subscribes_nothing_after_its_connection_is_lost(node: Node) -> None:
+    ready(node, lite_sub_client_quota="-1")
+    names = tuple(f"n{number}" for number in range(LOOKS + 1))  # checked in two pieces of work
+    changes = [
+        LiteSubscription(LiteAction.COMPLETE_ADD, "c1", "g", "t", names),
+        LiteSubscription(LiteAction.COMPLETE_ADD, "c1", "new", "t", ("a",)),
+    ]
+    items = [orjson.loads(encode_lite_subscription(change))["subscriptionSet"][0] for change in changes]
+    peer = Peer(node.server, 1)
+    await node.broker.turns.done()
+    node.broker.turns.do_later(None for _ in ())  # so that only the first piece of work is done now
+    peer.send(request(RequestCode.LITE_SUBSCRIPTION_CTL, body=orjson.dumps({"subscriptionSet": items})))
+    assert peer.received() == [], "the request is not finished"
+    peer.hang_up()
+    await node.broker.turns.done()
+    assert node.broker.pops.lite.count == 0
+    assert not any(pool.subscribers for pool in node.broker.pops.pools.lite_pools())
+    assert node.broker.group_configs.get("new") is None
 
 
 async def test_deleted_lite_topic_takes_the_offsets_of_its_groups_with_it(node: Node, wire: Wire) -> None:
