@@ -381,7 +381,8 @@ class Limits:
     # unacknowledged deliveries of a group in all queues, about 350 bytes each; further pops wait
     max_unfinished_of_group: int = 200_000
     max_unfinished_of_lite_client: int = 100  # unacknowledged messages of a client in lite topics of a parent topic
-    max_lite_syncs_per_s: int = 5000  # synchronizations of clients' subscriptions to lite topics in a second
+    # synchronizations of clients' subscriptions to lite topics in a second; one address may use half of them
+    max_lite_syncs_per_s: int = 5000
     max_lite_subscriptions: int = 500_000  # subscriptions to lite topics of all clients, about 250 bytes each
     max_lite_topics: int = 500_000  # lite topics of all parent topics, about 210 bytes each
     # unacknowledged deliveries of an ordered group in one queue, with messages that wait for them

@@ -35,7 +35,7 @@ from ..groups.settings import GroupConfigs
 from ..messages.lite import LiteTopic
 from ..messages.topics import Topics
 from ..runtime import Clock, Runtime, Timer
-from ..sessions import LiteTaken, Reason, Refusal, Session
+from ..sessions import AddressShares, LiteTaken, Reason, Refusal, Session
 from .deliveries import (
     PopClient,
 )
@@ -102,7 +102,8 @@ class LiteSubscriptions:
         self._pools = pools
         self._pops = pops
         self._turns = runtime.turns
-        self._second, self._synced = 0, 0  # the current second, and the number of synchronizations in it
+        self._second = -1
+        self._synced = AddressShares(0)  # the synchronizations in the current second
         self.count = 0
 
     def bind(self, name: str, topic: str) -> GroupConfig:
@@ -152,15 +153,7 @@ class LiteSubscriptions:
             raise Refusal(Reason.NOT_LITE, f"the group {group[:MAX_NAMED_CHARS]} is not bound to {parent}")
 
     def _check(self, change: LiteSync) -> Work[None]:
-        """Raises Refusal for a request that is invalid whatever the state, or that comes too often."""
-        second = int(self._clock.monotonic_s())
-        if second != self._second:
-            self._second, self._synced = second, 0
-        self._synced += 1
-        most = self._limits.max_lite_syncs_per_s
-        if self._synced > most:
-            reason = f"the broker synchronizes subscriptions {most} times a second; retry in a second"
-            raise Refusal(Reason.BUSY, reason)
+        """Raises Refusal for a request that is invalid whatever the state."""
         if len(change.names) > MAX_SYNCED_LITE_TOPICS:
             reason = f"the request has {len(change.names)} lite topics; expected up to {MAX_SYNCED_LITE_TOPICS}"
             raise Refusal(Reason.TOO_MANY_LITE_SUBSCRIPTIONS, reason)
@@ -176,6 +169,21 @@ class LiteSubscriptions:
 
     def sync(self, group: GroupConfig, change: LiteSync) -> Work[None]:
         """Change the subscriptions of a client, some at a time, after its earlier changes. Raises Refusal."""
+        second = int(self._clock.monotonic_s())
+        if second != self._second:
+            self._second, self._synced = second, AddressShares(self._limits.max_lite_syncs_per_s)
+        synced, address = self._synced, change.session.address
+        if not synced.has_room(address):
+            limit = f"the broker synchronizes subscriptions {synced.most} times a second, half of them for one address"
+            raise Refusal(Reason.BUSY, f"{limit}; retry in a second")
+        synced.take(address)
+        try:
+            yield from self._sync(group, change)
+        except Refusal:
+            synced.give_back(address)  # it counts only if the changes are made
+            raise
+
+    def _sync(self, group: GroupConfig, change: LiteSync) -> Work[None]:
         yield from self._check(change)
         if change.action is LiteAction.COMPLETE_REMOVE:
             self.client_gone(change.client, group.name)

@@ -314,6 +314,26 @@ async def test_synchronizations_beyond_the_rate_are_refused_until_the_next_secon
     assert (await sync(wire, "a")).code == 0
 
 
+@pytest.mark.limits(max_lite_syncs_per_s=4)
+async def test_one_address_may_use_half_of_the_synchronizations_and_refused_ones_do_not_count(nodes: Nodes) -> None:
+    node = await nodes.start(clock=MovableClock(stands=True))
+    ready(node)
+    greedy, other = Peer(node.server, 1, "10.0.0.1"), Peer(node.server, 1, "10.0.0.2")
+
+    def code(peer: Peer, name: str) -> int:
+        change = LiteSubscription(LiteAction.PARTIAL_ADD, "c1", "g", "t", (name,))
+        peer.send(request(RequestCode.LITE_SUBSCRIPTION_CTL, body=encode_lite_subscription(change)))
+        (answer,) = peer.received()
+        return answer.code
+
+    illegal, busy = ResponseCode.INVALID_PARAMETER, ResponseCode.SYSTEM_BUSY
+    assert [code(greedy, "a b") for _ in range(3)] == [illegal] * 3
+    assert [code(greedy, "a") for _ in range(4)] == [0, 0, busy, busy]
+    assert [code(other, "a") for _ in range(3)] == [0, 0, busy]
+    for peer in (greedy, other):
+        peer.hang_up()
+
+
 async def test_group_that_is_new_is_bound_by_its_first_synchronization(node: Node, wire: Wire) -> None:
     put(node, message_type="LITE")
     assert (await sync(wire, "a")).code == 0
