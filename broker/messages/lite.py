@@ -45,9 +45,10 @@ class LiteTopic:
         name: its name in the parent topic.
         queue: the queue of the parent topic that has its messages.
         groups: the groups with an offset in it, perhaps some that were deleted.
+        counted: the offset up to which groups have counted the messages that retention deleted unread.
     """
 
-    __slots__ = ("_begin", "_entries", "groups", "name", "queue")
+    __slots__ = ("_begin", "_entries", "counted", "groups", "name", "queue")
 
     queue_id = 0
 
@@ -55,7 +56,7 @@ class LiteTopic:
         self.name = name
         self.queue = queue
         self.groups: tuple[str, ...] = ()
-        self._begin = begin
+        self._begin = self.counted = begin
         self._entries: bytes | array[int] = b""  # the offset of each message in the parent's queue
 
     @property
@@ -340,11 +341,11 @@ class LiteTopics:
     def topic_deleted(self, parent: str) -> None:
         self.count -= len(self._parents.pop(parent, ()))
 
-    def emptied(self, parent: str) -> Work[list[LiteTopic]]:
-        """Return the lite topics of which retention has deleted all messages."""
+    def shortened(self, parent: str) -> Work[list[LiteTopic]]:
+        """Return the lite topics of which retention has deleted messages that are not counted yet."""
         found: list[LiteTopic] = []
         for number, item in enumerate(list(self.of(parent).values()), 1):
-            if item.begin == item.next:
+            if item.begin > item.counted:
                 found.append(item)
             if number % SLICE == 0:
                 yield

@@ -618,6 +618,15 @@ class LitePool(Pool):
             return max(lite.next - max(deliveries.next, lite.begin), 0) + len(deliveries.unfinished)
         return max(lite.next - max(self.offsets.get(lite.name, 0), lite.begin), 0)
 
+    def lost(self, lite: LiteTopic, end: int) -> int:
+        """Return how many messages before an offset the group has not finished, if it has read the lite topic or a client is
+        subscribed. Messages that it has counted already are not included."""
+        deliveries = self.queues.get(lite)
+        if deliveries is not None:
+            return deliveries.unfinished_before(end) - deliveries.unfinished_before(lite.counted)
+        is_known = lite.name in self.offsets or bool(self.subscribers_of(lite.name))
+        return max(end - max(self.offsets.get(lite.name, 0), lite.counted), 0) if is_known else 0
+
     def committed(self, lite: LiteTopic) -> int:
         """Return the lowest offset in a lite topic that the group has not finished."""
         deliveries = self.queues.get(lite)

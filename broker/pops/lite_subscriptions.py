@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Final, NamedTuple
@@ -510,8 +511,7 @@ class LiteExpiry:
         parent = lite.queue.topic
         pools = [pool for pool in self._readers(lite) if pool.has(lite)]
         for pool in pools:
-            is_read = lite.name in pool.offsets or lite in pool.queues
-            lost = pool.lag(lite) if is_read or pool.subscribers_of(lite.name) else 0
+            lost = pool.lost(lite, lite.next)
             if lost:
                 self._pools.lite_offsets.lost[pool.group, parent] += lost
                 hint = "they were not consumed in time; set a longer lite.topic.expiration"
@@ -532,11 +532,22 @@ class LiteExpiry:
             del self._kept[lite]
 
     def retained(self) -> Work[None]:
-        """Retention has deleted messages: delete the lite topics that have none left, some at a time."""
+        """Retention has deleted messages: count those that groups had not finished, and delete the lite topics that have
+        none left, some at a time."""
         for parent in self._lites.parents:
-            emptied = yield from self._lites.emptied(parent)
-            for number, lite in enumerate(emptied, 1):
-                if lite.begin == lite.next and self._lites.get(parent, lite.name) is lite:  # else deleted meanwhile
-                    self.delete(lite)
+            lost: Counter[str] = Counter()
+            shortened = yield from self._lites.shortened(parent)
+            for number, lite in enumerate(shortened, 1):
+                if self._lites.get(parent, lite.name) is lite:  # else deleted meanwhile
+                    begin = lite.begin
+                    for pool in self._readers(lite):
+                        lost[pool.group] += pool.lost(lite, begin)
+                    lite.counted = begin
+                    if begin == lite.next:
+                        self.delete(lite)
                 if number % SLICE == 0:
                     yield
+            for group, messages in (+lost).items():
+                self._pools.lite_offsets.lost[group, parent] += messages
+                hint = "keep messages longer, or add consumers to catch up; delete groups that nobody needs"
+                log.warning("messages_expired_unread", group=group, topic=parent, messages=messages, hint=hint)

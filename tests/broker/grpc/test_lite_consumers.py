@@ -768,6 +768,33 @@ async def test_unread_lite_topic_is_kept_when_its_only_client_reconnects(
     assert list(node.broker.lites.of(PARENT)) == []
 
 
+async def test_unread_lite_messages_that_retention_deletes_are_counted_once(nodes: Nodes, dial: Dial) -> None:
+    node = await nodes.start(clock=MovableClock(stands=True), segment_bytes=4000, retain_hours=1)
+    client = await dial(node.address)
+    ready(node)
+    await send(client, "a", *(b"%d" % number for number in range(40)))
+    await send(client, "b", b"1", b"2")
+    await sync(client, "a", "b")
+    found = await receive(client, count=3, invisible_ms=4 * 3600 * 1000)
+    assert await ack(client, found[1]) == [OK]
+    lite, begins = node.broker.lites.of(PARENT)["a"], [3]
+    with capture_logs() as logs:
+        for _ in range(2):
+            await client.close()
+            node.clock.advance(2 * 3600)
+            await eventually(lambda: lite.begin > begins[-1])
+            await eventually(lambda: list(node.broker.progress.lost()) == [("g", PARENT, lite.begin - 1)])
+            begins.append(lite.begin)
+            client = await dial(node.address)
+            await send(client, "a", *(b"%d" % number for number in range(40)))
+
+        def lost() -> int:
+            return sum(line["messages"] for line in logs if line["event"] == "messages_expired_unread")
+
+        await eventually(lambda: lost() == lite.begin - 1)
+    assert list(node.broker.progress.lost()) == [("g", PARENT, lost())]
+
+
 async def test_expired_lite_topic_is_gone_after_a_restart_too(nodes: Nodes, dial: Dial) -> None:
     clock = MovableClock(stands=True)
     node = await nodes.start(clock=clock)
