@@ -10,7 +10,7 @@ from typing import Final
 
 from xdist.scheduler import LoadScopeScheduling
 
-WORKERS_PER_CORE: Final = 3
+WORKERS_PER_CORE: Final = 2
 """More than one, because tests wait for other processes; not many more, because Spark gives up on a Python process that has
 not answered after 10 s."""
 
