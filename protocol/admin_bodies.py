@@ -34,7 +34,7 @@ from .bodies import (
     topic_of,
 )
 from .codes import Language
-from .config import MAX_STATUS_BYTES
+from .config import MAX_SHARED_QUEUES, MAX_STATUS_BYTES
 from .names import TAG, Queue
 
 # ------------------------------------------------------------------------------
@@ -292,7 +292,8 @@ def decode_consume_stats(data: ConsumeStatsShape) -> dict[Queue, QueueProgress]:
         if not len(ends) == len(offsets) == len(times or ends):
             raise ValueError(f"columns of topic {topic} have different lengths")
         rows = map(QueueProgress, ends, offsets, times or repeat(0))
-        found.update(zip(_queues(topic, broker_name, len(ends)), rows, strict=True))
+        make_queues = _queues if len(ends) <= MAX_SHARED_QUEUES else _queues.__wrapped__
+        found.update(zip(make_queues(topic, broker_name, len(ends)), rows, strict=True))
     for topic, broker_name, queue_id, end, offset in data.unreadable or ():
         found[Queue(topic, broker_name, queue_id)] = QueueProgress(end, offset, 0)
     for name, counts in (("lost", data.lost), ("in_hand", data.in_hand)):

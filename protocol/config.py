@@ -80,3 +80,4 @@ KEPT_STREAM_IDS: Final = 256  # ended calls that are remembered, so that late fr
 MAX_CALL_BYTES: Final = 4_456_448  # one message of a client: a body of 4 MiB, its properties, and their envelope
 MAX_UNFINISHED_BYTES: Final = 33_554_432  # incomplete messages of all calls of a connection
 MAX_STATUS_CHARS: Final = 1000  # the text of a failed call
+MAX_SHARED_QUEUES: Final = 4096  # queues of a topic up to which responses share the queues' names in memory

@@ -23,7 +23,7 @@ from rocketlet.protocol.allocation import (
     Strategy,
 )
 from rocketlet.protocol.bodies import BodyError, finish
-from rocketlet.protocol.config import MAX_DEPTH, MAX_GROUP_CHARS, MAX_TOPIC_CHARS, MAX_TOPICS_ASKED
+from rocketlet.protocol.config import MAX_DEPTH, MAX_GROUP_CHARS, MAX_SHARED_QUEUES, MAX_TOPIC_CHARS, MAX_TOPICS_ASKED
 from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ, ExtValue, Frame, FrameReader, encode
 from rocketlet.protocol.group_bodies import TopicExtent, decode_extents, decode_topics, encode_extents, encode_topics
 from rocketlet.protocol.headers import ACCESS_KEY, SIGNATURE, UNIQUE_KEY_QUERY, Signer
@@ -667,3 +667,13 @@ def test_the_field_that_only_apaches_client_signs_may_count_or_not() -> None:
 def test_what_is_no_signature_is_none(shown: object) -> None:
     ext: dict[str, object] = {"topic": "t", SIGNATURE: shown}
     assert not Signer("a-long-secret").has_signed(ext, b"")  # type: ignore[arg-type]
+
+
+def test_names_of_queues_are_shared_between_responses_up_to_a_limit() -> None:
+    for count, are_shared in ((MAX_SHARED_QUEUES, True), (MAX_SHARED_QUEUES + 1, False)):
+        zeros = ",".join("0" * count)
+        body = f'{{"columns":[["t","b",[{zeros}],[{zeros}],[]]]}}'.encode()
+        first, second = (list(admin_bodies.decode_consume_stats(body)) for _ in range(2))
+        assert first == second
+        assert len(first) == count
+        assert (first[0] is second[0]) is are_shared
