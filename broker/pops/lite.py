@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import orjson
@@ -65,12 +66,22 @@ log = structlog.get_logger("rocketlet.lite")
 # may have 100,000 of them, each of which takes about 100 bytes here.
 
 
-class LiteOffsets:
-    """The committed offsets of all groups in lite topics, by group and parent topic, then by the lite topic's name.
+class GroupLiteOffsets(dict[str, int]):
+    """The committed offsets of a group in the lite topics of a parent topic, by the lite topic's name.
 
     Attributes:
-        lost: how many messages expired before a group had finished them, since the start, by group and parent topic.
+        lost: how many messages expired before the group had finished them, since the start.
     """
+
+    __slots__ = ("lost",)
+
+    def __init__(self, offsets: Mapping[str, int] = MappingProxyType({})) -> None:
+        super().__init__(offsets)
+        self.lost = 0
+
+
+class LiteOffsets:
+    """The committed offsets of all groups in lite topics, by group and parent topic."""
 
     def __init__(self, path: Path, lites: LiteTopics, topics: Topics) -> None:
         self._path = path
@@ -78,18 +89,18 @@ class LiteOffsets:
         self.lites = lites
         self._journal = Journal(path)
         self._dirty = False
-        self.all: dict[tuple[str, str], dict[str, int]] = {}
-        self.lost: Counter[tuple[str, str]] = Counter()
+        self.all: dict[tuple[str, str], GroupLiteOffsets] = {}
         for key, kept in (read_state(path) or {}).items():
             parent, _, group = key.partition("@")
             if kept["identity"] == topics.identity(parent) and topics.get(parent) is not None:
-                self.all[group, parent] = {name: int(offset) for name, offset in kept["offsets"].items()}
+                offsets = {name: int(offset) for name, offset in kept["offsets"].items()}
+                self.all[group, parent] = GroupLiteOffsets(offsets)
         for parent, name in self._journal.read():
             for key in [key for key in self.all if key[1] == parent]:
                 self.all[key].pop(name, None)
-        for (group, parent), offsets in self.all.items():
-            self._clamp(lites, group, parent, offsets)
-            for name in offsets:
+        for (group, parent), known in self.all.items():
+            self._clamp(lites, group, parent, known)
+            for name in known:
                 self._note_group(group, parent, name)
 
     def _clamp(self, lites: LiteTopics, group: str, parent: str, offsets: dict[str, int]) -> None:
@@ -105,10 +116,11 @@ class LiteOffsets:
                 )  # fmt: skip
                 offsets[name] = lite.next
 
-    def of(self, group: str, parent: str) -> dict[str, int]:
+    def of(self, group: str, parent: str) -> GroupLiteOffsets:
+        """Return the offsets of a group in the lite topics of a parent topic, created if there are none."""
         found = self.all.get((group, parent))
         if found is None:
-            found = self.all[group, parent] = {}
+            found = self.all[group, parent] = GroupLiteOffsets()
         return found
 
     def put(self, group: str, parent: str, name: str, offset: int) -> None:
@@ -139,8 +151,8 @@ class LiteOffsets:
         """Remove the offsets of all groups in a lite topic. Return True if there was one."""
         is_known = False
         for group in lite.groups:
-            offsets = self.all.get((group, lite.queue.topic), {})
-            is_known |= offsets.pop(lite.name, None) is not None
+            offsets = self.all.get((group, lite.queue.topic))
+            is_known |= offsets is not None and offsets.pop(lite.name, None) is not None
         return is_known
 
     def topic_deleted(self, parent: str) -> None:
@@ -153,7 +165,6 @@ class LiteOffsets:
 
     def _delete(self, key: tuple[str, str]) -> None:
         del self.all[key]
-        self.lost.pop(key, None)
         self._dirty = True
 
     def saving(self, is_synced: bool) -> Job[None]:
@@ -934,5 +945,6 @@ class LiteGroupProgress(GroupProgress):
 
     def lost(self) -> Iterator[tuple[str, str, int]]:
         yield from super().lost()
-        for (group, parent), messages in self._pools.lite_offsets.lost.items():
-            yield group, parent, messages
+        for (group, parent), offsets in self._pools.lite_offsets.all.items():
+            if offsets.lost:
+                yield group, parent, offsets.lost

@@ -513,7 +513,7 @@ class LiteExpiry:
         for pool in pools:
             lost = pool.lost(lite, lite.next)
             if lost:
-                self._pools.lite_offsets.lost[pool.group, parent] += lost
+                pool.offsets.lost += lost
                 hint = "they were not consumed in time; set a longer lite.topic.expiration"
                 log.warning(
                     "lite_topic_expired_unread",
@@ -541,13 +541,14 @@ class LiteExpiry:
                 if self._lites.get(parent, lite.name) is lite:  # else deleted meanwhile
                     begin = lite.begin
                     for pool in self._readers(lite):
-                        lost[pool.group] += pool.lost(lite, begin)
+                        messages = pool.lost(lite, begin)
+                        pool.offsets.lost += messages
+                        lost[pool.group] += messages
                     lite.counted = begin
                     if begin == lite.next:
                         self.delete(lite)
                 if number % SLICE == 0:
                     yield
             for group, messages in (+lost).items():
-                self._pools.lite_offsets.lost[group, parent] += messages
                 hint = "keep messages longer, or add consumers to catch up; delete groups that nobody needs"
                 log.warning("messages_expired_unread", group=group, topic=parent, messages=messages, hint=hint)
