@@ -434,6 +434,31 @@ def test_what_a_failed_write_left_is_cut_off_before_the_next(store: Store, monke
     assert bodies(store) == [b"before", b"after"]
 
 
+@pytest.mark.parametrize(("call", "is_tail_long"), [("write", False), ("sync", False), ("write", True)])
+def test_store_writes_nothing_after_the_device_has_failed_below_an_index(
+    store: Store, monkeypatch: pytest.MonkeyPatch, call: str, is_tail_long: bool
+) -> None:
+    put(store, b"before")
+    real = getattr(disk, call)
+
+    def fail(descriptor: int, *arguments: object) -> object:
+        if "consumequeue" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.EIO, "Input/output error")
+        return real(descriptor, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, call, fail)
+        if is_tail_long:
+            for _ in range(reading.TAIL_ENTRIES):
+                put(store, b"one of many", commits=False)
+            store.commit()
+        else:
+            with pytest.raises(StoreFailed):
+                store.checkpoint(closes=True)
+    with pytest.raises(StoreFailed, match="has stopped writing"):
+        put(store, b"after")
+
+
 def test_a_part_of_what_is_staged_can_be_forgotten(store: Store) -> None:
     def stage(body: bytes, queue: int) -> None:
         store.stage(store.queue("t", queue), body, b"", 0, flag=0, sys_flag=0, born_ms=1, born_host=HOST)
