@@ -122,6 +122,10 @@ class RecoveredStore(Protocol):
         """Return the index of a queue, opened if it is not."""
         ...
 
+    def flush_index(self, queue: ConsumeQueue, /) -> bool:
+        """Write a queue's index to its file. Raises StoreFull; a failed device stops all writes."""
+        ...
+
     @property
     def tag_code_of(self) -> Callable[[Record], int]:
         """Returns the tag code of a record."""
@@ -276,7 +280,7 @@ class Recovery:
         queue.append(record.physical_offset, record.size, self._store.tag_code_of(record))
         if queue.tail_is_long:
             with contextlib.suppress(StoreFull):  # the tail stays in memory
-                queue.flush()
+                self._store.flush_index(queue)
 
     def _lose_until(self, queue: ConsumeQueue, offset: int, position: int) -> bool:
         """Record the lost messages before an offset. Return False if the offset is impossible, because an entry is

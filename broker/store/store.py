@@ -237,7 +237,7 @@ class Store:
         entries: list[bytes] = []
         deletions = self._deletions
         for number, queue in enumerate(list(self.queues.values()), 1):
-            wrote = self._flush(queue, sync=closes)
+            wrote = self.flush_index(queue, sync=closes)
             entries.append(queue.checkpoint_entry)
             if wrote or number % SLICE == 0:
                 yield None
@@ -513,9 +513,9 @@ class Store:
         for queue in self.queues.values():
             if queue.tail_is_long:
                 with contextlib.suppress(StoreFull):  # the tail stays in memory, and the next flush retries
-                    self._flush(queue)
+                    self.flush_index(queue)
 
-    def _flush(self, queue: ConsumeQueue, *, sync: bool = False) -> bool:
+    def flush_index(self, queue: ConsumeQueue, *, sync: bool = False) -> bool:
         """Flush a queue's index, and sync it if `sync` is True; return False if there was nothing to write. Raises
         StoreFull. If the device failed, all writes stop."""
         try:
