@@ -7,7 +7,6 @@ fuzz        fuzzed requests and calls, and requests without permission (frames, 
 floods      floods over HTTP/2
 sends       the same sends to a broker with the compiled module and to one without
 cost, exhaustion   inputs that cost much, and attackers that take all of one resource
-chaos       members and brokers that come, go, are killed and freeze
 incidents   incidents of operators, and which tool names them
 faults      patches that plant faults, which campaigns and tests must notice
 common      limits, outcomes, and a broker in this process
@@ -15,5 +14,5 @@ peers, corpus   peers without a socket, and the inputs of the fuzz campaigns
 store       a broker without sockets, what it acknowledged, and what is left
 __main__    runs a campaign by its name
 
-_attacks, _member   attackers and members as processes
+_attacks    attackers as processes
 """

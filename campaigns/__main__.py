@@ -36,7 +36,6 @@ class Campaign(NamedTuple):
 CAMPAIGNS = {
     "access": Campaign("fuzz", 10_000),
     "calls": Campaign("fuzz", 20_000, watches_log=True),
-    "chaos": Campaign("chaos", 200),
     "cost": Campaign("cost", 20_000, watches_log=True),
     "descriptors": Campaign("processes", 20),
     "disk": Campaign("crash", 500),

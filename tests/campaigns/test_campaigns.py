@@ -27,7 +27,6 @@ SHORT = {
     "pop": 40,
     "descriptors": 2,
     "exhaustion": 19,
-    "chaos": 6,
     "access": 2000,
     "cost": 300,
     "forge": 60,

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand"
 	"os"
 	"strings"
 	"sync"
@@ -76,16 +75,6 @@ func got(view *rmq.MessageView) {
 	}
 	color := view.GetProperties()["farbe"]
 	say("GOT %s %s %s %d %s %s", view.GetTopic(), text(view.GetTag()), keys, view.GetDeliveryAttempt(), view.GetBody(), color)
-}
-
-// span handles a message for up to 100 ms, and says from when until when, in ms.
-func span(view *rmq.MessageView) {
-	for _, word := range []string{"B", "E"} {
-		say("%s - 0 %s %.3f", word, view.GetBody(), float64(time.Now().UnixMicro())/1000)
-		if word == "B" {
-			time.Sleep(time.Duration(rand.Intn(100)) * time.Millisecond)
-		}
-	}
 }
 
 // isBad: the first time, or always.
@@ -170,10 +159,6 @@ func push() {
 	consumer, err := rmq.NewPushConsumer(config(), rmq.WithPushAwaitDuration(5*time.Second),
 		rmq.WithPushSubscriptionExpressions(filters()),
 		rmq.WithPushMessageListener(&rmq.FuncMessageListener{Consume: func(view *rmq.MessageView) rmq.ConsumerResult {
-			if get("spans", "") != "" {
-				span(view)
-				return rmq.SUCCESS
-			}
 			got(view)
 			if isBad(view) {
 				return rmq.FAILURE

@@ -2,7 +2,6 @@
 line each, and ends when stdin does."""
 
 import os
-import random
 import sys
 import time
 
@@ -46,13 +45,6 @@ def got(view):
     keys = ",".join(sorted(view.keys or ())) or "-"
     color = (view.properties or {}).get("farbe", "")
     say("GOT", view.topic, view.tag or "-", keys, view.delivery_attempt, view.body.decode(), color)
-
-
-def span(view):
-    """It handles a message for up to 100 ms, and says from when until when, in ms."""
-    say("B", "-", 0, view.body.decode(), f"{time.time() * 1000:.3f}")
-    time.sleep(random.uniform(0, 0.1))
-    say("E", "-", 0, view.body.decode(), f"{time.time() * 1000:.3f}")
 
 
 def is_bad(view):
@@ -118,9 +110,6 @@ def urgent():
 
 class Listener(MessageListener):
     def consume(self, view):
-        if "spans" in OPTIONS:
-            span(view)
-            return ConsumeResult.SUCCESS
         got(view)
         return ConsumeResult.FAILURE if is_bad(view) else ConsumeResult.SUCCESS
 
