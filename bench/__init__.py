@@ -1,6 +1,6 @@
 """Repeatable measurements beside peers, started here and measured in the same run.
 
-Each program prints a table and takes `--json`; README.md has the figures.
+Each program prints a table and takes `--json`; README.md has the figures that are published.
 
 sends, five, foreign   acknowledged sends and pulls, by client
 latency, latency_reader   from `send` to a handler of another process, under load
@@ -13,6 +13,5 @@ spark, spark_job   the Spark source and sink
 versus      the demo with Java members on Apache's broker
 runner      what all of them do: options, alternating rounds, medians and ratios, tables, the JSON line
 peers, five_client   the systems beside which we measure, as processes
-readme      writes the figures into README.md
 __main__    all programs, one after the other
 """

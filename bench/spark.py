@@ -8,7 +8,6 @@ import json
 import os
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -19,27 +18,13 @@ import pyspark
 from rocketlet.command.plumbing.numbers import whole
 from rocketlet.demo.processes import Child
 
-from . import readme, runner
+from . import runner
 from .churn import make_topic
 from .peers import CACHE, Peer, Used, fetch_python, kafka_jars, used
 
 NAMES = ("rocketlet", "kafka")
 PARTS = ("read", "write", "trickle")
 ROWS = 2_000_000
-KEPT = {  # the rows of results/spark.json, and the figure of each
-    "rows read, 4 queues": "read_4_rows_per_s",
-    "rows read with properties, 4 queues": "read_4_with_properties_rows_per_s",
-    "rows written": "write_rows_per_s",
-    "processor time of a row read": "read_4_cpu_us_per_row",
-    "processor time of a row read with properties": "read_4_with_properties_cpu_us_per_row",
-    "processor time of a row written": "write_cpu_us_per_row",
-    "processor time of a row read, the broker's": "read_4_broker_cpu_us_per_row",
-    "processor time of a row written, the broker's": "write_broker_cpu_us_per_row",
-    "a row on its way at 100/s, median": "latency_ms_p50",
-    "a row on its way at 100/s, 99 of 100 within": "latency_ms_p99",
-    "rows read, 16 queues": "read_16_rows_per_s",
-    "rows read, 64 queues": "read_64_rows_per_s",
-}
 CONNECTOR_VERSION = "4.0.0"  # runs with PySpark of the same version: the connector fits no other
 NEEDED = ("spark-sql-kafka", "spark-token-provider", "kafka-clients", "commons-pool2")  # Spark has the others
 
@@ -115,14 +100,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--queues", type=runner.counts, default="4,16,64")
     made.add_argument("--trickle-seconds", type=runner.positive, default=20.0)
     made.add_argument("--parts", type=runner.among(PARTS), default=",".join(PARTS), help="what to measure")
-    text = f"write the figures of {ROWS:,} rows to bench/results and both pages, as of this machine"
-    made.add_argument("--keep", choices=readme.MACHINES, help=text)
     return made
 
 
 async def run(options: argparse.Namespace) -> Mapping[str, Any]:
-    if options.keep and options.rows != ROWS:
-        raise SystemExit(f"--keep: got {options.rows:,} rows; figures that are kept are those of {ROWS:,}")
     names, parts = runner.chosen(options.only, NAMES), options.parts.split(",")
     result: dict[str, dict[str, float]] = {name: {} for name in names}
     async with AsyncExitStack() as stack:
@@ -142,8 +123,6 @@ async def run(options: argparse.Namespace) -> Mapping[str, Any]:
     first = result[names[0]]
     rows = [[name, key, result[name][key], ratio(first[key], result[name][key])] for key in first for name in names]
     runner.show("Spark reads", ("", "", "", f"{names[0]} / this"), rows)
-    if options.keep:
-        keep_figures(result, options.keep)
     return {"rows": options.rows, "spark": pyspark.__version__, "kafka_spark": CONNECTOR_VERSION, **result}
 
 
@@ -216,22 +195,6 @@ async def trickles(sessions: Sessions, options: argparse.Namespace, result: Resu
         result[name]["latency_ms_p99"] = runner.percentile(found_ms, 0.99)
         for step, spent_ms in sorted(steps[name].items()):
             result[name][f"trigger_{step}_ms"] = runner.median(spent_ms)
-
-
-def keep_figures(result: Result, machine: str) -> None:
-    """Writes what was measured of both systems into results/spark.json, and the pages that are made of it."""
-    ours, theirs = result.get("rocketlet", {}), result.get("kafka", {})
-    found = {
-        path: {"ours": _rounded(ours[key]), "Kafka": _rounded(theirs[key])}
-        for path, key in KEPT.items()
-        if key in ours and key in theirs
-    }
-    for reason in readme.renew("spark", machine, time.strftime("%Y-%m-%d"), found):
-        runner.console.print(f"read again, or change in bench/results/spark.json: {reason}")
-
-
-def _rounded(value: float) -> float:
-    return round(value) if value >= 100 else float(f"{value:.3g}")
 
 
 if __name__ == "__main__":

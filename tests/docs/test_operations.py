@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 import sys
 from dataclasses import fields
@@ -17,9 +16,8 @@ from rocketlet.command.cli import parser
 from rocketlet.protocol.allocation import AVG, AVG_BY_CIRCLE, CONSISTENT_HASH, Strategy
 from rocketlet.protocol.names import Queue
 
-from bench import readme
-
 ROOT = Path(__file__).parents[2]
+MEASUREMENTS = (ROOT / "bench" / "README.md").read_text()
 NAME = re.compile(r"\brocketlet_[a-z_]+\b")
 SUFFIX = re.compile(r"(?<=_seconds)_(bucket|count|sum)\b")  # endings of a histogram's series
 
@@ -138,107 +136,42 @@ def test_the_reference_shows_the_options_of_each_client(hooks: ModuleType) -> No
     assert "| `strategy` | `AVG` | Strategy that allocates queues to members. |" in page
 
 
-# README.md, docs/index.md and bench/README.md have the figures of `bench/results/`, and a missed aim says why.
+# Figures in README.md and docs/index.md are those of bench/README.md.
 
 
 CLAIMS = (
-    ("README.md", r"ready in ([\d.]+) s", "start", "ready", None),
-    ("README.md", r"with (\d+) MiB of\s+memory", "start", "memory, idle", None),
+    ("README.md", r"ready in ([\d.]+) s", "`start`: ready, s", 1),
+    ("README.md", r"with (\d+) MiB of\s+memory", "`start`: memory, idle, MiB", 1),
     (
         "README.md",
         r"Apache's broker, (\d+) did",
-        "churn",
-        "handled twice, 50 ms handlers, 8 queues, 3 members",
-        "Apache",
+        "`churn`: handled twice, 50 ms handlers, 8 queues, 3 members, messages",
+        2,
     ),
-    ("docs/index.md", r"ready in ([\d.]+) s", "start", "ready", None),
+    ("docs/index.md", r"ready in ([\d.]+) s", "`start`: ready, s", 1),
 )
 
 
-def test_both_pages_are_what_the_files_say() -> None:
-    assert readme.PAGE.read_text() == readme.page(), "run `python -m bench.readme`"
-    assert readme.README.read_text() == readme.front(), "run `python -m bench.readme`"
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-@pytest.mark.parametrize(("page", "claim", "program", "path", "peer"), CLAIMS)
-def test_a_figure_in_a_sentence_is_that_of_its_file(
-    page: str, claim: str, program: str, path: str, peer: str | None
-) -> None:
-    (row,) = (row for row in readme.rows() if (row.program, row.path) == (program, path))
-    measured = row.peers[peer] if peer else row.ours
-    assert measured is not None
+@pytest.mark.parametrize(("page", "claim", "path", "column"), CLAIMS)
+def test_figure_in_a_sentence_is_that_of_the_measurements(page: str, claim: str, path: str, column: int) -> None:
+    (row,) = (row for row in map(cells, MEASUREMENTS.splitlines()) if row[0] == path)
     found = re.search(claim, (ROOT / page).read_text())
     assert found is not None, f"{page} does not say it any more: change CLAIMS"
     decimals = len(found[1].partition(".")[2])
-    assert float(found[1]) == round(measured, decimals)
+    assert float(found[1]) == round(float(row[column].split()[0]), decimals)
 
 
-def test_each_row_names_its_machine_and_why_it_misses_its_aim() -> None:
-    rows = readme.rows()
-    assert {row.machine for row in rows} <= readme.MACHINES.keys()
-    assert [row.path for row in rows if row.missed_aims() and not row.missed] == []
-    assert all(re.fullmatch(r"20\d\d-\d\d-\d\d", row.date) for row in rows)
-
-
-def test_an_aim_is_missed_by_the_ratio_or_by_our_own_figure() -> None:
-    def row(aim: dict[str, float]) -> readme.Row:
-        return readme.Row("sends", "2026-11-22", "quiet", "", "ms", "less", 2, {"Apache": 3}, aim=aim)
-
-    assert row({"Apache": 1.5}).missed_aims() == []
-    assert row({"Apache": 1.6}).missed_aims() == ["1.6 times Apache's"]
-    assert row({"most": 1}).missed_aims() == ["at most 1 ms"]
-    assert row({"least": 3}).missed_aims() == ["at least 3 ms"]
-
-
-@pytest.fixture
-def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with one file of results; the pages are not written."""
-    (tmp_path / "results").mkdir()
-    monkeypatch.setattr(readme, "FOLDER", tmp_path)
-    monkeypatch.setattr(readme, "main", lambda: None)
-    old = {"unit": "rows/s", "better": "more", "ours": 1, "peers": {"Kafka": 2}}
-    rows = [
-        {"path": "read", **old, "aim": {"Kafka": 1.5}, "missed": "It took long.", "ratios": {"Kafka": [0.5, 0.4, 0.6]}},
-        {"path": "written", **old, "aim": {"Kafka": 1.0}, "missed": "It took long, too.", "first": True},
-        {"path": "not measured", **old},
-    ]
-    runs = [{"date": "2026-11-21", "machine": "busy", "rows": rows}]
-    (tmp_path / "results" / "spark.json").write_text(json.dumps({"measured": runs}))
-    return tmp_path / "results" / "spark.json"
-
-
-def test_figures_that_are_kept_replace_those_of_the_same_paths(results: Path) -> None:
-    found = {"read": {"ours": 30, "Kafka": 10}, "written": {"ours": 9, "Kafka": 10}}
-    assert readme.renew("spark", "quiet", "2026-11-23", found) == ["written: It took long, too."]
-    read, written, other = readme.rows()
-    assert (read.date, read.machine, read.ours, read.peers, read.missed) == (
-        "2026-11-23",
-        "quiet",
-        30,
-        {"Kafka": 10},
-        "",
-    )
-    assert read.ratio("Kafka") == 3
-    assert (written.ratio("Kafka"), written.first, written.missed) == (0.9, True, "It took long, too.")
-    assert (other.path, other.date, other.machine, other.ours) == ("not measured", "2026-11-21", "busy", 1)
-
-
-def test_an_aim_that_is_missed_again_needs_a_reason(results: Path) -> None:
-    readme.renew("spark", "quiet", "2026-11-23", {"read": {"ours": 30, "Kafka": 10}})
-    assert readme.renew("spark", "quiet", "2026-11-24", {"read": {"ours": 10, "Kafka": 10}}) == [
-        "read: why is its aim missed?"
-    ]
-
-
-def test_a_path_without_a_row_is_not_kept(results: Path) -> None:
-    with pytest.raises(KeyError):
-        readme.renew("spark", "quiet", "2026-11-23", {"nobody measured it": {"ours": 1}})
-
-
-def test_each_figure_that_spark_keeps_has_its_row() -> None:
-    from bench import spark
-
-    assert {row.path for row in readme.rows() if row.program == "spark"} == set(spark.KEPT)
+def test_figures_of_the_first_page_are_in_one_row_of_the_measurements_each() -> None:
+    table = (ROOT / "README.md").read_text().partition("| times better |\n")[2].partition("\n\n")[0]
+    rows = [cells(line) for line in table.splitlines()[1:]]
+    assert len(rows) == 6
+    for text, ours, other, _ in rows:
+        figures = [ours.split()[0], other.split()[1]]
+        assert any(all(figure in line for figure in figures) for line in MEASUREMENTS.splitlines()), text
 
 
 @pytest.mark.parametrize("strategy", [AVG, AVG_BY_CIRCLE, CONSISTENT_HASH])
