@@ -32,10 +32,9 @@ from .config import (
 )
 from .groups.drains import Draining, Notifications, RedeliveryCauses
 from .groups.group import ConsumerGroup, ConsumerGroups, GroupChanges
-from .groups.guard import ReaderGuard
-from .groups.history import History, Refusals
 from .groups.leases import Locks
-from .groups.offsets import Offsets, Watch
+from .groups.members import History, Refusals
+from .groups.offsets import Offsets, ReaderGuard, Watch
 from .groups.pulling import Commits, Pulling
 from .groups.settings import GroupConfigs, RequestModes
 from .groups.stages import QueueKey

@@ -28,9 +28,9 @@ from ..messages.topics import MessageChanges
 from ..runtime import Runtime, Timer
 from ..sessions import Reason, Refusal, Session
 from ..store.journals import LeaseKey, PreviousRunLease
-from .history import History
 from .members import (
     ALONE,
+    History,
     Issued,
     Member,
     MemberList,
@@ -434,7 +434,7 @@ class ConsumerGroup:
         issued = self.issued.get(session)
         return issued is not None and issued.members is ALONE
 
-    # Foreign members that claim other queues than they own (`Allotment` in claims.py)
+    # Foreign members that claim other queues than they own (`Allotment` in drains.py)
 
     def is_bound(self, connection: Session, topic: str, now_s: float) -> bool:
         """Return True if a foreign member claims more queues of a topic than it owns."""

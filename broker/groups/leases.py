@@ -18,7 +18,7 @@ from ..sessions import Session
 from ..store.index import ConsumeQueue
 from ..store.journals import Change, LeaseJournal, LeaseKey, PreviousRunLease
 from .group import NO_QUEUE, ConsumerGroup, ConsumerGroups, GroupQueue, QueueCounts, QueueLease
-from .history import History
+from .members import History
 from .stages import QueueKey
 
 log = structlog.get_logger("rocketlet.groups")

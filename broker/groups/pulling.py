@@ -54,9 +54,8 @@ from ..store.index import ConsumeQueue, pull_limits
 from ..store.store import Store
 from .drains import Draining, has_handled_all
 from .group import NO_QUEUE, ConsumerGroup, ConsumerGroups, GroupQueue
-from .guard import ReaderGuard, is_guarded
 from .leases import Locks
-from .offsets import Offsets, Watch
+from .offsets import Offsets, ReaderGuard, Watch, is_guarded
 from .settings import GroupConfigs
 from .stages import QueueKey
 

@@ -13,11 +13,10 @@ from ...protocol.bodies import ConsumerData, Route
 from ...protocol.group_bodies import POP, SHARED_OWNER, LockRequest
 from ...protocol.names import Queue, Subscription
 from ..config import POOL_LEAVE_S, POOL_POLL_INTERVAL_S
-from ..groups.claims import RouteFinder
+from ..groups.drains import RouteFinder
 from ..groups.group import ConsumerGroup, ConsumerGroups
-from ..groups.history import History
 from ..groups.leases import Locks
-from ..groups.members import POPS, Member
+from ..groups.members import POPS, History, Member
 from ..groups.offsets import Watch
 from ..groups.settings import RequestModes
 from ..messages.topics import Topics

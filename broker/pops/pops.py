@@ -30,10 +30,10 @@ from ..config import (
     STANDSTILL_S,
     LimitExceeded,
 )
-from ..groups.claims import RouteFinder
+from ..groups.drains import RouteFinder
 from ..groups.group import ConsumerGroups
-from ..groups.history import History
 from ..groups.leases import Locks
+from ..groups.members import History
 from ..groups.offsets import Offsets, Watch
 from ..groups.settings import GroupConfigs, RequestModes
 from ..messages.appender import Appender, property_bytes

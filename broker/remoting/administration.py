@@ -66,8 +66,7 @@ from ..config import (
     within,
 )
 from ..groups.group import ConsumerGroup as Group
-from ..groups.history import shown
-from ..groups.members import Member
+from ..groups.members import Member, shown
 from ..machine import resident_bytes
 from ..messages.topics import GOT, GOT_BYTES, PUT, PUT_BYTES, SENT_BACK, Rate, Statistics, Totals
 from ..runtime import Histogram

@@ -11,7 +11,7 @@ import orjson
 
 from ...broker.config import DELAY_LEVELS_MS, BrokerConfig
 from ...broker.groups.group import ConsumerGroups, GroupChanges
-from ...broker.groups.history import History
+from ...broker.groups.members import History
 from ...broker.groups.offsets import Offsets
 from ...broker.messages.later import tag_code_of
 from ...broker.messages.topics import Topics

@@ -9,8 +9,8 @@ from typing import Any
 
 from rocketlet.broker.config import LIMITS, Limits
 from rocketlet.broker.groups.group import ConsumerGroup, ConsumerGroups, GroupChanges
-from rocketlet.broker.groups.history import History
 from rocketlet.broker.groups.leases import Locks
+from rocketlet.broker.groups.members import History
 from rocketlet.broker.groups.stages import QueueKey
 from rocketlet.broker.runtime import MovableClock, Runtime
 from rocketlet.broker.sessions import Session

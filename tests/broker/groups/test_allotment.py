@@ -12,10 +12,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from rocketlet.broker.config import LIMITS, RELOOK_S, Limits
-from rocketlet.broker.groups.claims import Allotment, Claims, claims_by_list, owners_of
+from rocketlet.broker.groups.drains import Allotment, Claims, claims_by_list, owners_of
 from rocketlet.broker.groups.group import ConsumerGroup
-from rocketlet.broker.groups.history import History
-from rocketlet.broker.groups.members import ALONE, Member, MemberList, StickyShares, SubscribedTopic
+from rocketlet.broker.groups.members import ALONE, History, Member, MemberList, StickyShares, SubscribedTopic
 from rocketlet.broker.groups.offsets import Watch
 from rocketlet.broker.groups.stages import Drain
 from rocketlet.broker.remoting.connection import RemotingConnection

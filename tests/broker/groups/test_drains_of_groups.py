@@ -18,8 +18,7 @@ from rocketlet.broker.config import (
 )
 from rocketlet.broker.groups.drains import Draining, RedeliveryCauses
 from rocketlet.broker.groups.group import ConsumerGroup
-from rocketlet.broker.groups.history import History
-from rocketlet.broker.groups.members import Member
+from rocketlet.broker.groups.members import History, Member
 from rocketlet.broker.groups.offsets import Watch
 from rocketlet.broker.groups.stages import Drain, DrainStage, PeerSync, QueueKey
 from rocketlet.broker.messages.held_pulls import Until

@@ -16,9 +16,9 @@ from rocketlet.broker.config import (
     STANDSTILL_S,
     Limits,
 )
-from rocketlet.broker.groups.claims import Allotment, owners_of
-from rocketlet.broker.groups.history import History
+from rocketlet.broker.groups.drains import Allotment, owners_of
 from rocketlet.broker.groups.leases import Locks
+from rocketlet.broker.groups.members import History
 from rocketlet.broker.groups.stages import Drain, DrainStage
 from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.runtime import MovableClock, Runtime, run

@@ -19,8 +19,7 @@ from rocketlet.broker.config import (
     Limits,
 )
 from rocketlet.broker.groups.group import ConsumerGroup
-from rocketlet.broker.groups.history import History
-from rocketlet.broker.groups.members import size_of
+from rocketlet.broker.groups.members import History, size_of
 from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.runtime import MovableClock, Runtime
 from rocketlet.broker.sessions import Refusal

@@ -9,7 +9,7 @@ import pytest
 from rocketlet.broker.config import LIMITS, REBALANCE_REST_S, REPEATS_S, Limits
 from rocketlet.broker.groups.drains import Notifications
 from rocketlet.broker.groups.group import ConsumerGroup
-from rocketlet.broker.groups.history import History, Rebalances
+from rocketlet.broker.groups.members import History, Rebalances
 from rocketlet.broker.metrics import Collector
 from rocketlet.broker.runtime import MovableClock, Runtime
 from rocketlet.broker.sessions import GroupChanged

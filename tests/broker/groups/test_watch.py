@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rocketlet.broker.config import HANDOVER_LEASE_S, LIMITS, MAX_HOLD_S, ORPHAN_S, PLACE_BYTES, Limits
 from rocketlet.broker.groups.group import GroupQueue
-from rocketlet.broker.groups.history import History
 from rocketlet.broker.groups.leases import Locks
+from rocketlet.broker.groups.members import History
 from rocketlet.broker.groups.offsets import Watch
 from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.runtime import MovableClock, Runtime, run

@@ -24,8 +24,7 @@ from rocketlet.broker.config import (
     Limits,
 )
 from rocketlet.broker.groups.group import ConsumerGroup
-from rocketlet.broker.groups.history import Rebalances
-from rocketlet.broker.groups.members import SubscribedTopic
+from rocketlet.broker.groups.members import Rebalances, SubscribedTopic
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.runtime import Histogram, MovableClock, Runtime
 from rocketlet.broker.server import Listening, Server

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 from rocketlet.broker.config import LIMITS, BrokerConfig, Limits
 from rocketlet.broker.groups.group import ConsumerGroups
-from rocketlet.broker.groups.history import History
 from rocketlet.broker.groups.leases import Locks
+from rocketlet.broker.groups.members import History
 from rocketlet.broker.groups.offsets import Offsets, Watch
 from rocketlet.broker.groups.settings import GroupConfigs, RequestModes
 from rocketlet.broker.messages.appender import Appender

@@ -19,7 +19,7 @@ from rocketlet.broker.config import (
     Limits,
 )
 from rocketlet.broker.groups.group import ConsumerGroup
-from rocketlet.broker.groups.history import History
+from rocketlet.broker.groups.members import History
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.runtime import MovableClock, Runtime
 from rocketlet.protocol import bodies, frame
