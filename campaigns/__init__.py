@@ -3,9 +3,7 @@
 crash       disks that fail, power cuts and kills, damaged files (disk, power, pop, files)
 processes   broker processes that are killed, or short of open files (kill, descriptors)
 forge       bodies that look like records
-fuzz        fuzzed requests and calls, and requests without permission (frames, calls, access)
-floods      floods over HTTP/2
-sends       the same sends to a broker with the compiled module and to one without
+fuzz        fuzzed requests and calls (frames, calls)
 cost, exhaustion   inputs that cost much, and attackers that take all of one resource
 incidents   incidents of operators, and which tool names them
 faults      patches that plant faults, which campaigns and tests must notice

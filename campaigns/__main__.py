@@ -34,7 +34,6 @@ class Campaign(NamedTuple):
 
 
 CAMPAIGNS = {
-    "access": Campaign("fuzz", 10_000),
     "calls": Campaign("fuzz", 20_000, watches_log=True),
     "cost": Campaign("cost", 20_000, watches_log=True),
     "descriptors": Campaign("processes", 20),
@@ -42,14 +41,12 @@ CAMPAIGNS = {
     "exhaustion": Campaign("exhaustion", 20),
     "faults": Campaign("faults", 100),
     "files": Campaign("crash", 1000),
-    "floods": Campaign("floods", 300, watches_log=True),
     "forge": Campaign("forge", 300),
     "frames": Campaign("fuzz", 20_000, watches_log=True),
     "incidents": Campaign("incidents", 12),
     "kill": Campaign("processes", 20),
     "pop": Campaign("crash", 1000),
     "power": Campaign("crash", 1000),
-    "sends": Campaign("sends", 5000),
 }
 
 

@@ -1,4 +1,4 @@
-"""Fuzzed requests of remoting clients and of gRPC, and requests of clients without permission, to a broker in this process.
+"""Fuzzed requests of remoting clients and of gRPC to a broker in this process.
 
 The bytes enter where those of a socket do, over many connections, with an honest client beside them.
 
@@ -7,11 +7,6 @@ frames  Requests of every code in three encodings, nearly all nearly valid. A fa
         may not exist, memory without a limit, a file outside of the data folder, a folder that the broker does not start
         from.
 calls   The same over HTTP/2 for every method. Also a fault: memory that is charged after its client has gone.
-access  Clients without a key, with an unknown key, with a wrong signature or one of other content, with an account without
-        permissions, or an administrator in plain text where TLS is enforced. After each request the state that must not
-        change is compared; the bodies of the stored messages are secret. A fault: a changed state, a secret in a response, a
-        request that succeeds although it needs a permission, an honest client that is refused. This campaign does not read
-        the table of permissions.
 """
 
 from __future__ import annotations
@@ -20,34 +15,27 @@ import asyncio
 import random
 import re
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from google.protobuf.message import DecodeError
-from rocketlet.broker.access import Acl, AclFile
 from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import MAX_QUEUES_PER_TOPIC, MAX_RETRY_QUEUES, WRITE_HIGH_BYTES, BrokerConfig
 from rocketlet.broker.grpc import schema
 from rocketlet.broker.grpc.server import METHODS
-from rocketlet.broker.nameserver import Routes
-from rocketlet.broker.server import Listening, Server
-from rocketlet.broker.tls import Tls
 from rocketlet.protocol import http2
-from rocketlet.protocol.bodies import GroupConfig, TopicConfig
-from rocketlet.protocol.codes import RequestCode, request_name
-from rocketlet.protocol.frame import JSON, Ext, Frame, FrameError, FrameReader, encode
-from rocketlet.protocol.headers import ACCESS_KEY, SIGNATURE, PullMessage, SendMessage, Signer, write
+from rocketlet.protocol.bodies import TopicConfig
+from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.frame import FrameError
+from rocketlet.protocol.headers import PullMessage, SendMessage, write
 
-from tests.support import accounts, grpc_client
-from tests.support.accounts import ADMIN, SECRETS
-from tests.support.certificates import Certificates
+from tests.support import grpc_client
 
 from .common import Limit, Outcome, Serving, config_in, serving
 from .corpus import HANDLES, INTS, LONGS, TEXTS, Frames, filled
-from .peers import GREETING, SEND, GrpcPeer, Peer, Socket, call_frames, request, responses_in, split
-from .store import put, read_all
+from .peers import SEND, GrpcPeer, Peer, Socket, request, responses_in, split
+from .store import read_all
 
 EVERY = 50  # tries between two messages of an honest client
 LAZY_EVERY = 1000  # tries between two clients that do not read
@@ -86,16 +74,14 @@ class Feed:
     def __init__(self, outcome: Outcome) -> None:
         self._outcome = outcome
 
-    def __call__(self, peer: Peer | GrpcPeer, data: bytes, about: str = "") -> float:
-        """Return the milliseconds that the read took."""
+    def __call__(self, peer: Peer | GrpcPeer, data: bytes) -> None:
         start_s = time.process_time()
         try:
             peer.send(data)
         except Exception as error:
-            self._outcome.fault(f"{about} escaped: {error!r}")
+            self._outcome.fault(f"escaped: {error!r}")
         took_ms = 1000 * (time.process_time() - start_s)
-        self._outcome.highest("slowest_ms", took_ms, slowest=about or data[:160].decode("latin-1"))
-        return took_ms
+        self._outcome.highest("slowest_ms", took_ms, slowest=data[:160].decode("latin-1"))
 
 
 class Honest:
@@ -121,10 +107,10 @@ class Honest:
                 self._outcome.fault("an honest client got another offset than its message's")
             self.stored.append(body)
 
-    async def call(self, topic: str = "honest-grpc", body: bytes = b"honest", about: str = "") -> None:
+    async def call(self) -> None:
         """Send a message by gRPC; the server may serve the call some event-loop iterations later, in pieces."""
         peer, written = GrpcPeer(self._server, 60_100), b""
-        peer.send(peer.call("SendMessage", grpc_client.sending(grpc_client.message(topic, body))))
+        peer.send(peer.call("SendMessage", grpc_client.sending(grpc_client.message("honest-grpc", b"honest"))))
         for _ in range(RESPONSE_CHECKS):
             written += peer.take()
             codes = [found.status.code for found in responses_in(written, "SendMessage", peer.last_id)]
@@ -132,7 +118,7 @@ class Honest:
                 break
             await asyncio.sleep(0.001)
         if codes != [20000]:
-            self._outcome.fault(f"{about} an honest client was not served")
+            self._outcome.fault("an honest client was not served")
         peer.hang_up()
         await asyncio.sleep(0)
 
@@ -156,13 +142,13 @@ async def check_folder(config: BrokerConfig, honest: Honest, outcome: Outcome) -
             outcome.fault(f"a file outside of the data folder: {path.name}")
 
 
-def check_nothing_left(serving: Serving, outcome: Outcome, about: str = "") -> None:
+def check_nothing_left(serving: Serving, outcome: Outcome) -> None:
     """The clients have gone, so nothing may be charged for them."""
     memory, pops = serving.server.memory, serving.broker.pops
     if memory.used_bytes or serving.server.connections:
-        outcome.fault(f"{about} {memory.used_bytes} bytes are charged for clients that have gone")
+        outcome.fault(f"{memory.used_bytes} bytes are charged for clients that have gone")
     if pops.waiting:
-        outcome.fault(f"{about} {pops.waiting} receives wait for clients that have gone")
+        outcome.fault(f"{pops.waiting} receives wait for clients that have gone")
 
 
 # Frames
@@ -372,222 +358,3 @@ async def calls(limit: Limit, seed: int, folder: Path, outcome: Outcome) -> None
         await running.server._turns.done()
         check_nothing_left(running, outcome)
     await check_folder(config, attack.honest, outcome)
-
-
-# Access
-
-SECRET = b"nobody-may-read-this"
-NOBODY, CURIOUS, PLAIN = "nobody-key", "curious-key", "an administrator without TLS"
-DENIED = ("t", "u")
-INNER = (*DENIED, "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "DefaultCluster_REPLY_TOPIC", "%DLQ%g", "%RETRY%g")
-DATE = "20260101T000000Z"
-OPEN_CALLS = frozenset(("Heartbeat", "Telemetry", "NotifyClientTermination"))
-OPEN = frozenset(
-    (
-        RequestCode.HEART_BEAT, RequestCode.UNREGISTER_CLIENT, RequestCode.GET_ROUTEINFO_BY_TOPIC,
-        RequestCode.GET_BROKER_CLUSTER_INFO, RequestCode.GET_DEPARTED_BROKERS, RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
-        RequestCode.GET_TOPICS_BY_CLUSTER, RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS, RequestCode.GET_KV_CONFIG,
-        RequestCode.GET_KVLIST_BY_NAMESPACE,
-    )
-)  # fmt: skip
-"""Requests that an account without permissions may send, like at Apache's: name servers return routes to every client, and a
-heartbeat or a call of a client without topics and groups changes nothing."""
-REPLIES = (RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)  # which every account may send
-
-Sign = Callable[[Frame, random.Random], Frame]
-SignCall = Callable[[random.Random], str]
-
-
-def _signed(frame: Frame, key: str, secret: str) -> Frame:
-    ext = {**frame.ext, ACCESS_KEY: key}
-    return frame._replace(ext={**ext, SIGNATURE: Signer(secret).signature(ext, frame.body)})
-
-
-def _as_curious(frame: Frame, chance: random.Random) -> Frame:
-    """Search for denied messages where brokers keep messages of other topics and groups."""
-    ext: Ext = {"topic": chance.choice(INNER), "key": "k", "maxNum": 64, "beginTimestamp": 0, "endTimestamp": 2**62}
-    return _signed(Frame(RequestCode.QUERY_MESSAGE, frame.opaque, ext), CURIOUS, SECRETS[CURIOUS])
-
-
-def _with_invalid_signature(frame: Frame, chance: random.Random) -> Frame:
-    signature = chance.choice(("", "x", "AAAAAAAAAAAAAAAAAAAAAAAAAAA=", "ä", ADMIN))
-    return frame._replace(ext={**frame.ext, ACCESS_KEY: ADMIN, SIGNATURE: signature})
-
-
-def _changed_after_signing(frame: Frame, chance: random.Random) -> Frame:
-    signed = _signed(frame, ADMIN, SECRETS[ADMIN])
-    if chance.random() < 0.5:
-        return signed._replace(body=signed.body + b" ")
-    return signed._replace(ext={**signed.ext, "zz": "added"})
-
-
-SIGNS: dict[str, Sign] = {
-    NOBODY: lambda frame, chance: _signed(frame, NOBODY, SECRETS[NOBODY]),
-    CURIOUS: _as_curious,
-    "no key": lambda frame, chance: frame,
-    "an unknown key": lambda frame, chance: _signed(frame, "a-stranger", "secret-of-a-stranger"),
-    "another secret": lambda frame, chance: _signed(frame, ADMIN, chance.choice((SECRETS[NOBODY], "guess", "x" * 100))),
-    "an invalid signature": _with_invalid_signature,
-    "no signature": lambda frame, chance: frame._replace(ext={**frame.ext, ACCESS_KEY: ADMIN}),
-    "a signature of other content": _changed_after_signing,
-    PLAIN: lambda frame, chance: _signed(frame, ADMIN, SECRETS[ADMIN]),
-}
-INVALID = ("x", "MQv2-HMAC-SHA1", f"MQv2-HMAC-SHA1 Credential={ADMIN}", grpc_client.signed(ADMIN, "")[:-4], " = ,,=")
-CALL_SIGNS: dict[str, SignCall] = {
-    NOBODY: lambda chance: grpc_client.signed(NOBODY, SECRETS[NOBODY]),
-    CURIOUS: lambda chance: grpc_client.signed(CURIOUS, SECRETS[CURIOUS]),
-    "no key": lambda chance: "",
-    "an empty key": lambda chance: grpc_client.signed("", ""),
-    "an unknown key": lambda chance: grpc_client.signed("a-stranger", "secret-of-a-stranger"),
-    "another secret": lambda chance: grpc_client.signed(ADMIN, chance.choice((SECRETS[NOBODY], "x" * 100))),
-    "a signature of another time": lambda chance: grpc_client.signed(ADMIN, SECRETS[ADMIN], "20250101T000000Z"),
-    "an invalid signature": lambda chance: chance.choice(INVALID),
-    PLAIN: lambda chance: grpc_client.signed(ADMIN, SECRETS[ADMIN]),
-}
-
-
-class Guarded:
-    """A broker with accounts, and the state that no unauthorized client may change."""
-
-    def __init__(self, folder: Path, *, enforces_tls: bool) -> None:
-        folder.mkdir()
-        self._file = accounts.AccountsFile(folder / "plain_acl.yml")
-        denied = {"topicPerms": [f"{topic}=DENY" for topic in DENIED], "groupPerms": ["g=DENY"]}
-        reader = accounts.account(CURIOUS, defaultTopicPerm="SUB", defaultGroupPerm="SUB", **denied)
-        self._file.write([*accounts.ACCOUNTS, reader])
-        self._routes = Routes()
-        self._broker = BrokerController(config_in(folder), self._routes)
-        tls = Tls("enforcing", Certificates.make(folder).files) if enforces_tls else None
-        listening = Listening("127.0.0.1", 0, acl=Acl(AclFile(self._file.path)), tls=tls)
-        self.server = Server(listening, broker=self._broker, routes=self._routes)
-
-    def fill(self) -> None:
-        """Store the secrets, once the server has started: what a start finds would be delivered later."""
-        broker = self._broker
-        for name in (*DENIED, "orders"):
-            broker.topics.put(TopicConfig(name, 4, 4), 0)
-        for group in ("g", "h"):
-            broker.group_configs.put(GroupConfig(group))
-            broker.offsets.put(group, "t", 0, 1)
-        for number in range(12):
-            put(broker, broker.store.queue("t", number % 4), SECRET, b"KEYS\x01k\x02TAGS\x01A")
-        for name in INNER:
-            put(broker, broker.store.queue(name, 0), SECRET, b"KEYS\x01k\x02REAL_TOPIC\x01t\x02REAL_QID\x010")
-
-    async def responses(self, data: bytes) -> bytes:
-        """Return what a client that sends these bytes over a connection of its own receives."""
-        socket = Socket(1000)
-        entrance = socket.protocol = self.server._entrance()
-        entrance.connection_made(socket)
-        entrance.data_received(data)
-        await self._broker.turns.done()
-        socket.close()
-        socket.protocol.connection_lost(None)
-        return b"".join(socket.written)
-
-    def state(self) -> dict[str, Any]:
-        broker, routes = self._broker, self._routes
-        groups = broker.offsets.groups()
-        return {
-            "the commit log": broker.store.end,
-            "topics": list(broker.topics),
-            "groups": list(broker.group_configs),
-            "offsets": {(group, topic): dict(broker.offsets.of(group, topic)) for group in groups for topic in DENIED},
-            "members": [group.name for group in broker.groups if group.client_ids()],
-            "locks": len(broker.locks),
-            "registered brokers": routes.brokers(),
-            "routes": [routes.route(topic) for topic in DENIED],
-            "settings of the name server": {name: dict(values) for name, values in routes.kv.items()},
-            "accounts": self._file.path.read_bytes(),
-            "settings": broker.config,
-        }
-
-
-class AccessAttack:
-    def __init__(self, guarded: Guarded, outcome: Outcome, seed: int) -> None:
-        self._guarded = guarded
-        self._outcome = outcome
-        self._corpus = Frames(seed)
-        self._random = random.Random(~seed)
-        guarded.fill()
-        self._state = guarded.state()
-
-    async def request(self, client: str) -> None:
-        made = self._corpus.request(self._random.randrange(1 << 31))
-        ext: Ext = {name: str(value) for name, value in made.ext.items()}
-        frame = made._replace(ext=ext, serialize_type=JSON, code=abs(made.code) % (1 << 31))
-        frame, name = SIGNS[client](frame, self._random), request_name(frame.code)
-        try:
-            data = encode(frame)
-        except Exception:  # lone surrogates and such, which no client can send
-            return
-        written = await self._guarded.responses(data)
-        found = [response for response in FrameReader().feed(written) if response.is_response]
-        # a request without a topic asks for nothing, and gets nothing
-        is_empty = frame.ext.get("topic") == "" or all(response.body == b"{}" for response in found)
-        is_allowed = client == NOBODY and (frame.code in OPEN or is_empty)
-        self._check(client, name, written, is_done=any(response.code == 0 for response in found), is_allowed=is_allowed)
-        self._check_state(client, name, may_store=client == NOBODY and frame.code in REPLIES)
-
-    async def call(self, client: str) -> None:
-        """Make a call of any method by gRPC."""
-        chance = self._random
-        method = "ReceiveMessage" if client == CURIOUS else chance.choice(list(METHODS))
-        message = _denied_receive(chance) if client == CURIOUS else filled(METHODS[method].request, chance)
-        fields = {b"x-mq-client-id": b"stranger", b"x-mq-date-time": DATE.encode(), b"grpc-timeout": b"5S"}
-        if authorization := CALL_SIGNS[client](chance):
-            fields[b"authorization"] = authorization.encode()
-        written = await self._guarded.responses(GREETING + call_frames(1, method, message, *fields.items()))
-        is_refused = not any(frame.kind == http2.DATA for frame in split(written))  # in plain text, if TLS is enforced
-        codes = [] if is_refused else [found.status.code for found in responses_in(written, method, 1)]
-        is_allowed = client == NOBODY and method in OPEN_CALLS
-        self._check(client, method, written, is_done=20000 in codes, is_allowed=is_allowed)
-        self._check_state(client, method)
-
-    def _check(self, client: str, name: str, written: bytes, *, is_done: bool, is_allowed: bool) -> None:
-        if SECRET in written:
-            self._outcome.fault(f"{client}: {name} returns a secret")
-        if is_done and not is_allowed:
-            self._outcome.fault(f"{client}: {name} succeeds")
-        self._outcome.add(refused=not is_done)
-
-    def _check_state(self, client: str, name: str, *, may_store: bool = False) -> None:
-        state = self._guarded.state()
-        for part, before in self._state.items():
-            if state[part] != before and not (may_store and part == "the commit log"):
-                self._outcome.fault(f"{client}: {name} changes {part}")
-        self._state = state
-
-    async def send_honestly(self) -> None:
-        ext = {name: str(value) for name, value in accounts.SEND.items()}
-        frame = _signed(Frame(RequestCode.SEND_MESSAGE_V2, 1, ext, b"honest"), "orders-key", SECRETS["orders-key"])
-        written = await self._guarded.responses(encode(frame))
-        if [response.code for response in FrameReader().feed(written)] != [0]:
-            self._outcome.fault("an honest client is refused")
-        self._state = self._guarded.state()
-
-
-def _denied_receive(chance: random.Random) -> Any:
-    """Return a receive of denied messages, or of those that brokers keep of other topics and groups."""
-    group, queue = {"name": chance.choice(("g", "h"))}, {"topic": {"name": chance.choice(INNER)}, "id": -1}
-    found = schema.ReceiveMessageRequest(group=group, message_queue=queue, batch_size=32, auto_renew=True)
-    found.long_polling_timeout.FromMilliseconds(0)
-    return found
-
-
-async def access(limit: Limit, seed: int, folder: Path, outcome: Outcome) -> None:
-    with_accounts, enforcing = Guarded(folder / "plain", enforces_tls=False), Guarded(folder / "tls", enforces_tls=True)
-    async with with_accounts.server, enforcing.server:
-        by_accounts, by_tls = (AccessAttack(guarded, outcome, seed) for guarded in (with_accounts, enforcing))
-        signs = [name for other in SIGNS for name in (other, NOBODY)]
-        call_signs = list(CALL_SIGNS)
-        for number in limit:
-            clients = signs if number % 3 else call_signs
-            client = clients[number // 3 % len(clients)]
-            attack = by_tls if client == PLAIN else by_accounts
-            try:
-                await (attack.request if number % 3 else attack.call)(client)
-                if number % EVERY == 0:
-                    await by_accounts.send_honestly()
-            except Exception as error:
-                outcome.fault(f"{client}: {type(error).__name__}: {error}")

@@ -10,6 +10,7 @@ pacing      pauses of load generators and of faults at random moments
 agreement, browser   one broker's half of an agreement, and the machine's Chromium
 draining, two_brokers, sick_cluster   foreign members, two brokers, and a cluster with everything that can be ill
 handlers, turns, metrics   handlers that keep their messages, work in pieces, a page of metrics
+pairs       two brokers that get the same bytes, of which one uses the compiled module
 spark_home   Spark as tests start it
 staged      forty clusters, well and sick, of which doctor must say what is wrong and nothing else
 """

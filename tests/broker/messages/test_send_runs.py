@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
+from array import array
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,21 +21,23 @@ from rocketlet.broker.tls import Tls
 from rocketlet.protocol import fast
 from rocketlet.protocol.bodies import GroupConfig, TopicConfig
 from rocketlet.protocol.codes import RequestCode, ResponseCode
-from rocketlet.protocol.config import MAX_BODY_BYTES, SENT_PROPERTY_BYTES
+from rocketlet.protocol.config import MAX_BODY_BYTES, MAX_REQUEST_HEADER_BYTES, SENT_PROPERTY_BYTES
 from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ, Frame, encode
-from rocketlet.protocol.headers import SendMessage, write
+from rocketlet.protocol.headers import PullMessage, SendMessage, write
 from rocketlet.protocol.message import encode_batch
-
-from campaigns.sends import SHORT_NAMES, Pair
 
 from ...conftest import Connect, Node, Nodes, Wire, create_topic
 from ...support.accounts import ACCOUNTS, AccountsFile, account, identified, tls_wire
 from ...support.certificates import Certificates
+from ...support.pairs import Pair
 from ...support.requests import SUBSCRIBED, SUSPEND, pull
 from ...support.topics import put
 
 pytestmark = pytest.mark.skipif(fast.MODULE == "pure", reason="needs the compiled module: make dev")
 KINDS = [JSON, ROCKETMQ, MSGPACK]
+SHORT_NAMES = dict(
+    zip(write(SendMessage("", "", "", 0, 0, 0, 0, 0, "", 0, False, False, 0)), "abcdefghijkml", strict=True)
+)
 BROKERS_OWN = len("\x02CLUSTER\x01DefaultCluster")
 
 
@@ -331,9 +336,22 @@ SAFE_TEXTS = TEXTS.map(lambda text: text.encode(errors="replace").decode())
 ENTRIES = st.lists(st.tuples(st.integers(-(2**31), 2**31 - 1), st.binary(max_size=100), SAFE_TEXTS), max_size=10)
 
 
+PULLS = st.builds(
+    lambda offset, count, flag: write(
+        PullMessage("g", "t", 0, offset, count, SUBSCRIBED | flag, 0, 0, subscription="*")
+    ),
+    st.integers(0, 30),
+    st.sampled_from((1, 32)),
+    st.sampled_from((0, 1)),
+)
+TOPICS = st.builds(
+    TopicConfig, st.sampled_from("tu"), st.integers(1, 4), st.integers(1, 4), st.sampled_from((6, 6, 4, 2))
+)
+
+
 @st.composite
 def frames(draw: st.DrawFn) -> bytes:
-    """A send, which may be malformed in one place."""
+    """A send or a pull, which may be malformed in one place."""
     code = draw(st.sampled_from((10, 310, 310, 320)))
     batch = draw(st.booleans())
     body = encode_batch(draw(ENTRIES)) if batch else draw(st.binary(max_size=100))
@@ -350,6 +368,8 @@ def frames(draw: st.DrawFn) -> bytes:
     )
     kind = draw(st.sampled_from(KINDS))
     opaque = draw(st.integers(-1, 2**31 - 1))
+    if draw(st.integers(0, 3)) == 0:
+        code, ext, body = 11, draw(PULLS), b""
     data = encode(Frame(code, opaque, ext, body, draw(st.sampled_from((0, 0, 0, 2))), serialize_type=kind))
     if draw(st.integers(0, 4)):
         return data
@@ -357,14 +377,70 @@ def frames(draw: st.DrawFn) -> bytes:
     return data[:at] + draw(st.binary(min_size=1, max_size=1)) + data[at + 1 :]
 
 
-@given(reads=st.lists(st.lists(frames(), min_size=1, max_size=8).map(b"".join), min_size=1, max_size=3))
-def test_compiled_and_python_store_and_answer_the_same(pair: tuple[asyncio.Runner, Pair], reads: list[bytes]) -> None:
+@given(
+    data=st.lists(frames(), min_size=1, max_size=20).map(b"".join),
+    cuts=st.lists(st.floats(0, 1), max_size=3),
+    topic=st.none() | TOPICS,
+    deletes=st.integers(0, 9).map(lambda number: number == 0),
+)
+def test_compiled_and_python_store_and_answer_the_same(
+    pair: tuple[asyncio.Runner, Pair], data: bytes, cuts: list[float], topic: TopicConfig | None, deletes: bool
+) -> None:
     runner, brokers = pair
-    assert runner.run(brokers.difference(reads)) is None
+    if topic is not None:
+        brokers.put_topic(topic)
+    if deletes:
+        brokers.delete_topic("u")
+    places = sorted({0, len(data), *(int(cut * len(data)) for cut in cuts)})
+    assert runner.run(brokers.difference([data[begin:end] for begin, end in pairwise(places)])) is None
+
+
+LIMITS_OF_RUNS = (
+    MAX_BODY_BYTES,
+    SENT_PROPERTY_BYTES,
+    BATCH_TURN_BYTES,
+    BATCH_TURN_MESSAGES,
+    1000,
+    10,
+    MAX_REQUEST_HEADER_BYTES,
+)
+PASSED: dict[bytes, tuple[Any, bytes]] = {
+    b"\0t\0%d" % number: (SimpleNamespace(next=5), b"\x01t") for number in range(4)
+}
+
+
+@given(data=frames(), start=st.floats(0, 1), end=st.floats(0, 1), position=st.sampled_from((0, 2)))
+def test_functions_decline_a_part_of_a_frame(data: bytes, start: float, end: float, position: int) -> None:
+    data = data[int(start * len(data)) :][: int(end * len(data)) + 1]
+    at = position and len(data) // position
+    source = fast.PullSource(lambda offset, count: data[:16] + bytes(count * 20), 0, 1 << 60, 0, 1000, 32, False)
+    key = fast.pull_key(data, at, MAX_REQUEST_HEADER_BYTES)
+    served = fast.take_pulls(
+        data, at, MAX_REQUEST_HEADER_BYTES, {key or b"": None}, lambda *_: source, lambda position: (0, len(data), 3),
+        lambda descriptor, size, start: data[start : start + size], lambda part, before: 0,
+        (array("Q", (0, len(data) // 2)), array("I", (0, 0)), len(data), 0), (0, 0, b""), (0, 1 << 20, 1000, 1000),
+    )  # fmt: skip
+    assert served is None or at < served.end <= len(data)
+    texts = bytes(8), b"00" * 8, b"CLUSTER\x01c", b"r"
+    taken = fast.take_sends(data, at, b"", PASSED, 0, 1, b"", lambda _: b"", bytes(20), texts, LIMITS_OF_RUNS)
+    assert taken is None or at < taken.end <= len(data)
+
+
+def test_pulls_of_one_broker_of_the_pair_are_repeated_by_the_module(pair: tuple[asyncio.Runner, Pair]) -> None:
+    runner, brokers = pair
+    brokers.put_topic(TopicConfig("v", 1, 1))
+    before = [node.repeated for node in brokers.nodes]
+    send = encode(Frame(310, 1, header(topic="v"), b"x"))
+    one = write(PullMessage("g", "v", 0, 0, 32, SUBSCRIBED, 0, 0, subscription="*"))
+    pulls = b"".join(encode(Frame(11, number, one)) for number in range(5))
+    assert runner.run(brokers.difference([send, pulls, pulls])) is None
+    counts = [node.repeated - count for node, count in zip(brokers.nodes, before, strict=True)]
+    assert counts[0] > 0 == counts[1]
 
 
 def test_only_one_broker_of_the_pair_uses_the_module(pair: tuple[asyncio.Runner, Pair]) -> None:
     runner, brokers = pair
+    brokers.put_topic(TopicConfig("t", 2, 2))
     before = [node.taken for node in brokers.nodes]
     send = encode(Frame(310, 1, header(), b"x"))
     assert runner.run(brokers.difference([send, send * 3])) is None
