@@ -43,7 +43,7 @@ from .messages.appender import Appender
 from .messages.filters import Filters
 from .messages.held_pulls import HeldPulls
 from .messages.later import Delays, Timers, tag_code_of
-from .messages.lite import LiteChanges, LiteTopic, LiteTopics
+from .messages.lite import LiteChanges, LiteFile, LiteTopic, LiteTopics
 from .messages.sending import Retries, SendService
 from .messages.topics import Statistics, Topics
 from .messages.transactions import Transactions
@@ -139,7 +139,7 @@ class BrokerController:
         self.filters = Filters(runtime)
         self.held_pulls = HeldPulls(runtime)
         self.appender = appender = Appender(self.store, self.changes)
-        self.lites = LiteTopics(runtime, topics, self.store, self.changes)
+        self.lites = LiteTopics(runtime, topics, self.store, LiteFile(folder / "lite_offsets.json"), self.changes)
         self.delays = Delays(runtime, folder / "delays.json", config.delay_levels_ms, topics, appender)
         self.timers = Timers(runtime, folder, topics, appender)
         path, time = folder / "transactions.json", self.retention_time
@@ -153,7 +153,7 @@ class BrokerController:
         self.groups = self._make_groups(config.name)
         self.offsets = Offsets(folder / "offsets.json", self.groups, self.topics, limits)
         self.offsets.apply_journal(self.topics.deleted)
-        self.lite_offsets = LiteOffsets(folder / "lite_offsets.json", self.lites, self.topics)
+        self.lite_offsets = LiteOffsets(self.lites, self.topics)
         self.offsets.clamp(self.store.queues)
         self.group_configs = groups = GroupConfigs(
             self.runtime, self.groups, folder / "groups.json", auto_create=config.auto_create_groups

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 from zlib import crc32
 
+import orjson
 import structlog
 
 from ...protocol import names
@@ -16,7 +18,9 @@ from ...protocol.message import MessageError, offset_in, properties_in, split_re
 from ..config import BULK_PULL_BYTES, BULK_PULL_MESSAGES, MAX_LOST_LITE_OFFSETS
 from ..runtime import Runtime
 from ..sessions import Reason, Refusal
+from ..store.files import read_state
 from ..store.index import ConsumeQueue
+from ..store.journals import Journal
 from ..store.store import Store
 from .topics import Topics
 
@@ -27,7 +31,8 @@ log = structlog.get_logger("rocketlet.lite")
 # A lite topic is an index over records of its parent topic, all in one queue of it. Each record has the lite topic's
 # name, which the producer sent, and the message's offset in the lite topic, which the broker sets, as properties
 # (Apache's LMQ). So the index is not stored on the disk. At its start the broker builds the index from the records that
-# retention has left, so the index agrees with the log after a crash, too.
+# retention has left, so the index agrees with the log after a crash, too. Only deletions of lite topics are stored on the
+# disk (`LiteFile`), because the log may still have the messages.
 #
 # An idle lite topic takes about 210 bytes. Up to 16 entries are packed in bytes, more are in an array.
 
@@ -117,6 +122,11 @@ class LiteTopic:
         return found if found >= self.queue.begin else None
 
     @property
+    def first_parent_offset(self) -> int | None:
+        """The offset of the first message in the parent's queue; None without one."""
+        return self._entry(0) if self.begin < self.next else None
+
+    @property
     def last_parent_offset(self) -> int | None:
         """The offset of the newest message in the parent's queue; None without one."""
         return self.parent_offset(self.next - 1)
@@ -127,6 +137,66 @@ class LiteChanges:
 
     def lite_appended(self, lites: list[LiteTopic]) -> None:
         """Lite topics got messages."""
+
+
+# ------------------------------------------------------------------------------
+# The deletions of lite topics on the disk. The file has for each queue of a parent topic an offset, before which only
+# lite topics that it lists have messages, each from an offset of its own. So the size of the file depends on the lite
+# topics that exist, not on the deleted ones:
+#
+#     {parent: {"identity": id of the topic, "queues": {queue id: [offset, {lite topic: offset of its first message}]}}}
+#
+# Each line of the journal is a lite topic that was deleted since the file was written, with the offset after its last
+# message:
+#
+#     [parent, id of the topic, lite topic, queue id, offset]
+#
+# The offsets of groups are in the same file (`LiteOffsets`), so that they and the deletions always agree.
+
+
+class LiteFile:
+    """The state file of lite topics and its journal, as they were at the start of the broker."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.journal = Journal(path)
+        self.content: dict[str, Any] = read_state(path) or {}
+        self.deleted: list[Sequence[Any]] = self.journal.read()
+
+    def clear(self) -> None:
+        """Free the memory of what was read."""
+        self.content, self.deleted = {}, []
+
+
+class _DeletedInQueue:
+    """The messages of deleted lite topics in a queue of a parent topic."""
+
+    def __init__(self) -> None:
+        self.end = 0  # the offset after the last one
+        self.is_cut = False  # True if the log has lost messages before `end`
+        self._before = 0
+        self._firsts: Mapping[str, int] = {}
+        self._ends: dict[str, int] = {}
+
+    def read(self, before: int, firsts: Mapping[str, int]) -> None:
+        """Add what the state file has of the queue."""
+        self.end = self._before = before
+        self._firsts = firsts
+
+    def add(self, name: str, end: int) -> None:
+        """Add a lite topic that was deleted since."""
+        self.end = max(self.end, end)
+        self._ends[name] = end
+
+    def cut(self, end: int) -> None:
+        """Limit the end to the end of the queue, which is lower if the log has lost messages."""
+        self.is_cut = end < self.end
+        self.end = min(self.end, end)
+
+    def has(self, name: str, offset: int) -> bool:
+        """Return True if the lite topic of a message was deleted after the message was stored."""
+        first = self._firsts.get(name, self._before)
+        return offset < min(first, self._before) or offset < self._ends.get(name, 0)
 
 
 class StagedLite(NamedTuple):
@@ -143,10 +213,15 @@ class LiteTopics:
     """Every lite topic of the broker.
 
     Args:
+        file: the state file.
         changes: is notified of lite topics that got messages.
+
+    Attributes:
+        is_cut: True if the log has lost messages before the offset of a deletion. The deletions must then be saved before
+            new messages get the same offsets.
     """
 
-    def __init__(self, runtime: Runtime, topics: Topics, store: Store, changes: LiteChanges) -> None:
+    def __init__(self, runtime: Runtime, topics: Topics, store: Store, file: LiteFile, changes: LiteChanges) -> None:
         self._limits = runtime.limits
         self._topics = topics
         self._store = store
@@ -154,21 +229,49 @@ class LiteTopics:
         # By parent topic and name. Of a parent topic, the lite topic that got a message longest ago is the first.
         self._parents: dict[str, dict[str, LiteTopic]] = {}
         self._staged: dict[tuple[str, str], int] = {}  # the next offset of lite topics with staged messages
+        self.file = file
+        self._deleted_ends: dict[str, dict[int, int]] = {}  # the end of deleted messages, by parent topic and queue id
+        self.is_cut = False
         self.count = 0
+        lines: dict[str, list[Sequence[Any]]] = {}
+        for parent, *line in file.deleted:
+            lines.setdefault(parent, []).append(line)
         for topic in topics:
-            if topic.is_lite:
-                self.of(topic.name)
+            deleted = self._read_deleted(topic.name, lines.get(topic.name, ()))
+            if topic.is_lite or deleted:
+                self._build(topic.name, deleted)
 
     # Finding
 
     def of(self, parent: str) -> dict[str, LiteTopic]:
         """Return the lite topics of a parent topic by name."""
         found = self._parents.get(parent)
-        if found is None:
-            found = self._parents[parent] = {}
-            for item in self._indexed(parent):
-                found[item.name] = item
-            self.count += len(found)
+        return found if found is not None else self._build(parent, {})
+
+    def _build(self, parent: str, deleted: Mapping[int, _DeletedInQueue]) -> dict[str, LiteTopic]:
+        found = self._parents[parent] = {item.name: item for item in self._indexed(parent, deleted)}
+        self.count += len(found)
+        return found
+
+    def _read_deleted(self, parent: str, lines: Iterable[Sequence[Any]]) -> dict[int, _DeletedInQueue]:
+        """Return the messages of deleted lite topics of a parent topic by queue id.
+
+        Args:
+            lines: what the journal has of the parent topic.
+        """
+        found: dict[int, _DeletedInQueue] = {}
+        identity, kept = self._topics.identity(parent), self.file.content.get(parent)
+        if kept is not None and kept["identity"] == identity:
+            for queue_id, (before, firsts) in kept["queues"].items():
+                found.setdefault(int(queue_id), _DeletedInQueue()).read(before, firsts)
+        for of, name, queue_id, end in lines:
+            if of == identity:
+                found.setdefault(queue_id, _DeletedInQueue()).add(name, end)
+        for queue_id, item in found.items():
+            queue = self._store.queues.get((parent, queue_id))
+            item.cut(queue.next if queue is not None else 0)
+            self.is_cut |= item.is_cut
+            self._deleted_ends.setdefault(parent, {})[queue_id] = item.end
         return found
 
     def by_parent(self) -> list[dict[str, LiteTopic]]:
@@ -193,15 +296,17 @@ class LiteTopics:
 
     # Building
 
-    def _indexed(self, parent: str) -> list[LiteTopic]:
+    def _indexed(self, parent: str, deleted: Mapping[int, _DeletedInQueue]) -> list[LiteTopic]:
         """Build the index of a parent topic from its records. Return the lite topics by the place of their last message."""
         found: dict[str, LiteTopic] = {}
         for queue_id in range(self._topics.all_queues_of(parent)):
             queue = self._store.queues.get((parent, queue_id))
             if queue is not None:
                 of_queue: dict[str, LiteTopic] = {}
+                deleted_there = deleted.get(queue_id)
                 for name, offset, parent_offset in self._records(parent, queue):
-                    _add(of_queue, name, queue, offset, parent_offset)
+                    if deleted_there is None or not deleted_there.has(name, parent_offset):
+                        _add(of_queue, name, queue, offset, parent_offset)
                 for name, item in of_queue.items():
                     former = found.get(name)
                     if former is None or _last_position(former) < _last_position(item):
@@ -332,13 +437,40 @@ class LiteTopics:
     # The end
 
     def delete(self, lite: LiteTopic) -> None:
-        """Delete a lite topic. The next message of the lite topic, if any, has offset 0."""
-        of_parent = self._parents.get(lite.queue.topic, {})
+        """Delete a lite topic, first on the disk. The next message of the lite topic, if any, has offset 0. Raises StoreFull;
+        nothing is deleted then."""
+        parent, queue_id, last = lite.queue.topic, lite.queue.queue_id, lite.last_parent_offset
+        end = last + 1 if last is not None else 0
+        if end or lite.groups:
+            self.file.journal.append([parent, self._topics.identity(parent), lite.name, queue_id, end])
+            ends = self._deleted_ends.setdefault(parent, {})
+            ends[queue_id] = max(ends.get(queue_id, 0), end)
+        of_parent = self._parents.get(parent, {})
         if of_parent.get(lite.name) is lite:
             del of_parent[lite.name]
             self.count -= 1
 
+    def deletions(self) -> Work[list[bytes]]:
+        """Return the entries of the state file, one for each parent topic with deleted lite topics."""
+        found: list[bytes] = []
+        for parent, ends in list(self._deleted_ends.items()):
+            found.append((yield from self._deletions(parent, dict(ends))))
+        return found
+
+    def _deletions(self, parent: str, ends: Mapping[int, int]) -> Work[bytes]:
+        firsts: dict[int, list[bytes]] = {queue_id: [] for queue_id in ends}
+        for number, lite in enumerate(list(self._parents.get(parent, {}).values()), 1):
+            first, queue_id = lite.first_parent_offset, lite.queue.queue_id
+            if first is not None and first < ends.get(queue_id, 0):
+                firsts[queue_id].append(orjson.dumps(lite.name) + b":%d" % first)
+            if number % SLICE == 0:
+                yield
+        queues = [b'"%d":[%d,{%b}]' % (queue_id, end, b",".join(firsts[queue_id])) for queue_id, end in ends.items()]
+        identity = orjson.dumps(self._topics.identity(parent))
+        return b'%b:{"identity":%b,"queues":{%b}}' % (orjson.dumps(parent), identity, b",".join(queues))
+
     def topic_deleted(self, parent: str) -> None:
+        self._deleted_ends.pop(parent, None)
         self.count -= len(self._parents.pop(parent, ()))
 
     def shortened(self, parent: str) -> Work[list[LiteTopic]]:

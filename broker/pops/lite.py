@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import partial
 from heapq import heappop, heappush
 from itertools import chain
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -41,10 +40,9 @@ from ..groups.settings import GroupConfigs
 from ..messages.appender import Appender
 from ..messages.lite import LiteTopic, LiteTopics
 from ..messages.topics import Topics
-from ..runtime import Job, Runtime
+from ..runtime import Job, Runtime, run
 from ..sessions import Session
-from ..store.files import Damaged, StoreFull, read_state, replace_state
-from ..store.journals import Journal
+from ..store.files import Damaged, StoreFull, replace_state
 from ..store.store import Store
 from .deliveries import (
     AckStatus,
@@ -83,25 +81,33 @@ class GroupLiteOffsets(dict[str, int]):
 class LiteOffsets:
     """The committed offsets of all groups in lite topics, by group and parent topic."""
 
-    def __init__(self, path: Path, lites: LiteTopics, topics: Topics) -> None:
-        self._path = path
+    def __init__(self, lites: LiteTopics, topics: Topics) -> None:
         self._topics = topics
         self.lites = lites
-        self._journal = Journal(path)
+        self._file = file = lites.file
         self._dirty = False
         self.all: dict[tuple[str, str], GroupLiteOffsets] = {}
-        for key, kept in (read_state(path) or {}).items():
+        of_parent: dict[tuple[str, str], list[GroupLiteOffsets]] = {}
+        for key, kept in file.content.items():
             parent, _, group = key.partition("@")
-            if kept["identity"] == topics.identity(parent) and topics.get(parent) is not None:
-                offsets = {name: int(offset) for name, offset in kept["offsets"].items()}
-                self.all[group, parent] = GroupLiteOffsets(offsets)
-        for parent, name in self._journal.read():
-            for key in [key for key in self.all if key[1] == parent]:
-                self.all[key].pop(name, None)
+            if group and kept["identity"] == topics.identity(parent) and topics.get(parent) is not None:
+                offsets = GroupLiteOffsets({name: int(offset) for name, offset in kept["offsets"].items()})
+                self.all[group, parent] = offsets
+                of_parent.setdefault((parent, kept["identity"]), []).append(offsets)
+        for parent, identity, name, *_ in file.deleted:
+            for offsets in of_parent.get((parent, identity), ()):
+                offsets.pop(name, None)
+        file.clear()
         for (group, parent), known in self.all.items():
             self._clamp(lites, group, parent, known)
             for name in known:
                 self._note_group(group, parent, name)
+        if lites.is_cut:
+            self._dirty = True
+            try:
+                run(self.saving(is_synced=True))
+            except StoreFull as error:
+                log.error("save_failed", reason=str(error))
 
     def _clamp(self, lites: LiteTopics, group: str, parent: str, offsets: dict[str, int]) -> None:
         """Remove the offsets of lite topics that are gone, and set back offsets beyond the end, which was lost."""
@@ -137,23 +143,15 @@ class LiteOffsets:
         if lite is not None and group not in lite.groups:
             lite.groups = (*lite.groups, group)
 
-    def lite_deleted(self, lite: LiteTopic) -> None:
-        """Remove the offsets of all groups in a deleted lite topic. The removal is written to the disk before the first
-        message of a recreated lite topic."""
-        if self._forget(lite):
-            self._dirty = True
-            try:
-                self._journal.append([lite.queue.topic, lite.name])
-            except StoreFull as error:
-                log.error("offsets_not_saved", reason=str(error), hint="they are saved with all others, within 5 s")
-
-    def _forget(self, lite: LiteTopic) -> bool:
-        """Remove the offsets of all groups in a lite topic. Return True if there was one."""
-        is_known = False
+    def delete(self, lite: LiteTopic) -> None:
+        """Delete a lite topic with the offsets of all groups in it, first on the disk. Raises StoreFull; nothing is deleted
+        then."""
+        self.lites.delete(lite)
+        self._dirty = True
         for group in lite.groups:
             offsets = self.all.get((group, lite.queue.topic))
-            is_known |= offsets is not None and offsets.pop(lite.name, None) is not None
-        return is_known
+            if offsets is not None:
+                offsets.pop(lite.name, None)
 
     def topic_deleted(self, parent: str) -> None:
         for key in [key for key in self.all if key[1] == parent]:
@@ -173,19 +171,19 @@ class LiteOffsets:
             return
         self._dirty = False
         try:
-            yield from self._journal.shortening(self._saving(is_synced))
+            yield from self._file.journal.shortening(self._saving(is_synced))
         except StoreFull:
             self._dirty = True
             raise
 
     def _saving(self, is_synced: bool) -> Job[None]:
-        parts: list[bytes] = []
+        parts = yield from self.lites.deletions()
         for (group, parent), offsets in list(self.all.items()):
             items = (orjson.dumps(name) + b":%d" % offset for name, offset in list(offsets.items()))
             content = yield from joined(items)
             key, identity = orjson.dumps(f"{parent}@{group}"), orjson.dumps(self._topics.identity(parent))
             parts.append(b'%b:{"identity":%b,"offsets":{%b}}' % (key, identity, content))
-        yield partial(replace_state, self._path, b"{%b}" % b",".join(parts), sync=is_synced)
+        yield partial(replace_state, self._file.path, b"{%b}" % b",".join(parts), sync=is_synced)
 
 
 # ------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ from ..messages.lite import LiteTopic
 from ..messages.topics import Topics
 from ..runtime import Clock, Runtime, Timer
 from ..sessions import AddressShares, LiteTaken, Reason, Refusal, Session
+from ..store.files import StoreFull
 from .deliveries import (
     PopClient,
 )
@@ -379,9 +380,8 @@ def _notify(group: GroupConfig, subscriber: LiteSubscriber, name: str) -> None:
 # retention deletes them. Otherwise the messages that a group has not finished are counted and reported.
 #
 # A client that was connected needs some time to come back. So a lite topic is kept for LITE_SYNC_S after such a client has
-# left, and for LITE_SYNC_S after the start of the broker if a group with an offset in it has messages left. A lite topic
-# without any offset is not kept after the start: it may be one that was acknowledged and deleted, because the log still has
-# its messages and the index is built from them.
+# left. Which clients an earlier run of the broker had is unknown, so no lite topic from before the start of the broker
+# expires within LITE_SYNC_S.
 
 
 class LiteExpiry:
@@ -400,11 +400,11 @@ class LiteExpiry:
         self._kept: dict[LiteTopic, None] = {}  # their time is over, and a group has messages left
         self._timer: Timer | None = None
         self._is_stopped = False
-        self._started_s = self._clock.monotonic_s()
+        self._started_ms = self._clock.time_ms()
         self.expired = 0
 
     def start(self) -> None:
-        self._started_s = self._clock.monotonic_s()
+        self._started_ms = self._clock.time_ms()
         self._set_timer()
 
     def stop(self) -> None:
@@ -431,7 +431,11 @@ class LiteExpiry:
 
     def _deadline_ms(self, lite: LiteTopic) -> int | None:
         minutes = self._minutes(lite.queue.topic)
-        return None if minutes == NO_EXPIRATION else self._lites.last_ms(lite) + minutes * 60_000
+        if minutes == NO_EXPIRATION:
+            return None
+        last_ms = self._lites.last_ms(lite)
+        after_start_ms = self._started_ms + round(LITE_SYNC_S * 1000) if last_ms < self._started_ms else 0
+        return max(last_ms + minutes * 60_000, after_start_ms)
 
     def _first_ms(self, lites: Mapping[str, LiteTopic]) -> int | None:
         """Return when the next lite topic of a parent topic expires, except those that are kept."""
@@ -465,11 +469,9 @@ class LiteExpiry:
             due_ms = self._deadline_ms(lite)
             if due_ms is None or due_ms > now_ms:
                 return
-            if self.is_needed(lite):
+            if self.is_needed(lite) or not self.delete(lite):
                 of_parent[lite.name] = of_parent.pop(lite.name)
                 self._kept[lite] = None
-            else:
-                self.delete(lite)
 
     def check_kept(self) -> None:
         """Delete lite topics that were kept for a group whose client has unsubscribed since, or has not come back."""
@@ -483,12 +485,9 @@ class LiteExpiry:
 
     def is_needed(self, lite: LiteTopic) -> bool:
         """Return True if a client is subscribed, or may come back, whose group has not finished the messages."""
-        name = lite.name
-        is_starting = self._clock.monotonic_s() - self._started_s < LITE_SYNC_S
         return any(
-            (pool.subscribers_of(name) or pool.is_awaited(lite) or (is_starting and name in pool.offsets))
-            and pool.lag(lite)
-            for pool in (self._readers(lite) if is_starting else self._pools.lite_pools(lite.queue.topic))
+            (pool.subscribers_of(lite.name) or pool.is_awaited(lite)) and pool.lag(lite)
+            for pool in self._pools.lite_pools(lite.queue.topic)
         )
 
     def _readers(self, lite: LiteTopic) -> list[LitePool]:
@@ -506,12 +505,18 @@ class LiteExpiry:
         if due_ms is not None and due_ms <= self._clock.time_ms() and not self.is_needed(lite):
             self.delete(lite)
 
-    def delete(self, lite: LiteTopic) -> None:
-        """Delete a lite topic, with the offsets and deliveries of all groups."""
+    def delete(self, lite: LiteTopic) -> bool:
+        """Delete a lite topic, with the offsets and deliveries of all groups. Return False if the disk refuses that."""
         parent = lite.queue.topic
         pools = [pool for pool in self._readers(lite) if pool.has(lite)]
-        for pool in pools:
-            lost = pool.lost(lite, lite.next)
+        of_pools = [(pool, pool.lost(lite, lite.next)) for pool in pools]
+        try:
+            self._pools.lite_offsets.delete(lite)
+        except StoreFull as error:
+            log.error("lite_topic_not_deleted", topic=parent, lite_topic=lite.name, reason=str(error))
+            self._kept[lite] = None
+            return False
+        for pool, lost in of_pools:
             if lost:
                 pool.offsets.lost += lost
                 hint = "they were not consumed in time; set a longer lite.topic.expiration"
@@ -520,12 +525,11 @@ class LiteExpiry:
                     group=pool.group, topic=parent, lite_topic=lite.name, messages=lost, hint=hint,
                 )  # fmt: skip
         self._kept.pop(lite, None)
-        self._lites.delete(lite)
-        self._pools.lite_offsets.lite_deleted(lite)
         for pool in pools:
             self._pops.end_lite(pool, lite)
         self.expired += 1
         log.debug("lite_topic_deleted", topic=parent, lite_topic=lite.name)
+        return True
 
     def topic_deleted(self, parent: str) -> None:
         for lite in [lite for lite in self._kept if lite.queue.topic == parent]:

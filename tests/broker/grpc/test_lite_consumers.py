@@ -728,21 +728,21 @@ async def test_unread_lite_topic_is_kept_when_its_client_comes_back_after_a_rest
     await send(client, "a", b"1", b"2")
     await send(client, "b", b"1", b"2")
     await send(client, "never-received", b"1")
-    await sync(client, "a", "b")
+    await send(client, "no-subscriber", b"1")
+    await sync(client, "a", "b", "never-received")
     assert set(await ack(client, *await receive(client, count=1), *await receive(client, count=1))) == {OK}
     await client.close()
     await node.stop()
     clock.advance(400)
     node = await nodes.start(clock=clock, data_dir=node.broker.config.data_dir)
-    clock.advance(0.001)
-    assert sorted(node.broker.lites.of(PARENT)) == ["a", "b"]
     clock.advance(170)
+    assert sorted(node.broker.lites.of(PARENT)) == ["a", "b", "never-received", "no-subscriber"]
     client = await dial(node.address)
-    await sync(client, "a", action=ALL)
+    await sync(client, "a", "never-received", action=ALL)
     clock.advance(20)
-    assert list(node.broker.lites.of(PARENT)) == ["a"]
+    assert sorted(node.broker.lites.of(PARENT)) == ["a", "never-received"]
     assert list(node.broker.progress.lost()) == [("g", PARENT, 1)]
-    assert bodies(await receive(client)) == [b"2"]
+    assert sorted(bodies(await receive(client))) == [b"1", b"2"]
 
 
 @pytest.mark.parametrize("wildcard", ["false", "true"])
@@ -799,17 +799,30 @@ async def test_expired_lite_topic_is_gone_after_a_restart_too(nodes: Nodes, dial
     clock = MovableClock(stands=True)
     node = await nodes.start(clock=clock)
     client = await dial(node.address)
-    ready(node, minutes=5)
+    ready(node, minutes=2)
     await send(client, "a", b"1")
-    await sync(client, "a")
+    await send(client, "unread", b"1")
+    await send(client, "stopped", b"1")
+    await sync(client, "a", "stopped")
+    assert await ack(client, *await receive(client, count=2)) == [OK, OK]
+    clock.advance(70)
+    await send(client, "stopped", b"2")
     assert await ack(client, *await receive(client)) == [OK]
+    clock.advance(51)
+    assert list(node.broker.lites.of(PARENT)) == ["stopped"]
+    await send(client, "a", b"recreated")
     await client.close()
     await node.stop()
     clock.advance(400)
     node = await nodes.start(clock=clock, data_dir=node.broker.config.data_dir)
-    clock.advance(0.001)
-    assert list(node.broker.lites.of(PARENT)) == []
+    clock.advance(170)
+    assert list(node.broker.lites.of(PARENT)) == ["stopped", "a"]
     client = await dial(node.address)
-    await sync(client, "a", action=ALL)
+    await sync(client, "a", "unread", "stopped", action=ALL)
+    (found,) = await receive(client)
+    assert (found.body, found.system_properties.queue_offset) == (b"recreated", 0)
+    assert await ack(client, found) == [OK]
+    clock.advance(20)
+    assert list(node.broker.lites.of(PARENT)) == []
     await send(client, "a", b"2")
     assert bodies(await receive(client)) == [b"2"]

@@ -13,7 +13,7 @@ from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import BrokerConfig, Limits
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.sessions import Reason, Refusal
-from rocketlet.broker.store.files import Damaged
+from rocketlet.broker.store.files import Damaged, StoreFull
 from rocketlet.broker.store.store import Retention
 from rocketlet.protocol import properties as props
 from rocketlet.protocol.bodies import SLICE, TopicConfig
@@ -27,9 +27,14 @@ Found = dict[str, list[tuple[int, bytes]]]  # offset and body of the messages of
 
 
 class Opened:
-    """A broker on a folder, without a server."""
+    """A broker on a folder, without a server.
+
+    Attributes:
+        deleted: the positions of the messages of deleted lite topics in the commit log.
+    """
 
     def __init__(self, folder: Path, **limits: Any) -> None:
+        self.deleted: set[int] = set()
         config = BrokerConfig(data_dir=folder, address="127.0.0.1:1", segment_bytes=4000, retain_hours=1)
         self.clock = MovableClock(stands=True)
         self.broker = BrokerController(config, None, self.clock, limits=Limits(**limits))
@@ -46,6 +51,14 @@ class Opened:
         for name in names:
             self.stage(name, b"%d" % self.broker.store.end)
         self.broker.sending.commit()
+
+    def delete(self, name: str) -> None:
+        """Delete a lite topic, as when it has expired."""
+        broker = self.broker
+        lite = broker.lites.of(PARENT)[name]
+        records = [broker.lites.record(lite, offset) for offset in range(lite.begin, lite.next)]
+        self.deleted.update(decode_record(record).physical_offset for record in records if record is not None)
+        assert broker.pops.expiry.delete(lite)
 
     def copy(self, target: Path) -> Path:
         """The folder as it is left if the process is killed now."""
@@ -71,7 +84,9 @@ class Opened:
         for queue in queues:
             for offset in range(queue.begin, queue.next):
                 with suppress(Damaged):  # the end of the log was cut off
-                    records.append(store.message(queue, offset))
+                    record = store.message(queue, offset)
+                    if record.physical_offset not in self.deleted:
+                        records.append(record)
         found: Found = {}
         for record in sorted(records, key=lambda record: record.physical_offset):
             name = props.find(record.properties, props.LITE_TOPIC)
@@ -243,6 +258,62 @@ async def test_lite_topic_that_is_recreated_while_retention_deletes_others_keeps
     assert list(broker.lites.of(PARENT)) == ["left", names[-1]]
 
 
+@pytest.mark.parametrize("is_saved", [True, False])
+def test_deleted_lite_topic_does_not_return_when_the_broker_is_killed(
+    opened: Opened, tmp_path: Path, is_saved: bool
+) -> None:
+    opened.send("kept", "a", "a", "b", "kept")
+    opened.delete("a")
+    opened.delete("b")
+    if is_saved:
+        opened.broker.persist()
+    opened.send("b")
+    folder = opened.copy(tmp_path / "copy")
+    opened.close()
+    again = Opened(folder)
+    found = again.by_index()
+    assert {name: [offset for offset, _ in messages] for name, messages in found.items()} == {"kept": [0, 1], "b": [0]}
+    again.deleted = opened.deleted
+    assert found == again.by_records()
+    again.close()
+
+
+def test_messages_that_replace_lost_ones_of_a_deleted_lite_topic_are_found(opened: Opened, tmp_path: Path) -> None:
+    opened.send("a")
+    end = opened.broker.store.end
+    opened.send("a", "a", "a")
+    opened.delete("a")
+    folder = opened.copy(tmp_path / "copy")
+    opened.close()
+    last = max((folder / "commitlog").iterdir())
+    with open(last, "r+b") as file:
+        file.truncate(end)
+    cut = Opened(folder)
+    assert cut.broker.store.end == end
+    cut.send("a", "a", "a")
+    expected = cut.by_index()
+    assert [offset for offset, _ in expected["a"]] == [0, 1, 2]
+    killed = cut.copy(tmp_path / "killed")
+    cut.close()
+    again = Opened(killed)
+    assert again.by_index() == expected
+    again.close()
+
+
+def test_lite_topic_is_kept_when_the_disk_refuses_its_deletion(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened.send("a")
+
+    def refuse(value: Any) -> None:
+        raise StoreFull("no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(opened.broker.lites.file.journal, "append", refuse)
+        assert not opened.broker.pops.expiry.delete(opened.broker.lites.of(PARENT)["a"])
+    assert list(opened.by_index()) == ["a"]
+    opened.delete("a")
+    assert list(opened.by_index()) == []
+
+
 @pytest.mark.parametrize("seed", range(12))
 async def test_index_agrees_with_the_log_whatever_happened(tmp_path: Path, seed: int) -> None:
     """Random sends, deletions, retention, clean stops, kills and torn tails."""
@@ -251,7 +322,9 @@ async def test_index_agrees_with_the_log_whatever_happened(tmp_path: Path, seed:
     opened.put_parent()
     opened.send("s0")
     for step in range(1, 40):
-        event = choose.choice(("send", "send", "send", "undo", "delete", "retain", "stop", "kill", "tear"))
+        event = choose.choice(
+            ("send", "send", "send", "undo", "delete", "delete", "save", "retain", "stop", "kill", "tear")
+        )
         if event == "send":
             opened.send(*(f"s{choose.randrange(12)}" for _ in range(choose.randrange(1, 40))))
         elif event == "undo":
@@ -259,9 +332,12 @@ async def test_index_agrees_with_the_log_whatever_happened(tmp_path: Path, seed:
             opened.stage("s1")
             opened.broker.sending.undo(mark)
         elif event == "delete" and (lites := list(opened.broker.lites.of(PARENT).values())):
-            deleted = choose.choice(lites)
-            opened.broker.lites.delete(deleted)
-            opened.send(deleted.name)
+            name = choose.choice(lites).name
+            opened.delete(name)
+            if choose.random() < 0.5:
+                opened.send(name)
+        elif event == "save":
+            opened.broker.persist()
         elif event == "retain":
             opened.clock.advance(2 * 3600)
             await opened.broker.expire_segments()
@@ -274,7 +350,9 @@ async def test_index_agrees_with_the_log_whatever_happened(tmp_path: Path, seed:
                 with open(last, "r+b") as file:
                     file.truncate(max(last.stat().st_size - choose.randrange(1, 400), 0))
             opened.close()
+            deleted = opened.deleted
             opened = Opened(folder)
+            opened.deleted = {position for position in deleted if position < opened.broker.store.end}
             if event != "tear":
                 assert opened.by_index() == before
         assert opened.by_index() == opened.by_records()

@@ -16,7 +16,7 @@ from rocketlet.broker.groups.offsets import Offsets, Watch
 from rocketlet.broker.groups.settings import GroupConfigs, RequestModes
 from rocketlet.broker.messages.appender import Appender
 from rocketlet.broker.messages.filters import Filters
-from rocketlet.broker.messages.lite import LiteChanges, LiteTopics
+from rocketlet.broker.messages.lite import LiteChanges, LiteFile, LiteTopics
 from rocketlet.broker.messages.topics import Topics
 from rocketlet.broker.pops.deliveries import AckStatus, PopClient, PopRequest, PopResult
 from rocketlet.broker.pops.division import Divided, PopMember
@@ -131,11 +131,11 @@ class World:
         )  # fmt: skip
         watch = Watch(runtime, self.members, self.locks, history, self.topics)
         self.frames = Frames(self.journal)
-        lites = LiteTopics(runtime, self.topics, self.store, LiteChanges())
+        lites = LiteTopics(runtime, self.topics, self.store, LiteFile(folder / "lite_offsets.json"), LiteChanges())
         self.pops = Pops(
             runtime, "b", self.topics, self.appender, Filters(runtime), self.offsets, self.groups, self.members,
             self.locks, watch, RequestModes(folder / "modes.json"), history, self.frames, _NoRoutes(), None,
-            LiteOffsets(folder / "lite_offsets.json", lites, self.topics),
+            LiteOffsets(lites, self.topics),
         )  # fmt: skip
         self.pops._journal.journal_bytes = self.journal_bytes
 
