@@ -479,7 +479,7 @@ class _Changes(GroupChanges, LiteChanges):
         self._broker.save_leases_soon()
 
     def queue_released(self, group: ConsumerGroup, key: QueueKey, reader: Session | None) -> None:
-        self._broker.offsets.mark(group.name, *key)
+        self._broker.offsets.mark(group, key)
         if reader is not None:
             self._broker.locks.drained(group.queue(*key), reader)
 

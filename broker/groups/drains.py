@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -748,7 +749,8 @@ class ForeignMemberLists:
         self._allotment = allotment
         self._agreement = agreement
         self._clock = clock = runtime.clock
-        self._knows_all_s = clock.monotonic_s() + KNOWN_AFTER_S
+        # until then, members from before a restart may not have sent a heartbeat yet
+        self._knows_all_s = clock.monotonic_s() + KNOWN_AFTER_S if watch.is_restarted else -math.inf
 
     def keep_back(self, group: ConsumerGroup, session: Session) -> bool:
         """Return True if a foreign member must not be notified of the group's change yet; it is then notified later."""
@@ -778,7 +780,7 @@ class ForeignMemberLists:
         if member is None:
             return members.ids
         drain = group.drain
-        if self._may_miss_members() and group.sync.differs:
+        if self._clock.monotonic_s() < self._knows_all_s and group.sync.differs:
             return []
         had = group.issued_to(session)
         if drain is not None and not self._may_know(group, drain, session, group.sync.lets_tell):
@@ -791,10 +793,6 @@ class ForeignMemberLists:
         if had is not members:
             self._agreement.gave(group, member.client_id)
         return members.told(member.client_id)
-
-    def _may_miss_members(self) -> bool:
-        """Return True if members from before a restart may not have sent a heartbeat yet."""
-        return self._watch.is_restarted and self._clock.monotonic_s() < self._knows_all_s
 
     def wait_until_sure(self, group: ConsumerGroup, session: Session, go_on: Callable[[], None]) -> bool:
         """Return True if a member's request for the list must wait; `go_on` is called after `list_wait_s` at the latest.
@@ -1060,4 +1058,4 @@ def _change_for(group: ConsumerGroup, connection: Session) -> GroupChanged:
 
 
 def _place(group: ConsumerGroup, client_id: str, topic: str) -> Place:
-    return Place(*group.place(client_id, topic), group.seen_count(topic))
+    return Place(*group.place(client_id, topic), group.seen_queues(topic).total)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final, NoReturn, Protocol
@@ -35,6 +35,7 @@ from .members import (
     Member,
     MemberList,
     Readers,
+    SeenQueues,
     Shape,
     StickyShares,
     SubscribedTopic,
@@ -683,15 +684,12 @@ class ConsumerGroup:
                 self._places_of_all = places
         return places
 
-    def seen_queues(self, topic: str) -> dict[str, int]:
-        """Return the number of a topic's queues that the members see, by broker; including a broker that is away, which
-        a new member cannot find."""
-        return self._see(topic)[0]
-
-    def _see(self, topic: str) -> tuple[dict[str, int], int]:
+    def seen_queues(self, topic: str) -> SeenQueues:
+        """Return how many queues of a topic the members see, including those of a broker that is away, which a new member
+        cannot find."""
         subscribed = self.topics.get(topic)
         if subscribed is None:
-            return {}, 0
+            return SeenQueues({}, 0)
         found = subscribed.seen
         if found is None:
             seen: dict[str, int] = {}
@@ -701,12 +699,8 @@ class ConsumerGroup:
                         # The largest number: a member with an old route must not hide queues from the others.
                         seen[broker_name] = max(counts[topic], seen.get(broker_name, 0))
             seen = _as_many_as_may_be(seen, self._limits.max_seen_queues)
-            found = subscribed.seen = seen, sum(seen.values())
+            found = subscribed.seen = SeenQueues(seen, sum(seen.values()))
         return found
-
-    def seen_count(self, topic: str) -> int:
-        """Return the sum of `seen_queues` over the brokers."""
-        return self._see(topic)[1]
 
     def sees(self, member: Member, topic: str, counts: Mapping[str, int]) -> None:
         """Record the queue counts of a topic, by broker, that a member sees in its route."""
@@ -726,9 +720,10 @@ class ConsumerGroup:
         client that is no member."""
         if topic not in self.topics or self.strategies() != {STICKY.name}:
             return None
-        if self.seen_count(topic) > self._limits.max_shared_queues:
+        seen = self.seen_queues(topic)
+        if seen.total > self._limits.max_shared_queues:
             return None
-        return self._sticky(topic).of(client_id, self.seen_queues(topic), lambda: list(self.order(topic)))
+        return self._sticky(topic).of(client_id, seen.of_brokers, lambda: list(self.order(topic)))
 
     def _sticky(self, topic: str) -> StickyShares:
         """Return the allocation of a subscribed topic, created if there is none."""
@@ -766,13 +761,6 @@ class ConsumerGroup:
             pulling = (member for member in self.members.values() if not member.pops)
             self._strategies = frozenset(member.data.strategy or "foreign" for member in pulling)
         return self._strategies
-
-    def faults(self, broker_name: str, queues_of: Callable[[str], int]) -> frozenset[str]:
-        """Return texts about members that conflict with each other or with the broker."""
-        return finish(self.finding_faults(broker_name, queues_of))
-
-    def finding_faults(self, broker_name: str, queues_of: Callable[[str], int]) -> Work[frozenset[str]]:
-        return finding_faults(list(self.members.values()), broker_name, queues_of)
 
 
 class _NoQueue(GroupQueue):
@@ -1199,9 +1187,11 @@ class ConsumerGroups:
         self.changes.members_changed(group)
 
     def check_soon(self, group: ConsumerGroup, client_id: str = "") -> None:
-        """Check the group immediately. A large group is checked in pieces, once for many changes."""
+        """Report conflicts between the group's members, each conflict once: immediately, and for a large group in pieces,
+        once for many changes."""
         if len(group.members) <= self._limits.checked_at_once:
-            self.check(group, client_id)
+            found = finish(finding_faults(list(group.members.values()), self.broker_name, self._queues_of))
+            self._report(group, client_id, found)
         elif not group.is_check_due:
             group.is_check_due = True
             self._turns.do(self._checking(group, client_id))
@@ -1209,12 +1199,8 @@ class ConsumerGroups:
     def _checking(self, group: ConsumerGroup, client_id: str) -> Work[None]:
         yield
         group.is_check_due = False
-        found = yield from group.finding_faults(self.broker_name, self._queues_of)
+        found = yield from finding_faults(list(group.members.values()), self.broker_name, self._queues_of)
         self._report(group, client_id, found)
-
-    def check(self, group: ConsumerGroup, client_id: str = "") -> None:
-        """Reports where members disagree, each disagreement once."""
-        self._report(group, client_id, group.faults(self.broker_name, self._queues_of))
 
     def _may_log(self, group: ConsumerGroup) -> bool:
         """Whether the log does not have enough of a group: members that disagree in ever other ways do not fill it."""

@@ -196,6 +196,13 @@ class Unread(NamedTuple):
     is_named: bool
 
 
+class SeenQueues(NamedTuple):
+    """How many queues of a topic the members of a group see, by broker, and the sum."""
+
+    of_brokers: Mapping[str, int]
+    total: int
+
+
 @dataclass(slots=True)
 class SubscribedTopic:
     """A topic to which members of a group subscribe, and what was computed of it since the members last changed.
@@ -204,7 +211,7 @@ class SubscribedTopic:
         members: how many members subscribe to the topic.
         newest: the newest subscription; None until it is needed.
         places: the position of each client among the subscribers, in Java's order; None until it is needed.
-        seen: how many queues of the topic the members see, by broker, and the sum; None until it is needed.
+        seen: how many queues of the topic the members see; None until it is needed.
         sticky: the allocation of members that use STICKY.
         unread: the queues that no member reads, by queue id.
         orphaned: how many of the unread queues have had no reader for some seconds.
@@ -213,7 +220,7 @@ class SubscribedTopic:
     members: int = 0
     newest: Subscription | None = None
     places: dict[str, int] | None = None
-    seen: tuple[dict[str, int], int] | None = None
+    seen: SeenQueues | None = None
     sticky: StickyShares | None = None
     unread: dict[int, Unread] = field(default_factory=dict)
     orphaned: int = 0

@@ -174,21 +174,19 @@ class Offsets:
         item = self._find(name, topic)
         return item.rewinds if item is not None else 0
 
-    def mark(self, name: str, topic: str, queue_id: int) -> None:
-        """The committed offset counts as an owner's: the next reader continues from here."""
-        item = self._find(name, topic)
-        if item is not None and queue_id in item.offsets:
+    def mark(self, group: ConsumerGroup, key: QueueKey) -> None:
+        """Let the committed offset of a queue count as an owner's, because the next reader continues from it."""
+        item = group.offsets.get(key[0])
+        if item is not None and key[1] in item.offsets:
             item.of_owners = item.of_owners or {}
-            item.of_owners[queue_id] = item.offsets[queue_id]
-            self.hand_over(name, [(topic, queue_id)])
+            item.of_owners[key[1]] = item.offsets[key[1]]
+            self.hand_over(group, [key])
             self._groups.changes.leases_changed()
 
-    def hand_over(self, name: str, places: Iterable[QueueKey]) -> None:
-        """Record that other members continue in these queues, given by topic and queue id, so that `write_handed_over`
-        writes their offsets."""
-        group = self._groups.get(name)
-        if group is not None and (self._dirty or self._is_saving):  # otherwise the saved file has these offsets
-            for topic, queue_id in places:
+    def hand_over(self, group: ConsumerGroup, keys: Iterable[QueueKey]) -> None:
+        """Record that other members continue in these queues, so that `write_handed_over` writes their offsets."""
+        if self._dirty or self._is_saving:  # otherwise the saved file has these offsets
+            for topic, queue_id in keys:
                 item = group.offsets.get(topic)
                 if item is not None and queue_id in item.offsets:
                     if item.handed_over is None:
@@ -485,6 +483,7 @@ class Watch:
         self._limits = runtime.limits
         self._groups = groups
         self._locks = locks
+        self.is_restarted = locks.is_restarted  # True if queues had readers or owners before the last restart
         self._history = history
         self._queues_of = topics.queues_of
         self._clock = runtime.clock
@@ -528,11 +527,6 @@ class Watch:
             both = f"{other.client_id} and {member.client_id}"
             self._name("two readers", group.name, member.client_id, f"{topic}:{queue_id} is read by {both}")
         return queue
-
-    @property
-    def is_restarted(self) -> bool:
-        """True if queues had readers or owners before the last restart."""
-        return self._locks.is_restarted
 
     def release(self, connection: Session, queue: GroupQueue) -> None:
         """Forget the reader of a queue that moves away from it, because it has handled all its messages or is not
@@ -779,7 +773,7 @@ class ReaderGuard:
         queue.contest = None
         self._return_held(queue, contest)
         self._watch.release(contest.reader, queue)
-        self._offsets.mark(*queue.place)  # the next reader may have loaded its offset before
+        self._offsets.mark(queue.group, queue.key)  # the next reader may have loaded its offset before
         self._groups.release_queue(queue)
         for pull in contest.waiting:
             self._held_pulls.let_go(pull)

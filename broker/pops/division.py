@@ -424,7 +424,7 @@ class Division:
         """Return the queues as members see them, including those of a broker that is away if some members have seen it."""
         queues = subscribe_queues(topic, route) if route is not None else []
         known = {queue.broker_name for queue in queues}
-        seen = {name: count for name, count in group.seen_queues(topic).items() if name not in known}
+        seen = {name: count for name, count in group.seen_queues(topic).of_brokers.items() if name not in known}
         if route is None:
             seen.setdefault(self._broker_name, self._topics.queues_of(topic))
         return sorted(queues + [Queue(topic, name, number) for name, count in seen.items() for number in range(count)])

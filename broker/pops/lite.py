@@ -49,6 +49,7 @@ from .deliveries import (
     Delivered,
     Delivery,
     DeliveryState,
+    Handle,
     KeptQueue,
     PopClient,
     PopNumbers,
@@ -268,7 +269,8 @@ class LiteDeliveries(QueueDeliveries):
     def set_order(self, is_in_order: bool) -> None:
         """A lite topic has one order only."""
 
-    def saved_offset(self, offsets: Offsets) -> int | None:
+    @property
+    def saved_offset(self) -> int | None:
         return self.pool.offsets.get(self.lite.name, 0)
 
     def save_offset(self, offsets: Offsets, offset: int) -> None:
@@ -806,21 +808,18 @@ class LitePools(Pools):
         pool.pay()
         return found
 
-    def delivery(self, group: str, topic: str, text: str) -> tuple[QueueDeliveries, Delivery] | AckStatus:
+    def deliveries_of(self, group: str, topic: str, handle: Handle) -> QueueDeliveries | AckStatus:
         place = parent_and_name(topic) if is_lite_queue(topic) else None
-        handle = self.own_handle(text)
-        if not isinstance(handle, tuple):
-            return handle
         if place is None and handle.lite_topic and self.lites.is_parent(topic):
             place = topic, handle.lite_topic  # Java's client 5.2 rejects a message without the name of its lite topic
         if place is None:
-            return super().delivery(group, topic, text)
+            return super().deliveries_of(group, topic, handle)
         pool, lite = self.find_lite(group, place[0]), self.lites.get(*place)
         deliveries = pool.queues.get(lite) if pool is not None else None
         if deliveries is None:
             is_finished = pool is not None and handle.offset < pool.offsets.get(place[1], 0)
             return AckStatus.DONE if is_finished else AckStatus.UNKNOWN
-        return self.delivery_in(deliveries, handle)
+        return deliveries
 
     def make_ready(self, pool: Pool) -> None:
         if not isinstance(pool, LitePool):

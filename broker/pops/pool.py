@@ -213,13 +213,14 @@ class QueueDeliveries:
         """Return a message. Raises Damaged if it cannot be read."""
         return self._store.message(self.queue, offset)
 
-    def saved_offset(self, offsets: Offsets) -> int | None:
-        """Return the group's committed offset."""
-        return offsets.get(self.group, self.queue.topic, self.queue.queue_id)
+    @property
+    def saved_offset(self) -> int | None:
+        """The group's committed offset."""
+        return self.pool.of.offset(self.queue.topic, self.queue.queue_id)
 
     def save_offset(self, offsets: Offsets, offset: int) -> None:
         """Commit the group's offset."""
-        offsets.put(self.group, self.queue.topic, self.queue.queue_id, offset)
+        offsets.commit(self.pool.of, self.queue.topic, self.queue.queue_id, offset)
 
     def record(self, offset: int) -> bytes | None:
         """Return the record at an offset; None if it is damaged, deleted by retention, or not stored yet."""
@@ -1094,22 +1095,14 @@ class Pools:
 
     def delivery(self, group: str, topic: str, text: str) -> tuple[QueueDeliveries, Delivery] | AckStatus:
         """Return the delivery of a receipt handle, or why there is none."""
-        handle = self.own_handle(text)
-        if not isinstance(handle, Handle):
-            return handle
-        pool = self.find(group, topic)
-        deliveries = pool.queues.get(handle.queue_id) if pool is not None and handle.mark == TOPIC_MARK else None
-        return AckStatus.UNKNOWN if deliveries is None else self.delivery_in(deliveries, handle)
-
-    def own_handle(self, text: str) -> Handle | AckStatus:
-        """Return a receipt handle of this broker, or what is wrong with it."""
         handle = decode_handle(text)
         if handle is None:
             return AckStatus.UNREADABLE
-        return handle if handle.broker_name == self._broker_name else AckStatus.UNKNOWN
-
-    def delivery_in(self, deliveries: QueueDeliveries, handle: Handle) -> tuple[QueueDeliveries, Delivery] | AckStatus:
-        """Return the delivery of a handle among those of its queue, or why there is none."""
+        if handle.broker_name != self._broker_name:
+            return AckStatus.UNKNOWN
+        deliveries = self.deliveries_of(group, topic, handle)
+        if isinstance(deliveries, AckStatus):
+            return deliveries
         if handle.offset >= deliveries.next:
             return AckStatus.UNKNOWN
         delivery = deliveries.unfinished.get(handle.offset)
@@ -1118,6 +1111,12 @@ class Pools:
         if delivery.pop_ms != handle.pop_ms:
             return AckStatus.EXPIRED if handle.pop_ms < delivery.pop_ms else AckStatus.UNKNOWN
         return deliveries, delivery
+
+    def deliveries_of(self, group: str, topic: str, handle: Handle) -> QueueDeliveries | AckStatus:
+        """Return the deliveries of a handle's queue, or why there are none."""
+        pool = self.find(group, topic)
+        deliveries = pool.queues.get(handle.queue_id) if pool is not None and handle.mark == TOPIC_MARK else None
+        return AckStatus.UNKNOWN if deliveries is None else deliveries
 
     def deliveries(self) -> Iterator[QueueDeliveries]:
         for pool in list(self.all):

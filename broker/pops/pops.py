@@ -678,7 +678,7 @@ class Pops(LitePart):
         self._writer.commit(deliveries)
         self._journal.yielded(deliveries, deliveries.committed)
         self._end_deliveries(deliveries)
-        self._offsets.mark(pool.group, pool.topic, queue_id)
+        self._offsets.mark(pool.of, (pool.topic, queue_id))
         self._write_now()
         return True
 
@@ -1002,7 +1002,7 @@ class JournalWriter:
 
     def follow_reset(self, deliveries: QueueDeliveries) -> bool:
         """Continue from the group's offset if it was reset, such as by an administrator. Returns True if it was."""
-        offset = deliveries.saved_offset(self._offsets)
+        offset = deliveries.saved_offset
         if offset is None or offset == deliveries.reported:
             return False
         deliveries.restart(offset, self._clock.time_ms())

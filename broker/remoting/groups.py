@@ -176,17 +176,18 @@ def unregister_client(broker: BrokerController, connection: RemotingConnection, 
         broker.pops.session_gone(connection)
         group = broker.groups.get(header.consumer_group)
         is_foreign = group is not None and connection in group.foreign
-        if is_foreign:
+        if group is not None and is_foreign:
             unfinished = 0
             for queue in broker.watch.read_by(connection, header.consumer_group):
-                broker.offsets.mark(*queue.place)  # the next reader may have queried the offset before this commit
-                unfinished += max(queue.given_offset - (broker.offsets.get(*queue.place) or 0), 0)
+                broker.offsets.mark(group, queue.key)  # the next reader may have queried the offset before this commit
+                unfinished += max(queue.given_offset - (group.offset(*queue.key) or 0), 0)
                 broker.watch.release(connection, queue)
             if unfinished:
                 broker.repeats.note_left(header.consumer_group, header.client_ID, unfinished)
         broker.groups.leave(connection, header.consumer_group)
-        owned = broker.locks.owned_by(connection, header.consumer_group)
-        broker.offsets.hand_over(header.consumer_group, (queue.key for queue in owned))
+        if group is not None:
+            owned = broker.locks.owned_by(connection, header.consumer_group)
+            broker.offsets.hand_over(group, (queue.key for queue in owned))
         broker.offsets.write_handed_over()
         broker.locks.leave(connection, header.consumer_group, is_foreign=is_foreign)
     if header.producer_group:
@@ -248,7 +249,7 @@ def _place_or_share(group: ConsumerGroup, connection: RemotingConnection, frame:
 def _seen_queues(group: ConsumerGroup, topic: str | None) -> Ext:
     """Return the numbers of a topic's queues as the members see them, for a member whose route lacks a broker at the
     moment."""
-    return {EXT_SEEN_QUEUES: group_bodies.encode_seen_queues(group.seen_queues(topic))} if topic else {}
+    return {EXT_SEEN_QUEUES: group_bodies.encode_seen_queues(group.seen_queues(topic).of_brokers)} if topic else {}
 
 
 def lock(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
@@ -265,7 +266,8 @@ def lock(broker: BrokerController, connection: RemotingConnection, frame: Frame)
         # Apache's clients treat queues that are not in the response as locked by another client, and retry.
         remark = "this broker keeps no more locks; retry later" if broker.locks.refused > refused else None
         return answer(frame, body=group_bodies.encode_locked(epochs), remark=remark)
-    found = {queue: broker.offsets.get(request.group, queue.topic, queue.queue_id) for queue in epochs}
+    group = broker.groups.get(request.group)
+    found = {queue: group.offset(queue.topic, queue.queue_id) for queue in epochs} if group is not None else {}
     offsets = {queue: offset for queue, offset in found.items() if offset is not None}
     return answer(frame, body=group_bodies.encode_locked(epochs, offsets))
 
@@ -320,7 +322,7 @@ def _commit_and_unlock(
     done = {
         queue: request.epochs[queue]
         for queue in ready
-        if not broker.groups.queue(request.group, queue.topic, queue.queue_id).is_leased_to(connection)
+        if group is not None and not group.queue(queue.topic, queue.queue_id).is_leased_to(connection)
     }
     return answer(frame, body=group_bodies.encode_locked(done))
 
@@ -328,8 +330,10 @@ def _commit_and_unlock(
 def _unlock(broker: BrokerController, connection: RemotingConnection, request: group_bodies.LockRequest) -> list[str]:
     """Free a member's queues. The offsets of the queues are written to the disk first, because the next owner continues
     from them."""
-    wanted = [broker.groups.queue(request.group, queue.topic, queue.queue_id) for queue in request.queues]
-    broker.offsets.hand_over(request.group, (queue.key for queue in wanted if queue.is_owned_by(connection)))
+    group = broker.groups.get(request.group)
+    if group is not None:
+        wanted = [group.queue(queue.topic, queue.queue_id) for queue in request.queues]
+        broker.offsets.hand_over(group, (queue.key for queue in wanted if queue.is_owned_by(connection)))
     broker.offsets.write_handed_over()
     return broker.locks.unlock(request, connection)
 

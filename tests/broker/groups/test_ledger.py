@@ -448,10 +448,10 @@ def test_an_owner_s_offset_may_be_given_up(tmp_path: Path, by: str) -> None:
     groups = make_groups()
     offsets, group = made(tmp_path, groups=groups), groups.obtain("g")
     offsets.let_go_back("g", "t", 0)
-    offsets.mark("g", "t", 0)
+    offsets.mark(group, ("t", 0))
     assert not group.is_behind_owner("t", 0, 0)
     offsets.put("g", "t", 0, 5)
-    offsets.mark("g", "t", 0)
+    offsets.mark(group, ("t", 0))
     assert group.is_behind_owner("t", 0, 4)
     if by == "forget":
         offsets.topic_deleted("t")
@@ -494,15 +494,16 @@ def test_offsets_beyond_the_end_of_their_queue_are_set_back_and_saved(tmp_path: 
 
 @pytest.mark.parametrize("by", ["mark", "hand_over"])
 def test_the_offset_of_a_queue_that_was_handed_over_is_read_by_the_next_run(tmp_path: Path, by: str) -> None:
-    offsets = made(tmp_path)
+    groups = make_groups()
+    offsets = made(tmp_path, groups=groups)
     offsets.put("g", "t", 0, 5)
     save(offsets)
     offsets.put("g", "t", 0, 7)
     offsets.put("g", "t", 1, 8)
     if by == "mark":
-        offsets.mark("g", "t", 0)
+        offsets.mark(groups.obtain("g"), ("t", 0))
     else:
-        offsets.hand_over("g", [("t", 0), ("t", 3)])
+        offsets.hand_over(groups.obtain("g"), [("t", 0), ("t", 3)])
     offsets.write_handed_over()
     again = made(tmp_path)
     again.apply_journal(())
@@ -511,13 +512,14 @@ def test_the_offset_of_a_queue_that_was_handed_over_is_read_by_the_next_run(tmp_
 
 
 def test_a_save_leaves_nothing_of_earlier_hand_overs(tmp_path: Path) -> None:
-    offsets = made(tmp_path)
+    groups = make_groups()
+    offsets = made(tmp_path, groups=groups)
     offsets.put("g", "t", 0, 7)
-    offsets.hand_over("g", [("t", 0)])
+    offsets.hand_over(groups.obtain("g"), [("t", 0)])
     offsets.write_handed_over()
     offsets.put("g", "t", 0, 9)
     save(offsets)
-    offsets.hand_over("g", [("t", 0)])
+    offsets.hand_over(groups.obtain("g"), [("t", 0)])
     offsets.write_handed_over()
     assert (tmp_path / "offsets.journal").read_bytes() == b"", "the file has it"
     again = made(tmp_path)
@@ -526,15 +528,16 @@ def test_a_save_leaves_nothing_of_earlier_hand_overs(tmp_path: Path) -> None:
 
 
 def test_an_offset_that_is_handed_over_during_a_save_is_kept(tmp_path: Path) -> None:
-    offsets = made(tmp_path)
+    groups = make_groups()
+    offsets = made(tmp_path, groups=groups)
     offsets.put("g", "t", 0, 7)
-    offsets.hand_over("g", [("t", 0)])
+    offsets.hand_over(groups.obtain("g"), [("t", 0)])
     offsets.write_handed_over()
     saving = offsets.saving()
     for step in saving:
         if step is not None:
             offsets.put("g", "t", 1, 3)
-            offsets.hand_over("g", [("t", 1)])
+            offsets.hand_over(groups.obtain("g"), [("t", 1)])
             offsets.write_handed_over()
             step()
     again = made(tmp_path)
@@ -546,9 +549,10 @@ def test_an_offset_that_is_handed_over_during_a_save_is_kept(tmp_path: Path) -> 
 def test_a_hand_over_in_a_topic_that_was_deleted_since_is_forgotten(
     tmp_path: Path, identity: str, deleted: tuple[str, ...]
 ) -> None:
-    offsets = made(tmp_path)
+    groups = make_groups()
+    offsets = made(tmp_path, groups=groups)
     offsets.put("g", "t", 0, 5)
-    offsets.hand_over("g", [("t", 0)])
+    offsets.hand_over(groups.obtain("g"), [("t", 0)])
     offsets.write_handed_over()
     again = made(tmp_path, identity)
     again.apply_journal(deleted)

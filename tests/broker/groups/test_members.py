@@ -19,7 +19,7 @@ from rocketlet.broker.config import (
     Limits,
 )
 from rocketlet.broker.groups.group import ConsumerGroup
-from rocketlet.broker.groups.members import History, size_of
+from rocketlet.broker.groups.members import History, finding_faults, size_of
 from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.runtime import MovableClock, Runtime
 from rocketlet.broker.sessions import Refusal
@@ -240,21 +240,21 @@ def test_only_news_about_members_are_sent_to_the_group(world: World) -> None:
 def test_members_see_the_queues_that_any_of_them_sees(world: World) -> None:
     one = world.beats("c1", "t", queue_counts={"a": {"t": 2, "u": 9}, "b": {"t": 1}})
     world.beats("c2", "t", queue_counts={"a": {"t": 1}, "c": {"t": 3}})
-    assert world.group.seen_queues("t") == {"a": 2, "b": 1, "c": 3}
-    assert world.group.seen_count("t") == 6
-    assert (world.group.seen_queues("u"), world.group.seen_count("u")) == ({}, 0)
+    assert world.group.seen_queues("t").of_brokers == {"a": 2, "b": 1, "c": 3}
+    assert world.group.seen_queues("t").total == 6
+    assert (world.group.seen_queues("u").of_brokers, world.group.seen_queues("u").total) == ({}, 0)
     world.beats("c1", "t", session=one, queue_counts={"a": {"t": 4}})
-    assert world.group.seen_queues("t") == {"a": 4, "c": 3}
-    assert world.group.seen_count("t") == 7
+    assert world.group.seen_queues("t").of_brokers == {"a": 4, "c": 3}
+    assert world.group.seen_queues("t").total == 7
 
 
 def test_a_member_that_asks_says_what_it_sees(world: World) -> None:
     one = world.beats("c1", "t", "u", queue_counts={"a": {"t": 2, "u": 1}, "b": {"t": 1}})
     member = world.group.members[one]
-    assert world.group.seen_queues("t") == {"a": 2, "b": 1}
+    assert world.group.seen_queues("t").of_brokers == {"a": 2, "b": 1}
     world.group.sees(member, "t", {"a": 3, "c": 1})
-    assert world.group.seen_queues("t") == {"a": 3, "c": 1}
-    assert world.group.seen_queues("u") == {"a": 1}
+    assert world.group.seen_queues("t").of_brokers == {"a": 3, "c": 1}
+    assert world.group.seen_queues("u").of_brokers == {"a": 1}
     before = member.data
     world.group.sees(member, "t", {"a": 3, "c": 1})
     assert member.data is before
@@ -263,9 +263,9 @@ def test_a_member_that_asks_says_what_it_sees(world: World) -> None:
 def test_queues_beyond_the_limit_are_not_believed() -> None:
     world = World(max_seen_queues=5)
     one = world.beats("c1", "t", queue_counts={"b": {"t": 4}, "a": {"t": 1}})
-    assert world.group.seen_queues("t") == {"a": 1, "b": 4}
+    assert world.group.seen_queues("t").of_brokers == {"a": 1, "b": 4}
     world.beats("c1", "t", session=one, queue_counts={"b": {"t": 5}, "a": {"t": 1}, "c": {"t": 4}})
-    assert world.group.seen_queues("t") == {"a": 1, "c": 4}
+    assert world.group.seen_queues("t").of_brokers == {"a": 1, "c": 4}
 
 
 def sticky(world: World, client_id: str, **data: Any) -> RemotingConnection:
@@ -388,7 +388,7 @@ def test_members_with_outdated_routes_are_named_up_to_a_limit(world: World) -> N
     assert MAX_NAMED_MEMBERS % len(topics), "the limit lies between two members"
     for number in range(MAX_NAMED_MEMBERS):
         world.beats(f"c{number:03}", *topics, queue_counts={"a": dict.fromkeys(topics, 1)})
-    faults = world.group.faults("a", lambda topic: QUEUES)
+    faults = finish(finding_faults(list(world.group.members.values()), "a", lambda topic: QUEUES))
     stale = [fault for fault in faults if " sees 1 queues of " in fault]
     assert MAX_NAMED_MEMBERS < len(stale) < MAX_NAMED_MEMBERS + len(topics)
 

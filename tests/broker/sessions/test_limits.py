@@ -134,7 +134,7 @@ async def test_a_member_that_sees_queues_without_end_keeps_nobody_waiting(wire: 
     assert (await wire.call(Code.HEART_BEAT, body=beat("c1", liar))).code == 0
     group = node.broker.groups.get("g")
     assert group is not None
-    assert group.seen_queues("t") == {"broker-a": 4}
+    assert group.seen_queues("t").of_brokers == {"broker-a": 4}
     sticky = group.topics["t"].sticky
     assert sticky is not None
     assert len(sticky.owners) <= 100
