@@ -1,20 +1,16 @@
 """A backlog of 1 KB messages consumed: by raw pulls, and by `Consumer` with a handler for batches and with one for single
-messages, on our broker and on Apache's; by Apache's Java push consumer on Apache's; fetched and acknowledged on JetStream by
-nats-py. Handlers only count. Starting and stopping a `Consumer` counts, the start of the Java process does not."""
+messages, on our broker and on Apache's. Handlers only count. Starting and stopping a `Consumer` counts."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import itertools
-import subprocess
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
-import nats
-from nats.js.api import ConsumerConfig
 from rocketlet.client import Consumer, Message, Producer
 from rocketlet.client.config import PullLimits
 from rocketlet.client.wire.cluster import ClusterView
@@ -24,28 +20,20 @@ from rocketlet.protocol.codes import PULL_SUBSCRIPTION, RequestCode
 from rocketlet.protocol.headers import PullMessage, PullMessageResult, read, write
 
 from . import runner
-from .peers import Peer, compiled, java_options
+from .peers import Peer
 from .runner import BODY, Arrivals
 
-NAMES = ("rocketlet", "apache", "jetstream")
+NAMES = ("rocketlet", "apache")
 BACKLOG = 200_000
 BATCH = 100
 FETCH = 256
 LIMITS = PullLimits(batch_size=FETCH, messages=4000, span=8000)
-Drain = Callable[[Peer, int, int], Awaitable[float | None]]
-"""Drains a peer's backlog of N messages in a numbered round, and returns the seconds if they are not those of the call."""
+Drain = Callable[[Peer, int, int], Awaitable[None]]
+"""Drains a peer's backlog of N messages in a numbered round."""
 
 
 async def fill(peer: Peer, count: int) -> None:
     """Puts the backlog there."""
-    if peer.name == "jetstream":
-        connection = await nats.connect(f"nats://{peer.address}")
-        stream = connection.jetstream()
-        await stream.add_stream(name="bench", subjects=["bench"])
-        for _ in range(count // BATCH):
-            await asyncio.gather(*(stream.publish("bench", BODY) for _ in range(BATCH)))
-        await connection.close()
-        return
     async with Producer(peer.address, "bench", timeout_s=10, default_queues=8) as producer:
         await producer.send_batch("backlog", [BODY] * BATCH)  # makes the topic
         for _ in range((count // BATCH - 1) // 8):
@@ -102,50 +90,19 @@ async def singly(peer: Peer, count: int, run: int) -> None:
     assert arrivals.seen == count, f"{arrivals.seen} of {count} were handled"
 
 
-async def java(peer: Peer, count: int, run: int, batch: int) -> float:
-    """Apache's push consumer: the seconds from the first message to the last."""
-    classpath = await compiled("Drain.java")
-    child = await asyncio.create_subprocess_exec(
-        "java", *java_options(), "-Xmx1g", "-cp", classpath, "Drain",
-        peer.address, f"java{run}-{batch}", str(count), str(batch), stdout=subprocess.PIPE,
-    )  # fmt: skip
-    output, _ = await child.communicate()
-    return count / float(output.decode().rpartition("RATE ")[2])
-
-
-async def fetch_and_acknowledge(peer: Peer, count: int, run: int) -> None:
-    connection = await nats.connect(f"nats://{peer.address}")
-    name = f"drain{run}"
-    settings = ConsumerConfig(max_ack_pending=100_000)
-    subscription = await connection.jetstream().pull_subscribe("bench", name, config=settings)
-    seen = 0
-    while seen < count:
-        messages = await subscription.fetch(FETCH, timeout=5)
-        for message in messages:
-            await message.ack()
-        seen += len(messages)
-    await connection.flush()
-    await connection.close()
-
-
-BATCHES, SINGLY = "Consumer, batch handler", "Consumer, handler per message"
-JAVA_BATCHES, JAVA_SINGLY, FETCHED = "Java, batch listener", "Java, listener per message", "fetched and acknowledged"
-OURS: Mapping[str, Drain] = {"raw pulls": raw_pulls, BATCHES: in_batches, SINGLY: singly}
-WAYS: Mapping[str, Mapping[str, Drain]] = {
-    "rocketlet": OURS,
-    "apache": {**OURS, JAVA_BATCHES: partial(java, batch=FETCH), JAVA_SINGLY: partial(java, batch=1)},
-    "jetstream": {FETCHED: fetch_and_acknowledge},
+WAYS: Mapping[str, Drain] = {
+    "raw pulls": raw_pulls,
+    "Consumer, batch handler": in_batches,
+    "Consumer, handler per message": singly,
 }
-AS_OURS = {JAVA_BATCHES: BATCHES, JAVA_SINGLY: SINGLY, FETCHED: BATCHES}
 
 
 async def measure(drain: Drain, peer: Peer, count: int, runs: Iterator[int]) -> runner.Values:
     """`client_us` is the processor time of this process per message."""
     watch = runner.Stopwatch()
-    other_s = await drain(peer, count, next(runs))
+    await drain(peer, count, next(runs))
     clock_s, client_s, _ = watch.read_s()
-    client_us = client_s / count * 1e6 if other_s is None else float("nan")
-    return {"messages_per_s": count / (other_s or clock_s), "client_us": client_us}
+    return {"messages_per_s": count / clock_s, "client_us": client_s / count * 1e6}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -159,10 +116,10 @@ async def run(options: argparse.Namespace) -> Mapping[str, Any]:
 
     async def prepare(peer: Peer, _: AsyncExitStack) -> Mapping[str, runner.Measure]:
         await fill(peer, options.messages)
-        return {way: partial(measure, drain, peer, options.messages, runs) for way, drain in WAYS[peer.name].items()}
+        return {way: partial(measure, drain, peer, options.messages, runs) for way, drain in WAYS.items()}
 
     figures = await runner.compare(options, NAMES, prepare)
-    figures.show("A backlog consumed", "messages_per_s", as_case=AS_OURS)
+    figures.show("A backlog consumed", "messages_per_s")
     return {
         name: {way: values["messages_per_s"] for way, values in ways.items()} for name, ways in figures.medians.items()
     }

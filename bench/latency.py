@@ -2,8 +2,8 @@
 times, whatever became of those before (open loop), and each one's time counts from when it was due. So a system that stands
 still pays for every message that was due meanwhile (corrected for coordinated omission).
 
-Our client on our broker and on Apache's; nats-py on JetStream with a durable push consumer and acknowledged publishes. One
-process sends, one handles, one is the broker. Rates beyond 1,000/s come in bursts, one each ms.
+Our client on our broker and on Apache's. One process sends, one handles, one is the broker. Rates beyond 1,000/s come in
+bursts, one each ms.
 
 Two more cases, at 1,000/s: while another group drains a backlog, and while 20 more members join and leave, one after the
 other."""
@@ -24,8 +24,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import nats
-from nats.js.api import StreamConfig
 from rocketlet.client import Producer
 from rocketlet.command.plumbing.numbers import whole
 from rocketlet.demo.processes import Child
@@ -36,7 +34,7 @@ from .drain import fill
 from .latency_reader import HEAD, NAME, PADDING
 from .peers import Peer
 
-NAMES = ("rocketlet", "apache", "jetstream")
+NAMES = ("rocketlet", "apache")
 RATES = (100, 1_000, 10_000, 30_000)
 SECONDS = 5.0
 BACKLOG = 1_000_000
@@ -57,7 +55,7 @@ class Reader:
 
     @classmethod
     async def start(cls, peer: Peer, stack: AsyncExitStack) -> Reader:
-        command = (sys.executable, "-m", "bench.latency_reader", peer.name, peer.address)
+        command = (sys.executable, "-m", "bench.latency_reader", peer.address)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rocketlet-bench-")))
         child = await Child.start(command, folder / "reader.log")
         stack.push_async_callback(child.close)
@@ -124,7 +122,9 @@ class System:
     async def start(cls, peer: Peer, stack: AsyncExitStack, backlog: int) -> System:
         if backlog:
             await fill(peer, backlog)
-        send = await (jetstream if peer.name == "jetstream" else ours)(peer, stack)
+        await make_topic(peer.address, NAME, QUEUES)
+        producer = await stack.enter_async_context(Producer(peer.address, NAME, timeout_s=60))
+        send: Send = partial(producer.send, NAME)
         system = cls(peer, send, await Reader.start(peer, stack), await Reader.start(peer, stack))
         await system._reader.order("members 1")
         return system
@@ -174,24 +174,6 @@ class System:
                         found[number] = min(ns, found.get(number, ns))
                 await asyncio.sleep(0.1)
         return found
-
-
-async def ours(peer: Peer, stack: AsyncExitStack) -> Send:
-    await make_topic(peer.address, NAME, QUEUES)
-    producer = await stack.enter_async_context(Producer(peer.address, NAME, timeout_s=60))
-    return lambda body: producer.send(NAME, body)
-
-
-async def jetstream(peer: Peer, stack: AsyncExitStack) -> Send:
-    connection = await nats.connect(f"nats://{peer.address}")
-    stack.push_async_callback(connection.close)
-    stream = connection.jetstream(publish_async_max_pending=100_000)
-    await stream.add_stream(StreamConfig(name=NAME, subjects=[NAME], max_bytes=4 << 30))
-
-    async def send(body: bytes) -> None:
-        await (await stream.publish_async(NAME, body))
-
-    return send
 
 
 def cases_of(system: System, options: argparse.Namespace) -> dict[str, runner.Measure]:

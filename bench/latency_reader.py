@@ -1,6 +1,6 @@
 """The other end of `bench.latency`: a process with members of one group, which note when a message reaches a handler.
 
-`python -m bench.latency_reader SYSTEM ADDRESS` takes orders from stdin, a line each, and answers each with a line:
+`python -m bench.latency_reader ADDRESS` takes orders from stdin, a line each, and answers each with a line:
 
     members N       lets members join or leave, one after the other with a pause, until there are N: DONE
     drain COUNT     reads a backlog of COUNT messages with a group of its own: DONE
@@ -16,13 +16,9 @@ import sys
 import time
 from array import array
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
-import nats
 import uvloop
-from nats.aio.msg import Msg
-from nats.js.api import ConsumerConfig
 from rocketlet.client import Consumer, Message
 from rocketlet.command.plumbing import logs
 
@@ -36,7 +32,6 @@ HEAD = struct.Struct(
 )  # when a message was due (ns of CLOCK_MONOTONIC, shared by all processes), the run, its number
 PADDING = b"." * (BODY_BYTES - HEAD.size)
 PAUSE_S = 0.1  # between members that join or leave one after the other
-Join = Callable[[AsyncExitStack], Awaitable[None]]
 
 
 class Reader:
@@ -45,44 +40,25 @@ class Reader:
     def __init__(self) -> None:
         self._samples: dict[int, array[int]] = defaultdict(lambda: array("q"))
 
-    def note(self, body: bytes) -> None:
-        due_ns, run, number = HEAD.unpack_from(body)
-        self._samples[run].extend((number, time.monotonic_ns() - due_ns))
-
     async def handle(self, message: Message) -> None:
-        self.note(message.body)
-
-    async def heard(self, message: Msg) -> None:
-        self.note(message.data)
+        due_ns, run, number = HEAD.unpack_from(message.body)
+        self._samples[run].extend((number, time.monotonic_ns() - due_ns))
 
     def take(self, run: int) -> array[int]:
         return self._samples.pop(run, array("q"))
 
 
-def joins(peer: Peer, reader: Reader) -> Join:
-    """How a member joins; it leaves when the stack unwinds."""
-
-    async def ours(stack: AsyncExitStack) -> None:
-        await stack.enter_async_context(Consumer(peer.address, NAME, NAME, reader.handle, start="first"))
-
-    async def jetstream(stack: AsyncExitStack) -> None:
-        connection = await nats.connect(f"nats://{peer.address}")
-        settings = ConsumerConfig(max_ack_pending=100_000)
-        await connection.jetstream().subscribe(NAME, NAME, cb=reader.heard, durable=NAME, config=settings)
-        stack.push_async_callback(connection.drain)
-
-    return jetstream if peer.name == "jetstream" else ours
-
-
 class Members:
-    def __init__(self, join: Join) -> None:
-        self._join = join
+    def __init__(self, address: str, reader: Reader) -> None:
+        self._address = address
+        self._reader = reader
         self._present: list[AsyncExitStack] = []
 
     async def be(self, count: int) -> None:
         while len(self._present) < count:
             stack = AsyncExitStack()
-            await self._join(stack)
+            consumer = Consumer(self._address, NAME, NAME, self._reader.handle, start="first")
+            await stack.enter_async_context(consumer)
             self._present.append(stack)
             await asyncio.sleep(PAUSE_S)
         while len(self._present) > count:
@@ -90,9 +66,9 @@ class Members:
             await asyncio.sleep(PAUSE_S)
 
 
-async def run(system: str, address: str) -> None:
-    peer, reader = Peer(system, address, 0), Reader()
-    members = Members(joins(peer, reader))
+async def run(address: str) -> None:
+    reader = Reader()
+    members = Members(address, reader)
     lines = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     drained = 0
@@ -105,8 +81,7 @@ async def run(system: str, address: str) -> None:
             await members.be(int(number))
         else:
             drained += 1
-            way = drain.fetch_and_acknowledge if system == "jetstream" else drain.in_batches
-            await way(peer, int(number), drained)
+            await drain.in_batches(Peer("", address, 0), int(number), drained)
         print(answer, flush=True)
     await members.be(0)
 

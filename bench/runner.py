@@ -180,31 +180,27 @@ class Figures:
         """Return the medians by system, where there is one case."""
         return {system: next(iter(cases.values())) for system, cases in self.medians.items()}
 
-    def ratios(self, key: str, system: str, case: str, first_case: str, *, less_is_better: bool = False) -> str:
+    def ratios(self, key: str, system: str, case: str, *, less_is_better: bool = False) -> str:
         """Return how many times better the first system is, round by round: the median, then the least and the most."""
-        pairs = zip(self.runs[self.first].get(first_case, []), self.runs[system][case], strict=False)
+        pairs = zip(self.runs[self.first].get(case, []), self.runs[system][case], strict=False)
         values = [(one[key], other[key]) for one, other in pairs]
         found = sorted(other / one if less_is_better else one / other for one, other in values if one and other)
         return f"{median(found):.2f} ({found[0]:.2f} to {found[-1]:.2f})" if found else "-"
 
-    def show(
-        self, title: str, key: str, *, less_is_better: bool = False, as_case: Mapping[str, str] | None = None
-    ) -> None:
+    def show(self, title: str, key: str, *, less_is_better: bool = False) -> None:
         """Print a row for each case and system.
 
         Args:
             title: The title of the table.
             key: The value that is compared.
             less_is_better: True if a lower value is better.
-            as_case: The first system's case with which another case is compared, by the other case.
         """
         rows: list[list[object]] = []
         columns: list[str] = []
         for case in dict.fromkeys(itertools.chain(*self.runs.values())):
             for system, cases in self.medians.items():
                 if case in cases:
-                    first_case = (as_case or {}).get(case, case)
-                    ratio = self.ratios(key, system, case, first_case, less_is_better=less_is_better)
+                    ratio = self.ratios(key, system, case, less_is_better=less_is_better)
                     columns = [column.replace("_per_s", "/s").replace("_", " ") for column in cases[case]]
                     rows.append([case, system, *cases[case].values(), ratio])
         show(title, ("", "", *columns, f"{self.first} better by"), rows)

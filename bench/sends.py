@@ -2,7 +2,7 @@
 aiokafka and confluent-kafka on Kafka. One process for the client, one for the broker. Beside the rate the time that a send
 took, and the processor time of both processes for a message.
 
-`--only rocketlet-alone,apache-alone`: our client without batches. `--only rocketlet,rocketlet-signed`: what signatures cost.
+`--only rocketlet,rocketlet-signed`: what signatures cost.
 `--only rocketlet-tls,rocketlet-tls-signed`: what accounts cost with TLS, where a connection proves once whose it is.
 `--sync`: acknowledged is what lies on the device (`--flush sync`, SYNC_FLUSH, sync_interval always)."""
 
@@ -29,8 +29,8 @@ Send = Callable[[], Awaitable[object]]
 Connect = Callable[[Peer, AsyncExitStack], Awaitable[Send]]
 
 
-async def ours(peer: Peer, stack: AsyncExitStack, *, batching: bool = True) -> Send:
-    made = Producer(peer.address, "bench", timeout_s=10, access=peer.access, batching=batching)
+async def ours(peer: Peer, stack: AsyncExitStack) -> Send:
+    made = Producer(peer.address, "bench", timeout_s=10, access=peer.access)
     producer = await stack.enter_async_context(made)
     await producer.send("bench", BODY)
     return lambda: producer.send("bench", BODY)
@@ -98,12 +98,10 @@ async def confluent(peer: Peer, stack: AsyncExitStack) -> Send:
 
 CLIENTS: Mapping[str, tuple[str, Connect]] = {
     "rocketlet": ("rocketlet", ours),
-    "rocketlet-alone": ("rocketlet", partial(ours, batching=False)),
     "rocketlet-signed": ("rocketlet-signed", ours),
     "rocketlet-tls": ("rocketlet-tls", ours),
     "rocketlet-tls-signed": ("rocketlet-tls-signed", ours),
     "apache": ("apache", ours),
-    "apache-alone": ("apache", partial(ours, batching=False)),
     "jetstream": ("jetstream", jetstream),
     "aiokafka": ("kafka", aiokafka),
     "confluent-kafka": ("kafka", confluent),
