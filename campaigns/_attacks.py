@@ -129,21 +129,10 @@ async def connections(address: str, size: int) -> Found:
     return await hold(address, size, lambda _: ())
 
 
-async def half_frames(address: str, size: int) -> Found:
-    """15 MiB of a frame of 16 MiB, by each of many clients."""
-    parts = [(16 * MIB - 4).to_bytes(4, "big") + bytes(4), *[bytes(MIB)] * 15]
-    return await hold(address, size, lambda _: parts)
-
-
 async def unread(address: str, size: int) -> Found:
     """Pulls of 256 KiB, 200 by each of many clients that do not read."""
     await ask(address, [send(TOPIC, bytes(60_000))] * 5)
     return await hold(address, size, lambda _: [pulls([0] * 200)], reads=False)
-
-
-async def held_pulls(address: str, size: int) -> Found:
-    """Connections that hold eight pulls each and are all closed at the same time."""
-    return await hold(address, size, lambda _: [pulls(range(8, 16))])
 
 
 async def woken_pulls(address: str, size: int) -> Found:
@@ -193,11 +182,6 @@ async def tiny_frames(address: str, size: int) -> Found:
     return await hold(address, size, lambda _: parts)
 
 
-async def topics(address: str, size: int) -> Found:
-    """New topics by sends."""
-    return await ask(address, (send(f"flood-{number}") for number in range(size)))
-
-
 async def groups(address: str, size: int) -> Found:
     """New groups by heartbeats, a hundred in each."""
     names = ([f"flood-{number}" for number in range(at, at + 100)] for at in range(0, size, 100))
@@ -218,31 +202,9 @@ async def changed_groups(address: str, size: int) -> Found:
     return {**created, "connections": len(found), "ended": [item["ended"] for item in found if "ended" in item]}
 
 
-async def offsets(address: str, size: int) -> Found:
-    """Commits for queues that do not exist."""
-    headers = (
-        {"consumerGroup": f"g{number % 100}", "topic": f"no-{number}", "queueId": "1", "commitOffset": "0"}
-        for number in range(size)
-    )
-    return await ask(address, (request(Code.UPDATE_CONSUMER_OFFSET, header) for header in headers))
-
-
 async def requests(address: str, size: int) -> Found:
     """Many small requests of one client."""
     return await ask(address, [request(Code.GET_MAX_OFFSET, {"topic": TOPIC, "queueId": "0"})] * size)
-
-
-async def registrations(address: str, size: int) -> Found:
-    """Brokers that do not exist, with an existing topic."""
-    body = orjson.dumps({"topicConfigSerializeWrapper": {
-        "topicConfigTable": {TOPIC: {"topicName": TOPIC, "readQueueNums": 1000, "writeQueueNums": 1000, "perm": 6}},
-        "dataVersion": {"timestamp": 1, "counter": 1},
-    }})  # fmt: skip
-    common = {"clusterName": "c", "haServerAddr": "", "brokerId": "0", "compressed": "false", "bodyCrc32": "0"}
-    headers = (
-        {"brokerName": f"flood-{number}", "brokerAddr": f"10.0.0.1:{number}", **common} for number in range(size)
-    )
-    return await ask(address, (request(Code.REGISTER_BROKER, header, body) for header in headers))
 
 
 def _reply(client: str) -> bytes:
@@ -318,16 +280,11 @@ async def flood_of_frames(connections: int, address: str, seconds: int) -> Found
 
 ATTACKS: dict[str, tuple[Callable[[str, int], Awaitable[Found]], int]] = {
     "connections": (connections, 5000),
-    "half frames": (half_frames, 60),
     "unread answers": (unread, 60),
-    "held pulls": (held_pulls, 2000),
     "woken pulls": (woken_pulls, 60),
     "requests": (requests, 200_000),
-    "topics": (topics, 5000),
     "groups": (groups, 5000),
     "changed groups": (changed_groups, 250),
-    "offsets": (offsets, 50_000),
-    "registrations": (registrations, 3000),
     "replies": (replies, 12_000),
     "sends of 1 connection": (partial(flood_of_sends, 1), 5),
     "sends of 8 connections": (partial(flood_of_sends, 8), 5),

@@ -108,3 +108,15 @@ async def serving(config: BrokerConfig) -> AsyncIterator[Serving]:
 
 def config_in(folder: Path, **settings: Any) -> BrokerConfig:
     return BrokerConfig(folder / "data", "127.0.0.1:9", vip_channel=False, **settings)
+
+
+def peak_mib(process: int | str = "self", *, is_counted_from_now: bool = False) -> int:
+    """Return a process's peak memory. Not ru_maxrss, because a child starts with its parent's memory.
+
+    Args:
+        process: The process's id.
+        is_counted_from_now: True if the peak is its present memory, and is counted anew (proc(5): clear_refs).
+    """
+    if is_counted_from_now:
+        Path(f"/proc/{process}/clear_refs").write_text("5")
+    return int(Path(f"/proc/{process}/status").read_text().partition("VmHWM:")[2].split()[0]) // 1024

@@ -17,32 +17,26 @@ import re
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from google.protobuf.message import DecodeError
 from rocketlet.broker.broker import BrokerController
-from rocketlet.broker.config import MAX_QUEUES_PER_TOPIC, MAX_RETRY_QUEUES, WRITE_HIGH_BYTES, BrokerConfig
+from rocketlet.broker.config import MAX_QUEUES_PER_TOPIC, MAX_RETRY_QUEUES, BrokerConfig
 from rocketlet.broker.grpc import schema
 from rocketlet.broker.grpc.server import METHODS
 from rocketlet.protocol import http2
 from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import FrameError
-from rocketlet.protocol.headers import PullMessage, SendMessage, write
+from rocketlet.protocol.headers import SendMessage
 
 from tests.support import grpc_client
 
-from .common import Limit, Outcome, Serving, config_in, serving
+from .common import Limit, Outcome, Serving, config_in, peak_mib, serving
 from .corpus import HANDLES, INTS, LONGS, TEXTS, Frames, filled
-from .peers import SEND, GrpcPeer, Peer, Socket, request, responses_in, split
+from .peers import SEND, GrpcPeer, Peer, request, responses_in, split
 from .store import read_all
 
 EVERY = 50  # tries between two messages of an honest client
-LAZY_EVERY = 1000  # tries between two clients that do not read
-LAZY_PULLS = 200
-LARGE_BYTES = 60_000
-MAX_UNREAD_BYTES = WRITE_HIGH_BYTES + (1 << 20)  # without the limit it would be 12 MB
-HOLDS, SUBSCRIBED = 2, 4
 LEGAL = re.compile(r"[%|a-zA-Z0-9_-]{1,127}\Z").match
 MAX_MIB = 400  # resident, of which half is what the campaign itself keeps
 MAX_ITERATIONS = 500  # event-loop iterations, of a few ms each, in which a request must be done
@@ -54,18 +48,6 @@ def quick(config: BrokerConfig) -> BrokerConfig:
     """Return the settings with timers that expire soon."""
     levels = (5,) * len(config.delay_levels_ms)
     return replace(config, transaction_sweep_s=0.5, delay_levels_ms=levels, transaction_timeout_s=0.1)
-
-
-def peak_mib(*, clears: bool = False) -> int:
-    """Return this process's peak memory. Not ru_maxrss, because a child starts with its parent's memory.
-
-    Args:
-        clears: True if the peak is counted from now on (proc(5): clear_refs).
-    """
-    status = Path("/proc/self/status").read_text()
-    if clears:
-        Path("/proc/self/clear_refs").write_text("5")
-    return int(status.partition("VmHWM:")[2].split()[0]) // 1024
 
 
 class Feed:
@@ -154,38 +136,6 @@ def check_nothing_left(serving: Serving, outcome: Outcome) -> None:
 # Frames
 
 
-class UnreadSocket(Socket):
-    """A socket that is not read; the broker is notified when its buffer is full."""
-
-    unread = 0
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        was_full, self.unread = self.unread > WRITE_HIGH_BYTES, self.unread + len(data)
-        if self.unread > WRITE_HIGH_BYTES and not was_full:
-            self.is_full()
-
-    def writelines(self, data: Any) -> None:
-        self.write(b"".join(data))
-
-    def get_write_buffer_size(self) -> int:
-        return self.unread
-
-    def is_full(self) -> None: ...
-
-
-class LazyPeer(Peer):
-    """Holds pulls and does not read."""
-
-    socket: UnreadSocket
-    socket_type = UnreadSocket
-
-    def hold(self, queue_offset: int) -> None:
-        self.socket.is_full = self.connection.pause_writing  # type: ignore[method-assign]
-        header = PullMessage("lazy", "honest", 0, queue_offset, 32, HOLDS | SUBSCRIBED, 0, 60_000, subscription="*")
-        pulls = (request(RequestCode.PULL_MESSAGE, write(header), b"", number) for number in range(LAZY_PULLS))
-        self.send(b"".join(pulls))
-
-
 class FrameAttack:
     def __init__(self, serving: Serving, outcome: Outcome, seed: int) -> None:
         self._broker, self._server = serving
@@ -200,10 +150,7 @@ class FrameAttack:
         if number % EVERY == 0:
             await asyncio.sleep(0)
             self._reconnect()
-            if number % LAZY_EVERY == 0:
-                await self._wake(number)
-            else:
-                self.honest.send(b"honest %d" % number, number)
+            self.honest.send(b"honest %d" % number, number)
             await self._finish()
             self._check_limits()
         peer = self._random.choice(self._hostile)
@@ -221,16 +168,6 @@ class FrameAttack:
             peer.hang_up()
         while len(self._hostile) < 8:
             self._hostile.append(Peer(self._server, 1000 + self._random.randrange(60_000)))
-
-    async def _wake(self, number: int) -> None:
-        """Send a message for a client that does not read: the message waits in the log, not in memory."""
-        lazy = LazyPeer(self._server, 998)
-        lazy.hold(len(self.honest.stored))
-        self.honest.send(b"honest %d" % number + bytes(LARGE_BYTES), number)
-        await self._server._turns.done()
-        if lazy.socket.unread > MAX_UNREAD_BYTES:
-            self._outcome.fault("responses are made for a client that does not read")
-        lazy.hang_up()
 
     async def _finish(self) -> None:
         """Let the work of requests end."""
@@ -256,7 +193,7 @@ class FrameAttack:
         self._outcome.highest("peak_mib", peak_mib())
         if peak_mib() > MAX_MIB:
             self._outcome.fault(f"more than {MAX_MIB} MiB of memory")
-            peak_mib(clears=True)
+            peak_mib(is_counted_from_now=True)
 
     def end(self) -> None:
         for peer in self._hostile:
