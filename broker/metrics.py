@@ -277,9 +277,9 @@ class Collector:
             for family, value in (
                 (members, len(group.members) if group else 0),
                 (faults, len(group.reported) if group else 0),
-                (in_flight, broker.pops.pools.unfinished(name)),
+                (in_flight, group.unfinished if group else 0),
                 (popping, len(broker.pops.pools.clients_of(name)) if broker.pops.pools.all else 0),
-                (redelivered, broker.pops.pools.redelivered(name)),
+                (redelivered, group.redelivered if group else 0),
                 (dead, dead_queue.next - dead_queue.begin if dead_queue else 0),
             ):
                 family.add_metric([*place, name], value)
@@ -322,7 +322,7 @@ class Collector:
                 values = (messages, messages, committed, age_ms / 1000, age_ms)
                 for family, value in zip((lag, accumulated, offset, oldest, latency), values, strict=True):
                     family.add_metric([*self._place, topic, name], value)
-                if broker.pops.pools.has_priorities(topic):
+                if broker.topics.has_priorities(topic):
                     for level, messages in enumerate(await self._levels(name, topic)):
                         levels.add_metric([*self._place, topic, name, str(level)], messages)
         return [lag, accumulated, offset, oldest, latency, levels]

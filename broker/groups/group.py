@@ -232,8 +232,13 @@ class GroupQueue:
 
 
 class PoppedQueue(Protocol):
-    """A queue that clients pop. lag_offset: as many messages after it as are not finished. committed: the lowest that is
-    not. in_hand: how many messages are in flight; it counts them one by one."""
+    """A queue that clients pop.
+
+    Attributes:
+        lag_offset: the offset after which as many messages lie as are not finished.
+        committed: the lowest offset that is not finished.
+        in_flight: how many messages are in flight, which are counted one by one.
+    """
 
     @property
     def lag_offset(self) -> int: ...
@@ -242,7 +247,7 @@ class PoppedQueue(Protocol):
     def committed(self) -> int: ...
 
     @property
-    def in_hand(self) -> int: ...
+    def in_flight(self) -> int: ...
 
     def unfinished_before(self, offset: int) -> int:
         """Return how many messages before an offset are not finished, including those that were never popped."""
@@ -280,9 +285,8 @@ class GroupPool(Protocol):
 Owners = Mapping[str, list[str]]  # by topic, the owner of each of its queues here, in their order
 _NOWHERE: Mapping[str, int] = {}
 _NOBODY: Mapping[Session, Member] = {}
-_NONE: Final[Any] = MappingProxyType(
-    {}
-)  # in place of a dict of its own in each of a million groups with an offset alone
+# in place of a dict of its own in each of a million groups with an offset alone
+_NONE: Final[Any] = MappingProxyType({})
 
 
 class ConsumerGroup:
@@ -563,9 +567,7 @@ class ConsumerGroup:
         subscribed = self.topics.get(topic)
         if subscribed is None:
             return None
-        if (
-            subscribed.newest is None
-        ):  # found once per change, because a client without a heartbeat needs it for each pull
+        if subscribed.newest is None:  # found once per change, because a client without a heartbeat pulls by it
             found = (item.subscriptions[topic] for item in self.members.values() if topic in item.subscriptions)
             subscribed.newest = max(found, key=lambda item: item.version, default=None)
         return subscribed.newest
@@ -690,17 +692,9 @@ class ConsumerGroup:
         subscribed = self.topics.get(topic)
         if subscribed is None:
             return SeenQueues({}, 0)
-        found = subscribed.seen
-        if found is None:
-            seen: dict[str, int] = {}
-            for member in self.members.values():
-                for broker_name, counts in member.data.queue_counts.items():
-                    if topic in counts:
-                        # The largest number: a member with an old route must not hide queues from the others.
-                        seen[broker_name] = max(counts[topic], seen.get(broker_name, 0))
-            seen = _as_many_as_may_be(seen, self._limits.max_seen_queues)
-            found = subscribed.seen = SeenQueues(seen, sum(seen.values()))
-        return found
+        if subscribed.seen is None:
+            subscribed.seen = SeenQueues.of(self.members.values(), topic, self._limits.max_seen_queues)
+        return subscribed.seen
 
     def sees(self, member: Member, topic: str, counts: Mapping[str, int]) -> None:
         """Record the queue counts of a topic, by broker, that a member sees in its route."""
@@ -776,19 +770,6 @@ class _NoQueue(GroupQueue):
 
 
 NO_QUEUE: Final[GroupQueue] = _NoQueue()
-
-
-def _as_many_as_may_be(counts: dict[str, int], left: int) -> dict[str, int]:
-    """Cuts brokers and their numbers of queues, in order, to as many as are shared out: members may claim to see queues
-    that do not exist."""
-    if sum(counts.values()) <= left:
-        return counts
-    kept: dict[str, int] = {}
-    for name in sorted(counts):
-        if counts[name] <= left:
-            kept[name] = counts[name]
-            left -= counts[name]
-    return kept
 
 
 class GroupChanges(MessageChanges):

@@ -202,6 +202,26 @@ class SeenQueues(NamedTuple):
     of_brokers: Mapping[str, int]
     total: int
 
+    @classmethod
+    def of(cls, members: Iterable[Member], topic: str, most: int) -> SeenQueues:
+        """Return the queues that the members see, up to `most`, because members may claim to see queues that do not
+        exist. Brokers whose queues exceed the rest are left out, in the order of their names."""
+        counts: dict[str, int] = {}
+        for member in members:
+            for broker_name, seen in member.data.queue_counts.items():
+                if topic in seen:
+                    # The largest number: a member with an old route must not hide queues from the others.
+                    counts[broker_name] = max(seen[topic], counts.get(broker_name, 0))
+        total = sum(counts.values())
+        if total <= most:
+            return cls(counts, total)
+        kept: dict[str, int] = {}
+        for name in sorted(counts):
+            if counts[name] <= most:
+                kept[name] = counts[name]
+                most -= counts[name]
+        return cls(kept, sum(kept.values()))
+
 
 @dataclass(slots=True)
 class SubscribedTopic:

@@ -297,12 +297,16 @@ class Offsets:
 
 
 class Lag(NamedTuple):
-    """Messages that a group has not committed. since_ms: when the oldest of them was stored; None without one. in_hand: how
-    many of them clients have popped."""
+    """Messages that a group has not committed.
+
+    Attributes:
+        since_ms: when the oldest of them was stored; None without one.
+        in_flight: how many of them are in flight to clients that pop.
+    """
 
     messages: int
     since_ms: int | None
-    in_hand: int
+    in_flight: int
 
 
 class GroupProgress:
@@ -353,8 +357,8 @@ class GroupProgress:
             queue = self._store.queues.get((topic, queue_id))
             end, of_queue = queue.next if queue else 0, popped.get(queue_id)
             offset, lost = self._offset(group, topic, queue_id, queue, of_queue)
-            in_hand = of_queue.in_hand if of_queue is not None else 0
-            progress = QueueProgress(end, offset, self._last_ms(queue, offset), lost, in_hand)
+            in_flight = of_queue.in_flight if of_queue is not None else 0
+            progress = QueueProgress(end, offset, self._last_ms(queue, offset), lost, in_flight)
             yield Queue(topic, self._broker_name, queue_id), progress
         for queue_id, queue, offset in self._unreadable(group, topic):
             progress = QueueProgress(queue.next, offset, self._last_ms(queue, offset))
@@ -370,8 +374,8 @@ class GroupProgress:
             offset, lost = self._offset(group, topic, queue_id, queue, of_queue)
             if lost:
                 found.lost.append((queue_id, lost))
-            if of_queue is not None and (in_hand := of_queue.in_hand):
-                found.in_hand.append((queue_id, in_hand))
+            if of_queue is not None and (in_flight := of_queue.in_flight):
+                found.in_hand.append((queue_id, in_flight))
             found.broker_offsets.append(queue.next if queue else 0)
             found.consumer_offsets.append(offset)
             if times:
@@ -387,7 +391,7 @@ class GroupProgress:
         return self._store.store_time_ms(queue, offset - 1)
 
     def lag(self, group: str, topic: str) -> Work[Lag]:
-        messages, in_hand, oldest_ms = 0, 0, None
+        messages, in_flight, oldest_ms = 0, 0, None
         popped = self._groups.popped_queues(group, topic)
         for number, queue_id in enumerate(range(self._topics.queues_of(topic)), 1):
             queue, of_queue = self._store.queues.get((topic, queue_id)), popped.get(queue_id)
@@ -395,7 +399,7 @@ class GroupProgress:
             if queue is not None and offset < queue.next:
                 messages += queue.next - offset
                 first = of_queue.committed if of_queue is not None else offset
-                in_hand += of_queue.in_hand if of_queue is not None else 0
+                in_flight += of_queue.in_flight if of_queue is not None else 0
                 stored_ms = self._store.store_time_ms(queue, max(first, queue.begin))
                 oldest_ms = stored_ms if oldest_ms is None else min(oldest_ms, stored_ms)
             if number % SLICE == 0 or of_queue is not None:
@@ -404,7 +408,7 @@ class GroupProgress:
             messages += queue.next - offset
             stored_ms = self._store.store_time_ms(queue, offset)
             oldest_ms = stored_ms if oldest_ms is None else min(oldest_ms, stored_ms)
-        return Lag(messages, oldest_ms, in_hand)
+        return Lag(messages, oldest_ms, in_flight)
 
     def committed(self, group: str, topic: str) -> int:
         """Return the sum of a group's committed offsets in a topic."""

@@ -192,6 +192,15 @@ class PopClient:
         return self.session.number > earlier.session.number
 
 
+class PopAttempt(NamedTuple):
+    """A receive that its client may repeat with the same attempt id."""
+
+    client: PopClient
+    group: str
+    topic: str
+    attempt_id: str | None
+
+
 @dataclass(frozen=True, slots=True)
 class PopRequest:
     """What a receive asks for. The protocol server has checked names, permissions, and that topic and group exist.
@@ -238,6 +247,11 @@ class PopRequest:
         """Return the subscription as it is kept for reports."""
         found = self.subscription
         return Subscription(self.topic) if found is None else Subscription(self.topic, found.summary, kind=found.kind)
+
+    @property
+    def attempt(self) -> PopAttempt:
+        """Return the key of the receive and its repetitions."""
+        return PopAttempt(self.client, self.group, self.topic, self.attempt_id)
 
     @property
     def kept_bytes(self) -> int:
@@ -304,17 +318,24 @@ class AckStatus(Enum):
     """How an acknowledgement, a change of the invisible time, or a rejection ended."""
 
     DONE = "done, now or before"
-    LATE = "done, though its time was over: nobody had been given the message again"
+    LATE = "done after the visibility timeout had expired, and before the message was redelivered"
     TOO_LATE = "the visibility timeout has expired, and the message will be redelivered"
-    UNREADABLE = "the handle is none"
+    UNREADABLE = "the text is no receipt handle"
     UNKNOWN = "the handle is of another group, topic or broker"
-    EXPIRED = "the message was given to somebody again since"
-    FINISHED = "the message is finished, and nobody has it any more"
+    EXPIRED = "the message was redelivered since"
+    FINISHED = "the message is finished, and not in flight any more"
     NOT_KEPT = "the disk refused it, and nothing has changed"
 
     @property
     def is_done(self) -> bool:
         return self in (AckStatus.DONE, AckStatus.LATE)
+
+
+class TakenDelivery(NamedTuple):
+    """A delivery that a receive may get, with its record."""
+
+    delivery: Delivery
+    record: bytes
 
 
 class Changed(NamedTuple):

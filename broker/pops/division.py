@@ -55,10 +55,10 @@ class PoolOwner(Protocol):
         """End the deliveries of a queue. Returns False if that must wait until something is finished."""
 
     def serve(self, pool: Pool) -> None:
-        """The pool may have a message, or a further queue."""
+        """Serve the receives that wait, because the pool may have a message or a further queue."""
 
     def yield_pool(self, pool: Pool) -> None:
-        """End a pool that nobody pops any more."""
+        """End a pool that has nothing in flight, because members pull its topic."""
 
 
 class Divided:
@@ -192,7 +192,8 @@ class Division:
         return None
 
     def members_changed(self, group: ConsumerGroup) -> None:
-        """Members or their topics have changed. The pool leases its queues before any member is notified of that."""
+        """Divide the pools of topics that members pull now, before any member is notified of the change, and check the
+        pools that are divided."""
         if not group.pools:
             return
         now_s = self._clock.monotonic_s()
@@ -204,13 +205,14 @@ class Division:
             self.check_soon(divided)
 
     def progressed(self, pool: Pool) -> None:
-        """A message of a pool is finished, or its invisible time is over: a queue that leaves may be free now."""
+        """Release the leaving queues of a pool that are free now, because a message is finished or its invisible time is
+        over."""
         divided = self._divided.get(pool.of)
         if divided is not None and pool in divided.pools:
             self._release_free(divided, pool)
 
     def check(self) -> None:
-        """At intervals: renew leases, find clients that are gone and queues that were added."""
+        """Renew the leases of divided pools and the memberships of their clients, and remove clients that are gone."""
         for divided in list(self._divided.values()):
             leased = divided.queues(self._broker_name)
             if leased:
@@ -318,8 +320,8 @@ class Division:
     # Dividing
 
     def _divide(self, pool: Pool) -> None:
-        """Members start to pull a topic that only clients of this pool have read. The pool keeps all of it until the members
-        have their shares."""
+        """Divide a pool, because members start to pull its topic. The pool keeps all queues that it can lease until the
+        members have their shares."""
         divided = self._divided_of(pool)
         pool.divide()
         queues = [Queue(pool.topic, self._broker_name, number) for number in range(self._topics.queues_of(pool.topic))]
@@ -364,7 +366,7 @@ class Division:
             self._tasks.spawn(self._check(divided))
 
     async def _check(self, divided: Divided) -> None:
-        """Share the queues of each pool out until nothing has changed meanwhile."""
+        """Allocate the queues of each pool, and repeat that until nothing has changed meanwhile."""
         try:
             while divided.is_stale and not self._is_stopped:
                 divided.is_stale = False
@@ -487,8 +489,8 @@ class Division:
             self._locks.unlock(request, divided.owner)
 
     def _rejoin(self, divided: Divided, pool: Pool) -> None:
-        """No member pulls any more: the pool has all queues without leases again."""
-        pool.rejoin()
+        """Let the pool serve all queues without leases again, because no member pulls any more."""
+        pool.owned = None
         self._unlease(divided, pool, pool.epochs)
         self._end(divided, pool)
         self._pools.make_ready(pool)
@@ -506,7 +508,7 @@ class Division:
             del self._divided[pool.of]
 
     def pool_deleted(self, pool: Pool) -> None:
-        """The group or topic of a pool is deleted, and the pool with it."""
+        """End the division of a pool that is deleted with its group or topic."""
         divided = self._divided.get(pool.of)
         if divided is not None and pool.owned is not None:
             self._unlease(divided, pool, pool.epochs)

@@ -54,8 +54,9 @@ from .deliveries import (
     PopClient,
     PopNumbers,
     PopRequest,
+    TakenDelivery,
 )
-from .pool import Pool, Pools, QueueDeliveries, Receive, TakenDelivery, firsts
+from .pool import Pool, Pools, QueueDeliveries, Receive, firsts
 
 log = structlog.get_logger("rocketlet.lite")
 
@@ -675,7 +676,7 @@ class LitePool(Pool):
                         heappop(heap)
             if number % LITE_READS == 0:
                 yield
-        in_flight = sum(item.in_hand for item in list(self.queues.values()))
+        in_flight = sum(item.in_flight for item in list(self.queues.values()))
         ranked = [[item for _, item in sorted(heap, reverse=True)] for heap in (longest, oldest)]
         return LiteBacklog(messages, topics, oldest_ms, in_flight, of_queues, *ranked)
 

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import count, takewhile
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import structlog
 
@@ -48,6 +48,7 @@ from .deliveries import (
     PopNumbers,
     PopRequest,
     PopResult,
+    TakenDelivery,
     decode_handle,
     message_group,
 )
@@ -60,11 +61,6 @@ log = structlog.get_logger("rocketlet.pops")
 #
 # Offsets below `next` that are not in `unfinished` are finished, so nothing is kept of them. A delivery keeps the position
 # of its first pop: `unfinished` is in the order of offsets, and its first entry is the offset to commit.
-
-
-class TakenDelivery(NamedTuple):
-    delivery: Delivery
-    record: bytes
 
 
 class QueueDeliveries:
@@ -453,11 +449,6 @@ class QueueDeliveries:
     # Reports
 
     @property
-    def is_full(self) -> bool:
-        """True if new messages wait because too many are unfinished."""
-        return self.next < self.queue.next and len(self.unfinished) >= self.limit
-
-    @property
     def lag_offset(self) -> int:
         """The offset after which as many messages lie as are not finished."""
         return self.next - len(self.unfinished)
@@ -468,14 +459,13 @@ class QueueDeliveries:
         return popped + max(offset - self.next, 0)
 
     @property
-    def in_hand(self) -> int:
+    def in_flight(self) -> int:
         """How many deliveries are in flight, including those that a client has delayed."""
         return sum(item.state is DeliveryState.IN_FLIGHT for item in self.unfinished.values())
 
     def numbers(self) -> PopNumbers:
-        in_flight = self.in_hand
         waiting = sum(item.state in (DeliveryState.VISIBLE, DeliveryState.BEHIND) for item in self.unfinished.values())
-        return PopNumbers(self.next, self.committed, in_flight, waiting, self.queue.next)
+        return PopNumbers(self.next, self.committed, self.in_flight, waiting, self.queue.next)
 
 
 # ------------------------------------------------------------------------------
@@ -490,10 +480,8 @@ Ready = TypeVar("Ready")
 class Receive(Generic[ReplyTo]):
     """A receive of a client, from its request to its result.
 
-    Args:
-        reply_to: what the protocol server needs to respond.
-
     Attributes:
+        reply_to: what the protocol server needs to respond.
         pool: where it waits; None if it does not.
         arrival: increases with each receive: the one that waits longest is served first.
         is_over: True if it has its result or was cancelled.
@@ -626,7 +614,7 @@ class Pool:
         return is_fresh or self.waits > 0 or any(item.unfinished for item in self.queues.values())
 
     def pay(self) -> None:
-        """Have a client's session pay for the pool and its queues. Nobody pays once all clients are gone."""
+        """Charge a client's session for the pool and its queues. No session is charged once all clients are gone."""
         size = POOL_BYTES + len(self.group) + len(self.topic) + DELIVERIES_BYTES * len(self.queues)
         if self._payer is None:
             sessions = (client.session for client in self.clients.values())
@@ -636,7 +624,7 @@ class Pool:
             self._paid_bytes = size
 
     def stop_paying(self, session: Session | None) -> None:
-        """A client, or the pool, is gone. Another client's session pays from now on, if there is one."""
+        """Stop charging a session whose client is gone, and charge another client's session, if there is one."""
         if session is not None and self._payer is session:
             session.charge(-self._paid_bytes)
             self._payer, self._paid_bytes = None, 0
@@ -766,10 +754,6 @@ class Pool:
         self.owned = set()
         self.ready.clear()
 
-    def rejoin(self) -> None:
-        """Serve all queues of the topic again: no member pulls any more."""
-        self.owned = None
-
     def own(self, queue_id: int) -> None:
         assert self.owned is not None
         self.owned.add(queue_id)
@@ -893,11 +877,6 @@ class Pools:
 
     def now_s(self) -> float:
         return self._clock.monotonic_s()
-
-    def has_priorities(self, topic: str) -> bool:
-        """Return True if the topic is for messages with priorities: a queue for each level, the highest last."""
-        config = self._topics.get(topic)
-        return config is not None and config.message_type == "PRIORITY"
 
     def _starts(self, request: PopRequest) -> Iterator[tuple[ConsumeQueue, int]]:
         """Yield the queues of the topic, and where the group continues. A group that is new to the topic starts at the end
@@ -1151,16 +1130,15 @@ class Pools:
     # The end of pools
 
     def note_unused(self, pool: Pool) -> None:
-        """A pool may have no clients any more."""
+        """Let `unused` check a pool, which may have no clients any more."""
         self._unused[pool] = None
 
     def unused(self, now_s: float) -> Iterator[Pool]:
-        """Yield the pools without clients, each once, when nobody has popped it for a while or there are too many."""
+        """Yield pools without clients, each once: those idle for POOL_IDLE_S, and others while there are too many."""
         for pool in list(self._unused):
-            is_crowded = self.is_crowded
             if pool.clients or pool.waits or pool.is_pinned:
                 del self._unused[pool]
-            elif pool.owned is None and (is_crowded or now_s - pool.used_s >= POOL_IDLE_S):
+            elif pool.owned is None and (self.is_crowded or now_s - pool.used_s >= POOL_IDLE_S):
                 del self._unused[pool]
                 yield pool
 
@@ -1174,7 +1152,7 @@ class Pools:
         return cast("list[Pool]", list(of.pools.values())) if of is not None else []
 
     def remove(self, pool: Pool) -> None:
-        """Remove a pool that nobody pops any more, or whose group or topic is deleted."""
+        """Remove a pool that is not popped any more, or whose group or topic is deleted."""
         for client in list(pool.clients.values()):
             self._remove(client)
         self._unused.pop(pool, None)
@@ -1194,11 +1172,6 @@ class Pools:
         pool = self.find(group, topic)
         return pool.waits if pool is not None else 0
 
-    def serves(self, group: str, topic: str, queue_id: int) -> bool:
-        """Return True if a queue's messages are popped."""
-        pool = self.find(group, topic)
-        return pool is not None and pool.serves(queue_id)
-
     def numbers(self, group: str, topic: str) -> dict[int, PopNumbers]:
         """Return the figures by queue id, for queues that were popped. Queues that were not popped are left out,
         because their committed offset is enough."""
@@ -1210,22 +1183,13 @@ class Pools:
         is_full = self.unfinished(group) >= self._limits.max_unfinished_of_group
         for pool in self.of_group(group):
             for queue_id, of in pool.queues.items():
-                if of.is_full or (is_full and of.next < of.queue.next):
+                if of.next < of.queue.next and (is_full or len(of.unfinished) >= of.limit):
                     yield pool.topic, queue_id
 
     def unfinished(self, group: str) -> int:
         """Return how many deliveries of a group are not finished."""
         of = self._groups.get(group)
         return of.unfinished if of is not None else 0
-
-    def redelivered(self, group: str) -> int:
-        """Return how many deliveries of a group were redeliveries, since the start."""
-        of = self._groups.get(group)
-        return of.redelivered if of is not None else 0
-
-    def topics_of(self, group: str) -> list[str]:
-        """Return the topics that a group pops."""
-        return [pool.topic for pool in self.of_group(group)]
 
     def clients_of(self, group: str) -> dict[str, list[Subscription]]:
         """Return what each client that popped in the group in the last two minutes wants, by client id."""

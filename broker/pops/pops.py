@@ -54,9 +54,11 @@ from .deliveries import (
     Delivery,
     DeliveryState,
     Event,
+    PopAttempt,
     PopClient,
     PopRequest,
     PopResult,
+    TakenDelivery,
     Why,
     encode_handle,
 )
@@ -64,7 +66,7 @@ from .division import Division
 from .journal import PopJournal
 from .lite import LiteDeliveries, LiteOffsets, LitePool, LitePools
 from .lite_subscriptions import LiteExpiry, LitePart, LiteSubscriptions
-from .pool import Pool, QueueDeliveries, Receive, TakenDelivery
+from .pool import Pool, QueueDeliveries, Receive
 
 log = structlog.get_logger("rocketlet.pops")
 
@@ -115,12 +117,13 @@ class Pops(LitePart):
         clock, limits = runtime.clock, runtime.limits
         self._limits = limits
         self._broker_name = broker_name
+        self._topics = topics
         self._filters, self._offsets, self._settings, self._watch = filters, offsets, settings, watch
         self._clock = clock
         self.unburied, self._reports = Recent(clock), Reports(clock)
         self._dead_letters = DeadLetterWriter(topics, appender, self._settings, groups)
         self._deadlines = Deadlines(clock, self)
-        self._attempts: OrderedDict[Attempt, list[GivenDelivery]] = OrderedDict()
+        self._attempts: OrderedDict[PopAttempt, list[GivenDelivery]] = OrderedDict()
         self._journal = PopJournal(frames, topics, clock)
         self.pools = LitePools(runtime, broker_name, topics, appender, groups, offsets, settings, lite_offsets)
         self.lite = LiteSubscriptions(runtime, topics, groups, settings, self.pools, self)
@@ -232,7 +235,7 @@ class Pops(LitePart):
                 return PopResult(Why.TOO_MANY_UNFINISHED)
         settings = self._settings.get(request.group)
         is_in_order = not pool.is_lite and (pool.is_in_order or (settings is not None and settings.consume_orderly))
-        has_levels = not is_in_order and self.pools.has_priorities(request.topic)
+        has_levels = not is_in_order and self._topics.has_priorities(request.topic)
         pool.urgent_percent = -1
         if has_levels:
             pool.urgent_percent = settings.priority_factor if settings is not None else DEFAULT_PRIORITY_FACTOR
@@ -321,13 +324,13 @@ class Pops(LitePart):
     # received has passed.
 
     def _record_attempt(self, request: PopRequest, given: list[GivenDelivery]) -> None:
-        self._attempts[_attempt_of(request)] = given
+        self._attempts[request.attempt] = given
         if len(self._attempts) > self._limits.max_attempt_ids:
             self._attempts.popitem(last=False)
 
     def _repeat(self, request: PopRequest) -> PopResult | None:
         """Return the messages in flight of an earlier receive with the same attempt id; None if there are none."""
-        given = self._attempts.pop(_attempt_of(request), None)
+        given = self._attempts.pop(request.attempt, None)
         still = [item for item in given or () if item.is_in_flight]
         found: list[Delivered] = []
         for deliveries, delivery, _ in still:
@@ -401,7 +404,7 @@ class Pops(LitePart):
     # Outcomes of messages
 
     def put_back(self, group: str, topic: str, messages: Iterable[Delivered]) -> None:
-        """A result did not reach its client: its messages can be popped immediately, and the attempt does not count."""
+        """Make messages of a result visible that did not reach its client. Their attempts do not count."""
         for message in messages:
             found = self.pools.delivery(group, message.topic, message.handle)
             if isinstance(found, AckStatus) or found[1].state is not DeliveryState.IN_FLIGHT:
@@ -422,8 +425,8 @@ class Pops(LitePart):
         takes_late: bool = True,
         topics: Sequence[str] | None = None,
     ) -> None:
-        """Acknowledge messages. Acknowledge messages by their receipt handles. `answer` is called with an outcome for
-        each, once the acknowledgements are written to the disk.
+        """Acknowledge messages by their receipt handles. `answer` is called with an outcome for each, once the
+        acknowledgements are written to the disk.
 
         Args:
             topics: the topic of each message, if they differ, as those of lite topics do.
@@ -541,7 +544,7 @@ class Pops(LitePart):
         for delivery in due:
             until_s = self._extended_s(delivery) if deliveries.gives_again else None
             if until_s is None:
-                self._redeliver(deliveries, delivery, "nobody has acknowledged it in time")
+                self._redeliver(deliveries, delivery, "no client acknowledged it in time")
             else:
                 self._prolong(deliveries, delivery, until_s)
         self.serve(deliveries.pool)
@@ -623,7 +626,7 @@ class Pops(LitePart):
     # Lite topics
 
     def _lite_finished(self, deliveries: LiteDeliveries) -> None:
-        """End deliveries that nobody needs now, beyond some that are kept for the next message."""
+        """Report a lite topic that the group has finished, and end idle deliveries of the pool beyond MAX_IDLE_LITE."""
         pool = deliveries.pool
         if not deliveries.unfinished and deliveries.next >= deliveries.lite.next:
             self.expiry.finished(deliveries.lite)
@@ -635,7 +638,7 @@ class Pops(LitePart):
                 self._end_deliveries(idle)
 
     def lite_offset_reset(self, pool: LitePool, lite: LiteTopic) -> None:
-        """The group's offset in a lite topic was set. Messages popped before can no longer be acknowledged."""
+        """Continue from the offset that was set for a lite topic. Messages popped before can no longer be acknowledged."""
         deliveries = pool.queues.get(lite)
         if deliveries is not None:
             for delivery in deliveries.unfinished.values():
@@ -648,7 +651,7 @@ class Pops(LitePart):
         self.serve(pool)
 
     def end_lite(self, pool: LitePool, lite: LiteTopic) -> None:
-        """A lite topic is deleted."""
+        """End the group's deliveries of a deleted lite topic."""
         deliveries = pool.queues.get(lite)
         if deliveries is not None:
             self._journal.ended(deliveries)
@@ -659,7 +662,7 @@ class Pops(LitePart):
     # Queues that are handed over (PoolOwner)
 
     def serve(self, pool: Pool) -> None:
-        """Serve the receives that wait: the pool may have a message, or a further queue."""
+        """Serve the receives that wait, because the pool may have a message or a further queue."""
         if pool.waits:
             self._serve(pool)
 
@@ -699,7 +702,7 @@ class Pops(LitePart):
         return bool(left)
 
     def yield_pool(self, pool: Pool) -> None:
-        """Members pull the topic, and nothing is in flight: the group continues from its offsets."""
+        """End a pool that has nothing in flight, because members pull its topic. The group continues from its offsets."""
         for deliveries in pool.queues.values():
             self._journal.yielded(deliveries, deliveries.next)
         self._end_pool(pool)
@@ -719,7 +722,7 @@ class Pops(LitePart):
         self.division.check()
 
     def _remove_unused(self) -> None:
-        """Remove pools that nobody pops any more, except queues with unfinished messages."""
+        """Remove pools that are not popped any more, except queues with unfinished messages."""
         is_changed = False
         for pool in self.pools.unused(self._clock.monotonic_s()):
             is_changed = True
@@ -794,14 +797,14 @@ class Pops(LitePart):
         self.division.clients_gone()
 
     def session_gone(self, session: Session) -> None:
-        """The client of a remoting connection is gone."""
+        """Handle a remoting client that is gone, like `client_gone`."""
         self.client_gone(PopClient("", session=session))
 
     # Groups and topics that change
 
     def offsets_reset(self, group: str, topic: str, queue_id: int | None = None) -> None:
-        """The group's offsets in a topic, or in one queue, were reset. Messages popped before can no longer be
-        acknowledged."""
+        """Continue from the group's offsets in a topic after a reset. Messages popped before from a queue whose offset has
+        changed can no longer be acknowledged."""
         pool = self.pools.find(group, topic)
         if pool is None or (queue_id is not None and not pool.serves(queue_id)):
             return
@@ -817,13 +820,13 @@ class Pops(LitePart):
         self.pools.lite_offsets.group_deleted(group)
 
     def end_receives(self, group: str) -> None:
-        """The group was deleted, but not its offsets and its messages in flight."""
+        """End the waiting receives of a deleted group whose offsets and messages in flight stay."""
         for pool in self.pools.of_group(group):
             for receive in pool.waiting():
                 self._end(receive, PopResult(Why.GROUP_GONE))
 
     def topic_deleted(self, topic: str) -> None:
-        """A topic that is recreated by this name has another identity."""
+        """End the pools of a deleted topic, and delete the offsets in its lite topics."""
         self._delete(list(self.pools.of_topic(topic)), Why.TOPIC_GONE)
         self.pools.lite_offsets.topic_deleted(topic)
         self.expiry.topic_deleted(topic)
@@ -888,19 +891,6 @@ class Pops(LitePart):
         """Return True if clients of the group pop the topic now, or have unfinished messages of it."""
         pool = self.pools.find(group, topic)
         return pool is not None and pool.is_used(self._clock.monotonic_s())
-
-
-class Attempt(NamedTuple):
-    """A receive in order that its client may repeat."""
-
-    client: PopClient
-    group: str
-    topic: str
-    attempt_id: str | None
-
-
-def _attempt_of(request: PopRequest) -> Attempt:
-    return Attempt(request.client, request.group, request.topic, request.attempt_id)
 
 
 class GivenDelivery(NamedTuple):
@@ -1110,7 +1100,7 @@ class Deadlines:
                 self._expire_all(deliveries, due, now_s)
 
     def _expire_all(self, deliveries: QueueDeliveries, due: list[Delivery], now_s: float) -> None:
-        """If this fails, give the deliveries another deadline, so that none is without one."""
+        """Expire deliveries. If this fails, set another deadline for those in flight, so that none is without one."""
         try:
             self._pops.expire(deliveries, due)
         except Exception:

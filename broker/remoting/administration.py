@@ -314,8 +314,9 @@ def reset_offset(broker: BrokerController, connection: RemotingConnection, frame
 def _reset_popped(broker: BrokerController, header: ResetOffset, offsets: Mapping[Queue, int]) -> None:
     """Reset the pop pools of queues. Clients can then no longer acknowledge messages of these queues that they have in
     flight."""
+    pool = broker.pops.pools.find(header.group, header.topic)
     for queue, offset in offsets.items():
-        if broker.pops.pools.serves(header.group, header.topic, queue.queue_id):
+        if pool is not None and pool.serves(queue.queue_id):
             broker.offsets.put(header.group, header.topic, queue.queue_id, offset)
     broker.pops.offsets_reset(header.group, header.topic)
     log.info("offsets_reset", group=header.group, topic=header.topic, members=0)
@@ -485,7 +486,7 @@ def _owners(broker: BrokerController, name: str, group: Group | None) -> Work[di
     owners = broker.groups.owners(name)
     looks = 0
     found, now_s = broker.groups.get(name), broker.clock.monotonic_s()
-    for topic in broker.pops.pools.topics_of(name):
+    for topic in found.pools if found is not None else ():
         is_apart = found is not None and found.is_apart(topic, now_s)
         for queue_id in range(broker.topics.queues_of(topic) if is_apart else 0):
             owners.setdefault((topic, queue_id), SHARED_OWNER)

@@ -713,7 +713,7 @@ def _lite_lag(broker: BrokerController, pool: LitePool, lag: LiteLag) -> dict[st
     if lite is not None and deliveries is not None:
         states = ((item.offset, item.state) for item in deliveries.unfinished.values())
         waiting = next((offset for offset, state in states if state is DeliveryState.VISIBLE), deliveries.next)
-        in_flight, waiting_ms = deliveries.in_hand, broker.lites.stored_ms(lite, max(waiting, lite.begin))
+        in_flight, waiting_ms = deliveries.in_flight, broker.lites.stored_ms(lite, max(waiting, lite.begin))
     return {
         "liteTopic": lag.name,
         "lagCount": lag.messages,

@@ -150,7 +150,7 @@ def test_a_message_that_fails_too_often_becomes_a_dead_letter_with_the_reason(wo
     (dead,) = world.receive(group="undertaker", topic="%DLQ%g").messages
     assert b"DLQ_ORIGIN_TOPIC\x01t" in dead.record
     assert b"DLQ_ORIGIN_MESSAGE_ID\x01id" in dead.record
-    assert b"DLQ_REASON\x01tried 3 times; nobody has acknowledged it in time" in dead.record
+    assert b"DLQ_REASON\x01tried 3 times; no client acknowledged it in time" in dead.record
     assert world.offsets.get("g", "t", 0) == 1
 
 
