@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 from rocketlet.broker.config import DROPPED_AFTER_S, LIMITS, TOLD_AGAIN
 from rocketlet.broker.groups.group import ConsumerGroup
-from rocketlet.broker.messages.held_pulls import Until
 from rocketlet.protocol import bodies, group_bodies
 from rocketlet.protocol.admin_bodies import RunningQueue, encode_running_info
 from rocketlet.protocol.allocation import AVG
@@ -130,9 +129,10 @@ async def test_retries_have_one_reader(group: Group) -> None:
 
 
 async def parked(group: Group, wire: Wire, topic: str, queue: int) -> int:
-    opaque = wire.send(RequestCode.PULL_MESSAGE, pull(topic, queue=queue, flags=FLAGS_FOREIGN_MEMBERS))
     held = group.node.broker.held_pulls
-    await eventually(lambda: any(pull.until is Until.TURN for pulls in held._of.values() for pull in pulls))
+    before = held.count
+    opaque = wire.send(RequestCode.PULL_MESSAGE, pull(topic, queue=queue, flags=FLAGS_FOREIGN_MEMBERS))
+    await eventually(lambda: held.count > before)
     return opaque
 
 

@@ -367,9 +367,9 @@ def made(folder: Path, identity: str = "id", groups: ConsumerGroups | None = Non
     return Offsets(folder / "offsets.json", groups or make_groups(), topics, Limits(**limits))
 
 
-def save(offsets: Offsets) -> dict[str, Any] | None:
+def save(offsets: Offsets, folder: Path) -> dict[str, Any] | None:
     """The text that is written; None if nothing is."""
-    path = offsets._path
+    path = folder / "offsets.json"
     path.unlink(missing_ok=True)
     run(offsets.saving())
     saved: dict[str, Any] | None = read_state(path)
@@ -389,14 +389,14 @@ def test_what_was_put_is_kept_by_group_topic_and_queue(tmp_path: Path) -> None:
 
 def test_offsets_are_saved_once_and_read_by_the_next_run(tmp_path: Path) -> None:
     offsets = made(tmp_path)
-    assert save(offsets) is None
+    assert save(offsets, tmp_path) is None
     offsets.put("g", "t", 1, 5)
     offsets.put("g", "t", 1, 4)
     saved = {"t@g": {"1": 4}, "rewinds": {"t@g": 1}, "identities": {"t": "id"}}
-    assert save(offsets) == saved
-    assert save(offsets) is None
+    assert save(offsets, tmp_path) == saved
+    assert save(offsets, tmp_path) is None
     offsets.put("g", "t", 2, 9)
-    assert save(offsets) == saved | {"t@g": {"1": 4, "2": 9}}
+    assert save(offsets, tmp_path) == saved | {"t@g": {"1": 4, "2": 9}}
     again = made(tmp_path, max_offsets=2)
     assert (again.of("g", "t"), again.rewinds("g", "t"), again.topics_of("g")) == ({1: 4, 2: 9}, 1, ["t"])
     again.put("g", "t", 1, 8)
@@ -423,10 +423,10 @@ def test_what_goes_back_is_counted_until_it_is_forgotten(tmp_path: Path) -> None
     for offset in (5, 5, 4, 6, 3):
         offsets.put("g", "t", 0, offset)
     assert (offsets.rewinds("g", "t"), offsets.rewinds("g", "u")) == (2, 0)
-    save(offsets)
+    save(offsets, tmp_path)
     offsets.topic_deleted("t")
     assert (offsets.rewinds("g", "t"), offsets.topics_of("g")) == (0, [])
-    assert save(offsets) == {"rewinds": {}, "identities": {}}
+    assert save(offsets, tmp_path) == {"rewinds": {}, "identities": {}}
 
 
 def test_nobody_but_an_owner_goes_back_behind_the_last_owner(tmp_path: Path) -> None:
@@ -469,7 +469,7 @@ def test_offsets_of_a_topic_that_was_recreated_are_forgotten(
 ) -> None:
     offsets = made(tmp_path)
     offsets.put("g", "t", 0, 5)
-    save(offsets)
+    save(offsets, tmp_path)
     again = made(tmp_path, identity)
     again.apply_journal(deleted)
     assert again.knows("g", "t") is is_kept
@@ -484,12 +484,12 @@ def test_offsets_beyond_the_end_of_their_queue_are_set_back_and_saved(tmp_path: 
     offsets = made(tmp_path)
     for number in range(3):
         offsets.put("g", "t", number, 5)
-    save(offsets)
+    save(offsets, tmp_path)
     offsets.clamp(ends(5, 5, 9))
-    assert save(offsets) is None
+    assert save(offsets, tmp_path) is None
     offsets.clamp(ends(5, 4))
     assert offsets.of("g", "t") == {0: 5, 1: 4, 2: 0}
-    assert save(offsets) is not None
+    assert save(offsets, tmp_path) is not None
 
 
 @pytest.mark.parametrize("by", ["mark", "hand_over"])
@@ -497,7 +497,7 @@ def test_the_offset_of_a_queue_that_was_handed_over_is_read_by_the_next_run(tmp_
     groups = make_groups()
     offsets = made(tmp_path, groups=groups)
     offsets.put("g", "t", 0, 5)
-    save(offsets)
+    save(offsets, tmp_path)
     offsets.put("g", "t", 0, 7)
     offsets.put("g", "t", 1, 8)
     if by == "mark":
@@ -508,7 +508,7 @@ def test_the_offset_of_a_queue_that_was_handed_over_is_read_by_the_next_run(tmp_
     again = made(tmp_path)
     again.apply_journal(())
     assert again.of("g", "t") == {0: 7}
-    assert save(again) == {"t@g": {"0": 7}, "rewinds": {}, "identities": {"t": "id"}}
+    assert save(again, tmp_path) == {"t@g": {"0": 7}, "rewinds": {}, "identities": {"t": "id"}}
 
 
 def test_a_save_leaves_nothing_of_earlier_hand_overs(tmp_path: Path) -> None:
@@ -518,7 +518,7 @@ def test_a_save_leaves_nothing_of_earlier_hand_overs(tmp_path: Path) -> None:
     offsets.hand_over(groups.obtain("g"), [("t", 0)])
     offsets.write_handed_over()
     offsets.put("g", "t", 0, 9)
-    save(offsets)
+    save(offsets, tmp_path)
     offsets.hand_over(groups.obtain("g"), [("t", 0)])
     offsets.write_handed_over()
     assert (tmp_path / "offsets.journal").read_bytes() == b"", "the file has it"

@@ -26,6 +26,7 @@ from rocketlet.broker.sessions import Refusal
 from rocketlet.protocol.bodies import LOOKS, ConsumerData, Work, finish
 from rocketlet.protocol.group_bodies import BrokerShare
 from rocketlet.protocol.names import Queue, Subscription
+from structlog.testing import capture_logs
 
 from ...conftest import peer
 from ...support.locks import Changes, make_groups
@@ -431,15 +432,25 @@ def test_disagreements_are_reported_once_and_again_when_they_come_back(world: Wo
 
 
 def test_the_log_has_this_many_disagreements_of_a_group_in_a_while() -> None:
-    world = World(max_logged_faults=1)
-    assert [world.groups._may_log(world.groups.obtain("g")) for _ in range(2)] == [True, False]
-    assert world.groups._may_log(world.groups.obtain("h"))
+    world, sessions = World(max_logged_faults=1), dict[str, RemotingConnection]()
+
+    def logged(group: str = "g") -> int:
+        """Let two members disagree and agree again, and return how often the log says so."""
+        if group not in sessions:
+            world.beats("c1", "t", group=group)
+            sessions[group] = world.beats("c2", "t", group=group)
+        with capture_logs() as logs:
+            world.beats("c2", "t", "u", group=group, session=sessions[group])
+        world.beats("c2", "t", group=group, session=sessions[group])
+        return sum(log["event"] == "members_disagree" for log in logs)
+
+    assert (logged(), logged(), logged("h")) == (1, 0, 1)
     world.clock.advance(REPORT_AGAIN_S - 1)
-    assert not world.groups._may_log(world.groups.obtain("g"))
+    assert logged() == 0
     world.clock.advance(1)
-    assert [world.groups._may_log(world.groups.obtain("g")) for _ in range(2)] == [True, False]
+    assert (logged(), logged()) == (1, 0)
     world.clock.advance(REPORT_AGAIN_S - 1)
-    assert not world.groups._may_log(world.groups.obtain("g")), "since the last time"
+    assert logged() == 0, "since the last time"
 
 
 @pytest.mark.parametrize(("retry_queues", "compared", "is_alone"), [(1, 2, False), (2, 2, True), (1, 1, True)])

@@ -62,11 +62,12 @@ RECEIVE.long_polling_timeout.FromMilliseconds(0)
         ("MQv2-HMAC-SHA1 Credential=orders-key", "signature"),
     ],
 )
-async def test_who_does_not_show_an_account_is_refused(guarded: Node, dial: Dial, field: str, reason: str) -> None:
+async def test_who_does_not_show_an_account_is_refused(
+    guarded: Node, dial: Dial, file: AccountsFile, field: str, reason: str
+) -> None:
     client = await dial(guarded.address)
     assert await code(client, "SendMessage", SEND, authorization=field) == UNAUTHORIZED
-    assert guarded.server._acl is not None
-    assert guarded.server._acl.refused == {reason: 1}
+    assert file.acl.refused == {reason: 1}
 
 
 async def test_doctor_names_refused_signatures_and_missing_permissions_of_grpc_clients(

@@ -458,10 +458,10 @@ def bodies(broker: BrokerController, topic: str) -> list[bytes]:
 def test_a_deleted_topic_stays_away_after_a_kill(tmp_path: Path, is_saved: bool, loses: str) -> None:
     broker = filled(tmp_path, is_saved=is_saved)
     if loses == "topics":  # the journal is short again, and the state file has what it had
-        broker.topics._save()
+        run(broker.topics.saving(broker.store.begin))
     broker.topics.delete("gone", broker.store.end)
     if loses == "topics":
-        broker.topics._save()
+        run(broker.topics.saving(broker.store.begin))
     if loses == "checkpoint":
         for path in tmp_path.glob("checkpoint.*"):
             path.unlink()

@@ -254,7 +254,7 @@ async def test_a_broker_that_no_name_server_knows_is_not_ready(nodes: Nodes) -> 
 
 
 def test_a_disk_is_as_full_as_df_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    usage = shutil._ntuple_diskusage(1_000, 110, 240)  # 650 are reserved for root
+    usage = shutil.disk_usage("/")._replace(total=1_000, used=110, free=240)  # 650 are reserved for root
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
     assert disk.used_ratio(tmp_path) == 110 / 350
 

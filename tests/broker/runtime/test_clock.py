@@ -119,10 +119,9 @@ async def test_a_held_pull_is_answered_when_its_time_is_over(node: Node, wire: W
 
 
 async def test_segments_expire_when_the_clock_is_moved(nodes: Nodes, connect: Connect) -> None:
-    node = await nodes.start(retain_hours=2)
+    node = await nodes.start(retain_hours=2, segment_bytes=1000)
     wire = await connect(node.address)
     store = node.broker.store
-    store._log.segment_bytes = 1000
     await create_topic(wire, "t", 1)
     for _ in range(5):
         await wire.call(RequestCode.SEND_MESSAGE_V2, send_v2(), b"x" * 1000)

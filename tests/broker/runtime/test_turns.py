@@ -120,8 +120,8 @@ async def large(node: Node) -> Node:
     for number in range(1000):
         broker.offsets.put("g", "large", number, 0)
         broker.offsets.put(f"g{number}", "large", 0, 0)
-        broker.topics._topics[f"t{number}"] = TopicConfig(f"t{number}")
-        broker.group_configs._store(GroupConfig(f"g{number}"))
+        broker.topics.put(TopicConfig(f"t{number}"), 0)
+        broker.group_configs.put(GroupConfig(f"g{number}"))
     return node
 
 

@@ -29,7 +29,7 @@ from rocketlet.protocol.message import BEGIN_BYTES, BEGIN_MARK, CHECKSUM_BYTES, 
 from ...conftest import Nodes, eventually
 from ...support import forged
 from ...support.handlers import Inbox
-from ...support.stores import TOPICS, bodies, filled, kill, open_store, put, reopened
+from ...support.stores import TOPICS, append_to_log, bodies, filled, kill, open_store, put, reopened
 
 Change = Callable[[bytearray, random.Random], object]
 CHANGES: dict[str, Change] = {
@@ -565,8 +565,7 @@ def test_a_reply_of_an_earlier_release_that_is_too_long_is_passed_over(tmp_path:
     begin = store.end
     inner = forged.body_at(begin, b"FORGED", offset=1)
     record = forged.record(begin, inner + bytes(MAX_BODY_BYTES * 3), topic="t")
-    store._log.append(record)
-    store._next = store.end + len(record)
+    append_to_log(store, record)
     put(store, b"u-1", topic="u")
     kill(store)
     forget_indexes(tmp_path)
@@ -650,8 +649,7 @@ def test_offsets_that_no_log_can_have_are_not_given_entries(tmp_path: Path) -> N
     """An index takes 20 bytes for each lost message: 2**40 of them once filled the disk, at each start."""
     store = opened(tmp_path)
     put(store, b"u-0", topic="u")
-    store._log.append(forged.record(store.end, b"far", offset=2**40))
-    store._next = store._log.end
+    append_to_log(store, forged.record(store.end, b"far", offset=2**40))
     put(store, b"u-1", topic="u")
     kill(store)
     store = unrecovered(tmp_path)
