@@ -650,7 +650,7 @@ class LiteTopicLag(NamedTuple):
     Attributes:
         oldest_ms: when the first of the messages was stored.
         in_flight: how many of them are in flight; Apache's brokers do not report it.
-        waiting_ms: when the first message that is not in flight was stored.
+        waiting_ms: when the first message that could be delivered now was stored.
     """
 
     name: str
@@ -670,6 +670,8 @@ class LiteGroupLag(NamedTuple):
         is_wildcard: True if members receive from every lite topic; Apache's brokers do not report it.
         longest: the lite topics with most of them.
         oldest: the lite topics with the oldest of them.
+        stuck: the lite topics with a subscriber whose next message could be delivered now, the one that waits longest
+            first; Apache's brokers do not report them.
     """
 
     topic: str
@@ -679,12 +681,16 @@ class LiteGroupLag(NamedTuple):
     is_wildcard: bool
     longest: tuple[LiteTopicLag, ...]
     oldest: tuple[LiteTopicLag, ...]
+    stuck: tuple[LiteTopicLag, ...]
+
+
+_LITE_LISTS: Final = ("lagCountTopK", "lagTimestampTopK", "waitingTopK")
 
 
 @answers("lite group")
 def decode_lite_lag(data: Any) -> LiteGroupLag:
     """Decode the response to GET_LITE_GROUP_INFO about all lite topics."""
-    tops = [tuple(map(_lite_topic_lag, data.get(name) or ())) for name in ("lagCountTopK", "lagTimestampTopK")]
+    tops = [tuple(map(_lite_topic_lag, data.get(name) or ())) for name in _LITE_LISTS]
     oldest_ms = max(int(data["earliestUnconsumedTimestamp"]), 0)
     return LiteGroupLag(
         str(data["parentTopic"]),

@@ -646,12 +646,38 @@ class LitePool(Pool):
         return max(offset, lite.begin)
 
     def lag_of(self, lite: LiteTopic) -> LiteLag:
-        lag, first = self.lag(lite), self.committed(lite)
-        return LiteLag(lite.name, lag, self._lites.stored_ms(lite, first) if lag else 0)
+        """Return what the group has not finished in a lite topic. It costs up to two reads of the disk."""
+        lag, first, waiting, deliveries = (
+            self.lag(lite),
+            self.committed(lite),
+            self._deliverable(lite),
+            self.queues.get(lite),
+        )
+        oldest_ms = self._lites.stored_ms(lite, first) if lag else 0
+        waiting_ms = (
+            oldest_ms if waiting == first else self._lites.stored_ms(lite, waiting) if waiting is not None else 0
+        )
+        in_flight = deliveries.in_flight if deliveries is not None else 0
+        return LiteLag(lite.name, lag, oldest_ms, in_flight, waiting_ms)
+
+    def _deliverable(self, lite: LiteTopic) -> int | None:
+        """Return the offset of the first message that is not in flight; None if there is none, or if an earlier message
+        was returned to be redelivered later, because later messages wait for it as its client wants."""
+        deliveries = self.queues.get(lite)
+        if deliveries is None:
+            waiting = self.committed(lite)
+        else:
+            for item in deliveries.unfinished.values():
+                if item.state is DeliveryState.VISIBLE:
+                    return item.offset
+                if item.is_delayed:
+                    return None
+            waiting = max(deliveries.next, lite.begin)
+        return waiting if waiting < lite.next else None
 
     def backlog(self, most: int) -> Work[LiteBacklog]:
         """Return what the group has not finished in the lite topics that it has read or that its clients are subscribed to.
-        Each lite topic with such messages costs a read of the disk.
+        The number of reads of the disk depends on `most` and on the queues of the parent topic, not on the lite topics.
 
         Args:
             most: how many lite topics are listed.
@@ -659,34 +685,89 @@ class LitePool(Pool):
         of_topic = self._lites.of(self.topic)
         known = self.offsets, (lite.name for lite in self.queues), self._of_name
         names = of_topic if self.is_wildcard else dict.fromkeys(chain.from_iterable(known))
-        messages, topics, oldest_ms, of_queues = 0, 0, 0, dict[int, int]()
-        longest: list[tuple[int, LiteLag]] = []
-        oldest: list[tuple[int, LiteLag]] = []
+        messages, topics, of_queues = 0, 0, dict[int, int]()
+        longest: list[tuple[int, int, LiteTopic]] = []
+        oldest, stuck = _EarliestOfQueues(max(most, 1)), _EarliestOfQueues(most)
         for number, name in enumerate(list(names), 1):
             lite = of_topic.get(name)
-            found = self.lag_of(lite) if lite is not None else None
-            if lite is not None and found is not None and found.messages:
+            lag = self.lag(lite) if lite is not None else 0
+            if lite is not None and lag:
                 topics += 1
-                messages += found.messages
-                of_queues[lite.queue.queue_id] = of_queues.get(lite.queue.queue_id, 0) + found.messages
-                oldest_ms = min(oldest_ms or found.oldest_ms, found.oldest_ms)
-                for heap, rank in ((longest, found.messages), (oldest, -found.oldest_ms)):
-                    heappush(heap, (rank, found))
-                    if len(heap) > most:
-                        heappop(heap)
-            if number % LITE_READS == 0:
+                messages += lag
+                of_queues[lite.queue.queue_id] = of_queues.get(lite.queue.queue_id, 0) + lag
+                oldest.add(lite, self.committed(lite))
+                if most:
+                    heappush(longest, (lag, number, lite))
+                    if len(longest) > most:
+                        heappop(longest)
+                    waiting = self._deliverable(lite) if self.subscribers_of(name) else None
+                    if waiting is not None:
+                        stuck.add(lite, waiting)
+            if number % SLICE == 0:
                 yield
         in_flight = sum(item.in_flight for item in list(self.queues.values()))
-        ranked = [[item for _, item in sorted(heap, reverse=True)] for heap in (longest, oldest)]
-        return LiteBacklog(messages, topics, oldest_ms, in_flight, of_queues, *ranked)
+        of_oldest = yield from self._lags(oldest.lites())
+        of_oldest.sort(key=lambda lag: lag.oldest_ms)
+        of_stuck = yield from self._lags(stuck.lites())
+        of_stuck.sort(key=lambda lag: lag.waiting_ms)
+        of_longest = yield from self._lags(lite for *_, lite in sorted(longest, reverse=True))
+        oldest_ms = of_oldest[0].oldest_ms if of_oldest else 0
+        return LiteBacklog(
+            messages, topics, oldest_ms, in_flight, of_queues, of_longest, of_oldest[:most], of_stuck[:most]
+        )
+
+    def _lags(self, lites: Iterable[LiteTopic]) -> Work[list[LiteLag]]:
+        """Return what the group has not finished in lite topics, except those that it has finished meanwhile."""
+        found: list[LiteLag] = []
+        for number, lite in enumerate(lites, 1):
+            lag = self.lag_of(lite)
+            if lag.messages:
+                found.append(lag)
+            if number % LITE_READS == 0:
+                yield
+        return found
+
+
+class _EarliestOfQueues:
+    """The lite topics with the earliest messages of each queue of a parent topic. Messages of a queue are stored in the
+    order of their offsets, so their times need not be read.
+
+    Args:
+        most: how many lite topics of each queue are kept.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._of_queues: dict[int, list[tuple[int, LiteTopic]]] = {}
+
+    def add(self, lite: LiteTopic, offset: int) -> None:
+        """Add a lite topic, with the offset of a message in it."""
+        places = map(lite.parent_offset, range(offset, lite.next))
+        place = next((place for place in places if place is not None), None)
+        if place is not None:  # else all messages are lost
+            kept = self._of_queues.setdefault(lite.queue.queue_id, [])
+            heappush(kept, (-place, lite))
+            if len(kept) > self._most:
+                heappop(kept)
+
+    def lites(self) -> list[LiteTopic]:
+        return [lite for kept in self._of_queues.values() for _, lite in kept]
 
 
 class LiteLag(NamedTuple):
-    """What a group has not finished in a lite topic. `oldest_ms`: when the first of these messages was stored, or 0."""
+    """What a group has not finished in a lite topic. Times are in ms since the epoch, 0 for none.
+
+    Attributes:
+        oldest_ms: when the first of these messages was stored.
+        in_flight: how many of them are in flight.
+        waiting_ms: when the first message that could be delivered now was stored.
+    """
 
     name: str
     messages: int
     oldest_ms: int
+    in_flight: int
+    waiting_ms: int
 
 
 class LiteBacklog(NamedTuple):
@@ -699,6 +780,7 @@ class LiteBacklog(NamedTuple):
         of_queues: their number by the id of the parent topic's queue.
         longest: the lite topics with most of them, the first one has most.
         oldest: the lite topics with the oldest ones, the first one has the oldest.
+        stuck: the lite topics with a subscriber whose next message could be delivered, the first one has the oldest.
     """
 
     messages: int
@@ -708,6 +790,7 @@ class LiteBacklog(NamedTuple):
     of_queues: dict[int, int]
     longest: list[LiteLag]
     oldest: list[LiteLag]
+    stuck: list[LiteLag]
 
 
 # ------------------------------------------------------------------------------

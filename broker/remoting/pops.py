@@ -61,7 +61,6 @@ from ...protocol.names import (
 from ..broker import BrokerController
 from ..config import (
     LATE_POLL_MS,
-    LITE_READS,
     MAX_ATTEMPT_CHARS,
     MAX_INVISIBLE_MS,
     MAX_NAMED_CHARS,
@@ -75,7 +74,6 @@ from ..messages.sending import GIVEN_UP
 from ..pops.deliveries import (
     TOPIC_MARK,
     AckStatus,
-    DeliveryState,
     PopClient,
     PopRequest,
     PopResult,
@@ -668,7 +666,7 @@ def lite_group_info(broker: BrokerController, connection: RemotingConnection, fr
     value: dict[str, Any] = {"group": header.group, "parentTopic": pool.topic, "liteTopic": header.lite_topic}
     if header.lite_topic:
         lite = broker.lites.get(pool.topic, header.lite_topic)
-        lag = pool.lag_of(lite) if lite is not None else LiteLag(header.lite_topic, 0, 0)
+        lag = pool.lag_of(lite) if lite is not None else LiteLag(header.lite_topic, 0, 0, 0, 0)
         value |= {"totalLagCount": lag.messages, "earliestUnconsumedTimestamp": lag.oldest_ms}
         if lite is not None:
             value["liteTopicOffsetWrapper"] = _lite_offsets(broker, pool, lite)
@@ -677,9 +675,10 @@ def lite_group_info(broker: BrokerController, connection: RemotingConnection, fr
         value |= {
             "totalLagCount": backlog.messages,
             "earliestUnconsumedTimestamp": backlog.oldest_ms,
-            "lagCountTopK": (yield from _lite_lags(broker, pool, backlog.longest)),
-            "lagTimestampTopK": (yield from _lite_lags(broker, pool, backlog.oldest)),
-            "inFlight": backlog.in_flight,  # this field and the next are Rocketlet's own
+            "lagCountTopK": list(map(_lite_lag, backlog.longest)),
+            "lagTimestampTopK": list(map(_lite_lag, backlog.oldest)),
+            "waitingTopK": list(map(_lite_lag, backlog.stuck)),  # this field and those below are Rocketlet's own
+            "inFlight": backlog.in_flight,
             "wildcard": pool.is_wildcard,
         }
     return answer(frame, body=orjson.dumps(value))
@@ -695,31 +694,15 @@ def _lite_offsets(broker: BrokerController, pool: LitePool, lite: LiteTopic) -> 
     }
 
 
-def _lite_lags(broker: BrokerController, pool: LitePool, lags: Iterable[LiteLag]) -> Work[list[dict[str, Any]]]:
-    found: list[dict[str, Any]] = []
-    for number, lag in enumerate(lags, 1):
-        found.append(_lite_lag(broker, pool, lag))
-        if number % LITE_READS == 0:
-            yield
-    return found
-
-
-def _lite_lag(broker: BrokerController, pool: LitePool, lag: LiteLag) -> dict[str, Any]:
+def _lite_lag(lag: LiteLag) -> dict[str, Any]:
     """Return what a group has not finished in a lite topic. Rocketlet's own fields: the number of messages in flight, and
-    when the first of the others was stored, or 0."""
-    lite = broker.lites.get(pool.topic, lag.name)
-    deliveries = pool.queues.get(lite) if lite is not None else None
-    in_flight, waiting_ms = 0, lag.oldest_ms
-    if lite is not None and deliveries is not None:
-        states = ((item.offset, item.state) for item in deliveries.unfinished.values())
-        waiting = next((offset for offset, state in states if state is DeliveryState.VISIBLE), deliveries.next)
-        in_flight, waiting_ms = deliveries.in_flight, broker.lites.stored_ms(lite, max(waiting, lite.begin))
+    when the first message that could be delivered now was stored, or 0."""
     return {
         "liteTopic": lag.name,
         "lagCount": lag.messages,
         "earliestUnconsumedTimestamp": lag.oldest_ms,
-        "inFlight": in_flight,
-        "earliestWaitingTimestamp": waiting_ms,
+        "inFlight": lag.in_flight,
+        "earliestWaitingTimestamp": lag.waiting_ms,
     }
 
 

@@ -643,16 +643,18 @@ class BlockedLiteTopics:
 
     def suspects(self, lite: LiteGroup) -> dict[str, tuple[LiteTopicLag, float]]:
         """Return the lite topics whose next message has waited too long, and for how many seconds, the longest wait
-        first."""
-        found: list[tuple[LiteTopicLag, float]] = []
+        first. Lite topics with a subscriber are found even if very many others wait longer."""
+        stuck, oldest = (list[tuple[LiteTopicLag, float]](), list[tuple[LiteTopicLag, float]]())
         for broker, lag in lite.lags.items():
             now_s = time.time() + self._skews.get(broker, 0.0)
-            for item in lag.oldest:
-                waited_s = max(now_s - item.waiting_ms / 1000, 0.0)  # a broker reports its clock by the second
-                if item.messages > item.in_flight and item.waiting_ms and waited_s >= self._stuck_s:
-                    found.append((item, waited_s))
-        found.sort(key=lambda pair: -pair[1])
-        return {pair[0].name: pair for pair in found[:SUSPECTS]}
+            for found, items in ((stuck, lag.stuck), (oldest, lag.oldest)):
+                for item in items:
+                    waited_s = max(now_s - item.waiting_ms / 1000, 0.0)  # a broker reports its clock by the second
+                    if item.messages > item.in_flight and item.waiting_ms and waited_s >= self._stuck_s:
+                        found.append((item, waited_s))
+                found.sort(key=lambda pair: -pair[1])
+        suspects = {item.name: (item, waited_s) for item, waited_s in (*stuck[:SUSPECTS], *oldest[:SUSPECTS])}
+        return dict(sorted(suspects.items(), key=lambda pair: -pair[1][1]))
 
     async def blocked(self, group: Group, before: LiteGroup | None, masters: Masters) -> tuple[BlockedLiteTopic, ...]:
         """Make the second observation, and return the lite topics without progress since the first one."""
@@ -1096,7 +1098,7 @@ def _stuck_lite(seen: Observed) -> Iterator[Finding]:
 
 _NOT_RECEIVED: Final = "the members that are subscribed receive none of them"
 _OTHERS_FIRST: Final = "the members that are subscribed handle messages of other lite topics"
-_EARLIER_FIRST: Final = "an earlier message of each is in flight or delayed"
+_EARLIER_FIRST: Final = "an earlier message of each is in flight"
 _LITE_CAUSES: Final = (
     (
         Harm.STANDS,
@@ -1111,7 +1113,7 @@ _LITE_CAUSES: Final = (
     (
         Harm.SLOW,
         _EARLIER_FIRST,
-        "make handlers faster or delays shorter; if neither is long, check the members' logs",
+        "make handlers faster; if they are not slow, check the members' logs",
     ),
 )
 

@@ -12,7 +12,17 @@ from typing import Any, Final
 import pytest
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.server import Listening, Server
-from rocketlet.client import AdminClient, BrokerRefused, Consumer, LiteConsumer, Message, Producer, Reject, rebalanced
+from rocketlet.client import (
+    AdminClient,
+    BrokerRefused,
+    Consumer,
+    LiteConsumer,
+    Message,
+    Producer,
+    Reject,
+    RetryLater,
+    rebalanced,
+)
 from rocketlet.client.admin import diagnosis
 from rocketlet.client.admin.admin_client import Group, Topic
 from rocketlet.client.admin.diagnosis import (
@@ -24,6 +34,7 @@ from rocketlet.client.admin.diagnosis import (
     diagnose,
     findings_of_group,
 )
+from rocketlet.client.config import SUSPECTS
 from rocketlet.client.wire.connection import Connection
 from rocketlet.protocol.admin_bodies import (
     GroupConnections,
@@ -255,6 +266,40 @@ async def test_lite_topic_that_waits_for_busy_members_is_slow_and_not_stuck(node
     assert busy.harm is diagnosis.Harm.SLOW
     assert busy.text.startswith("lite topic late of t: 1 message waits")
     assert busy.text.endswith("handle messages of other lite topics")
+
+
+async def test_stuck_lite_topic_is_found_behind_many_that_nobody_reads(node: Node, wire: Wire) -> None:
+    put(node, message_type="LITE")
+    left = [f"left{number}" for number in range(SUSPECTS + 1)]
+    async with Producer(node.address) as producer:
+        for name in left:
+            await producer.send("t", b"x", lite_topic=name)
+            node.broker.lite_offsets.put("g", "t", name, 0)
+        await subscribe(wire, "c1", "idle")
+        await producer.send("t", b"x", lite_topic="idle")
+        kinds = await found(node)
+    assert kinds["stuck_lite_topic"].text.startswith("lite topic idle of t: 1 message waits")
+    assert kinds["lite_topic_unread"].text.endswith("no member is subscribed")
+
+
+async def test_lite_topic_is_healthy_while_messages_wait_for_one_that_its_handler_returned_with_a_delay(
+    node: Node,
+) -> None:
+    put(node, message_type="LITE")
+    inbox = Inbox()
+
+    async def work(message: Message) -> RetryLater:
+        await inbox(message)
+        return RetryLater(delay=60)
+
+    async def is_healthy() -> bool:
+        return not await found(node)
+
+    async with Producer(node.address) as producer, LiteConsumer(node.address, "g", "t", work, lite_topics=["a"]):
+        for _ in range(3):
+            await producer.send("t", b"x", lite_topic="a")
+        await eventually(lambda: bool(inbox.messages))
+        await eventually(is_healthy)
 
 
 async def test_lite_group_that_works_or_waits_for_young_messages_is_healthy(node: Node) -> None:

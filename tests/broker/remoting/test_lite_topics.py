@@ -14,7 +14,7 @@ from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.remoting.pops import lite_group_info
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.protocol.admin_bodies import decode_consume_stats
-from rocketlet.protocol.bodies import LOOKS, SLICE, BodyError, GroupConfig
+from rocketlet.protocol.bodies import LOOKS, SLICE, BodyError, GroupConfig, finish
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.config import MAX_SYNCED_LITE_TOPICS
 from rocketlet.protocol.frame import Frame, FrameCursor
@@ -771,6 +771,31 @@ async def test_report_on_a_group_pauses_between_reads_of_lite_topics(
     assert {item["inFlight"] for item in found["lagCountTopK"]} == {1}
     assert sum(pieces) >= 3 * len(names)
     assert max(pieces) <= 2 * LITE_READS
+
+
+async def test_lag_of_a_lite_group_reads_one_message_of_each_queue(
+    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready(node)
+    names = [f"n{number}" for number in range(100)]
+    for name in names:
+        await fill(wire, name, b"1", b"2")
+    await sync(wire, *names)
+    first, *_ = await popped(wire, maxMsgNum=1)
+    await wire.call(RequestCode.ACK_MESSAGE, place(first))
+    reads: list[int] = []
+    stored_ms = node.broker.lites.stored_ms
+
+    def counted(lite: LiteTopic, offset: int) -> int:
+        reads.append(offset)
+        return stored_ms(lite, offset)
+
+    monkeypatch.setattr(node.broker.lites, "stored_ms", counted)
+    lag = finish(node.broker.progress.lag("g", "t"))
+    assert (lag.messages, lag.in_flight) == (199, 0)
+    assert 1 <= len(reads) <= node.broker.topics.queues_of("t")
+    unread = [record for record in stored(node) if record.physical_offset != first.physical_offset]
+    assert lag.since_ms == min(record.store_ms for record in unread)
 
 
 @pytest.mark.parametrize(
