@@ -96,9 +96,10 @@ document.addEventListener("keydown", (event) => {
   field.focus();
 });
 for (const box of document.querySelectorAll("[data-all]")) {
-  box.addEventListener("change", () => {
-    for (const item of document.querySelectorAll(`input[name="${box.dataset.all}"]`)) item.checked = box.checked;
-  });
+  const items = () => [...document.querySelectorAll(`input[name="${box.dataset.all}"]`)];
+  const apply = () => items().forEach((item) => (item.checked = box.checked));
+  box.addEventListener("change", apply);
+  if (box.checked && !items().some((item) => item.checked)) apply(); // it was checked before this file had loaded
 }
 
 // In a wide window a message opens beside its list. Elsewhere, and without this file, its link leads to its page.

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import product
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import pytest
 from rocketlet.client import Consumer, Message, Producer, Reject, rebalanced
@@ -142,6 +143,35 @@ async def test_dead_letters_are_replayed_with_the_mouse(windows: Windows, node: 
         await window.page.click("button:has-text('Resend')")
         assert "3 messages were resent to orders" in await window.text("#notice")
         await eventually(lambda: len(mended.messages) == 4)
+
+
+async def test_all_dead_letters_are_selected_when_the_box_is_checked_before_the_script_has_loaded(
+    windows: Windows, node: Node
+) -> None:
+    loads = asyncio.Event()
+
+    async def late(route: Any) -> None:
+        await loads.wait()
+        await route.continue_()
+
+    async with Producer(node.address) as producer, Consumer(node.address, "g", "orders", reject, start="first"):
+        for body in (b"one", b"two"):
+            await producer.send("orders", body)
+        await rebalanced(node.address, "g", members=1)
+        window = await windows.new(height=480)
+        await window.open("/groups/g")
+        await window.has("#live_summary .figure.bad dd >> text=2")
+        await window.page.route("**/console.js*", late)
+        await window.page.goto(f"{window.url}/groups/g/dead", wait_until="commit")
+        await window.page.check("[data-all=place]")
+        assert await window.page.locator("[name=place]:checked").count() == 0
+        loads.set()
+        await window.page.wait_for_load_state()
+        assert await window.page.locator("[name=place]:checked").count() == 2
+
+
+async def reject(message: Message) -> Reject:
+    return Reject()
 
 
 async def test_nothing_in_a_message_runs(windows: Windows, node: Node) -> None:
