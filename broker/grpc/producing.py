@@ -518,7 +518,7 @@ def end_transaction(context: HandlerContext, call: GrpcCall, request: Any) -> An
         raise StatusError(Code.INVALID_TRANSACTION_ID, f"the transaction is not one of the topic {topic}")
     header = EndTransaction(topic, offset, position, outcome, msg_id=request.message_id or None)
     try:
-        fault = context.broker.transactions.end(header)
+        fault = context.broker.transactions.end(header, shown_id=request.transaction_id)
     except StoreFull as error:
         raise StatusError(Code.INTERNAL_SERVER_ERROR, str(error)) from None
     if fault:

@@ -162,9 +162,13 @@ class Transactions:
 
     # Outcomes
 
-    def end(self, header: EndTransaction) -> str | None:
+    def end(self, header: EndTransaction, *, shown_id: str = "") -> str | None:
         """Commit or roll back. Return the reason why this is impossible; None on success. An outcome that was recorded
-        before changes nothing. Raises StoreFull."""
+        before changes nothing. Raises StoreFull.
+
+        Args:
+            shown_id: the transaction id that consumers of the message see, if it is not the unique key.
+        """
         offset = header.tran_state_table_offset
         half = self._halves.get(offset)
         record = self._store.record_at(header.commit_log_offset)
@@ -187,6 +191,11 @@ class Transactions:
         if target is None:
             self._set_aside(offset, half, record, "its topic was deleted")
             return f"the topic {real_queue(record)[0]} was deleted; the message is in {names.CHECK_MAX_TIME_TOPIC}"
+        if shown_id:
+            text = props.appended(
+                props.without(record.properties, props.TRANSACTION_ID), props.TRANSACTION_ID, shown_id
+            )
+            record = record._replace(properties=text)
         self._resolve(offset, record, target, _COMMITTED)
         return None
 
