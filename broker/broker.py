@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -173,11 +173,9 @@ class BrokerController:
         self.repeats = RedeliveryCauses(clock)
         self.locks = self._make_locks(folder / "locks.json")
         self.watch = Watch(self.runtime, self.groups, self.locks, self.history, self.topics)
+        self.notifications = Notifications(self.runtime, self.groups, self.group_configs, self.history)
         self.draining = self._make_draining()
         self.guard = ReaderGuard(self.runtime, self.groups, self.watch, self.offsets, self.held_pulls)
-        self.notifications = Notifications(
-            self.runtime, self.groups, self.group_configs, self.history, self.draining.lists
-        )
         self.request_modes = RequestModes(folder / "modes.json", limits)
 
     def _make_pulling(self) -> Pulling:
@@ -219,6 +217,7 @@ class BrokerController:
             self.groups,
             self.watch,
             self.held_pulls,
+            self.notifications,
             routes=self.name_servers,
             peers=self.peers,
             repeats=self.repeats,
@@ -459,9 +458,6 @@ class _Changes(GroupChanges, LiteChanges):
         self._broker.pops.division.members_changed(group)
         self._broker.draining.begin_change(group)
         self._broker.notifications.schedule(group)
-
-    def members_outdated(self, group: ConsumerGroup, sessions: Iterable[Session]) -> None:
-        self._broker.notifications.notify(group, sessions)
 
     def lease_freed(self, group: ConsumerGroup, waiter: Session) -> None:
         waiter.tell(GroupChanged(group.name))

@@ -322,7 +322,8 @@ class Collector:
                 values = (messages, messages, committed, age_ms / 1000, age_ms)
                 for family, value in zip((lag, accumulated, offset, oldest, latency), values, strict=True):
                     family.add_metric([*self._place, topic, name], value)
-                if broker.topics.has_priorities(topic):
+                config = broker.topics.get(topic)
+                if config is not None and config.has_priorities:
                     for level, messages in enumerate(await self._levels(name, topic)):
                         levels.add_metric([*self._place, topic, name, str(level)], messages)
         return [lag, accumulated, offset, oldest, latency, levels]

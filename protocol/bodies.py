@@ -395,6 +395,11 @@ class TopicConfig:
         """True if the topic is the parent of lite topics."""
         return self.message_type == "LITE"
 
+    @property
+    def has_priorities(self) -> bool:
+        """True if the topic is for messages with priorities: a queue for each level, the highest last."""
+        return self.message_type == "PRIORITY"
+
 
 class DataVersion(msgspec.Struct, frozen=True):
     timestamp: Long = 0

@@ -472,6 +472,7 @@ class Draining:
         groups: ConsumerGroups,
         watch: Watch,
         held_pulls: HeldPulls,
+        notifications: Notifications,
         *,
         routes: RouteFinder,
         peers: PeerLinks,
@@ -487,7 +488,7 @@ class Draining:
         self.allotment = Allotment(runtime, groups, routes)
         self.agreement = Agreement(groups.broker_name, self._clock, peers, groups.changes, limits)
         self._moves = Moves(groups.broker_name, self.allotment, self.agreement, limits)
-        self.lists = ForeignMemberLists(runtime, groups, watch, self.allotment, self.agreement)
+        self.lists = ForeignMemberLists(runtime, watch, notifications, self.allotment, self.agreement)
 
     # Questions
 
@@ -732,40 +733,42 @@ def has_handled_all(header: PullMessage) -> bool:
 # When each foreign member is notified of a change, and which member list it gets until then.
 
 
+def keep_back(group: ConsumerGroup, session: Session) -> bool:
+    """Return True if a foreign member must not be notified of the group's change yet; it is then notified later."""
+    drain = group.drain
+    if drain is None or _may_know(group, drain, session, group.sync.lets_tell):
+        return False
+    drain.kept[session] = None
+    return True
+
+
+def _may_know(group: ConsumerGroup, drain: Drain, session: Session, lets: Callable[[str], bool]) -> bool:
+    """Return True if neither this broker nor, according to `lets`, a peer waits for the member."""
+    if drain.is_finding or session in drain.waiting:
+        return False
+    member = group.members.get(session)
+    return member is None or lets(member.client_id)
+
+
 class ForeignMemberLists:
     """Decides which member list a foreign member gets during a change, and when it is notified of the change."""
 
     def __init__(
         self,
         runtime: Runtime,
-        groups: ConsumerGroups,
         watch: Watch,
+        notifications: Notifications,
         allotment: Allotment,
         agreement: Agreement,
     ) -> None:
         self._drained_wait_s = runtime.limits.drained_wait_s
-        self._notify = groups.changes.members_outdated
         self._watch = watch
+        self._notify = notifications.notify
         self._allotment = allotment
         self._agreement = agreement
         self._clock = clock = runtime.clock
         # until then, members from before a restart may not have sent a heartbeat yet
         self._knows_all_s = clock.monotonic_s() + KNOWN_AFTER_S if watch.is_restarted else -math.inf
-
-    def keep_back(self, group: ConsumerGroup, session: Session) -> bool:
-        """Return True if a foreign member must not be notified of the group's change yet; it is then notified later."""
-        drain = group.drain
-        if drain is None or self._may_know(group, drain, session, group.sync.lets_tell):
-            return False
-        drain.kept[session] = None
-        return True
-
-    def _may_know(self, group: ConsumerGroup, drain: Drain, session: Session, lets: Callable[[str], bool]) -> bool:
-        """Return True if neither this broker nor, according to `lets`, a peer waits for the member."""
-        if drain.is_finding or session in drain.waiting:
-            return False
-        member = group.members.get(session)
-        return member is None or lets(member.client_id)
 
     # Which list a member is given
 
@@ -783,7 +786,7 @@ class ForeignMemberLists:
         if self._clock.monotonic_s() < self._knows_all_s and group.sync.differs:
             return []
         had = group.issued_to(session)
-        if drain is not None and not self._may_know(group, drain, session, group.sync.lets_tell):
+        if drain is not None and not _may_know(group, drain, session, group.sync.lets_tell):
             drain.kept[session] = None  # notify the member later, even if it was notified before
             if drain.is_long and not drain.is_finding:
                 self._issue(group, session, member.client_id, ALONE)
@@ -814,7 +817,7 @@ class ForeignMemberLists:
         sync = group.sync
         if sync.gives_earlier:
             return True
-        return self._may_know(group, drain, session, sync.lets_give) and not sync.lets_tell(member.client_id)
+        return _may_know(group, drain, session, sync.lets_give) and not sync.lets_tell(member.client_id)
 
     def answer(self, group: ConsumerGroup, drain: Drain) -> None:
         """Respond to waiting members whose current lists are known now, after a message from peers."""
@@ -859,7 +862,7 @@ class ForeignMemberLists:
         if group.sync.reach() and drain.stage is DrainStage.AGREEING:
             drain.transition(DrainEvent.AGREE)
         lets_tell = group.sync.lets_tell
-        notified = dict.fromkeys(item for item in drain.kept if self._may_know(group, drain, item, lets_tell))
+        notified = dict.fromkeys(item for item in drain.kept if _may_know(group, drain, item, lets_tell))
         for session in notified:
             del drain.kept[session]
         if not drain.waiting and drain.moving and drain.refuses_ours:
@@ -946,12 +949,10 @@ class Notifications:
         groups: ConsumerGroups,
         settings: GroupConfigs,
         history: History,
-        lists: ForeignMemberLists,
     ) -> None:
         self._groups = groups
         self._settings = settings
         self._history = history
-        self._lists = lists
         self._clock = runtime.clock
         self._turns = runtime.turns
         self._is_notifying = False
@@ -960,11 +961,8 @@ class Notifications:
     def schedule(self, group: ConsumerGroup) -> None:
         """Notify the group's members in 5 ms, together with further changes until then."""
         if not self._waiting and not self._is_notifying:
-            self._clock.call_later(NOTIFY_DELAY_S, self._notify_waiting)
+            self._clock.call_later(NOTIFY_DELAY_S, self._turns.do, self._notifying())
         self._waiting[group] = None
-
-    def _notify_waiting(self) -> None:
-        self._turns.do(self._notifying())
 
     def _notifying(self) -> Work[None]:
         """Notify the members of changed groups in pieces. Changes meanwhile are announced afterwards."""
@@ -983,10 +981,9 @@ class Notifications:
     def _notifying_members(self, group: ConsumerGroup) -> Work[None]:
         if not self._may_notify(group):
             return
-        keeps_back = self._lists.keep_back
         notified = 0
         for number, (at, member) in enumerate(list(group.members.items()), 1):
-            if at in group.members and not (member.is_foreign and keeps_back(group, at)):
+            if at in group.members and not (member.is_foreign and keep_back(group, at)):
                 at.tell(_change_for(group, at))
                 notified += 1
             if number % SLICE == 0:

@@ -779,9 +779,6 @@ class GroupChanges(MessageChanges):
     def members_changed(self, group: ConsumerGroup) -> None:
         """The members of a group, their topics or their strategies have changed. The group may have no members left."""
 
-    def members_outdated(self, group: ConsumerGroup, sessions: Iterable[Session]) -> None:
-        """The given members must be notified that their group has changed."""
-
     def lease_freed(self, group: ConsumerGroup, waiter: Session) -> None:
         """A queue that a member waited for is free."""
 

@@ -141,11 +141,6 @@ class Topics:
         topic = self._topics.get(name)
         return topic.read_queues if topic else 0
 
-    def has_priorities(self, name: str) -> bool:
-        """Return True if a topic is for messages with priorities: a queue for each level, the highest last."""
-        topic = self._topics.get(name)
-        return topic is not None and topic.message_type == "PRIORITY"
-
     def queue_now(self, name: str, queue_id: int) -> int | None:
         """Return the queue for a message that has waited for `queue_id`: the same queue, or another one if the topic
         was recreated with fewer queues; None if the topic no longer exists."""

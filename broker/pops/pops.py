@@ -235,7 +235,8 @@ class Pops(LitePart):
                 return PopResult(Why.TOO_MANY_UNFINISHED)
         settings = self._settings.get(request.group)
         is_in_order = not pool.is_lite and (pool.is_in_order or (settings is not None and settings.consume_orderly))
-        has_levels = not is_in_order and self._topics.has_priorities(request.topic)
+        topic = self._topics.get(request.topic)
+        has_levels = not is_in_order and topic is not None and topic.has_priorities
         pool.urgent_percent = -1
         if has_levels:
             pool.urgent_percent = settings.priority_factor if settings is not None else DEFAULT_PRIORITY_FACTOR

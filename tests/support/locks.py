@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +33,6 @@ class Changes(GroupChanges):
         self,
         *,
         members: Callable[[ConsumerGroup], None] = lambda group: None,
-        outdated: Callable[[Iterable[Session]], None] = lambda sessions: None,
         freed: Callable[[Session, str], None] = lambda session, group: None,
         leases: Callable[[], None] = lambda: None,
         released: Callable[[QueueKey, Session | None], None] = lambda key, reader: None,
@@ -41,14 +40,11 @@ class Changes(GroupChanges):
         moved: Callable[[ConsumerGroup], None] = lambda group: None,
         away: Callable[[ConsumerGroup], None] = lambda group: None,
     ) -> None:
-        self._members, self._outdated, self._freed, self._leases = members, outdated, freed, leases
+        self._members, self._freed, self._leases = members, freed, leases
         self._released, self._appended, self._moved, self._away = released, appended, moved, away
 
     def members_changed(self, group: ConsumerGroup) -> None:
         self._members(group)
-
-    def members_outdated(self, group: ConsumerGroup, sessions: Iterable[Session]) -> None:
-        self._outdated(sessions)
 
     def lease_freed(self, group: ConsumerGroup, waiter: Session) -> None:
         self._freed(waiter, group.name)

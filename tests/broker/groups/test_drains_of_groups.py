@@ -16,7 +16,7 @@ from rocketlet.broker.config import (
     LimitExceeded,
     Limits,
 )
-from rocketlet.broker.groups.drains import Draining, RedeliveryCauses
+from rocketlet.broker.groups.drains import Draining, RedeliveryCauses, keep_back
 from rocketlet.broker.groups.group import ConsumerGroup
 from rocketlet.broker.groups.members import History, Member
 from rocketlet.broker.groups.offsets import Watch
@@ -75,7 +75,6 @@ class World:
             members=lambda group: self.draining.begin_change(group),
             moved=lambda group: self.draining.begin_change(group),
             away=lambda group: self.draining.peers_changed(group),
-            outdated=lambda sessions: self.told.extend(sessions),  # type: ignore[arg-type]
             released=lambda place, session: self.drained.append((place[1], session)),  # type: ignore[arg-type]
         )
         self.groups = make_groups(runtime, history, QUEUES, changes)
@@ -83,11 +82,13 @@ class World:
         pulls: Any = SimpleNamespace(
             of=lambda session, group: list(self.held.get(session, ())), let_go=self.let_go.append
         )
+        notifications: Any = SimpleNamespace(notify=lambda group, sessions: self.told.extend(sessions))
         self.draining = Draining(
             runtime,
             self.groups,
             self.watch,
             pulls,
+            notifications,
             routes=Routes(self._route),
             peers=Peers(),
             repeats=self.repeats,
@@ -117,7 +118,7 @@ class World:
     async def joins(self, client_id: str, *, strategy: str | None = None) -> RemotingConnection:
         session = self.comes(client_id, strategy=strategy)
         for member in self.group.foreign:  # they are notified, or kept back
-            assert self.draining.lists.keep_back(self.groups.obtain("g"), member)
+            assert keep_back(self.group, member)
         await self.found()
         return session
 
@@ -152,7 +153,7 @@ class World:
             self.is_held_back(session, number, committed=5)
 
     def is_kept_back(self, session: RemotingConnection) -> bool:
-        return self.draining.lists.keep_back(self.groups.obtain("g"), session)
+        return keep_back(self.group, session)
 
 
 @pytest.fixture

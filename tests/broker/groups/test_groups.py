@@ -109,8 +109,7 @@ async def test_notifications_can_be_switched_off(node: Node, wire: Wire) -> None
     await beat(wire, "c1")
     changed = node.broker.groups.get("g")
     assert changed is not None
-    node.broker.notifications.schedule(changed)
-    node.broker.notifications._notify_waiting()
+    node.broker.notifications.notify(changed, list(changed.members))
     assert wire.requests == []
     assert not [
         event for event in node.broker.history.of("g") if event["event"] == "notified" and event["members"] == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ from rocketlet.broker.config import LIMITS, REBALANCE_REST_S, REPEATS_S, Limits
 from rocketlet.broker.groups.drains import Notifications
 from rocketlet.broker.groups.group import ConsumerGroup
 from rocketlet.broker.groups.members import History, Rebalances
+from rocketlet.broker.groups.stages import Drain
 from rocketlet.broker.metrics import Collector
 from rocketlet.broker.runtime import MovableClock, Runtime
 from rocketlet.broker.sessions import GroupChanged
@@ -50,17 +52,17 @@ class World:
         self.history = History(runtime)
         self.works: list[Any] = []
         self.timers: list[Any] = []
-        self.kept_back: set[Told] = set()
         self.enables = True
         self.faults: list[Exception] = []
         self.queues = 2
         changes = Changes(members=lambda group: self.notifications.schedule(group))
         self.groups = make_groups(runtime, self.history, lambda topic: self.queues, changes)
-        lists: Any = SimpleNamespace(keep_back=lambda group, session: session in self.kept_back)
         settings: Any = SimpleNamespace(ensure=self._settings)
-        clock: Any = SimpleNamespace(call_later=lambda seconds, action: self.timers.append(action))
+        clock: Any = SimpleNamespace(
+            call_later=lambda seconds, action, *arguments: self.timers.append(partial(action, *arguments))
+        )
         later = Runtime(clock, turns=turns)
-        self.notifications = Notifications(later, self.groups, settings, self.history, lists)
+        self.notifications = Notifications(later, self.groups, settings, self.history)
 
     def _settings(self, name: str) -> Any:
         if self.faults:
@@ -94,6 +96,11 @@ class World:
             turns += 1 + sum(1 for _ in self.works.pop(0))
         return turns
 
+    def drains(self, member: Told) -> None:
+        """The group waits for messages in the handlers of a member."""
+        self.group.drain = drain = Drain(0.0)
+        drain.lose([(("t", 0), member)], 0.0, 0.0)  # type: ignore[list-item]
+
     def notified(self) -> list[int]:
         return [event["members"] for event in self.history.of("g") if event["event"] == "notified"]
 
@@ -126,14 +133,14 @@ def test_sticky_members_get_their_shares_and_foreign_ones_that_something_changed
 
 def test_a_foreign_member_that_is_kept_back_is_notified_later(world: World) -> None:
     one, two = world.joins(2, strategy=None)
-    world.kept_back.add(two)
+    world.drains(two)
     world.tells()
     assert (len(one.news), two.news, world.notified()) == (1, [], [1])
 
 
 def test_ours_are_not_kept_back(world: World) -> None:
     (one,) = world.joins()
-    world.kept_back.add(one)
+    world.drains(one)
     world.tells()
     assert len(one.news) == 1
 
