@@ -115,7 +115,7 @@ def peak_mib(process: int | str = "self", *, is_counted_from_now: bool = False) 
 
     Args:
         process: The process's id.
-        is_counted_from_now: True if the peak is its present memory, and is counted anew (proc(5): clear_refs).
+        is_counted_from_now: True if the peak is its present memory, and counting restarts (proc(5): clear_refs).
     """
     if is_counted_from_now:
         Path(f"/proc/{process}/clear_refs").write_text("5")

@@ -35,7 +35,7 @@ from .bodies import (
 )
 from .codes import Language
 from .config import MAX_SHARED_QUEUES, MAX_STATUS_BYTES
-from .names import TAG, Queue
+from .names import TAG, Queue, parent_and_name
 
 # ------------------------------------------------------------------------------
 # Bodies of administration: requests of mqadmin to brokers, and requests of brokers to clients.
@@ -705,9 +705,9 @@ def decode_lite_lag(data: Any) -> LiteGroupLag:
 def _lite_topic_lag(data: Any) -> LiteTopicLag:
     oldest_ms = max(int(data["earliestUnconsumedTimestamp"]), 0)
     waiting_ms = int(data.get("earliestWaitingTimestamp", oldest_ms))
-    return LiteTopicLag(
-        str(data["liteTopic"]), int(data["lagCount"]), oldest_ms, int(data.get("inFlight", 0)), waiting_ms
-    )
+    name = str(data["liteTopic"])
+    _, name = parent_and_name(name) or ("", name)  # Apache's brokers return the name of the lite topic's queue
+    return LiteTopicLag(name, int(data["lagCount"]), oldest_ms, int(data.get("inFlight", 0)), waiting_ms)
 
 
 @answers("lite topic")

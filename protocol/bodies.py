@@ -746,6 +746,18 @@ def encode_altered(table: Mapping[str, Any], changes: Mapping[str, Any]) -> byte
     return encode_json({**table, **msgspec.to_builtins(group, enc_hook=_plain)})
 
 
+def encode_new_group(group: GroupConfig, table: Mapping[str, Any]) -> bytes:
+    """Return the JSON object of a group for a broker that does not have the group. Apache's brokers require that each
+    attribute is named as an addition.
+
+    Args:
+        table: the group's JSON object at another broker, whose fields are kept; empty if no broker has the group
+    """
+    added = {f"+{name}": value for name, value in group.attributes.items()}
+    group = msgspec.structs.replace(group, attributes=added)
+    return encode_json({**table, **msgspec.to_builtins(group, enc_hook=_plain)})
+
+
 @reads("subscription group", GroupConfig)
 def decode_group(data: GroupConfig) -> GroupConfig:
     return data

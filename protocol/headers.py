@@ -738,6 +738,16 @@ class PopLiteMessage(NamedTuple):
     attempt_id: str | None = None
 
 
+class PopLiteMessageResult(NamedTuple):
+    """Response to POP_LITE_MESSAGE. `order_count_info`: an entry for each message, separated by ";". The number after an
+    entry's last space is that of the message's earlier attempts. Apache's broker 5.5.0 sends "0", or "0 qo0%OFFSET COUNT"."""
+
+    pop_time: int
+    invisible_time: int
+    revive_qid: int
+    order_count_info: str | None = None
+
+
 class LiteTopicOf(NamedTuple):
     """GET_LITE_TOPIC_INFO."""
 

@@ -52,7 +52,7 @@ SYSTEM_GROUPS: Final = frozenset(
         TOOLS_GROUP,
         "FILTERSRV_CONSUMER",
         "SELF_TEST_C_GROUP",
-        "ONS_HTTP_PROXY_GROUP",
+        "CID_ONS-HTTP-PROXY",
         "CID_ONSAPI_PULL",
         "CID_ONSAPI_PERMISSION",
         "CID_ONSAPI_OWNER",
@@ -75,7 +75,9 @@ UNSENDABLE_TOPICS: Final = frozenset(
     )
 )
 INNER_TOPICS: Final = UNSENDABLE_TOPICS | {TRACE_TOPIC}
-SYSTEM_TOPICS: Final = UNSENDABLE_TOPICS | {DEFAULT_TOPIC, BENCHMARK_TOPIC, TRACE_TOPIC}
+# Apache's 5.5 stores the half messages of transactions of its RocksDB store in these.
+_ROCKSDB_TOPICS: Final = frozenset(("RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC", "RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC"))
+SYSTEM_TOPICS: Final = UNSENDABLE_TOPICS | _ROCKSDB_TOPICS | {DEFAULT_TOPIC, BENCHMARK_TOPIC, TRACE_TOPIC}
 # Apache's clients use these if no group is set, so that unrelated programs would share a group.
 RESERVED_GROUPS: Final = frozenset(("DEFAULT_PRODUCER", "DEFAULT_CONSUMER"))
 

@@ -424,7 +424,7 @@ class AdminClient:
         masters = await self._known(masters)
 
         async def count(client_id: str) -> int:
-            header = write(LiteClientOf(topic, group, client_id, max_count=0))
+            header = write(LiteClientOf(topic, group, client_id, max_count=1))
             answers = await self._each(masters, RequestCode.GET_LITE_CLIENT_INFO, header, ignored=_NOT_LITE)
             return max((body_of(answer, admin_bodies.decode_lite_client) for answer in answers.values()), default=-1)
 
@@ -456,9 +456,8 @@ class AdminClient:
         masters = await self.masters()
         known = await self._group_tables(config.name, masters)
         missing = {broker: at for broker, at in masters.items() if broker not in known}
-        body = bodies.encode_group(config)
-        if known:
-            body = bodies.encode_altered(known[min(known)], {})
+        table = known[min(known)] if known else {}
+        body = bodies.encode_new_group(bodies.read_group(table) if known else config, table)
         await self._each(missing, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
         return sorted(missing)
 

@@ -19,6 +19,7 @@ from ...protocol.headers import (
     FROM_FIRST,
     HeaderError,
     PopLiteMessage,
+    PopLiteMessageResult,
     PopMessage,
     PopMessageResult,
     QueueOffset,
@@ -147,8 +148,8 @@ def deliveries_of(answer: Frame, topic: str, broker_name: str, ends_s: float) ->
 def lite_deliveries_of(answer: Frame, topic: str, broker_name: str, ends_s: float) -> tuple[list[SharedDelivery], int]:
     """Decode the response to POP_LITE_MESSAGE. Return its messages, and their number: brokers do not return how many are
     left, so after some messages there may be more. Logs and raises as `deliveries_of` does."""
-    result = read(PopMessageResult, answer.ext)
-    tried = [text.strip() for text in (result.order_count_info or "").split(";")]
+    result = read(PopLiteMessageResult, answer.ext)
+    tried = [text.rpartition(" ")[2] for text in (result.order_count_info or "").split(";")]
     found = []
     for number, record in enumerate(split_records(answer.body)):
         properties = _properties(record, topic, broker_name)

@@ -111,6 +111,13 @@ class Number(int):
     pass
 
 
+def test_attributes_of_a_new_group_are_named_as_additions() -> None:
+    group = bodies.GroupConfig("g", attributes={"lite.bind.topic": "t"})
+    found = orjson.loads(bodies.encode_new_group(group, {"groupName": "g", "onlyAtApache": 7}))
+    assert found["attributes"] == {"+lite.bind.topic": "t"}
+    assert (found["groupName"], found["onlyAtApache"]) == ("g", 7)
+
+
 def test_texts_and_numbers_of_subclasses_are_written_as_what_they_are() -> None:
     subscription = parse_subscription(Name("t"), names.Sql("a > 1"), kind=names.SQL92)
     heartbeat = bodies.Heartbeat(
