@@ -132,6 +132,14 @@ def size_of(data: ConsumerData) -> int:
 # another broker takes over, only from the latter. Leases keep owners single even if shares overlap.
 
 
+class StickyAllocation(NamedTuple):
+    """The queues that are allocated to each member, and the queue counts by broker and the members that this is for."""
+
+    of_members: dict[str, list[Queue]]
+    seen_queues: dict[str, int]
+    client_ids: list[str]
+
+
 class StickyShares:
     """The allocation of one topic in one group. `owners` has, by queue, the member that it was last allocated to, or that
     reports it."""
@@ -139,10 +147,8 @@ class StickyShares:
     def __init__(self, topic: str, limits: Limits = LIMITS) -> None:
         self._limits = limits
         self._topic = topic
-        self._shares: dict[str, list[Queue]] = {}
-        self._of: tuple[dict[str, int], list[str]] | None = None  # the queues and members of the current shares
+        self._shares: StickyAllocation | None = None
         self._is_doubtful = True
-        self._count = 0  # queues
         self.owners: dict[Queue, str] = {}
 
     def claim(self, queue: Queue, client_id: str) -> None:
@@ -152,7 +158,7 @@ class StickyShares:
 
     def forget(self) -> None:
         """Drop the shares, because members have changed and will all be notified."""
-        self._is_doubtful, self._of = True, None
+        self._is_doubtful, self._shares = True, None
 
     def doubt(self) -> None:
         """Check before the next share is returned whether the queues have changed, because a member reports other
@@ -163,22 +169,24 @@ class StickyShares:
         self, client_id: str, seen_queues: Mapping[str, int], sorted_ids: Callable[[], list[str]]
     ) -> BrokerShare | None:
         """Return the member's share; None for a client that is no member. The first request computes all shares."""
-        if self._is_doubtful:
+        shares = self._shares
+        if shares is None or self._is_doubtful:
             self._is_doubtful = False
             # For the same queues the shares stay, because some members have theirs, and later claims could change them
-            now = dict(seen_queues), sorted_ids()
-            if now != self._of:
-                self._of, self._shares = now, self._share_out(*now)
-        share = self._shares.get(client_id)
-        return None if share is None else BrokerShare(len(self._shares), self._count, _numbers(share))
+            seen, client_ids = dict(seen_queues), sorted_ids()
+            if shares is None or (seen, client_ids) != (shares.seen_queues, shares.client_ids):
+                shares = self._shares = StickyAllocation(self._share_out(seen, client_ids), seen, client_ids)
+        share = shares.of_members.get(client_id)
+        if share is None:
+            return None
+        return BrokerShare(len(shares.of_members), sum(shares.seen_queues.values()), _numbers(share))
 
-    def _share_out(self, seen_queues: dict[str, int], client_ids: list[str]) -> dict[str, list[Queue]]:
+    def _share_out(self, seen_queues: Mapping[str, int], client_ids: list[str]) -> dict[str, list[Queue]]:
         queues = sorted(
             Queue(self._topic, name, number) for name, count in seen_queues.items() for number in range(count)
         )
         shares = STICKY.share_out(queues, client_ids, self.owners) if client_ids else {}
         self.owners = {queue: client_id for client_id, share in shares.items() for queue in share}
-        self._count = len(queues)
         return shares
 
 

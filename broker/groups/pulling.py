@@ -184,7 +184,8 @@ class Pulling:
                     ask_who()
                 elif attempt == 1:
                     self._probe.request(session, header.consumer_group)
-                if self._hold(pull, SUBSCRIPTION_POLL_INTERVAL_S, partial(self._look_again, attempt=attempt + 1)):
+                held = self._waiting(pull, partial(self._look_again, attempt=attempt + 1))
+                if self._held_pulls.hold(held, SUBSCRIPTION_POLL_INTERVAL_S):
                     return None
             raise
         matches = None
@@ -251,13 +252,8 @@ class Pulling:
 
     # Waiting
 
-    def _hold(
-        self, pull: Pull, wait_s: float, action: Callable[[Pull, PullCallback], None], until: Until = Until.TIME
-    ) -> bool:
-        """Return True if a pull that waits for something other than messages is held; `action` is called at its end."""
-        return self._held_pulls.hold(self._waiting(pull, action, until), wait_s)
-
     def _waiting(self, pull: Pull, action: Callable[[Pull, PullCallback], None], until: Until = Until.TIME) -> HeldPull:
+        """Return a pull that waits for something other than messages. `action` is called at its end."""
         session, header = pull.session, pull.header
         queue = self._store.queue(header.topic, header.queue_id)
         kept = _kept(pull)
@@ -289,35 +285,35 @@ class Pulling:
         """Return True if the member may not read the queue now. The pull then returns or is retried later."""
         session, header = pull.session, pull.header
         if group.drain is not None and self._draining.holds_back(group, session, header):
-            return self._wait(pull, DRAINING_WAIT_S)
+            self._hold(self._waiting(pull, _give_nothing), DRAINING_WAIT_S)
+            return True
         wait_s = min(header.suspend_timeout_millis / 1000, MAX_HOLD_S)
         is_anothers = self._draining.allotment.is_anothers
         if group.has_bound_members and is_anothers(group, session, header.topic, header.queue_id):
-            return self._wait(pull, wait_s, Until.TURN)
+            self._hold(self._waiting(pull, _give_nothing, Until.TURN), wait_s)
+            return True
         key = header.topic, header.queue_id
         group_queue = group.queues.get(key, NO_QUEUE)
         if group_queue.lease is not None and _is_leased_to_another(session, group_queue):
-            return self._wait(pull, OTHERS_QUEUE_WAIT_S)
+            self._hold(self._waiting(pull, _give_nothing), OTHERS_QUEUE_WAIT_S)
+            return True
         if group.drain is not None and self._draining.is_gated(group, session, key):
             held = self._waiting(pull, partial(self._go_through, attempt=attempt))
             self._draining.gate(group.drain, key, partial(self._held_pulls.let_go, held))
-            if not self._held_pulls.hold(held, wait_s):
-                held.answer()
+            self._hold(held, wait_s)
             return True
         if group_queue.reader not in (None, session) and self._guard.has_to_wait(session, group_queue):
             was_member = session in group.members
             held = self._waiting(pull, partial(self._follow, attempt=attempt, was_member=was_member))
             self._guard.wait(group_queue, held)
-            if not self._held_pulls.hold(held, wait_s):
-                held.answer()
+            self._hold(held, wait_s)
             return True
         return False
 
-    def _wait(self, pull: Pull, wait_s: float, until: Until = Until.TIME) -> bool:
-        """Return no messages when the wait is over, or immediately if the pull cannot be held."""
-        if not self._hold(pull, wait_s, _give_nothing, until):
-            pull.later()(_nothing_new(pull.header))
-        return True
+    def _hold(self, held: HeldPull, wait_s: float) -> None:
+        """Hold a pull; if no more pulls can be held, answer it immediately."""
+        if not self._held_pulls.hold(held, wait_s):
+            held.answer()
 
     def _go_through(self, pull: Pull, answer: PullCallback, attempt: int) -> None:
         """Retry a pull because the earlier reader is done or the suspend time is over. A member that left the group meanwhile
