@@ -326,7 +326,7 @@ class GroupProgress:
         self._store = store
         self._offsets = offsets
         self._groups = groups
-        self._losers: set[ConsumerGroup] = set()  # groups that have lost messages
+        self._losers: set[str] = set()  # groups that have lost messages, some of which may be deleted
 
     def _offset(
         self, group: str, topic: str, queue_id: int, queue: ConsumeQueue | None, popped: PoppedQueue | None
@@ -416,6 +416,7 @@ class GroupProgress:
 
     def noting_lost(self) -> Work[None]:
         """Names the groups that had not committed the messages of deleted segments."""
+        self._losers.intersection_update([group.name for group in self._groups])
         for group in self.groups():
             online = self._groups.online(group)
             if online is not None and online.is_broadcasting:
@@ -439,17 +440,18 @@ class GroupProgress:
                         yield
                 if lost and loser.offsets.get(topic) is item:  # neither was deleted meanwhile
                     item.lost += lost
-                    self._losers.add(loser)
+                    self._losers.add(group)
                     hint = "keep messages longer, or add consumers to catch up; delete groups that nobody needs"
                     log.warning("messages_expired_unread", group=group, topic=topic, messages=lost, hint=hint)
             yield
 
     def lost(self) -> Iterator[tuple[str, str, int]]:
         """How many messages retention deleted before a group had committed them, since the start, by group and topic."""
-        for group in self._losers:
-            for topic, item in group.offsets.items():
+        for name in self._losers:
+            group = self._groups.get(name)
+            for topic, item in group.offsets.items() if group is not None else ():
                 if item.lost:
-                    yield group.name, topic, item.lost
+                    yield name, topic, item.lost
 
     def groups(self) -> list[str]:
         """The groups with members or offsets."""

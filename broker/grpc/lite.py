@@ -29,15 +29,16 @@ def sync_lite_subscription(context: HandlerContext, call: GrpcCall, request: Any
     if not 0 <= request.action < len(LiteAction):
         raise StatusError(Code.BAD_REQUEST, f"action: got {request.action}; expected 0 to {len(LiteAction) - 1}")
     lite = context.broker.pops.lite
-    names = dict.fromkeys(request.lite_topic_set).keys()
+    action, names = LiteAction(request.action), dict.fromkeys(request.lite_topic_set).keys()
     offset = _offset(request) if request.HasField("offset_option") else None
     try:
-        group = lite.bind(name, topic)
-        client = context.clients.hear(call)
-        context.broker.ensure_retry_topic(group, client)
-        client.group = name
-        context.broker.pops.pools.record_contact(call.client)
-        yield from lite.sync(group, LiteSync(call.client, client, topic, LiteAction(request.action), names, offset))
+        group = lite.group_of(name, topic, action)
+        if group is not None:
+            client = context.clients.hear(call)
+            context.broker.ensure_retry_topic(group, client)
+            client.group = name
+            context.broker.pops.pools.record_contact(call.client)
+            yield from lite.sync(LiteSync(call.client, client, name, topic, action, names, offset))
     except Refusal as refusal:
         raise refused(refusal) from None
     response = SyncLiteSubscriptionResponse()

@@ -318,13 +318,14 @@ class LiteSubscriber:
         waiting: its receives that wait.
         synced_s: when it last synchronized its subscriptions.
         is_syncing: True while a synchronization of it is carried out in pieces.
-        departures: how often all its subscriptions were removed.
+        has_left: True once the client has left. The subscriptions are then removed in pieces, and a client that comes back
+            meanwhile is another subscriber.
     """
 
     __slots__ = (
         "_charged_bytes",
         "client",
-        "departures",
+        "has_left",
         "held",
         "is_syncing",
         "names",
@@ -342,7 +343,7 @@ class LiteSubscriber:
         self.waiting: OrderedDict[Receive[Any], None] = OrderedDict()
         self.synced_s = 0.0
         self.is_syncing = False
-        self.departures = 0
+        self.has_left = False
         self.session: Session | None = None
         self._charged_bytes = 0
 
@@ -389,15 +390,16 @@ class LitePool(Pool):
         parent: str,
         lites: LiteTopics,
         of_all: LiteOffsets,
+        offsets: GroupLiteOffsets,
         *,
         wildcard: bool,
     ) -> None:
         super().__init__(pools, of, parent)
         self._lites = lites
         self.of_all = of_all
-        self.offsets = of_all.of(of.name, parent)
+        self.offsets = offsets
         self.subscribers: dict[PopClient, LiteSubscriber] = {}
-        self._of_name: dict[str, LiteSubscriber | tuple[LiteSubscriber, ...]] = {}
+        self._of_name: dict[str, LiteSubscriber | dict[LiteSubscriber, None]] = {}
         self._serveable: OrderedDict[LiteSubscriber, None] = (
             OrderedDict()
         )  # with something ready and a receive that waits
@@ -463,8 +465,8 @@ class LitePool(Pool):
     def subscribers_of(self, name: str) -> Collection[LiteSubscriber]:
         if self.is_wildcard:
             return self.subscribers.values()
-        found = self._of_name.get(name, ())
-        return (found,) if isinstance(found, LiteSubscriber) else found
+        found = self._of_name.get(name, {})
+        return (found,) if isinstance(found, LiteSubscriber) else found.keys()
 
     def offer(self, lite: Any) -> None:
         """Find whether a lite topic has a message, for the clients that are subscribed to it."""
@@ -555,8 +557,10 @@ class LitePool(Pool):
         found = self._of_name.get(name)
         if found is None:
             self._of_name[name] = subscriber
+        elif isinstance(found, dict):
+            found[subscriber] = None
         else:
-            self._of_name[name] = (*(found if isinstance(found, tuple) else (found,)), subscriber)
+            self._of_name[name] = {found: None, subscriber: None}
         lite = self._lites.get(self.topic, name)
         if lite is not None and self.has_news(lite):
             subscriber.ready[lite] = None
@@ -570,37 +574,57 @@ class LitePool(Pool):
         if lite is not None and not self.is_wildcard:
             subscriber.ready.pop(lite, None)
             self._note_serveable(subscriber)
-        found = self._of_name[name]
-        left = tuple(item for item in found if item is not subscriber) if isinstance(found, tuple) else ()
-        if not left:
+        found = self._of_name.get(name)
+        if found is subscriber:
             del self._of_name[name]
-        else:
-            self._of_name[name] = left[0] if len(left) == 1 else left
+        elif isinstance(found, dict):
+            found.pop(subscriber, None)
+            if len(found) == 1:
+                self._of_name[name] = next(iter(found))
 
     def leave(self, client: PopClient) -> LiteSubscriber | None:
-        """Forget the subscriptions of a client. Messages that the client has in flight stay in flight."""
-        subscriber = self.subscribers.get(client)
+        """Take a client out of the pool, and return its subscriptions, which the caller removes. Messages that the client has
+        in flight stay in flight. A client with receives that wait stays, without subscriptions."""
+        subscriber = self.subscribers.pop(client, None)
         if subscriber is None:
             return None
-        subscriber.departures += 1
-        may_return = self._pools.now_s() - subscriber.synced_s < LITE_SYNC_S
-        for name in list(subscriber.names):
-            self.unsubscribe(subscriber, name)
-            lite = self._lites.get(self.topic, name)
-            if may_return and lite is not None and self.lag(lite):
-                self._pools.note_left(self, lite)
-        if may_return and self.is_wildcard:
-            self._pools.note_left(self, None)
+        subscriber.has_left, subscriber.ready = True, OrderedDict()
         subscriber.stop_paying()
-        if not subscriber.waiting:
-            del self.subscribers[client]
-            self._serveable.pop(subscriber, None)
-            of_client = self._pools.clients[client]
-            del of_client.lite_pools[self]
-            self._pools.remove_if_idle(of_client)
-            if not self.clients:
-                self._pools.note_unused(self)
+        self._serveable.pop(subscriber, None)
+        if self.is_wildcard and self._may_return(subscriber):
+            self._pools.note_left(self, None)
+        if subscriber.waiting:
+            staying = self.join(client)
+            staying.waiting, staying.held = subscriber.waiting, subscriber.held
+            subscriber.waiting = OrderedDict()
+            self._note_serveable(staying)
+            return subscriber
+        of_client = self._pools.clients[client]
+        del of_client.lite_pools[self]
+        self._pools.remove_if_idle(of_client)
+        if not self.clients:
+            self._pools.note_unused(self)
         return subscriber
+
+    def _may_return(self, subscriber: LiteSubscriber) -> bool:
+        return self._pools.now_s() - subscriber.synced_s < LITE_SYNC_S
+
+    def remove_left(self, subscriber: LiteSubscriber, name: str) -> None:
+        """Remove one of the subscriptions of a client that has left."""
+        self.unsubscribe(subscriber, name)
+        lite = self._lites.get(self.topic, name)
+        if lite is not None and self._may_return(subscriber) and self.lag(lite):
+            self._pools.note_left(self, lite)
+
+    def remove_subscriptions(self) -> int:
+        """Remove all subscriptions, because the pool is deleted. Return how many there were."""
+        count = 0
+        for subscriber in list(self.subscribers.values()):
+            count += len(subscriber.names)
+            subscriber.names.clear()
+            self.leave(subscriber.client)
+        self._of_name.clear()
+        return count
 
     def set_wildcard(self, *, is_wildcard: bool) -> None:
         """Follow the group's settings."""
@@ -854,14 +878,14 @@ class LitePools(Pools):
     def lite_pool(self, group: str, parent: str) -> LitePool:
         pool = self.find_lite(group, parent)
         if pool is None:
-            pool = self._new(group, parent)
+            pool = self._new(self._groups.obtain(group), parent, self.lite_offsets.of(group, parent))
             self.add(pool)
         return pool
 
-    def _new(self, group: str, parent: str) -> LitePool:
-        of, settings = self._groups.obtain(group), self._settings.get(group)
+    def _new(self, group: ConsumerGroup, parent: str, offsets: GroupLiteOffsets) -> LitePool:
+        settings = self._settings.get(group.name)
         is_wildcard = settings is not None and settings.lite_is_wildcard
-        return LitePool(self, of, parent, self.lites, self.lite_offsets, wildcard=is_wildcard)
+        return LitePool(self, group, parent, self.lites, self.lite_offsets, offsets, wildcard=is_wildcard)
 
     def find_lite(self, group: str, parent: str) -> LitePool | None:
         pool = self.find(group, parent)
@@ -874,7 +898,11 @@ class LitePools(Pools):
         parent = settings.lite_topic if settings is not None else ""
         if not parent or not self.lites.is_parent(parent):
             return None
-        return self.find_lite(group, parent) or self._new(group, parent)
+        found = self.find_lite(group, parent)
+        if found is not None:
+            return found
+        of = self._groups.get(group) or ConsumerGroup(group, self._limits)
+        return self._new(of, parent, self.lite_offsets.all.get((group, parent)) or GroupLiteOffsets())
 
     def lite_pools(self, parent: str | None = None) -> list[LitePool]:
         pools = self.all if parent is None else self.of_topic(parent)

@@ -57,6 +57,7 @@ class LiteSync(NamedTuple):
 
     client: PopClient
     session: Session
+    group: str
     parent: str
     action: LiteAction
     names: Collection[str]
@@ -64,6 +65,8 @@ class LiteSync(NamedTuple):
 
 
 _LAST: Final = LiteOffset(OffsetPolicy.LAST)
+_REMOVALS: Final = (LiteAction.PARTIAL_REMOVE, LiteAction.COMPLETE_REMOVE)
+_Left = list[tuple[LitePool, LiteSubscriber]]  # clients that have left a pool
 
 
 class LitePart:
@@ -130,6 +133,13 @@ class LiteSubscriptions:
             raise Refusal(Reason.NOT_LITE, f"the group {name} is {now}, not bound to {topic}: {hint}")
         return group
 
+    def group_of(self, name: str, topic: str, action: LiteAction) -> GroupConfig | None:
+        """Return the settings of the lite group of a parent topic, whose subscriptions a client changes. A group that does
+        not exist is not created to remove subscriptions; None is returned for it. Raises Refusal, LimitExceeded."""
+        if action not in _REMOVALS:
+            return self.bind(name, topic)
+        return self.check_bound(name, topic) if self._settings.get(name) is not None else None
+
     def _is_used(self, name: str) -> bool:
         """Return True if the group has consumed something as a group that is not a lite group."""
         group = self._groups.get(name)
@@ -148,11 +158,12 @@ class LiteSubscriptions:
                         yield
         self._pops.serve(pool)
 
-    def check_bound(self, group: str, parent: str) -> None:
-        """Raises Refusal if a group is not the lite group of a parent topic."""
+    def check_bound(self, group: str, parent: str) -> GroupConfig:
+        """Return the settings of the lite group of a parent topic. Raises Refusal if the group is not that."""
         settings = self._settings.get(group)
         if settings is None or settings.lite_topic != parent or not self._pools.lites.is_parent(parent):
             raise Refusal(Reason.NOT_LITE, f"the group {group[:MAX_NAMED_CHARS]} is not bound to {parent}")
+        return settings
 
     def _check(self, change: LiteSync) -> Work[None]:
         """Raises Refusal for a request that is invalid whatever the state."""
@@ -169,7 +180,7 @@ class LiteSubscriptions:
             policy, value = change.offset
             raise Refusal(Reason.ILLEGAL_OFFSET, f"{policy.name.lower()}: got {value}; expected 0 or more")
 
-    def sync(self, group: GroupConfig, change: LiteSync) -> Work[None]:
+    def sync(self, change: LiteSync) -> Work[None]:
         """Change the subscriptions of a client, some at a time, after its earlier changes. Raises Refusal."""
         second = int(self._clock.monotonic_s())
         if second != self._second:
@@ -180,25 +191,28 @@ class LiteSubscriptions:
             raise Refusal(Reason.BUSY, f"{limit}; retry in a second")
         synced.take(address)
         try:
-            yield from self._sync(group, change)
+            yield from self._sync(change)
         except Refusal:
             synced.give_back(address)  # it counts only if the changes are made
             raise
 
-    def _sync(self, group: GroupConfig, change: LiteSync) -> Work[None]:
+    def _sync(self, change: LiteSync) -> Work[None]:
         yield from self._check(change)
+        # From here on the group and the topic may be gone, and a removal of subscriptions creates nothing.
         if change.action is LiteAction.COMPLETE_REMOVE:
-            self.client_gone(change.client, group.name)
+            yield from self._removing(self._left(change.client, change.group))
             return
         if change.session.is_closed:  # since the names were checked; nothing would remove the subscriptions
             return
-        pool = self._pool_of(group, change)
-        while (known := pool.subscribers.get(change.client)) is not None and known.is_syncing:
+        group = self.check_bound(change.group, change.parent)
+        while (known := self._subscriber(change)) is not None and known.is_syncing:
             yield
             if change.session.is_closed:
                 return
-            self.check_bound(group.name, change.parent)
-            pool = self._pool_of(group, change)
+            group = self.check_bound(change.group, change.parent)
+        if change.action is LiteAction.PARTIAL_REMOVE and known is None:
+            return
+        pool = self._pool_of(group, change)
         if group.lite_is_wildcard and change.action is LiteAction.PARTIAL_ADD:
             reason = f"clients of the group {group.name} receive from every lite topic; synchronize an empty set"
             raise Refusal(Reason.ILLEGAL, reason)
@@ -209,13 +223,13 @@ class LiteSubscriptions:
             subscriber.stop_paying()
             subscriber.session = change.session
         if not group.lite_is_wildcard:
-            departures, subscriber.is_syncing = subscriber.departures, True
+            subscriber.is_syncing = True
             try:
                 for number, _ in enumerate(self._changes(group, pool, subscriber, change), 1):
                     if number % SLICE == 0:
                         subscriber.pay()
                         yield
-                        if subscriber.departures != departures:  # meanwhile the client or the group has gone
+                        if subscriber.has_left:  # meanwhile the client or the group has gone
                             return
             finally:
                 subscriber.is_syncing = False
@@ -224,6 +238,10 @@ class LiteSubscriptions:
             self._turns.do(pool.scan(self._pops.serve))
         else:
             self._pops.serve(pool)
+
+    def _subscriber(self, change: LiteSync) -> LiteSubscriber | None:
+        pool = self._pools.find_lite(change.group, change.parent)
+        return pool.subscribers.get(change.client) if pool is not None else None
 
     def _pool_of(self, group: GroupConfig, change: LiteSync) -> LitePool:
         former = self._pools.find(group.name, change.parent)
@@ -340,31 +358,47 @@ class LiteSubscriptions:
 
     # Clients that are gone
 
-    def client_gone(self, client: PopClient, group: str | None = None) -> None:
-        """Forget the subscriptions of a client, in one group or in all."""
+    def client_gone(self, client: PopClient) -> None:
+        """Forget the subscriptions of a client."""
+        self._remove_all(self._left(client))
+
+    def _left(self, client: PopClient, group: str | None = None) -> _Left:
+        """Take a client out of the pools of one group or of all."""
         found = self._pools.clients.get(client)
-        for pool in list(found.lite_pools) if found is not None else ():
-            if isinstance(pool, LitePool) and group in (None, pool.group):
-                self.count -= len(pool.subscribers[client].names)
-                pool.leave(client)
+        pools = [pool for pool in found.lite_pools if isinstance(pool, LitePool)] if found is not None else []
+        left = [(pool, pool.leave(client)) for pool in pools if group in (None, pool.group)]
+        return [(pool, subscriber) for pool, subscriber in left if subscriber is not None]
+
+    def _remove_all(self, left: _Left) -> None:
+        if left:
+            self._turns.do(self._removing(left))
+
+    def _removing(self, left: _Left) -> Work[None]:
+        """Remove the subscriptions of clients that have left, some at a time."""
+        for pool, subscriber in left:
+            for number, name in enumerate(list(subscriber.names), 1):
+                if name in subscriber.names:  # else another client of an exclusive group has got it
+                    pool.remove_left(subscriber, name)
+                    self.count -= 1
+                if number % SLICE == 0:
+                    yield
+            yield
 
     def pool_deleted(self, pool: LitePool) -> None:
         """The group or its parent topic is deleted."""
-        for client in list(pool.subscribers):
-            self.count -= len(pool.subscribers[client].names)
-            pool.leave(client)
+        self.count -= pool.remove_subscriptions()
 
     def expire(self) -> None:
         """Forget the subscriptions of clients that have not synchronized them for too long."""
         before_s = self._clock.monotonic_s() - LITE_SYNC_S
         for pool in self._pools.lite_pools():
-            for subscriber in [item for item in pool.subscribers.values() if item.synced_s < before_s]:
-                self.count -= len(subscriber.names)
-                pool.leave(subscriber.client)
+            silent = [client for client, item in pool.subscribers.items() if item.synced_s < before_s]
+            left = [(pool, pool.leave(client)) for client in silent]
+            self._remove_all([(pool, subscriber) for pool, subscriber in left if subscriber is not None])
 
 
 def _others(pool: LitePool, subscriber: LiteSubscriber, name: str) -> list[LiteSubscriber]:
-    return [other for other in pool.subscribers_of(name) if other is not subscriber]
+    return [other for other in pool.subscribers_of(name) if other is not subscriber and not other.has_left]
 
 
 def _notify(group: GroupConfig, subscriber: LiteSubscriber, name: str) -> None:

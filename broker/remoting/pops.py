@@ -181,14 +181,16 @@ def _syncing(broker: BrokerController, connection: RemotingConnection, frame: Fr
             break
         if fault := group_fault(change.group):
             raise Refused(ResponseCode.INVALID_PARAMETER, fault)
-        group = broker.pops.lite.bind(change.group, change.topic)
+        group = broker.pops.lite.group_of(change.group, change.topic, change.action)
+        if group is None:
+            continue
         broker.ensure_retry_topic(group, connection)
         connection.on_lost(broker.pops.session_gone)
         client = _lite_client(connection, change.client_id)
-        sync = LiteSync(
-            client, connection, change.topic, change.action, dict.fromkeys(change.names).keys(), change.offset
+        names = dict.fromkeys(change.names).keys()
+        yield from broker.pops.lite.sync(
+            LiteSync(client, connection, group.name, change.topic, change.action, names, change.offset)
         )
-        yield from broker.pops.lite.sync(group, sync)
     return answer(frame)
 
 

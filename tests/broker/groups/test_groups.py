@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 from rocketlet.broker.config import IDLE_LIMIT_S, LIMITS, MAX_REFUSED, REFUSED_S, SWEEP_INTERVAL_S
+from rocketlet.broker.groups.group import ConsumerGroup
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.server import Listening, Server
@@ -612,3 +614,21 @@ async def test_expired_messages_of_other_groups_are_counted_when_a_group_or_topi
     after = {group: count for group, _, count in node.broker.progress.lost()}
     assert after == {"second": 2 * before["second"]}
     assert node.broker.groups.get("first") is None
+
+
+async def test_group_that_lost_messages_is_not_kept_when_it_is_deleted(nodes: Nodes, connect: Connect) -> None:
+    node = await nodes.start(segment_bytes=2_000, retain_hours=1)
+    wire = await connect(node.address)
+    await create_topic(wire, "t", 1)
+    for _ in range(40):
+        await send(wire)
+    await commit(wire, 0, group="lost")
+    node.clock.advance(2 * 3600)
+    await node.broker.expire_segments()
+    await eventually(lambda: bool(list(node.broker.progress.lost())))
+    wire = await connect(node.address)  # the clock that was moved has closed the first as idle
+    fields = {"groupName": "lost", "removeOffset": "true"}
+    assert (await wire.call(RequestCode.DELETE_SUBSCRIPTIONGROUP, fields)).code == 0
+    assert list(node.broker.progress.lost()) == []
+    gc.collect()
+    assert "lost" not in {found.name for found in gc.get_objects() if isinstance(found, ConsumerGroup)}

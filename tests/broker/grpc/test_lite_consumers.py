@@ -10,10 +10,11 @@ from rocketlet.broker.grpc import schema
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.protocol import properties as props
 from rocketlet.protocol.bodies import GroupConfig
+from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.config import MAX_SYNCED_LITE_TOPICS
 from structlog.testing import capture_logs
 
-from ...conftest import Node, Nodes, eventually
+from ...conftest import Connect, Node, Nodes, eventually
 from ...support.grpc_client import GrpcClient, resource, settle
 from ...support.topics import put, stored
 from .conftest import Dial
@@ -204,6 +205,21 @@ async def test_removed_lite_topic_is_not_received(node: Node, client: GrpcClient
     await send(client, "a", b"a1")
     await send(client, "b", b"b1")
     assert bodies(await receive(client)) == [b"b1"]
+
+
+@pytest.mark.parametrize("action", [REMOVE, NONE])
+async def test_client_that_unsubscribes_does_not_recreate_its_deleted_group(
+    node: Node, client: GrpcClient, connect: Connect, action: int
+) -> None:
+    ready(node)
+    await sync(client, "a")
+    admin = await connect(node.address)
+    assert (
+        await admin.call(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "g", "removeOffset": "true"})
+    ).code == 0
+    await sync(client, *("a",) * (action == REMOVE), action=action)
+    assert node.broker.group_configs.get("g") is None
+    assert not node.broker.pops.pools.all
 
 
 async def test_whole_set_replaces_the_one_before(node: Node, client: GrpcClient) -> None:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import orjson
 import pytest
-from rocketlet.broker.config import LITE_READS, MAX_QUERY_ENTRIES
+from rocketlet.broker.config import LITE_READS, LITE_SYNC_S, MAX_QUERY_ENTRIES
 from rocketlet.broker.messages.lite import LiteTopic
 from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.remoting.pops import lite_group_info
@@ -605,6 +605,76 @@ async def test_synchronization_subscribes_nothing_after_its_connection_is_lost(n
     assert node.broker.group_configs.get("new") is None
 
 
+@pytest.mark.parametrize(
+    ("code", "fields"),
+    [
+        (RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "g", "removeOffset": "true"}),
+        (RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "t"}),
+    ],
+)
+async def test_synchronization_recreates_nothing_that_is_deleted_while_its_names_are_checked(
+    node: Node, code: RequestCode, fields: dict[str, str]
+) -> None:
+    ready(node, lite_sub_client_quota="-1")
+    names = tuple(f"n{number}" for number in range(LOOKS + 1))  # checked in two pieces of work
+    change = LiteSubscription(LiteAction.COMPLETE_ADD, "c1", "g", "t", names)
+    peer, admin = Peer(node.server, 1), Peer(node.server, 2)
+    await node.broker.turns.done()
+    node.broker.turns.do_later(None for _ in ())  # so that only the first piece of work is done now
+    peer.send(request(RequestCode.LITE_SUBSCRIPTION_CTL, body=encode_lite_subscription(change)))
+    assert peer.received() == [], "the request is not finished"
+    admin.send(request(code, fields))
+    await node.broker.turns.done()
+    assert node.broker.pops.lite.count == 0
+    assert not node.broker.pops.pools.all
+    assert not node.broker.lite_offsets.all
+    assert (node.broker.groups.get("g") is None) == (code == RequestCode.DELETE_SUBSCRIPTIONGROUP)
+
+
+@pytest.mark.parametrize("action", [LiteAction.PARTIAL_REMOVE, LiteAction.COMPLETE_REMOVE])
+async def test_client_that_unsubscribes_does_not_recreate_its_deleted_group(
+    node: Node, wire: Wire, action: LiteAction
+) -> None:
+    ready(node)
+    await sync(wire, "a")
+    assert (await wire.call(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "g", "removeOffset": "true"})).code == 0
+    assert (await sync(wire, *("a",) * (action is LiteAction.PARTIAL_REMOVE), action=action)).code == 0
+    assert node.broker.group_configs.get("g") is None
+    assert not node.broker.pops.pools.all
+
+
+@pytest.mark.parametrize("event", ["unsubscribed", "closed", "expired"])
+async def test_subscriptions_of_a_client_that_left_are_removed_in_pieces(nodes: Nodes, event: str) -> None:
+    node = await nodes.start(clock=MovableClock(stands=True))
+    ready(node, lite_sub_model="Exclusive", lite_sub_client_quota="-1")
+    names = tuple(f"n{number}" for number in range(2 * SLICE))
+    peer, other = Peer(node.server, 1), Peer(node.server, 2)
+
+    def change(client_id: str, action: LiteAction, *names: str) -> bytes:
+        body = encode_lite_subscription(LiteSubscription(action, client_id, "g", "t", names))
+        return request(RequestCode.LITE_SUBSCRIPTION_CTL, body=body)
+
+    peer.send(change("c1", LiteAction.COMPLETE_ADD, *names))
+    await node.broker.turns.done()
+    assert node.broker.pops.lite.count == len(names)
+    node.broker.turns.do_later(None for _ in ())  # so that at most the first piece of work is done now
+    if event == "unsubscribed":
+        peer.send(change("c1", LiteAction.COMPLETE_REMOVE))
+    elif event == "closed":
+        peer.hang_up()
+    else:
+        node.clock.advance(LITE_SYNC_S + 1)
+        node.broker.pops.lite.expire()
+    assert node.broker.pops.lite.count > 0
+    other.send(change("c2", LiteAction.COMPLETE_ADD, names[-1]))
+    await node.broker.turns.done()
+    assert node.broker.pops.lite.count == 1
+    pool = node.broker.pops.pools.lite_pool("g", "t")
+    assert [(item.client.client_id, set(item.names)) for item in pool.subscribers.values()] == [("c2", {names[-1]})]
+    assert [item.client.client_id for item in pool.subscribers_of(names[-1])] == ["c2"]
+    assert not pool.subscribers_of(names[0])
+
+
 async def test_deleted_lite_topic_takes_the_offsets_of_its_groups_with_it(node: Node, wire: Wire) -> None:
     ready(node)
     node.broker.group_configs.put(GroupConfig("other", attributes={"lite.bind.topic": "t"}))
@@ -868,6 +938,16 @@ async def test_reports_on_a_lite_group_without_clients_keep_no_pool(node: Node, 
     assert node.broker.progress.committed("g", "t") == 1
     await report(wire, RequestCode.GET_LITE_GROUP_INFO, group="g")
     assert not node.broker.pops.pools.all
+
+
+async def test_reports_on_a_lite_group_that_has_read_nothing_keep_nothing(node: Node, wire: Wire) -> None:
+    ready(node)
+    await wire.call(RequestCode.GET_CONSUME_STATS, {"consumerGroup": "g"})
+    await report(wire, RequestCode.GET_LITE_GROUP_INFO, group="g")
+    assert finish(node.broker.progress.lag("g", "t")).messages == 0
+    assert not node.broker.lite_offsets.all
+    assert (await wire.call(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "g", "removeOffset": "true"})).code == 0
+    assert node.broker.groups.get("g") is None
 
 
 async def test_report_on_a_group_that_popped_the_parent_topic_before_it_was_bound_changes_nothing(
