@@ -424,7 +424,7 @@ class Limits:
     max_peers: int = 64  # brokers of a group's topics up to which they synchronize their drains
     max_listed_ids: int = 10_000  # members in the lists of one change of a group; further topic sets get no list
     kept_lists: int = 4  # newest changes of a group whose member lists are kept for peers
-    max_strangers: int = (
+    max_outdated_peers: int = (
         1000  # brokers remembered because they do not support peer requests; the oldest are queried again
     )
     # claims of members to queues of one topic up to which a rebalance drains; above, members are notified immediately

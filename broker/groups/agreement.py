@@ -54,17 +54,17 @@ class Agreement:
         self._peers = peers
         self._changes = changes
         self.synced: set[ConsumerGroup] = set()  # groups that have peer brokers
-        self._strangers: dict[str, None] = {}  # names of brokers that do not support AGREE_ON_MEMBERS
+        self._outdated: dict[str, None] = {}  # names of brokers that do not support AGREE_ON_MEMBERS
         self._number = clock.time_ms()  # higher than the numbers of an earlier run, if the clock was not set back
         self._secret = secrets.token_bytes(32)
 
     # State
 
     def away(self) -> list[str]:
-        """The peers that are not waited for because they cannot be reached."""
+        """Return the peers that are not waited for because they cannot be reached."""
         peers = (item for group in self.synced for item in group.sync.peers.items())
         return sorted(
-            {f"{name} at {peer.address}" for name, peer in peers if peer.is_away and name not in self._strangers}
+            {f"{name} at {peer.address}" for name, peer in peers if peer.is_away and name not in self._outdated}
         )
 
     def token(self, listener: str) -> str:
@@ -112,12 +112,13 @@ class Agreement:
         return lists
 
     def opened(self, group: ConsumerGroup) -> None:
-        """A change has come; the queues that it moves are not known yet."""
+        """Record a change of a group with peers. The queues that it moves are not known yet."""
         if group.sync is not NO_PEERS:
             group.sync.transition(SyncEvent.CHANGE)
 
     def found(self, group: ConsumerGroup, others: Others, waiting: Iterable[str]) -> None:
-        """The queues that a change moves are known. Nothing is sent if the group has no other brokers."""
+        """Send the peers a change whose moving queues are known. Nothing is sent if the group has no other
+        brokers."""
         if not others.brokers:
             self.end(group)
             return
@@ -127,7 +128,7 @@ class Agreement:
         sync = group.sync
         former, sync.peers = sync.peers, {}
         for broker_name, (address, digest) in others.brokers.items():
-            if broker_name not in self._strangers:
+            if broker_name not in self._outdated:
                 peer = sync.peers[broker_name] = PeerBroker(address, digest)
                 if broker_name in former:
                     known = former[broker_name]
@@ -151,7 +152,8 @@ class Agreement:
             self._speak(group)
 
     def progressed(self, group: ConsumerGroup) -> None:
-        """A drain continues, though no member is done: peers continue to wait."""
+        """Report to the peers that a drain makes progress, so that they continue to wait; at most every
+        PROGRESS_S."""
         sync = group.sync
         if not sync.speaks or self._clock.monotonic_s() < sync.said_s + PROGRESS_S:
             return
@@ -160,7 +162,7 @@ class Agreement:
         self._speak(group)
 
     def gave(self, group: ConsumerGroup, client_id: str) -> None:
-        """A member was given the list of the last change."""
+        """Report to the peers that a member was given the list of the last change."""
         if not group.sync.speaks:
             return
         for peer in group.sync.peers.values():
@@ -184,8 +186,8 @@ class Agreement:
     def heard(
         self, group: ConsumerGroup | None, header: AgreeOnMembers, members: AgreedMembers
     ) -> list[GivenElsewhere]:
-        """A peer has sent a message. Return which lists it has given to whom."""
-        self._strangers.pop(header.broker_name, None)
+        """Handle the message of a peer. Return which lists it has given to whom."""
+        self._outdated.pop(header.broker_name, None)
         sync = group.sync if group is not None else NO_PEERS
         peer = sync.peers.get(header.broker_name)
         if group is None or peer is None:
@@ -204,7 +206,7 @@ class Agreement:
 
     def _speak(self, group: ConsumerGroup) -> None:
         for name, peer in group.sync.peers.items():
-            if name not in self._strangers:
+            if name not in self._outdated:
                 self._peers.say(
                     peer.address, group.name, partial(self._word, group, name), partial(self._failed, group, name)
                 )
@@ -231,7 +233,7 @@ class Agreement:
         return Word(header, AgreedMembers(sync.waiting, given))
 
     def _number_message(self, peer: PeerBroker) -> None:
-        """A message has news: from its number on the peer knows them."""
+        """Number a message with news, so that the peer's next messages show whether it knows them."""
         self._number += 1
         peer.number = self._number
         if peer.said is None:
@@ -244,9 +246,9 @@ class Agreement:
 
     def _failed(self, group: ConsumerGroup, broker_name: str, is_for_good: bool) -> None:
         if is_for_good:
-            self._strangers[broker_name] = None
-            if len(self._strangers) > self._limits.max_strangers:
-                del self._strangers[next(iter(self._strangers))]
+            self._outdated[broker_name] = None
+            if len(self._outdated) > self._limits.max_outdated_peers:
+                del self._outdated[next(iter(self._outdated))]
         for other in sorted(self.synced, key=lambda item: item.name) if is_for_good else [group]:
             peer = other.sync.peers.get(broker_name)
             if peer is not None and not peer.is_away:

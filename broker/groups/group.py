@@ -153,7 +153,7 @@ class GroupQueue:
         given_offset: up to which offset the reader, if it is foreign, was given messages.
         has_committed: True if the reader has committed an offset of the queue.
         known_reader: the foreign reader as the ledger keeps it over a restart.
-        lost_reader: the client id of the foreign reader whose connection has closed, until somebody reads the queue.
+        lost_reader: the client id of the foreign reader whose connection has closed, until a client reads the queue.
         contest: another client wants to read the queue of its foreign reader.
     """
 
@@ -393,12 +393,12 @@ class ConsumerGroup:
         self._alone: frozenset[frozenset[str]] = frozenset()  # the topics of members whose lists have them alone
 
     def begin_membership(self) -> None:
-        """The first member joins."""
+        """Create the state of a group with members, because the first one joins."""
         self.owners, self.issued, self.issued_lists, self.bound_since_s = {}, {}, {}, {}
         self.members, self.foreign, self.topics, self._of_shape, self._companions = {}, {}, {}, {}, {}
 
     def end_membership(self) -> None:
-        """The last member is gone: the next one begins as in a new group."""
+        """Drop what is known of the members, because the last one is gone."""
         self.members = self.foreign = self.topics = self._of_shape = self._companions = _NONE
         self._places_of_all = None
         self.reported = frozenset()
@@ -573,7 +573,7 @@ class ConsumerGroup:
         return subscribed.newest
 
     def subscriptions_of(self, connection: Session) -> Mapping[str, Subscription]:
-        """The member's subscriptions by topic; none for a session that is no member."""
+        """Return the member's subscriptions by topic; none for a session that is no member."""
         return self.members[connection].subscriptions if connection in self.members else {}
 
     def take_shape(self, member: Member, shape: Shape | None) -> None:
@@ -590,7 +590,7 @@ class ConsumerGroup:
             subscribed.newest = None
 
     def take_version(self, member: Member, topic: str, version: int) -> None:
-        """A member's subscription is as it was, under a later version."""
+        """Record a later version of a member's subscription that is otherwise unchanged."""
         known = member.subscriptions[topic]
         if version > known.version:
             member.subscriptions[topic] = replace(known, version=version)
@@ -623,8 +623,8 @@ class ConsumerGroup:
         return self._near(asking.topics if asking is not None else frozenset())
 
     def _near(self, topics: frozenset[str]) -> MemberList:
-        """The result is cached per change for members with equal subscriptions, because members query it after each
-        change."""
+        """Return the members that subscribe to one of these topics; without topics, all members. The result is cached
+        until the members change, for up to `max_compared` sets of topics."""
         if not self.members:
             return MemberList([])
         found = self._companions.get(topics)
@@ -637,8 +637,8 @@ class ConsumerGroup:
         return found
 
     def differs(self) -> bool:
-        """Whether members subscribe to different topics. The group's retry topic, to which each member subscribes, is
-        not compared."""
+        """Return True if members subscribe to different topics. The group's retry topic is not compared, because each
+        member subscribes to it."""
         first = next(iter(self.members.values()), None)
         return first is not None and any(member.topics != first.topics for member in self.members.values())
 
@@ -661,7 +661,7 @@ class ConsumerGroup:
         self.is_uneven, self._alone = is_uneven, frozenset(alone)
 
     def list_for(self, connection: Session) -> MemberList:
-        """The list for a foreign member that may know of the last change."""
+        """Return the list for a foreign member that may know of the last change."""
         member = self.foreign.get(connection)
         return ALONE if member is not None and member.topics in self._alone else self.companions(connection)
 
@@ -727,7 +727,7 @@ class ConsumerGroup:
         return subscribed.sticky
 
     def claimed(self, member: Member) -> None:
-        """A member says which queues it owns."""
+        """Record the queues that a member reports as its own, if it uses STICKY."""
         for queue in member.data.assigned:
             if member.data.strategy == STICKY.name and queue.topic in member.subscriptions:
                 self._sticky(queue.topic).claim(queue, member.client_id)
@@ -750,7 +750,8 @@ class ConsumerGroup:
                 subscribed.sticky.doubt()
 
     def strategies(self) -> frozenset[str]:
-        """How the members that pull allocate; a foreign one does not say."""
+        """Return the allocation strategies of the members that pull; "foreign" stands for members that do not report
+        one."""
         if self._strategies is None:
             pulling = (member for member in self.members.values() if not member.pops)
             self._strategies = frozenset(member.data.strategy or "foreign" for member in pulling)
@@ -777,26 +778,26 @@ class GroupChanges(MessageChanges):
     needs."""
 
     def members_changed(self, group: ConsumerGroup) -> None:
-        """The members of a group, their topics or their strategies have changed. The group may have no members left."""
+        """Handle a change of a group's members, of their topics or strategies. The group may have no members left."""
 
     def lease_freed(self, group: ConsumerGroup, waiter: Session) -> None:
-        """A queue that a member waited for is free."""
+        """Handle a lease that ended while a member waited for its queue."""
 
     def queue_refused(self, group: ConsumerGroup, key: QueueKey) -> None:
-        """A member was refused a queue because a foreign one reads or owns it."""
+        """Handle the refusal of a queue to a member, because a foreign member reads or owns it."""
 
     def owners_moved(self, group: ConsumerGroup) -> None:
-        """Owners of queues have changed although no member joined or left."""
+        """Handle new owners of queues in a group whose members have not changed."""
 
     def peer_away(self, group: ConsumerGroup) -> None:
-        """A peer broker of the group is not waited for any more."""
+        """Handle a peer broker of the group that is not waited for any more."""
 
     def leases_changed(self) -> None:
-        """Leases, or offsets of queues that were handed over, must be saved soon."""
+        """Save changed leases, and offsets of queues that were handed over, soon."""
 
     def queue_released(self, group: ConsumerGroup, key: QueueKey, reader: Session | None) -> None:
-        """A foreign reader has handled all of a queue, or, if None, a queue no longer waits for its reader from before a
-        restart: the next reader continues at the committed offset."""
+        """Handle a queue whose foreign reader has handled its messages, or, if `reader` is None, a queue that no
+        longer waits for its reader from before a restart. The next reader continues at the committed offset."""
 
 
 class QueueCounts(Protocol):
@@ -923,13 +924,13 @@ class ConsumerGroups:
                 self.release(group)
 
     def owners(self, name: str) -> dict[QueueKey, str]:
-        """The client ids of the owners of a group's queues."""
+        """Return the client ids of the owners of a group's queues."""
         group = self._groups.get(name)
         queues = group.queues if group is not None else {}
         return {key: queue.lease.client_id for key, queue in queues.items() if queue.lease is not None}
 
     def queues(self) -> list[GroupQueue]:
-        """The queues of all groups."""
+        """Return the queues of all groups."""
         return [queue for group in self._groups.values() for queue in group.queues.values()]
 
     def add_offsets(self, group: ConsumerGroup, topic: str) -> TopicOffsets:
@@ -947,7 +948,7 @@ class ConsumerGroups:
         self.release(group)
 
     def add_pool(self, group: ConsumerGroup, topic: str, pool: GroupPool) -> None:
-        """Clients begin to pop a topic."""
+        """Add the pool of a topic that clients of a group begin to pop."""
         if group.pools is _NONE:
             group.pools = {}
         group.pools[topic] = pool
@@ -967,11 +968,11 @@ class ConsumerGroups:
         return found.pools if found is not None else ()
 
     def of_topic(self, topic: str) -> list[ConsumerGroup]:
-        """The groups that have anything of a topic."""
+        """Return the groups that have anything of a topic."""
         return list(self._parts_of(topic))
 
     def topics_with_offsets(self) -> list[str]:
-        """The topics in which any group has an offset."""
+        """Return the topics in which any group has an offset."""
         return [topic for topic, of in self._of_topic.items() if any(topic in group.offsets for group in of.parts)]
 
     def _parts_of(self, topic: str) -> Mapping[ConsumerGroup, int]:
@@ -979,7 +980,7 @@ class ConsumerGroups:
         return found.parts if found is not None else {}
 
     def _note_part(self, group: ConsumerGroup, topic: str) -> TopicGroups:
-        """A group has something more of a topic."""
+        """Count one more thing that a group has of a topic."""
         found = self._of_topic.get(topic)
         if found is None:
             found = self._of_topic[topic] = TopicGroups()
@@ -987,7 +988,7 @@ class ConsumerGroups:
         return found
 
     def _remove_part(self, group: ConsumerGroup, topic: str) -> None:
-        """A group has something less of a topic."""
+        """Count one thing less that a group has of a topic."""
         parts = self._of_topic[topic].parts
         parts[group] -= 1
         if not parts[group]:
@@ -1002,13 +1003,13 @@ class ConsumerGroups:
         return dict(pool.queues) if pool is not None else {}
 
     def members_of(self, name: str) -> Mapping[Session, Member]:
-        """The members of a group by session; none if there is no such group."""
+        """Return the members of a group by session; none if there is no such group."""
         group = self._groups.get(name)
         return group.members if group is not None else _NOBODY
 
     def admit(self, connection: Session, client_id: str, groups: Iterable[str]) -> None:
-        """Raises LimitExceeded if a client may not be a member of all these groups: 256, each with 10,000 members; Refusal
-        if the connection is the member of one by another id."""
+        """Check that a client may be a member of all these groups. Raises LimitExceeded if it is a member of too many
+        groups or a group is full; Refusal if the connection is the member of one by another id."""
         known: Collection[str] = self._names.get(connection, ())
         names = set(groups)
         for name in names.intersection(known):
@@ -1083,24 +1084,24 @@ class ConsumerGroups:
             self.release(group)
 
     def subscribing(self, topic: str) -> list[ConsumerGroup]:
-        """The groups with a member that subscribes to the topic."""
+        """Return the groups with a member that subscribes to the topic."""
         return [group for group in self._parts_of(topic) if topic in group.topics]
 
     def stale_topics(self, group: ConsumerGroup, connection: Session) -> list[str]:
-        """The topics of which one member sees another number of queues here than there are."""
+        """Return the topics of which a member sees another number of queues here than there are."""
         member = group.members.get(connection)
         if member is None or not member.data.queue_counts:
             return []
         return [topic for _, topic, _ in stale_counts([member], self.broker_name, self._queues_of)]
 
     def stale(self) -> Iterator[tuple[str, Session, str]]:
-        """Group, connection and topic of the members that see another number of queues here than there are."""
+        """Yield group, connection and topic of members that see another number of queues here than there are."""
         for group in self:
             for member, topic, _ in stale_counts(group.members.values(), self.broker_name, self._queues_of):
                 yield group.name, member.connection, topic
 
     def _note(self, group: ConsumerGroup, member: Member, before: Mapping[str, Subscription]) -> None:
-        """A member's heartbeat has come; these were its subscriptions before."""
+        """Record the heartbeat of a member whose subscriptions were `before`."""
         self._charge(member, size_of(member.data))
         if before != member.subscriptions or not before:
             group.take_shape(member, shape_of(member.subscriptions.values()))
@@ -1124,7 +1125,7 @@ class ConsumerGroups:
         member.charged_bytes = size
 
     def _forget_topics(self, group: ConsumerGroup, topics: Iterable[str]) -> None:
-        """A member subscribes to these no more."""
+        """Remove a member's subscriptions to these topics."""
         for topic in topics:
             group.topics[topic].members -= 1
             if group.topics[topic].members:
@@ -1145,7 +1146,8 @@ class ConsumerGroups:
                 self._groups[name].members[connection].seen_s = now_s
 
     def expired(self) -> Iterator[Session | None]:
-        """Connections that sent no heartbeat for 120 s, to be dropped and closed; None after each piece of looking."""
+        """Yield connections that sent no heartbeat for `heartbeat_limit_s`, which the caller drops and closes, and
+        None after each piece of work."""
         # ConsumerManager.CHANNEL_EXPIRED_TIMEOUT
         limit = self._clock.monotonic_s() - self._limits.heartbeat_limit_s
         looks = 0
@@ -1181,7 +1183,8 @@ class ConsumerGroups:
         self._report(group, client_id, found)
 
     def _may_log(self, group: ConsumerGroup) -> bool:
-        """Whether the log does not have enough of a group: members that disagree in ever other ways do not fill it."""
+        """Count a disagreement of a group. Return False beyond `max_logged_faults` in one interval, so that members
+        that disagree in ever other ways do not fill the log."""
         if self._clock.monotonic_s() >= self._log_window_s + REPORT_AGAIN_S:
             self._log_window += 1
             self._log_window_s = self._clock.monotonic_s()

@@ -25,7 +25,7 @@ log = structlog.get_logger("rocketlet.groups")
 
 
 def lines_of(queue: GroupQueue, lease: QueueLease) -> Iterator[Change]:
-    """The lines in which the ledger keeps a lease."""
+    """Yield the lines in which the ledger keeps a lease."""
     place = queue.place
     yield (
         reader_line(place, lease.client_id, lease.epoch) if lease.is_awaited else (*place, lease.client_id, lease.epoch)
@@ -132,7 +132,8 @@ class Locks:
         return self._epoch
 
     def _leases(self) -> tuple[Iterator[Change], int]:
-        """The leases and foreign readers as they are now, even if the iterator is used later."""
+        """Return the leases and foreign readers as they are now, even if the iterator is used later, and the last
+        epoch."""
         queues = self.groups.queues()
         # Apache's locks are not saved: its broker forgets them, too (RebalanceLockManager), and its clients lock
         # again within 20 s.
@@ -149,7 +150,7 @@ class Locks:
         Args:
             request: the queues; the epochs of those that are to be renewed.
             connection: the client's connection.
-            has_had: True if the client had the queues for itself without a lock, so nobody else can have them.
+            has_had: True if the client had the queues for itself without a lock, so no other client can have them.
         """
         if request.group in self._left.get(connection, ()) and not request.handover:
             return {}  # requested by a Java member that has unregistered meanwhile
@@ -303,7 +304,7 @@ class Locks:
                 self.join(connection, next(iter(left)))
 
     def join(self, connection: Session, name: str) -> None:
-        """A heartbeat has come: the member may lock, even if it had left the group."""
+        """Let a member lock after its heartbeat, even if it had left the group."""
         left = self._left.get(connection)
         if left is not None and name in left:
             connection.charge(-PLACE_BYTES)
@@ -320,7 +321,7 @@ class Locks:
                 queue.lease.renewed_s = now_s
 
     def end(self, group: str, topic: str, queue_id: int) -> None:
-        """End a lease before its time. Raises KeyError if nobody owns the queue."""
+        """End a lease before its time. Raises KeyError if the queue has no owner."""
         queue = self.groups.queue(group, topic, queue_id)
         if queue.lease is None:
             raise KeyError(group, topic, queue_id)
@@ -380,7 +381,7 @@ class Locks:
         self._ledger.write()
 
     def clear_former_end(self, queue: GroupQueue) -> None:
-        """The owner reads what this run has."""
+        """Remove the bound of the owner's offset, because the owner reads what this run has."""
         lease = queue.lease
         if lease is None or lease.former_end is None:
             return
@@ -390,7 +391,7 @@ class Locks:
         self._changes.leases_changed()
 
     def record_pull(self, queue: GroupQueue) -> None:
-        """The owner's first pull becomes an event of the history."""
+        """Record the owner's first pull in the history."""
         lease = queue.lease
         if lease is not None and lease.handover and not lease.has_pulled:
             lease.has_pulled = True
@@ -412,7 +413,7 @@ class Locks:
         return offset
 
     def leases_of(self, client_id: str) -> dict[LeaseKey, int]:
-        """The epochs of a client's queues."""
+        """Return the epochs of a client's queues."""
         leases = ((queue.place, queue.lease) for queue in self.groups.queues())
         return {
             place: lease.epoch
@@ -426,8 +427,8 @@ class Locks:
     # Foreign members that read
 
     def record_reader(self, queue: GroupQueue, client_id: str) -> None:
-        """A foreign member reads a queue: write it to the disk before the member gets messages, so that the queue is reserved
-        for it after a restart."""
+        """Write to the disk that a foreign member reads a queue, before the member gets messages, so that the queue
+        is reserved for it after a restart."""
         self._find_lost(queue)
         known = queue.known_reader
         if known is None and self._known_count >= self._limits.max_locks:
@@ -439,7 +440,7 @@ class Locks:
             self._ledger.write()
 
     def clear_reader(self, queue: GroupQueue) -> None:
-        """Nobody reads the queue."""
+        """Record that no foreign member reads the queue."""
         self._find_lost(queue)
         known = queue.known_reader
         if known is not None:
@@ -448,7 +449,7 @@ class Locks:
             self._ledger.freed(queue.place, known.epoch)
 
     def lose_reader(self, queue: GroupQueue) -> None:
-        """The connection of the queue's reader has closed. The client may come back by another one."""
+        """Handle the closed connection of a queue's reader. The client may come back on another one."""
         known = queue.known_reader
         self.clear_reader(queue)
         if known is not None and self._lost_count < self._limits.max_locks:
@@ -457,21 +458,22 @@ class Locks:
             queue.group.lost_readers += 1
 
     def _find_lost(self, queue: GroupQueue) -> None:
-        """The queue's lost reader is back, or the queue has another reader or owner."""
+        """Clear the lost reader of a queue, because it is back, or the queue has another reader or owner."""
         if queue.lost_reader is not None:
             queue.lost_reader = None
             self._lost_count -= 1
             queue.group.lost_readers -= 1
 
     def renew_awaited(self, queue: GroupQueue, connection: Session) -> None:
-        """A client that is no member has pulled or committed a queue, which may be reserved for it."""
+        """Renew the reservation of a queue for a client that is no member, and has pulled or committed the queue."""
         lease = queue.lease
         if lease is not None and lease.is_awaited and lease.connection in (None, connection):
             lease.connection, lease.renewed_s = connection, self._clock.monotonic_s()
             self._list(connection, queue)
 
     def readers_back(self, group: ConsumerGroup, client_id: str) -> list[GroupQueue]:
-        """A client is a member again: return the queues that it has read since before, and free those that were reserved."""
+        """Return the queues that a client, which is a member again, has read since before, and free those that were
+        reserved."""
         queues = list(group.queues.values())
         back = [queue for queue in queues if queue.lost_reader == client_id]
         for queue in back:

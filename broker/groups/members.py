@@ -117,7 +117,7 @@ def shape_of(subscriptions: Iterable[Subscription]) -> Shape:
 
 
 def size_of(data: ConsumerData) -> int:
-    """About how many bytes a membership takes."""
+    """Return about how many bytes a membership takes."""
     seen = len(data.queue_counts) + sum(map(len, data.queue_counts.values()))
     subscriptions = sum(map(subscription_bytes, data.subscriptions))
     return MEMBER_BYTES + subscriptions + PLACE_BYTES * (len(data.assigned) + seen)
@@ -318,7 +318,7 @@ def _differing(what: str, values: dict[str, list[str]]) -> Iterator[str]:
 def stale_counts(
     members: Iterable[Member], broker_name: str, queues_of: Callable[[str], int]
 ) -> Iterator[tuple[Member, str, int]]:
-    """The members that see a wrong number of queues here, with the topic and that number."""
+    """Yield the members that see a wrong number of queues here, with the topic and that number."""
     for member in members:
         for topic, count in member.data.queue_counts.get(broker_name, {}).items():
             if topic in member.subscriptions and count != queues_of(topic):
@@ -326,7 +326,7 @@ def stale_counts(
 
 
 def _named(names: list[str], between: str = ", ") -> str:
-    """The first of very many."""
+    """Return names as one text, of very many only the first."""
     more = len(names) - MAX_NAMED_MEMBERS
     first = (name[:MAX_NAMED_CHARS] for name in names[:MAX_NAMED_MEMBERS])
     return between.join(first) + (f" and {more} more" if more > 0 else "")
@@ -389,7 +389,7 @@ class Refusals:
         self.count = 0
 
     def note(self, peer: str, client_id: str, groups: Sequence[str], reason: str, *, is_news: bool) -> None:
-        """`is_news`: whether the log does not have it of this client's address already."""
+        """Record a refused heartbeat. `is_news` is True if the log does not have it of this client's address yet."""
         self.count += 1
         named = " ".join(groups[:MAX_NAMED_MEMBERS])[:MAX_NAMED_CHARS]
         text = f"{client_id[:MAX_NAMED_CHARS]} ({peer}) of {named or 'a group'}: {reason[:MAX_NAMED_CHARS]}"
@@ -438,12 +438,12 @@ class History:
         self._put(group, (_shared(tuple(detail)), self._clock.time_ms(), event, client, *map(_short, detail.values())))
 
     def members_changed(self, group: TimedGroup, event: str, client: str, members: int) -> None:
-        """A member of a group has joined or left, or has other subscriptions."""
+        """Record that a member of a group has joined or left, or has other subscriptions."""
         self.add(group.name, event, client, members=members)
         self.rebalances.members_changed(group, event)
 
     def changed_hands(self, event: str, group: TimedGroup, key: LeaseKey, client: str, epoch: int) -> None:
-        """A lease that began or ended. One request may contain 8,192 queues, so this method does as little as
+        """Record a lease that began or ended. One request may contain 8,192 queues, so this method does as little as
         possible."""
         name, topic, queue_id = key
         self._put(name, (_OF_LEASE, self._clock.time_ms(), event, client, topic, queue_id, epoch))
@@ -525,7 +525,7 @@ class Rebalances:
             self._running.setdefault(group, (now_s, now_s))
 
     def changed_hands(self, group: TimedGroup, key: LeaseKey, *, is_free: bool) -> None:
-        """A queue has no owner any more, or one."""
+        """Record that a queue has no owner any more, or has one."""
         now_s = self._clock.monotonic_s()
         if is_free:
             if len(self._freed_s) >= self._limits.max_free_queues:
@@ -540,7 +540,7 @@ class Rebalances:
             self._running[group] = (running[0], now_s)
 
     def look(self) -> None:
-        """Counts the groups that have come to rest."""
+        """Record how long the rebalances took that have come to rest."""
         now_s = self._clock.monotonic_s()
         for group in list(self._running):
             self._end_if_at_rest(group, now_s)

@@ -170,7 +170,7 @@ class Offsets:
         self._dirty = True
 
     def rewinds(self, name: str, topic: str) -> int:
-        """How often the group's offset of a queue of the topic went back."""
+        """Return how often an offset of the group in the topic went back."""
         item = self._find(name, topic)
         return item.rewinds if item is not None else 0
 
@@ -212,13 +212,13 @@ class Offsets:
                 log.error("offsets_not_saved", reason=str(error), hint="they are saved with all others, within 5 s")
 
     def let_go_back(self, name: str, topic: str, queue_id: int) -> None:
-        """An administrator resets the group: a member may commit a lower offset than the last owner."""
+        """Let members commit a lower offset of a queue than its last owner, because an administrator resets it."""
         item = self._find(name, topic)
         if item is not None and item.of_owners:
             item.of_owners.pop(queue_id, None)
 
     def of(self, name: str, topic: str) -> dict[int, int]:
-        """The group's offsets in a topic, by queue id."""
+        """Return the group's offsets in a topic, by queue id."""
         item = self._find(name, topic)
         return dict(item.offsets) if item is not None else {}
 
@@ -261,7 +261,7 @@ class Offsets:
             self._dirty = True
 
     def note_pops(self) -> None:
-        """The journal of pops is there from now on."""
+        """Record that the journal of pops exists from now on."""
         if not self.has_pops:
             self.has_pops = self._dirty = True
 
@@ -351,7 +351,8 @@ class GroupProgress:
                 yield queue_id, queue, max(committed, queue.begin)
 
     def of(self, group: str, topic: str) -> Iterator[tuple[Queue, QueueProgress]]:
-        """How far a group is in the queues of a topic that the broker has. Each costs a read of the disk."""
+        """Yield the progress of a group in the queues of a topic on this broker. Each queue costs a read of the
+        disk."""
         popped = self._groups.popped_queues(group, topic)
         for queue_id in range(self._topics.queues_of(topic)):
             queue = self._store.queues.get((topic, queue_id))
@@ -365,7 +366,7 @@ class GroupProgress:
             yield Queue(topic, self._broker_name, queue_id), progress
 
     def columns(self, group: str, topic: str, *, times: bool) -> Work[ProgressColumns]:
-        """Like `of`, in lists. Without `times` it reads nothing."""
+        """Return the progress like `of`, in lists. Without `times`, nothing is read from the disk."""
         found = ProgressColumns(topic, self._broker_name, [], [], [], [], [], [])
         found.unreadable.extend((queue_id, at.next, offset) for queue_id, at, offset in self._unreadable(group, topic))
         queues, popped = self._store.queues, self._groups.popped_queues(group, topic)
@@ -385,7 +386,7 @@ class GroupProgress:
         return found
 
     def _last_ms(self, queue: ConsumeQueue | None, offset: int) -> int:
-        """When the last message before an offset was stored; 0 if it is not there."""
+        """Return when the last message before an offset was stored; 0 if that message is not there."""
         if queue is None or not queue.begin < offset <= queue.next:
             return 0
         return self._store.store_time_ms(queue, offset - 1)
@@ -415,7 +416,7 @@ class GroupProgress:
         return sum(self._offsets.of(group, topic).values())
 
     def noting_lost(self) -> Work[None]:
-        """Names the groups that had not committed the messages of deleted segments."""
+        """Count and log the messages of deleted segments that groups had not committed."""
         self._losers.intersection_update([group.name for group in self._groups])
         for group in self.groups():
             online = self._groups.online(group)
@@ -446,7 +447,8 @@ class GroupProgress:
             yield
 
     def lost(self) -> Iterator[tuple[str, str, int]]:
-        """How many messages retention deleted before a group had committed them, since the start, by group and topic."""
+        """Yield how many messages retention deleted before a group had committed them, since the start, by group and
+        topic."""
         for name in self._losers:
             group = self._groups.get(name)
             for topic, item in group.offsets.items() if group is not None else ():
@@ -454,7 +456,7 @@ class GroupProgress:
                     yield name, topic, item.lost
 
     def groups(self) -> list[str]:
-        """The groups with members or offsets."""
+        """Return the groups with members or offsets."""
         return sorted(group.name for group in self._groups if group.members or group.offsets)
 
     def topics_of(self, group: str) -> list[str]:
@@ -556,16 +558,17 @@ class Watch:
                 self.release(connection, queue)
 
     def read_by(self, connection: Session, group: str) -> list[GroupQueue]:
-        """The queues of a group that this connection pulled last."""
+        """Return the queues of a group that this connection pulled last."""
         queues = self._queues.get(connection, ())
         return [queue for queue in queues if queue.reader is connection and queue.group.name == group]
 
     def reads(self, connection: Session, group: ConsumerGroup) -> bool:
-        """True if there are any. Called more often, and for connections with very many."""
+        """Return True if `read_by` has a queue. This is faster, for connections with very many queues."""
         return any(queue.reader is connection and queue.group is group for queue in self._queues.get(connection, ()))
 
     def topic_deleted(self, topic: str) -> None:
-        """The readers have nothing of the next topic of this name."""
+        """Forget which messages of a deleted topic readers were given, because a recreated topic does not have
+        them."""
         for group in self._groups.of_topic(topic):
             for queue in group.queues.values():
                 if queue.key[0] == topic:
@@ -765,7 +768,7 @@ class ReaderGuard:
         self._poll_later(queue, contest)
 
     def _is_over(self, queue: GroupQueue, contest: Contest, now_s: float) -> bool:
-        """True if nobody has to wait for the reader any longer."""
+        """Return True if pulls need not wait for the reader any longer."""
         reader = contest.reader
         if queue.reader is not reader or not is_guarded(queue, reader):
             return True

@@ -176,7 +176,7 @@ class Pulling:
             # In the order of Apache's PullMessageProcessor, because clients react to the first error
             group = self._check_group_and_topic(header)
             if header.sys_flag & codes.PULL_SUSPEND and session not in group.members:
-                self._check_stranger(session, header, group)
+                self._check_without_heartbeat(session, header, group)
             subscription = self._subscription(session, header, group)
         except Refusal as refusal:
             if refusal.reason in _SAID_SOON and attempt < SUBSCRIPTION_POLLS:
@@ -246,7 +246,9 @@ class Pulling:
         """Return a pull that just got messages, to be cached; `generation` was read before it. Return None if the pull
         must be checked again."""
         session, header = pull.session, pull.header
-        group = self._groups.obtain(header.consumer_group)
+        group = self._groups.get(header.consumer_group)
+        if group is None:
+            return None
         subscription = self._subscription(session, header, group)
         return self.checked.of(session, header, group, pull.limit, subscription, generation)
 
@@ -401,7 +403,7 @@ class Pulling:
             )
         return group
 
-    def _check_stranger(self, session: Session, header: PullMessage, group: ConsumerGroup) -> None:
+    def _check_without_heartbeat(self, session: Session, header: PullMessage, group: ConsumerGroup) -> None:
         """Check a push consumer without a heartbeat, on a new connection or after a restart of the broker. Raises Refusal.
 
         Apache's broker uses the subscription of any member for it (ConsumerManager.findSubscriptionData). Here another
@@ -540,9 +542,10 @@ class Pulling:
 
 
 def _is_leased_to_another(session: Session, queue: GroupQueue) -> bool:
-    """True if a Rocketlet member or the pop pool owns the queue, and this client would read it beside the owner. Foreign
-    members notice changes of the group late. A client without a heartbeat may have been such a member before it lost
-    its connection. Rocketlet members lock a queue before they pull it, and broadcasting members share no queues."""
+    """Return True if a Rocketlet member or the pop pool owns the queue, and this client would read it beside the
+    owner. Foreign members notice changes of the group late. A client without a heartbeat may have been such a member
+    before it lost its connection. Rocketlet members lock a queue before they pull it, and broadcasting members share
+    no queues."""
     if not queue.is_leased_to_another(session):
         return False
     member = queue.group.members.get(session)

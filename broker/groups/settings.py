@@ -36,7 +36,7 @@ MAX_LONG = 2**63 - 1
 
 
 def _checked(group: GroupConfig) -> GroupConfig:
-    """A group that may come into being. Raises IllegalName, LimitExceeded."""
+    """Return a group's settings if they are valid. Raises IllegalName, LimitExceeded."""
     fault = group_fault(group.name)
     if fault:
         raise IllegalName(fault)
@@ -127,7 +127,7 @@ class GroupConfigs:
         self._remove(name)
 
     def put(self, group: GroupConfig) -> None:
-        """Creates or alters a group. Raises IllegalName, LimitExceeded, StoreFull."""
+        """Create or alter a group. Raises IllegalName, LimitExceeded, StoreFull."""
         _checked(group)
         if group.name not in self and self._count >= self._limits.max_groups:
             raise LimitExceeded(f"the broker has {self._limits.max_groups} groups, which is the maximum; delete some")
@@ -135,7 +135,7 @@ class GroupConfigs:
         self._store(group)
 
     def _keep(self, change: GroupConfig | dict[str, str]) -> None:
-        """A change costs a line."""
+        """Append a change to the journal. If both files lack an earlier change, write the whole file before."""
         if self._is_behind:
             write_state(self._path, list(self))
             self.journal.clear()
@@ -191,7 +191,7 @@ class RequestModes:
         return self._modes.get((group, topic)) or RequestMode(topic, group, PULL)
 
     def put(self, mode: RequestMode) -> None:
-        """Raises LimitExceeded, StoreFull."""
+        """Set the mode of a group and topic. Raises LimitExceeded, StoreFull."""
         key = mode.group, mode.topic
         if key not in self._modes and len(self._modes) >= self._limits.max_request_modes:
             raise LimitExceeded(f"this broker keeps {self._limits.max_request_modes} request modes")

@@ -214,7 +214,7 @@ QueueKey = tuple[str, int]  # topic, queue id
 
 
 class DrainStage(Enum):
-    FINDING = "which queues move is not known yet, so nobody may take any"
+    FINDING = "which queues move is not known yet, so no member may take any"
     DRAINING = "readers still handle messages of what moves"
     AGREEING = "all is handled here; other brokers are waited for"
     NOTIFIED = "every member was notified, and drops its queues now"
@@ -223,10 +223,10 @@ class DrainStage(Enum):
 class DrainEvent(Enum):
     CHANGE = "members or their topics have changed"
     FIND = "the queues that move are known, and have readers"
-    FIND_NOBODY = "they are known, and nobody has messages of them"
+    FIND_NOBODY = "they are known, and no reader has messages of them"
     FINISH = "the last reader is done, or is not waited for any more"
     AGREE = "no other broker is waited for"
-    GIVE_UP = "nobody is waited for any longer"
+    GIVE_UP = "no reader and no broker is waited for any longer"
 
 
 _DS, _DE = DrainStage, DrainEvent
@@ -430,7 +430,7 @@ class Drain:
         return [item for item, began_s in self.since_s.items() if began_s + most_s <= now_s]
 
     def has(self, place: QueueKey) -> bool:
-        """True if a reader that loses the queue still handles its messages."""
+        """Return True if a reader that loses the queue still handles its messages."""
         return any(place in places for places in self.waiting.values())
 
     def dropped(self, connection: Session, place: QueueKey) -> list[QueueKey]:

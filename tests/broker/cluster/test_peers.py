@@ -116,14 +116,14 @@ def agreement(limits: Limits = LIMITS) -> Agreement:
 
 
 def test_brokers_that_do_not_know_the_request_are_forgotten_beyond_a_number() -> None:
-    of_groups, group = agreement(Limits(max_strangers=2)), ConsumerGroup("g")
+    of_groups, group = agreement(Limits(max_outdated_peers=2)), ConsumerGroup("g")
     for number in range(3):
         name = f"broker-{number}"
         of_groups.opened(group)
         of_groups.found(group, Others({name: ("host:1", "d")}, {}), ())
         of_groups._failed(group, name, True)
-    assert [*of_groups._strangers] == ["broker-1", "broker-2"]
-    assert LIMITS.max_strangers == 1000
+    assert [*of_groups._outdated] == ["broker-1", "broker-2"]
+    assert LIMITS.max_outdated_peers == 1000
 
 
 def group_of(*topics: str) -> ConsumerGroup:
