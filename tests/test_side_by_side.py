@@ -23,7 +23,7 @@ from .side_by_side import group, place
         ),
         ("tests/spark/test_planner.py::test_a", "tests/spark/test_planner.py::test_b", False),
         ("tests/interop/test_our_client.py::test_a[4.9.7]", "tests/interop/test_our_client.py::test_b[4.9.7-x]", True),
-        ("tests/interop/test_our_client.py::test_a[4.9.7]", "tests/interop/test_our_client.py::test_a[5.3.3]", False),
+        ("tests/interop/test_our_client.py::test_a[4.9.7]", "tests/interop/test_our_client.py::test_a[5.5.0]", False),
         ("tests/interop/test_our_client.py::test_a[4.9.7]", "tests/interop/test_planners.py::test_a[4.9.7]", True),
         ("tests/interop/test_access.py::test_a", "tests/interop/test_access.py::test_b", True),
         ("tests/client/test_typed.py::test_by_pyright_strict", "tests/packaging/test_x.py::test_with_pyright_x", True),

@@ -53,7 +53,7 @@ Rocketlet's broker has no master/slave replication, DLedger, controller or tiere
 If you need one of them, use Apache RocketMQ; your code and Spark job need no change.
 
 Rocketlet's client detects the kind of its broker. [Foreign members](foreign-members.md) lists the differences on Apache's
-brokers. In these tests 5.3 differs from 4.9 in two ways. It records the outcome of transactions every 3 s
+brokers. In these tests 5.5 differs from 4.9 in two ways. It records the outcome of transactions every 3 s
 (`transactionOpBatchInterval`), and delivers a message twice if it checks more often. And a message that is sent to the retry
 topic of a group whose members lock their queues becomes a dead letter immediately; `rocketlet messages replay` and the
 console therefore send such messages back as failed deliveries, which allows one attempt.

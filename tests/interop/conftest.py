@@ -33,7 +33,7 @@ from bench.peers import Apache, apache_fault, fetch, fetch_fault
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, made_once
 from ..support.pacing import pace
 from . import compatibility
-from .systems import HEAP, SETTINGS, SMALL, Ours, System
+from .systems import HEAP, LITE, SETTINGS, SMALL, Ours, System
 
 HERE = Path(__file__).parent
 JAVA_CLIENT = "Java 4.9.8"
@@ -286,7 +286,7 @@ def fetch_apache(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], No
     return fetch
 
 
-@pytest.fixture(scope="session", params=["rocketlet", "4.9.7", "5.3.3"])
+@pytest.fixture(scope="session", params=["rocketlet", "4.9.7", JAVA_NEWEST])
 def version(request: pytest.FixtureRequest) -> str:
     """The system's version. The fixture lasts for the session, so that the tests of one version follow each other."""
     return str(request.param)
@@ -301,7 +301,8 @@ def system(version: str, tmp_path_factory: pytest.TempPathFactory, fetch_apache:
             _systems[version] = System(Ours(folder))
         else:
             fetch_apache(version)
-            _systems[version] = System(Apache(folder, version, HEAP, **SETTINGS))
+            lite = LITE if version == JAVA_NEWEST else {}
+            _systems[version] = System(Apache(folder, version, HEAP, **SETTINGS, **lite))
     return _systems[version]
 
 

@@ -35,7 +35,7 @@ async def until(site: Site, path: str, words: str) -> str:
     return pages[-1]
 
 
-@pytest.mark.parametrize("version", ["4.9.7", "5.3.3"], indirect=True)
+@pytest.mark.parametrize("version", ["4.9.7", "5.5.0"], indirect=True)
 async def test_apaches_cluster_is_shown_and_changed(system: System) -> None:
     is_broken, mended, done = True, Inbox(), Inbox()
 

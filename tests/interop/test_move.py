@@ -1,5 +1,5 @@
 """`rocketlet move` under load, from Rocketlet to Apache's broker and back, with members in Python and Java. It takes minutes,
-most of them for virtual machines that start; MOVE_TO=4.9.7,5.3.3 moves to both."""
+most of them for virtual machines that start; MOVE_TO=4.9.7,5.5.0 moves to both."""
 
 from __future__ import annotations
 
