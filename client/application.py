@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import re
 import signal
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -17,6 +17,7 @@ from .config import HANDLER_CONCURRENCY, PRODUCER_GROUP, check_callable, check_s
 from .consumer import Consumer
 from .consuming.handling import Calling, Decode, Outcome, Reject, RetryLater
 from .errors import ConfigError, RocketletError, get_logger
+from .lite_consumer import LiteConsumer
 from .message import Message, SendResult
 from .producer import Producer
 from .sending.accumulator import check_topic
@@ -27,7 +28,7 @@ log = get_logger("rocketlet.application")
 
 
 # ------------------------------------------------------------------------------
-# An application: handlers that are declared with decorators and run by Consumer, SharedConsumer and Producer.
+# An application: handlers that are declared with decorators and run by Consumer, SharedConsumer, LiteConsumer and Producer.
 #
 #     app = Rocketlet("127.0.0.1:9876")
 #
@@ -43,6 +44,7 @@ log = get_logger("rocketlet.application")
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+_AnyConsumer = Consumer | SharedConsumer | LiteConsumer
 Lifespan = Callable[["Rocketlet"], AbstractAsyncContextManager[Any]]
 
 
@@ -68,6 +70,7 @@ class _Subscriber:
     group: str
     timeout_s: float | None
     sharing: bool
+    lite_topics: tuple[str, ...] | None
     decode: Decode[Any] | None
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -115,7 +118,7 @@ class Rocketlet:
         self._publishers: dict[Callable[..., Any], list[tuple[str, dict[str, Any]]]] = {}
         self._stack: AsyncExitStack | None = None
         self._producer: Producer[Any] | None = None
-        self._consumers: dict[str, Consumer | SharedConsumer] = {}
+        self._consumers: dict[str, _AnyConsumer] = {}
         self._new_producer(name_server)  # so that invalid arguments raise here instead of at the start
 
     # Declarations
@@ -127,6 +130,7 @@ class Rocketlet:
         group: str,
         timeout_s: float | None = None,
         sharing: bool = False,
+        lite_topics: Iterable[str] | None = None,
         decode: Decode[Any] | None = None,
         **options: Any,
     ) -> Callable[[Function], Function]:
@@ -137,6 +141,8 @@ class Rocketlet:
 
         - `timeout_s`: the timeout of an `async` handler in seconds, after which it is cancelled and its message is retried.
         - `sharing`: True to use a SharedConsumer.
+        - `lite_topics`: use a LiteConsumer for lite topics of this parent topic, which is subscribed to these at the start,
+          `()` for none. `lite_consumer` returns the consumer, to subscribe to others at run time.
         - `decode`: converts a body to the handler's argument.
         - `options`: further options of the consumer, such as `concurrency` or `batch_size`.
 
@@ -144,6 +150,8 @@ class Rocketlet:
         """
         if timeout_s is not None:
             check_seconds("timeout_s", timeout_s)
+        if lite_topics is not None:
+            _check_lite(subscriptions, lite_topics, sharing=sharing)
 
         def declared(function: Function) -> Function:
             if timeout_s is not None and not inspect.iscoroutinefunction(function):
@@ -151,7 +159,8 @@ class Rocketlet:
                     f"timeout_s: {function.__qualname__} runs in a thread, which cannot be ended; use `async def`"
                 )
             found = decode_of(function, decode, takes_batches=options.get("batch_size") is not None)
-            subscriber = _Subscriber(function, subscriptions, group, timeout_s, sharing, found, dict(options))
+            names = None if lite_topics is None else tuple(lite_topics)
+            subscriber = _Subscriber(function, subscriptions, group, timeout_s, sharing, names, found, dict(options))
             taken = without(function, dependencies_of(function))
             self._new_consumer(subscriber, self._name_server, taken)  # so that invalid options raise here
             self._subscribers.append(subscriber)
@@ -189,6 +198,15 @@ class Rocketlet:
         if self._producer is None:
             raise ConfigError("this application is not running; use `async with app`, or app.run()")
         return self._producer
+
+    def lite_consumer(self, group: str) -> LiteConsumer:
+        """Return the consumer of a subscriber of lite topics, to subscribe to lite topics while it runs. Raises ConfigError
+        if the application is not running, or has no such subscriber of this group."""
+        for subscriber in self._subscribers:
+            consumer = self._consumers.get(subscriber.name)
+            if subscriber.group == group and isinstance(consumer, LiteConsumer):
+                return consumer
+        raise ConfigError(f"group: no subscriber with lite_topics=... of the group {group} is running")
 
     def asyncapi(self, *, title: str = "Rocketlet application", version: str = "1.0.0") -> dict[str, Any]:
         """Return an AsyncAPI 3.0 document of the application's handlers.
@@ -278,21 +296,20 @@ class Rocketlet:
     def _new_producer(self, name_server: str) -> Producer[Any]:
         return Producer(name_server, self._group, access=self._access, encode=self._encode, **self._options)
 
-    async def _consumer(
-        self, subscriber: _Subscriber, name_server: str, stack: AsyncExitStack
-    ) -> Consumer | SharedConsumer:
+    async def _consumer(self, subscriber: _Subscriber, name_server: str, stack: AsyncExitStack) -> _AnyConsumer:
         call = _Call(self, subscriber, self._publishers.get(subscriber.handler, ()))
         stack.callback(call.stop)
         handler = call.with_message if call.takes_message else call.alone
         return await stack.enter_async_context(self._new_consumer(subscriber, name_server, handler))
 
-    def _new_consumer(
-        self, subscriber: _Subscriber, name_server: str, handler: Callable[..., Any]
-    ) -> Consumer | SharedConsumer:
+    def _new_consumer(self, subscriber: _Subscriber, name_server: str, handler: Callable[..., Any]) -> _AnyConsumer:
         kind: Any = SharedConsumer if subscriber.sharing else Consumer
-        consumer: Consumer | SharedConsumer = kind(
+        options = subscriber.options
+        if subscriber.lite_topics is not None:
+            kind, options = LiteConsumer, {**options, "lite_topics": subscriber.lite_topics}
+        consumer: _AnyConsumer = kind(
             name_server, subscriber.group, subscriber.subscriptions, handler,
-            decode=subscriber.decode, access=self._access, **subscriber.options,
+            decode=subscriber.decode, access=self._access, **options,
         )  # fmt: skip
         return consumer
 
@@ -306,6 +323,16 @@ class Rocketlet:
         except RocketletError as error:
             return Health(False, lag, str(error))
         return Health(self._producer is not None, lag, "" if self._producer is not None else "it is not running")
+
+
+def _check_lite(subscriptions: Mapping[str, str] | str, lite_topics: Iterable[str], *, sharing: bool) -> None:
+    """Raise ConfigError for a subscriber of lite topics that cannot be one."""
+    if not isinstance(subscriptions, str):
+        raise ConfigError(f"lite_topics: expected one parent topic, got the subscriptions {dict(subscriptions)!r}")
+    if sharing:
+        raise ConfigError("sharing and lite_topics conflict; members of a lite group share lite topics anyway")
+    if isinstance(lite_topics, str):
+        raise ConfigError(f"lite_topics: expected names, got the text {lite_topics!r}; give [{lite_topics!r}]")
 
 
 class _Call:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, Literal, Unpack
 
+from ..protocol.admin_bodies import decode_lite_lag
 from ..protocol.codes import PERM_READ, RequestCode
 from ..protocol.config import MAX_SYNCED_LITE_TOPICS
 from ..protocol.frame import Frame
@@ -17,7 +18,7 @@ from ..protocol.group_bodies import (
     OffsetPolicy,
     encode_lite_subscription,
 )
-from ..protocol.headers import HeaderError, LiteTopicTaken, read
+from ..protocol.headers import HeaderError, LiteGroupOf, LiteTopicTaken, read, write
 from ..protocol.names import lite_name_fault
 from .config import MAX_LITE_CONCURRENCY, check_count, chosen, parse_subscriptions, takes
 from .consuming.handling import Decode
@@ -26,7 +27,7 @@ from .options import LiteOptions
 from .shared_consumer import PopConsumer
 from .sharing.member import Sharing
 from .sharing.receiving import LiteSource
-from .wire.connection import Connection
+from .wire.connection import Connection, body_of
 
 log = get_logger("rocketlet.sharing")
 
@@ -160,6 +161,17 @@ class LiteConsumer(PopConsumer):
         for name in removed:
             del self._names[name]
         await self._change(LiteAction.PARTIAL_REMOVE, removed)
+
+    async def lag(self) -> int:
+        """Return the number of messages that the group has not acknowledged, in the lite topics that it has read or that its
+        members are subscribed to. Raises RocketletError."""
+        self._check_running()
+        return sum(await asyncio.gather(*map(self._lag, self._addresses())))
+
+    async def _lag(self, address: str) -> int:
+        connection = await self._cluster.connection(address)
+        answer = await connection.request(RequestCode.GET_LITE_GROUP_INFO, write(LiteGroupOf(self.group, top_k=0)))
+        return body_of(answer, decode_lite_lag).messages
 
     async def _change(self, action: LiteAction, lite_topics: list[str], offset: LiteOffset | None = None) -> None:
         """Send a change to all brokers of the topic. A broker that does not respond gets the whole set when it is back.

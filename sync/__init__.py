@@ -434,6 +434,11 @@ class LiteConsumer(PopReceiver):
         """Unsubscribe from lite topics. Their messages in flight stay this member's."""
         _loop.run(self._consumer.unsubscribe(*lite_topics))
 
+    def lag(self) -> int:
+        """Return the number of messages that the group has not acknowledged, in the lite topics that it has read or that its
+        members are subscribed to."""
+        return _loop.run(self._consumer.lag())
+
 
 AnyReceiver = TypeVar("AnyReceiver", Consumer, SharedConsumer, LiteConsumer)
 

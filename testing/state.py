@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from ..broker.broker import BrokerController
 from ..client.message import Message
 from ..protocol import names
-from ..protocol.bodies import MESSAGE_TYPES, GroupConfig, TopicConfig
+from ..protocol import properties as props
+from ..protocol.bodies import MESSAGE_TYPES, GroupConfig, TopicConfig, finish
 from ..protocol.message import decode_records
 from ..protocol.names import Queue, counted
 from .errors import UnknownGroup, UnknownTopic
@@ -44,7 +45,19 @@ def messages(
             raw = broker.store.read_log(position, size)
             found += [StoredMessage(Message(record, place, topic), raw) for record in decode_records(raw)]
     found.sort(key=lambda stored: stored.message.record.physical_offset)
+    if waiting_for is not None and broker.pops.pools.is_bound(waiting_for, topic):
+        found = [stored for stored in found if _waits_for(broker, waiting_for, stored.message)]
     return [stored for stored in found if key is None or key in stored.message.keys]
+
+
+def _waits_for(broker: BrokerController, group: str, message: Message) -> bool:
+    """Return True if a message of a lite topic waits for a lite group."""
+    pool = broker.pops.pools.bound_lite_pool(group)
+    lite = broker.lites.get(message.topic, message.lite_topic or "")
+    if pool is None or lite is None or not pool.has(lite):
+        return False
+    offset = int(props.find(message.record.properties, props.LITE_OFFSET) or 0)
+    return offset >= pool.committed(lite)
 
 
 def committed(broker: BrokerController, group: str, topic: str) -> dict[int, int]:
@@ -69,7 +82,9 @@ def lag(broker: BrokerController, group: str, topic: str) -> int:
 
 def _lag(broker: BrokerController, group: str, topic: str) -> int:
     """Return the number of messages of the topic that the group has not committed; in popped queues, of those that are
-    not acknowledged."""
+    not acknowledged; of a lite group, of those in the lite topics that it has read or is subscribed to."""
+    if broker.pops.pools.is_bound(group, topic):
+        return finish(broker.progress.lag(group, topic)).messages
     offsets, shared = broker.offsets.of(group, topic), broker.pops.pools.numbers(group, topic)
     ends = {number: queue.next for (name, number), queue in broker.store.queues.items() if name == topic}
     return sum(
@@ -93,7 +108,8 @@ def consumed_fault(broker: BrokerController, group: str, topic: str) -> str:
     missing = _lag(broker, group, topic)
     if missing:
         return f"{counted(missing, f'message of {topic} is', f'messages of {topic} are')} not consumed by {group}"
-    return "" if broker.offsets.of(group, topic) else f"{group} has committed nothing in {topic}"
+    offsets = broker.offsets.of(group, topic) or broker.lite_offsets.all.get((group, topic))
+    return "" if offsets else f"{group} has committed nothing in {topic}"
 
 
 def owners(broker: BrokerController, group: str) -> dict[Queue, str]:

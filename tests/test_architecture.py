@@ -57,8 +57,8 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "client.message client.options client.sending client.sharing client.wire host",
         "client.lite_consumer": "client.config client.consuming client.errors client.options client.shared_consumer "
         "client.sharing client.wire",
-        "client.application": "client.config client.consumer client.consuming client.errors client.message "
-        "client.producer client.sending client.shared_consumer client.wire",
+        "client.application": "client.config client.consumer client.consuming client.errors client.lite_consumer "
+        "client.message client.producer client.sending client.shared_consumer client.wire",
         "client.admin": "client.config client.consuming client.errors client.message client.producer client.sending "
         "client.wire",
         "client": "client.admin client.application client.config client.consumer client.consuming client.errors "

@@ -117,6 +117,29 @@ async def test_an_application_runs_in_the_memory_of_a_test() -> None:
     assert (await app.health()).fault == "it is not running"
 
 
+async def test_subscriber_of_lite_topics_subscribes_while_the_application_runs() -> None:
+    app = Rocketlet()
+    got: list[tuple[str | None, bytes]] = []
+
+    @app.subscriber("CHAT", group="chats", lite_topics=["a"])
+    async def answer(message: Message) -> None:
+        got.append((message.lite_topic, message.body))
+
+    with pytest.raises(ConfigError, match="no subscriber with lite_topics"):
+        app.lite_consumer("chats")
+    async with Broker() as broker:
+        broker.create_topic("CHAT", message_type="LITE")
+        async with app.at(broker.address):
+            await app.publish("CHAT", b"1", lite_topic="a")
+            await app.publish("CHAT", b"2", lite_topic="b")
+            await broker.until(lambda: got == [("a", b"1")])
+            await app.lite_consumer("chats").subscribe("b")
+            await broker.until(lambda: got == [("a", b"1"), ("b", b"2")])
+            await broker.consumed("chats", "CHAT")
+            health = await app.health()
+        assert (health.is_healthy, dict(health.lag)) == (True, {"chats: CHAT": 0})
+
+
 async def test_a_handler_that_takes_too_long_is_ended_and_its_dependencies_too(node: Node) -> None:
     app = Rocketlet(node.address)
 

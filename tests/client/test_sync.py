@@ -364,6 +364,7 @@ async def test_lite_topics_are_received_in_order_and_a_taken_one_is_reported(nod
             consumer.subscribe("b", start="first")
             for name, body in (("a", b"1"), ("a", b"2"), ("b", b"3")):
                 producer.send("t", body, lite_topic=name)
+            assert consumer.lag() == 3
             seen: list[tuple[str | None, bytes]] = []
             for message in consumer.messages(timeout_s=PATIENCE_S):
                 seen.append((message.lite_topic, message.body))

@@ -21,6 +21,7 @@ from rocketlet.client import (
     BrokerRefused,
     ConnectionFailed,
     Consumer,
+    LiteConsumer,
     Message,
     Outgoing,
     Producer,
@@ -561,6 +562,23 @@ async def test_a_mistyped_group_or_topic_is_not_one_of_which_there_is_nothing() 
             broker.messages("t", waiting_for="shiping")
         with pytest.raises(UnknownTopic, match=r"the broker has no topic tt; it has: .*t"):
             broker.lag("shipping", "tt")
+
+
+async def test_lag_of_a_lite_group_is_that_of_its_lite_topics() -> None:
+    async with Broker() as broker, Producer(broker.address) as producer:
+        broker.create_topic("CHAT", message_type="LITE")
+        for lite_topic in ("a", "a", "unread"):
+            await producer.send("CHAT", b"x", lite_topic=lite_topic)
+        async with LiteConsumer(broker.address, "chats", "CHAT", lite_topics=["a"]) as consumer:
+            first = await consumer.receive()
+            assert broker.lag("chats", "CHAT") == 2
+            assert [message.lite_topic for message in broker.messages("CHAT", waiting_for="chats")] == ["a", "a"]
+            await consumer.ack(first)
+            await consumer.ack(await consumer.receive())
+            await broker.consumed("chats", "CHAT")
+            assert broker.lag("chats", "CHAT") == await consumer.lag() == 0
+            assert broker.messages("CHAT", waiting_for="chats") == []
+            assert len(broker.messages("CHAT")) == 3
 
 
 @pytest.mark.parametrize(
