@@ -318,6 +318,7 @@ class ConsumerGroup:
         pools: the pools of the clients that pop, by topic.
         unfinished: how many popped messages are not finished.
         redelivered: how many popped messages were redeliveries, since the start.
+        has_lost: True if retention has deleted messages before the group had committed them.
         is_uneven: True if foreign members subscribe to different topics, so that they claim more queues than they own.
     """
 
@@ -334,6 +335,7 @@ class ConsumerGroup:
         "drain",
         "foreign",
         "has_bound_members",
+        "has_lost",
         "is_check_due",
         "is_deleted",
         "is_uneven",
@@ -385,6 +387,7 @@ class ConsumerGroup:
         self.pools: dict[str, GroupPool] = _NONE
         self.unfinished = 0
         self.redelivered = 0
+        self.has_lost = False
         self.is_uneven = False
         self._of_shape: dict[Shape, dict[Session, None]] = _NONE
         self._places_of_all: dict[str, int] | None = None
@@ -637,8 +640,7 @@ class ConsumerGroup:
         return found
 
     def differs(self) -> bool:
-        """Return True if members subscribe to different topics. The group's retry topic is not compared, because each
-        member subscribes to it."""
+        """Return True if members subscribe to different topics, besides the group's retry topic, which all have."""
         first = next(iter(self.members.values()), None)
         return first is not None and any(member.topics != first.topics for member in self.members.values())
 
@@ -750,8 +752,7 @@ class ConsumerGroup:
                 subscribed.sticky.doubt()
 
     def strategies(self) -> frozenset[str]:
-        """Return the allocation strategies of the members that pull; "foreign" stands for members that do not report
-        one."""
+        """Return the allocation strategies of members that pull, with "foreign" for those that report none."""
         if self._strategies is None:
             pulling = (member for member in self.members.values() if not member.pops)
             self._strategies = frozenset(member.data.strategy or "foreign" for member in pulling)
@@ -1146,8 +1147,7 @@ class ConsumerGroups:
                 self._groups[name].members[connection].seen_s = now_s
 
     def expired(self) -> Iterator[Session | None]:
-        """Yield connections that sent no heartbeat for `heartbeat_limit_s`, which the caller drops and closes, and
-        None after each piece of work."""
+        """Yield connections without a heartbeat for `heartbeat_limit_s`, and None after each piece of work."""
         # ConsumerManager.CHANNEL_EXPIRED_TIMEOUT
         limit = self._clock.monotonic_s() - self._limits.heartbeat_limit_s
         looks = 0

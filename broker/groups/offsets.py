@@ -326,7 +326,6 @@ class GroupProgress:
         self._store = store
         self._offsets = offsets
         self._groups = groups
-        self._losers: set[str] = set()  # groups that have lost messages, some of which may be deleted
 
     def _offset(
         self, group: str, topic: str, queue_id: int, queue: ConsumeQueue | None, popped: PoppedQueue | None
@@ -417,7 +416,6 @@ class GroupProgress:
 
     def noting_lost(self) -> Work[None]:
         """Count and log the messages of deleted segments that groups had not committed."""
-        self._losers.intersection_update([group.name for group in self._groups])
         for group in self.groups():
             online = self._groups.online(group)
             if online is not None and online.is_broadcasting:
@@ -441,7 +439,7 @@ class GroupProgress:
                         yield
                 if lost and loser.offsets.get(topic) is item:  # neither was deleted meanwhile
                     item.lost += lost
-                    self._losers.add(group)
+                    loser.has_lost = True
                     hint = "keep messages longer, or add consumers to catch up; delete groups that nobody needs"
                     log.warning("messages_expired_unread", group=group, topic=topic, messages=lost, hint=hint)
             yield
@@ -449,11 +447,10 @@ class GroupProgress:
     def lost(self) -> Iterator[tuple[str, str, int]]:
         """Yield how many messages retention deleted before a group had committed them, since the start, by group and
         topic."""
-        for name in self._losers:
-            group = self._groups.get(name)
-            for topic, item in group.offsets.items() if group is not None else ():
+        for group in self._groups:
+            for topic, item in group.offsets.items() if group.has_lost else ():
                 if item.lost:
-                    yield name, topic, item.lost
+                    yield group.name, topic, item.lost
 
     def groups(self) -> list[str]:
         """Return the groups with members or offsets."""
