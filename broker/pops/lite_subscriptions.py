@@ -431,7 +431,10 @@ class LiteExpiry:
         self._lites = pools.lites
         self._pools = pools
         self._pops = pops
-        self._kept: dict[LiteTopic, None] = {}  # their time is over, and a group has messages left
+        self._kept: dict[
+            LiteTopic, None
+        ] = {}  # their time is over, and a group has messages left, or the disk refused it
+        self._is_refused = False  # True if the disk refused the last deletion, which was logged
         self._timer: Timer | None = None
         self._is_stopped = False
         self._started_ms = self._clock.time_ms()
@@ -547,9 +550,12 @@ class LiteExpiry:
         try:
             self._pools.lite_offsets.delete(lite)
         except StoreFull as error:
-            log.error("lite_topic_not_deleted", topic=parent, lite_topic=lite.name, reason=str(error))
+            if not self._is_refused:
+                log.error("lite_topic_not_deleted", topic=parent, lite_topic=lite.name, reason=str(error))
+            self._is_refused = True
             self._kept[lite] = None
             return False
+        self._is_refused = False
         for pool, lost in of_pools:
             if lost:
                 pool.offsets.lost += lost

@@ -20,6 +20,7 @@ from rocketlet.protocol.bodies import SLICE, TopicConfig
 from rocketlet.protocol.headers import SendMessage
 from rocketlet.protocol.message import Record, decode_record
 from rocketlet.protocol.names import lite_queue
+from structlog.testing import capture_logs
 
 PARENT = "CHAT"
 HOST = bytes(8)
@@ -301,17 +302,19 @@ def test_messages_that_replace_lost_ones_of_a_deleted_lite_topic_are_found(opene
 
 
 def test_lite_topic_is_kept_when_the_disk_refuses_its_deletion(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened.send("a")
+    opened.send("a", "b")
 
     def refuse(value: Any) -> None:
         raise StoreFull("no space")
 
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, capture_logs() as logs:
         patch.setattr(opened.broker.lites.file.journal, "append", refuse)
-        assert not opened.broker.pops.expiry.delete(opened.broker.lites.of(PARENT)["a"])
-    assert list(opened.by_index()) == ["a"]
+        for lite in list(opened.broker.lites.of(PARENT).values()):
+            assert not opened.broker.pops.expiry.delete(lite)
+    assert list(opened.by_index()) == ["a", "b"]
+    assert [line["lite_topic"] for line in logs if line["event"] == "lite_topic_not_deleted"] == ["a"]
     opened.delete("a")
-    assert list(opened.by_index()) == []
+    assert list(opened.by_index()) == ["b"]
 
 
 @pytest.mark.parametrize("seed", range(12))
