@@ -90,8 +90,8 @@ NO_EVENTS_MS: Final = (1 << 63) - 1  # later than any possible event, so that no
 class AdminClient:
     """A client for administration: `async with AdminClient("host:port") as admin: print(await admin.topics())`
 
-    Every method raises RocketletError: ConnectionFailed or RequestTimeout if a server is unreachable or does not
-    respond, and BrokerRefused if it does not support or allow the request.
+    Methods that send requests raise RocketletError: ConnectionFailed or RequestTimeout if a server is unreachable or
+    does not respond, and BrokerRefused if it does not support or allow the request.
     """
 
     def __init__(self, name_server: str, *, access: Access | None = None, limits: ClientLimits = CLIENT_LIMITS) -> None:
@@ -186,8 +186,8 @@ class AdminClient:
         message_type: str = "",
         brokers: Iterable[str] | None = None,
     ) -> dict[str, TopicConfig]:
-        """Create a topic on the brokers that do not have it, of all brokers or of those named. Return its settings there by
-        the brokers' names.
+        """Create a topic on all brokers, or on the named ones, that do not have it. Return its settings there by broker
+        name.
 
         Brokers that have the topic keep their settings, which `change_topic` changes. Default `queues` and `perm`: those of
         the brokers that have the topic, or 4 queues that may be written and read if no broker has it. `message_type`: what
@@ -225,7 +225,7 @@ class AdminClient:
         brokers: Iterable[str] | None = None,
         allow_unreadable: bool = False,
     ) -> dict[str, TopicConfig]:
-        """Change those settings of a topic that are given. Return all of them by the brokers' names.
+        """Change the given settings of a topic. Return the resulting settings by broker name.
 
         Args:
             queues: the number of queues that producers send to.
@@ -279,7 +279,7 @@ class AdminClient:
     async def delete_topic(self, name: str) -> None:
         """Delete a topic with its messages and offsets from all brokers and name servers."""
         await self._each(await self.masters(), RequestCode.DELETE_TOPIC_IN_BROKER, write(TopicName(name)))
-        await self._cluster.ask_name_server(RequestCode.DELETE_TOPIC_IN_NAMESRV, write(TopicName(name)))
+        await self._cluster.tell_name_servers(RequestCode.DELETE_TOPIC_IN_NAMESRV, write(TopicName(name)))
 
     async def consumed_by(self, topic: str) -> list[str]:
         """Return the groups that subscribe to a topic or have committed offsets in it."""
@@ -1082,13 +1082,13 @@ async def rebalanced(
 ) -> dict[str, int]:
     """Wait until a group has finished its rebalance. Return the number of queues of each member by client id.
 
-    A rebalance is finished if each queue has one owner, no member is leaving, and the members' shares of each topic
-    differ by at most one queue. With CONSISTENT_HASH, the shares must be those of that strategy. With other strategies
-    than AVG, AVG_BY_CIRCLE and STICKY, the sizes of shares are not checked. A member may learn of its last queue a
-    moment after the broker, so `await consumer.assigned()` before you use its queues. `rebalanced` needs Rocketlet's
-    brokers, because Apache's do not report owners.
+    A rebalance is finished if each queue has one owner, no member is leaving, no queue is being drained, and the
+    members' shares of each topic differ by at most one queue. With CONSISTENT_HASH, the shares must be those of that
+    strategy. With other strategies than AVG, AVG_BY_CIRCLE and STICKY, the sizes of shares are not checked. A member
+    may learn of its last queue a moment after the broker, so `await consumer.assigned()` before you use its queues.
+    `rebalanced` needs Rocketlet's brokers, because Apache's do not report owners.
 
-    - `members`: the number of members to wait for, too.
+    - `members`: the number of members that the group must have as well.
 
     Raises TimeoutError with the missing condition, and RocketletError.
     """

@@ -311,6 +311,31 @@ async def test_messages_are_found_by_id_key_and_place(node: Node, admin: AdminCl
     assert odd == [b"1", b"3"]
 
 
+async def test_deletion_of_a_topic_is_sent_to_every_name_server(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    ports = free_port(), free_port()
+    servers = tuple(f"127.0.0.1:{port}" for port in ports)
+    asked: set[str] = set()
+    request = Connection.request
+
+    def noted(connection: Connection, code: int, *rest: Any, **more: Any) -> Any:
+        if code == Code.DELETE_TOPIC_IN_NAMESRV:
+            asked.add(connection.address)
+        return request(connection, code, *rest, **more)
+
+    monkeypatch.setattr(Connection, "request", noted)
+    async with (
+        Server(Listening("127.0.0.1", ports[0]), broker=None, routes=Routes()),
+        Server(Listening("127.0.0.1", ports[1]), broker=None, routes=Routes()),
+    ):
+        await nodes.start(name_servers=servers)
+        for address in servers:
+            async with AdminClient(address) as admin:
+                await eventually(admin.brokers)
+        async with AdminClient(";".join(servers)) as admin:
+            await admin.delete_topic("t")
+    assert asked == set(servers)
+
+
 async def test_groups_are_created_changed_and_deleted(admin: AdminClient) -> None:
     with pytest.raises(ConfigError, match="no broker knows the group g"):
         await admin.change_group("g", strict=True)
