@@ -6,22 +6,14 @@
         .option("topic", "t").load()
 
 format       the data source that Spark finds by the name `rocketlet`
-options      every option, and the schema of rows
-config       every limit
-source       the streaming reader: the methods that Spark calls in the driver
-batch        batch reads, and the division of ranges into tasks
-pushdown     filter pushdown of batch reads
-planner      the planner of batches: a thread of the driver's Python process
-share        the queues that a query reads, as a member or standalone; their offsets; data loss
-checkpoint   the contents of a batch in Spark's checkpoint
-reading      reads of ranges on an executor
-columns      message records as Arrow columns
-sink         rows as messages
-stream_sink  rows of a stream as messages
-driver       the ledger of finished batches, the planner's process, lag
-listener     reports finished batches to the planner
-worker       the start of Spark's Python processes for the format; errors
-autoload     lets Spark find the format without `register`
+options the options, and the schema of rows config limits, intervals and defaults source the streaming reader: the
+methods that Spark calls in the driver batch batch reads, and the division of ranges into tasks pushdown filter pushdown
+of batch reads planner the planner of batches: a thread of the driver's Python process share the queues that a query
+reads, as a member or standalone; their offsets; data loss checkpoint the contents of a batch in Spark's checkpoint
+reading reads of ranges on an executor columns message records as Arrow columns sink rows as messages stream_sink rows
+of a stream as messages driver the ledger of finished batches, the planner's process, lag listener reports finished
+batches to the planner worker the start of Spark's Python processes for the format; errors autoload lets Spark find the
+format without `register`
 """
 
 from __future__ import annotations
@@ -68,7 +60,7 @@ __all__ = ["RocketletDataSource", "lag", "register", "stop"]
 
 
 def register(spark: SparkSession) -> None:
-    """Register `format("rocketlet")` with a session. Warns of features that an old PySpark lacks.
+    """Register `format("rocketlet")` with a session. Warn about features that an old PySpark lacks.
 
     Raises:
         RuntimeError: the session's workers cannot run the format, or PySpark is too new
@@ -181,7 +173,7 @@ def _make_known(spark: SparkSession) -> None:
 
 
 def _is_found() -> bool:
-    """True if Spark finds the format without `register`; Spark searches for it in the same way."""
+    """Return True if Spark finds the format without `register`. Spark searches for it in the same way."""
     return any(module.name == "pyspark_rocketlet" for module in pkgutil.iter_modules())
 
 
@@ -199,7 +191,7 @@ def _without_warning(spark: SparkSession) -> Iterator[None]:
 
 
 def _listen(spark: SparkSession) -> None:
-    """Record finished batches for the planners of this driver. Does nothing with Spark Connect, whose driver runs
+    """Record finished batches for the planners of this driver. Do nothing with Spark Connect, whose driver runs
     elsewhere."""
     if spark in _listening or not hasattr(spark, "_jsparkSession"):
         return

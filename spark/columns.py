@@ -1,4 +1,5 @@
-"""Message records as Arrow columns: the bytes of a pull become columns without a Python object per message."""
+"""Message records as Arrow columns: the bytes of a pull become columns without a Python object per message, except for
+compressed bodies and for messages without a unique key."""
 
 from __future__ import annotations
 

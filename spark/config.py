@@ -21,7 +21,7 @@ MAX_NUMBER: Final = 2**63 - 1  # rows, bytes, offsets and ms since the epoch: Ja
 MAX_TIMEOUT_MS: Final = 2**31 - 1  # maximum time of an option: Java's int
 MAX_SEND_BATCH_BYTES: Final = 2_000_000  # maximum of batchBytes: a request may have 4 MiB, and the size is an estimate
 MAX_DELAY_LEVEL: Final = 18  # a row's delay level
-SHOWN_CHARS: Final = 100  # characters of a wrong value that an error shows
+SHOWN_CHARS: Final = 100  # characters of an invalid value that an error shows
 
 SHOWN_BYTES: Final = 1024 * 1024  # size of each value of an illegal row in the topic of illegal rows
 
@@ -52,7 +52,7 @@ STOP_POLL_INTERVAL_S: Final = 0.002  # interval at which an idle query is looked
 
 # Reading
 
-PULL_MESSAGES: Final = 4096  # messages that a task asks for in one pull
+PULL_MESSAGES: Final = 4096  # messages that a task requests in one pull
 PULL_BYTES: Final = 1024 * 1024  # message bytes that a task requests in one pull; Apache's brokers return fewer
 READ_BATCH_BYTES: Final = 512 * 1024  # minimum size of messages in an Arrow batch, unless fewer are available
 PLAIN_BYTES: Final = 128 * 1024 * 1024  # decompressed bodies in an Arrow batch; one body has 64 MiB at most

@@ -30,9 +30,9 @@ log = get_logger("rocketlet.spark")
 # The ledger: batches that Spark has finished, reported by the driver to the planner.
 #
 # Spark reports the end of a batch to a Python source only when it requests the next batch, and therefore never reports
-# the last batch of a query that is stopped. A listener in the driver's own Python process is notified immediately, and
-# records the batch in a folder that the driver creates and the planner reads. The folder's name contains the JVM's
-# process id and start time, because a container may restart with the same ids and the same /tmp. The planner of a
+# the last batch of a query that is stopped. A listener in the driver's own Python process is notified when a batch has
+# ended, and records the batch in a folder that the driver creates and the planner reads. The folder's name contains the
+# JVM's process id and start time, because a container may restart with the same ids and the same /tmp. The planner of a
 # stopped query reads the ledger before it leaves the group. There is one file for each source of each run of a query,
 # because several queries of a driver, or several sources of one query, may be members of the same group.
 
@@ -213,7 +213,7 @@ class PlannerKilled(RocketletError):
 def fork_planner() -> None:
     """Fork, and return in the child. The parent waits for the child, and exits with its exit code.
 
-    Does nothing outside of Spark's process for a reader. Raises PlannerKilled in the parent if the child is killed.
+    Do nothing outside of Spark's process for a reader. Raises PlannerKilled in the parent if the child is killed.
     """
     if hasattr(os, "fork") and _is_reader_process():
         child = os.fork()

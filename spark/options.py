@@ -119,7 +119,7 @@ WRITE: Final = {
     f"default: {SEND_TIMEOUT_MS}",
     "deliveryTimeoutMs": f"a positive number, maximum {MAX_TIMEOUT_MS}: how long sends are retried while brokers are "
     f"unreachable; default: {DELIVERY_TIMEOUT_MS}",
-    "retries": f"0 or more further attempts of a send, each on another queue; default: {RETRIES}",
+    "retries": f"0 or more further attempts of a send, each in another queue if possible; default: {RETRIES}",
 }
 _KINDS: Final = {"streams": STREAM, "batch reads": BATCH, "writing": WRITE}
 ACCESS: Final = {

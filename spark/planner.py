@@ -489,7 +489,8 @@ class Planner:
         return {queue: self._seen.extents[queue].end for queue in planned if queue in self._seen.extents}, planned
 
     async def _cut(self, available: Ranges, max_rows: int | None, max_bytes: int | None) -> dict[Queue, Range]:
-        """Return the ranges, cut to both limits. With a limit in bytes, queues without a readable record are left out."""
+        """Return the ranges, cut to both limits. With a limit in bytes, queues whose broker is unreachable are left
+        out."""
         cut = shared_out(available, max_rows, served_last=self._served_last)
         if max_bytes is None or not cut:
             return cut

@@ -1,4 +1,5 @@
-"""Filter pushdown of batch reads: queues, offsets and tags that cannot pass the filters are not read.
+"""Filter pushdown of batch reads: queues, offsets and tags that cannot pass the filters are not read, as far as a
+filter can be pushed down.
 
 Spark filters every row itself, so pushdown need not be exact. PySpark supports pushdown only for batch reads, and only
 with `spark.sql.python.filterPushdown.enabled`. Without this setting, it rejects a reader with `pushFilters`.

@@ -460,11 +460,13 @@ class QueryMember:
 
 
 # ------------------------------------------------------------------------------
-# The query without membership, like Kafka's source: it reads all queues, and only the checkpoint holds offsets.
+# The query without membership, like Kafka's source: the query shares its queues with nobody, and only the checkpoint
+# holds offsets.
 
 
 class Standalone:
-    """All queues of the topics. Each batch names every queue, so that the checkpoint has the offset of each."""
+    """The queues of a query without membership: all queues of its topics, or those of the option `assign`. Each batch
+    names every queue, so that the checkpoint has the offset of each."""
 
     is_member = False
 
@@ -880,7 +882,8 @@ class View:
         return [topic for topic in found if self.cluster.route(topic) or await self.cluster.find_route(topic)]
 
     async def new_topics(self, known: Iterable[str]) -> list[str]:
-        """Return topics that match the pattern and are not in `known`. Requests the list of topics at most every 10 s."""
+        """Return topics that match the pattern and are not in `known`. Request the list of topics at most every 10
+        s."""
         if not self.options.pattern or _now_s() < self._discovered_s + DISCOVERY_INTERVAL_S:
             return []
         try:
@@ -918,7 +921,8 @@ class View:
         return seen
 
     async def message_bytes(self, queue: Queue, offset: int) -> float | None:
-        """Return the mean size in bytes of the next messages of a queue, or None if its broker is unreachable."""
+        """Return the mean size in bytes of the next messages of a queue; 1 if the response has no messages, or None if
+        the broker is unreachable."""
         subscription = self.options.subscription(queue.topic)
         header = pull_header(self.options.group, queue, offset, SAMPLE_MESSAGES, subscription)
         try:

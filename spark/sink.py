@@ -66,8 +66,9 @@ log = get_logger("rocketlet.spark")
 # ------------------------------------------------------------------------------
 # Rows as messages, for `write`; `stream_sink.py` uses the same functions for `writeStream`.
 #
-# A message is stored at least once, because a task that Spark retries, or a batch that a restarted query runs again,
-# sends its rows again. Rows with a column messageId keep their id, so that readers can recognize duplicates.
+# Each row is stored at least once, and possibly several times, because a task that Spark retries, or a batch that a
+# restarted query runs again, sends its rows again. Rows with a column messageId keep their id, so that readers can
+# recognize duplicates.
 
 
 T = TypeVar("T")
