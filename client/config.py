@@ -21,7 +21,7 @@ from ..protocol.names import SQL92, TAG, Queue, Sql, Subscription, SubscriptionE
 from .errors import ConfigError
 
 # ------------------------------------------------------------------------------
-# Every setting and limit of the client. Times are Apache's 4.9 defaults unless a line says why not.
+# The settings and limits of the client.
 
 
 Start = Literal["last", "first"] | int
@@ -93,7 +93,7 @@ MAX_SUSPEND_QUEUE_S: Final = (
 )
 MAX_REASON_CHARS: Final = 300  # reason of a failed delivery
 MAX_BATCH_WAIT_S: Final = 60.0  # maximum time that a message waits for its batch to fill
-# The times between two tries, by level from 1, as brokers have them by default.
+# the delays between two attempts, by delay level from 1, as brokers have them by default
 RETRY_DELAYS_S: Final = (1, 5, 10, 30, *(60 * minutes for minutes in (*range(1, 11), 20, 30)), 3600, 7200)
 MARKED_AT_ONCE: Final = 1000  # ranges of dead letters in one mark, which has 30 KB
 DEAD_LETTER_LEVEL: Final = -1  # delay level of a message that is sent back as a dead letter
@@ -114,7 +114,7 @@ WATCH_S: Final = 6.0  # time for which `rocketlet doctor` observes a queue witho
 STUCK_S: Final = (
     30.0  # a message that is in its handler for longer is reported as stuck; many handlers take some seconds
 )
-MAX_DISAGREEMENTS: Final = 100  # disagreements of its group that a member remembers, to log each once
+MAX_DISAGREEMENTS: Final = 100  # conflicts between members that a member remembers, to log each once
 SUSPECTS: Final = 32  # queues of a group whose next message is read for the report
 MAX_WANTED: Final = 10_000  # next messages of queues that `rocketlet doctor` and the console remember
 REASON_CHARS: Final = 200  # characters of a failed attempt's reason that a finding shows
@@ -163,10 +163,10 @@ class ClientLimits:
     close_timeout_s: float = 1.0  # timeout of closing a connection: over TLS, Apache's servers never close their side
     deadline_sweep_s: float = 0.25  # interval at which timed-out requests are looked up
     silent_s: float = (
-        60.0  # a connection without any response for this long is reopened; TCP alone takes 15 min to notice
+        60.0  # a connection that receives nothing for this long is closed if a request has timed out; TCP needs 15 min
     )
     max_in_flight: int = 65_536  # unanswered requests of a connection
-    # request bytes that a broker has not read; above, the client closes the connection
+    # bytes that a broker may leave unread while it sends requests; above, the client closes the connection
     max_unread_bytes: int = 16 * 1024 * 1024
     route_interval_s: float = 30.0  # interval at which routes of topics are refreshed
     # interval at which routes are refreshed while a broker is unreachable, because it may have a new address
@@ -234,7 +234,8 @@ CLIENT_LIMITS: Final = ClientLimits()
 
 @dataclass(frozen=True, slots=True)
 class PullLimits:
-    """Limits for reading ahead of the handlers. A consumer stops pulling from a queue while one of them is exceeded.
+    """Limits for reading ahead of the handlers. A consumer stops pulling from a queue while `messages`, `size_bytes` or
+    `span` is exceeded.
 
     - `batch_size`: maximum number of messages of one pull.
     - `messages`: maximum number of unacknowledged messages of one queue in memory.

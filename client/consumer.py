@@ -118,8 +118,9 @@ class AnyConsumer(Lifecycle):
     async def receive(self, *, timeout_s: float | None = None) -> Message:
         """Return the next message. Settle it with `ack`, `retry` or `reject`.
 
-        A `Consumer` pulls no further messages of a queue while more than `PullLimits.messages` of that queue are unsettled.
-        A `SharedConsumer` limits nothing here, and extends the visibility timeout of each message until it is settled.
+        A `Consumer` sends no further pull for a queue while more than `PullLimits.messages` of that queue are
+        unsettled. A `SharedConsumer` has no such limit, and extends the visibility timeout of each message until it is
+        settled.
 
         Raises:
             TimeoutError: no message arrived within `timeout_s` seconds.
@@ -453,7 +454,8 @@ class Consumer(AnyConsumer):
         Create subscribed topics that do not exist, if brokers create topics automatically.
 
         Raises:
-            TopicNotFound: a topic does not exist and brokers do not create topics automatically.
+            TopicNotFound: a topic does not exist, and brokers do not create topics automatically or reject its
+                creation.
             TimeoutError: the rebalance did not finish within `timeout_s` seconds; the text has the reason.
             ConfigError: the consumer is not running.
         """

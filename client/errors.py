@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #
 # RocketletError
 #   ConfigError         an argument or setting is invalid; the text names it
-#   MessageIllegal      a message is invalid, so that no broker would accept it
+#   MessageIllegal      a message is invalid, so the client does not send it
 #   TopicNotFound       no name server has a usable route for the topic
 #   ConnectionFailed    a name server or broker cannot be reached, or closed the connection
 #   RequestTimeout      no response arrived in time; the request may have been carried out
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class RocketletError(Exception):
-    """The base class of all errors of the client."""
+    """The base class of the client's own exceptions."""
 
 
 class ConfigError(RocketletError, ValueError):
@@ -44,7 +44,7 @@ class TopicNotFound(RocketletError):
 
 
 class ConnectionFailed(RocketletError, ConnectionError):
-    """A server cannot be reached, or the connection broke while requests were in flight."""
+    """A server cannot be reached, the connection broke, or too many requests are in flight on the connection."""
 
 
 class RequestTimeout(RocketletError, TimeoutError):
@@ -79,7 +79,7 @@ class RequestFailed(RocketletError):
 
 
 class AnswerUnreadable(RocketletError):
-    """A server's response cannot be decoded, because it is not a RocketMQ server or has a newer version."""
+    """A server's response cannot be decoded, for example because it is not a RocketMQ server."""
 
 
 _HINTS: Final[dict[int, str]] = {

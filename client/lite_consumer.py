@@ -45,10 +45,11 @@ class LiteConsumer(PopConsumer):
         async with LiteConsumer("host:port", "group", "CHAT", work, lite_topics=["session-42"]) as consumer:
             await consumer.subscribe("session-43")
 
-    A lite topic is a queue of its own: its messages are delivered in order, and a slow or failing one delays no other lite
-    topic. A lite topic need not exist when a member subscribes to it. A group that is new to a lite topic gets it from its
-    first message. Members that are subscribed to the same lite topic share its messages; in an exclusive group the member
-    that subscribed last gets them. Members of a wildcard group get every lite topic without subscribing.
+    A lite topic is a queue of its own: its messages are delivered in order, and a slow or failing one delays other lite
+    topics only if all `concurrency` calls are occupied. A lite topic need not exist when a member subscribes to it. A
+    group that is new to a lite topic gets it from its first message. Members that are subscribed to the same lite topic
+    share its messages; in an exclusive group the member that subscribed last gets them. Members of a wildcard group get
+    every lite topic without subscribing.
 
     With a handler, the consumer calls it for each message that arrives. Without one, iterate (`async for message in
     consumer`), or call `await consumer.receive()` and settle each message with `ack`, `retry` or `reject`.
@@ -113,7 +114,8 @@ class LiteConsumer(PopConsumer):
                 await self._send(address, LiteAction.COMPLETE_REMOVE, ())
         await super()._unregister(address)
 
-    # Subscriptions. Each broker has those of a connection. They are sent before the first receive on it, and every 30 s.
+    # Subscriptions. A broker keeps the subscriptions of a connection. The member sends them before its first receive on
+    # the connection, and repeats them every `lite_sync_interval_s`.
 
     async def subscribe(
         self,
@@ -122,11 +124,12 @@ class LiteConsumer(PopConsumer):
         offset: int | None = None,
         tail: int | None = None,
     ) -> None:
-        """Subscribe to lite topics. When this returns, the member gets their messages.
+        """Subscribe to lite topics. When this returns, the member gets their messages from each broker that responded.
+        The other brokers get the subscription when they are reachable.
 
         Without one of the arguments below, the group continues after its last acknowledged message, or starts at the first
-        one. With one, the group's offset in these lite topics is set, for all members, and messages in flight are redelivered
-        from there.
+        one. With one, the group's offset in these lite topics is set for all members, and messages in flight are
+        redelivered from that offset.
 
         Args:
             start: "first", "last", or a store time in ms since the epoch.
@@ -136,7 +139,7 @@ class LiteConsumer(PopConsumer):
         Raises:
             ConfigError: a name or an argument is invalid, or the consumer is not running.
             BrokerRefused: the group allows no more lite topics to a member, or the group's members get every lite topic.
-            RocketletError: no broker of the topic responded, or with one of the arguments, a broker did not.
+            RocketletError: no broker of the topic responded, or not all of them, if an argument sets the offset.
         """
         option = _offset(start, offset, tail)
         wanted = _checked(lite_topics)
@@ -155,7 +158,8 @@ class LiteConsumer(PopConsumer):
         self._names.update(dict.fromkeys(wanted))
 
     async def unsubscribe(self, *lite_topics: str) -> None:
-        """Unsubscribe from lite topics. Their messages in flight stay this member's. Raises what `subscribe` raises."""
+        """Unsubscribe from lite topics. This member keeps their messages that are in flight. Raises what `subscribe`
+        raises."""
         removed = [name for name in _checked(lite_topics) if name in self._names]
         self._check_running()
         for name in removed:
@@ -174,10 +178,11 @@ class LiteConsumer(PopConsumer):
         return body_of(answer, decode_lite_lag).messages
 
     async def _change(self, action: LiteAction, lite_topics: list[str], offset: LiteOffset | None = None) -> None:
-        """Send a change to all brokers of the topic. A broker that does not respond gets the whole set when it is back.
+        """Send a change to all brokers of the topic. A broker that does not respond gets the whole set when it is
+        reachable again.
 
-        Raises BrokerRefused if a broker rejects the change, and RocketletError if none responds, or one does not that has to
-        set an offset.
+        Raises BrokerRefused if a broker rejects the change, and RocketletError if no broker responds or, with `offset`,
+        if any broker does not respond.
         """
         if not lite_topics:
             return

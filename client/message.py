@@ -122,7 +122,8 @@ class SendResult(NamedTuple):
         queue_offset: the offset of the message, or of the first message of a batch, in the queue.
         status: "ok", or what the broker reports of its disk or its slave. A one-way send, whose result only middleware
             gets, has "unknown", an empty `offset_id` and the `queue_offset` -1.
-        recall_handle: the handle for `Producer.recall`, if the message was sent with `delay` or `at`.
+        recall_handle: the handle for `Producer.recall` if the message was sent with `delay` or `at` and the broker
+            supports recalls; otherwise empty.
     """
 
     message_id: str
@@ -165,14 +166,15 @@ class Message:
     @property
     def epoch(self) -> int:
         """A fencing token, which grows with each owner of the queue. The token is 0 on Apache's brokers, which have no
-        epochs."""
+        epochs, and for messages that were not read by the owner of a queue, such as those of a SharedConsumer."""
         return self.lease.epoch
 
     @property
     def lease_lost(self) -> bool:
-        """True if the lease of the queue has expired, so that another member may have received this message.
+        """True if the lease of the queue, or that of a popped message, has expired, so that another member may have
+        received this message.
 
-        `lease_lost` reads the clock, so it is correct even directly after the process was suspended for a minute.
+        `lease_lost` reads the clock, so it is correct even directly after the process was suspended.
         """
         return self.lease.is_over
 
@@ -200,7 +202,7 @@ class Message:
         return {name: value for name, value in self.properties.items() if name not in props.RESERVED}
 
     def outgoing(self) -> Outgoing:
-        """Return a copy of the message as it was first sent. Raises MessageError as `body` does."""
+        """Return a copy of the message as it was first sent, without a delay. Raises MessageError as `body` does."""
         return Outgoing(
             self.body,
             self.tag,

@@ -72,8 +72,8 @@ class MemberOptions(TypedDict, total=False):
     concurrency: Annotated[
         int,
         Option(
-            "maximum number of handlers that run concurrently. A SharedConsumer with a handler has at most this many "
-            "messages in flight.",
+            "maximum number of handlers that run concurrently. A SharedConsumer with a handler requests no more "
+            "messages than it has free handlers, except one of each topic and broker when it starts.",
             HANDLER_CONCURRENCY,
             partial(check_count, least=1, most=MAX_HANDLER_CONCURRENCY),
         ),

@@ -295,8 +295,8 @@ class Producer(Sender, Generic[Body]):
             async with producer.transaction("orders", body, keys=order_id):
                 await database.commit_order(order_id)
 
-        If the process dies inside the block, the broker sends a transaction check to a producer of the group, whose `check`
-        must return the outcome.
+        If the process dies inside the block, or the outcome does not reach the broker, the broker sends a transaction
+        check to a producer of the group, whose `check` must return the outcome.
 
         Raises, before the block runs, what `send` raises, and ConfigError for a producer without `check`.
         """
@@ -409,7 +409,8 @@ class Producer(Sender, Generic[Body]):
         return sent_result(answer, "", queue)
 
     async def resend(self, message: Message, topic: str | None = None) -> SendResult:
-        """Send a copy of a received message, with its original body, tag, keys, user properties, priority and id.
+        """Send a copy of a received message, with its original body, tag, keys, user properties, priority, lite topic
+        and id.
 
         Args:
             topic: the target topic. Default: the topic to which the message was first sent, even if it was received from a

@@ -102,7 +102,7 @@ class PopConsumer(AnyConsumer):
             raise self._heartbeats.refusal
 
     async def _register(self, address: str) -> None:
-        """Send a heartbeat to a broker before the first receive on each connection."""
+        """Send a heartbeat to a broker, unless this member is registered there on the open connection."""
         if not self._heartbeats.is_registered(address):
             await self._heartbeats.register((address,))
 

@@ -6,14 +6,22 @@
         .option("topic", "t").load()
 
 format       the data source that Spark finds by the name `rocketlet`
-options the options, and the schema of rows config limits, intervals and defaults source the streaming reader: the
-methods that Spark calls in the driver batch batch reads, and the division of ranges into tasks pushdown filter pushdown
-of batch reads planner the planner of batches: a thread of the driver's Python process share the queues that a query
-reads, as a member or standalone; their offsets; data loss checkpoint the contents of a batch in Spark's checkpoint
-reading reads of ranges on an executor columns message records as Arrow columns sink rows as messages stream_sink rows
-of a stream as messages driver the ledger of finished batches, the planner's process, lag listener reports finished
-batches to the planner worker the start of Spark's Python processes for the format; errors autoload lets Spark find the
-format without `register`
+options      the options, and the schema of rows
+config       limits, intervals and defaults
+source       the streaming reader: the methods that Spark calls in the driver
+batch        batch reads, and the division of ranges into tasks
+pushdown     filter pushdown of batch reads
+planner      the planner of batches: a thread of the driver's Python process
+share        the queues that a query reads, as a member or standalone; their offsets; data loss
+checkpoint   the contents of a batch in Spark's checkpoint
+reading      reads of ranges on an executor
+columns      message records as Arrow columns
+sink         rows as messages
+stream_sink  rows of a stream as messages
+driver       the ledger of finished batches, the planner's process, lag
+listener     reports finished batches to the planner
+worker       the start of Spark's Python processes for the format; errors
+autoload     lets Spark find the format without `register`
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Administration of a cluster, with requests that Apache's brokers support, too.
+"""Administration of a cluster, mostly with requests that Apache's brokers support, too.
 
 admin_client  topics, groups, offsets, brokers, accounts
 messages      find messages without a group, resend them, and mark copies

@@ -51,8 +51,8 @@ from .dead_letters import Marks, all_marks, dead_letters
 # ------------------------------------------------------------------------------
 # Finds problems of a cluster, the worst first, and how to fix them: `rocketlet doctor`.
 #
-# All requests are supported by Apache's brokers, too. Rocketlet's brokers also return the owner of each queue and conflicts
-# between members, which makes some findings more exact.
+# Most requests are supported by Apache's brokers, too. Only Rocketlet's brokers return the owner of each queue and
+# conflicts between members, which makes some findings more exact.
 
 
 K = TypeVar("K", list, dict)  # type: ignore[type-arg]
@@ -84,7 +84,8 @@ class Examined:
 async def diagnose(
     admin: AdminClient, patience: ObservationTimes = ObservationTimes(), examined: Examined | None = None
 ) -> list[Finding]:
-    """Query all brokers and groups, and return the findings, worst first.
+    """Query all brokers and groups, and return the findings, worst first. If a broker is missing or cannot be queried,
+    return only the findings about brokers.
 
     Args:
         patience: how long groups are observed.
@@ -437,7 +438,7 @@ class _Watch:
             began_s = asyncio.get_running_loop().time()
         packed, at = None, dict[Queue, int]()
         early: list[Finding] | None = None
-        if group.members and (group.progress or lite is not None):  # otherwise no offset changes
+        if group.members and (group.progress or lite is not None):  # without them, no offset changes
             packed = _packed(group.progress, self._queues)
             group = replace(group, progress={})
             if self._examined.total > EARLY_LOOKS and self._patience.look_s < self._patience.watch_s:
@@ -1049,7 +1050,7 @@ def _is_suspect(before: QueueProgress, now: QueueProgress) -> bool:
 
 
 def _stuck(seen: Observed) -> Iterator[Finding]:
-    """Finds members with stuck queues. A member's queues have one cause, so they are one finding."""
+    """Find members with stuck queues. A member's queues have one cause, so they are one finding."""
     owned = _owned(seen) if seen.group.members and seen.waiting else {}
     of_owner: dict[str, list[Queue]] = {}
     before = seen.group.progress

@@ -170,9 +170,10 @@ async def _masters(cluster: ClusterView, topic: str) -> dict[str, str]:
 # as it is stored, compressed or not, and it may be sent to a group's retry topic, which producers must not do.
 #
 # If a group has locked queues, Apache's brokers of 5.x immediately dead-letter messages that are sent to its retry topic
-# (SendMessageProcessor.handleRetryAndDLQ), because they take it for an orderly group, and Rocketlet's members always
-# lock. For such a group, the message is returned to the broker instead, as a consumer does after a failure. The broker
-# counts that as an attempt, so the message becomes a dead letter again if the next attempt fails.
+# (SendMessageProcessor.handleRetryAndDLQ), because they take it for an orderly group. The members of a Rocketlet
+# Consumer's group always lock. For such a group, the message is returned to the broker instead, as a consumer does
+# after a failure. The broker counts that as an attempt, so the message becomes a dead letter again if the next attempt
+# fails.
 
 
 GROUP = "rocketlet-replay"
@@ -267,8 +268,8 @@ def _header(queue: Queue) -> SendMessage:
 # ------------------------------------------------------------------------------
 # The position of a copy's original: a property that only messages that were copied to another cluster have.
 #
-# Brokers keep a message's properties when they move it to a group's retry topic or dead-letter topic. So each type of
-# topic has a property of its own: a dead letter of a copied message is not a copy of a dead letter.
+# Brokers keep a message's properties when they move it to a group's retry topic or dead-letter topic. Each type of
+# topic therefore has a property of its own, because a dead letter of a copied message is not a copy of a dead letter.
 
 
 ORIGIN: Final = "MIRRORED_FROM"

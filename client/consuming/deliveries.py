@@ -1,7 +1,8 @@
 """Messages of a consumer without a handler, which the application requests and settles.
 
-A held run counts as a running handler, so the release of its queue waits for it. A message that is released without being
-settled is the next one that its queue returns. Cancelling a wait for a message loses no message.
+A held run counts as a running handler, so the release of its queue waits for the run, up to `drain_s`. Messages that
+are released without being settled are returned again before the other waiting messages of their queue, unless the queue
+is being released. Cancelling a wait for a message loses no message.
 """
 
 from __future__ import annotations
@@ -176,8 +177,8 @@ class Deliveries:
             self.give_back(held)
 
     def close(self) -> None:
-        """Return no more messages, and release the runs that the calling task holds. The release of queues waits for runs
-        that other tasks hold."""
+        """Return no more messages, and release the runs that the calling task holds. The release of queues waits for
+        runs that other tasks hold, up to `drain_s`."""
         self.is_closed = True
         self._arrived.set()
         self._take_dropped()
@@ -229,7 +230,8 @@ class Deliveries:
             self.give_back(held)
 
     async def retry(self, message: Message, outcome: RetryLater) -> None:
-        """Settle a message so that it is redelivered later.
+        """Settle a message so that it is delivered again later: by the broker or, in an orderly consumer, by this
+        member after its queue was suspended. After the last retry, an orderly consumer stores it as a dead letter.
 
         Raises RocketletError if the broker does not accept the message, which then stays in flight.
         """

@@ -55,9 +55,9 @@ questions_log = get_logger("rocketlet.questions")
 # worker takes any run. In an orderly consumer one worker at a time handles the runs of a queue, in order.
 #
 # A handler may do anything. Only None counts as success. RetryLater and Reject are carried out; any other result or
-# exception is a failure, which is logged and, unless a retry policy decides otherwise, retried. Only KeyboardInterrupt from
-# a coroutine propagates to the runner of the loop. A cancelled worker ends, because a loop that is being closed cancels its
-# tasks and waits for them. Unless the consumer is stopping, a new worker replaces it.
+# exception is a failure, which is logged and, unless a retry policy decides otherwise, retried. Only KeyboardInterrupt
+# from a coroutine, and GeneratorExit if the loop is closed, propagate. A cancelled worker ends, because a loop that is
+# being closed cancels its tasks and waits for them. Unless the consumer is stopping, a new worker replaces it.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +69,9 @@ class RetryLater:
             means the highest one.
         reason: a text that is stored with the message, as `message.failure` of the next delivery.
         delay: a timedelta or seconds, up to 12 hours, for messages of a SharedConsumer or LiteConsumer only.
-        counts: False to suspend the message: the attempt does not count, so a message may be suspended any number of times.
-            For messages of a SharedConsumer or LiteConsumer only.
+        counts: False to suspend the message: the attempt does not count, so a message may be suspended any number of
+            times. For messages of a SharedConsumer or LiteConsumer only. In a lite topic of an Apache broker, the
+            attempt still counts.
 
     Raises ConfigError if `delay_level` is not an int from 0, `delay` is invalid, or both are given.
     """
@@ -221,8 +222,8 @@ class RunDispatcher:
             self._line_up(process_queue)
 
     def _line_up(self, process_queue: ProcessQueue) -> None:
-        """Add a queue to the round robin, in which each queue gives one run, so that a backlog does not delay other
-        queues."""
+        """Add a queue to the round robin. In each round, workers take one run of each queue, so that a queue with a
+        backlog does not starve the others."""
         if process_queue.waiting and not process_queue.is_suspended and process_queue not in self._lined_up:
             self._lined_up.add(process_queue)
             self._line.append(process_queue)
@@ -374,8 +375,9 @@ class RunDispatcher:
             return Ended(None, error)
 
     async def _without_unreadable(self, run: Run, ended: Ended) -> Ended:
-        """Return the end of a run's handler call. If the handler raised and the run has unreadable messages, dead-letter
-        those and call the handler again with the others."""
+        """Return the end of a run's handler call. If the handler raised and the run has unreadable messages,
+        dead-letter those, or skip them if the broker rejects them as dead letters, and call the handler again with the
+        others. If the broker does not respond, change nothing."""
         if not isinstance(ended.error, Exception):
             return ended
         has_unreadable = False
@@ -500,7 +502,8 @@ def checked_outcome(outcome: Any) -> Outcome:
 
 
 def check_has_level(outcome: RetryLater) -> None:
-    """Raises ConfigError for an outcome with a delay, or without a count, which the retry topic does not support."""
+    """Raise ConfigError for an outcome that the retry topic does not support: one with `delay`, or with
+    `counts=False`."""
     if not outcome.counts:
         raise ConfigError("counts: a Consumer counts every attempt; use a SharedConsumer, which may suspend a message")
     if outcome.delay is not None:
@@ -534,7 +537,7 @@ def _is_cancelled() -> bool:
 # ------------------------------------------------------------------------------
 # Calls a handler of any kind as a coroutine, with its middleware around it.
 #
-# A handler that is a plain function runs in a thread, so that it cannot block heartbeats.
+# A handler that is a plain function runs in a thread, so that it does not block the event loop.
 
 
 Called = Callable[[Any], Awaitable[Any]]
@@ -568,8 +571,8 @@ class Calling:
         is_async = inspect.iscoroutinefunction(handler)
         if is_async or inspect.iscoroutinefunction(type(handler).__call__):
             return cast("Callable[..., Awaitable[Any]]", handler)
-        # The executor has one thread per worker, so that a handler does not wait for a thread, and not the threads of
-        # the loop's default executor.
+        # Not the loop's default executor, whose threads other code may occupy. With one thread per worker, a handler
+        # does not wait for a thread.
         self._executor = executor = ThreadPoolExecutor(
             concurrency, "rocketlet-handler", initializer=lambda: self._threads.add(threading.get_ident())
         )
@@ -600,8 +603,8 @@ def _around(layer: Callable[[Any, Called], Awaitable[Any]], call: Called) -> Cal
 def caught(handler: Callable[..., Any], *arguments: Any) -> tuple[Any, BaseException | None]:
     """Call a handler in its thread. Return its result, or its exception.
 
-    StopIteration and KeyboardInterrupt are wrapped in a RuntimeError: a future that gets StopIteration never completes, and
-    a KeyboardInterrupt outside of the main thread does not come from Ctrl-C.
+    StopIteration and KeyboardInterrupt are wrapped in a RuntimeError: older versions of Python never complete a future
+    that gets StopIteration, and a KeyboardInterrupt outside of the main thread does not come from Ctrl-C.
     """
     try:
         return handler(*arguments), None
@@ -741,7 +744,7 @@ ValuesHandler = Callable[[list[Value]], Result] | Callable[[list[Value], list[Me
 
 
 class _Undecodable(Exception):
-    """The body cannot be decoded; the text has the reason."""
+    """The exception for a body that cannot be decoded. Its text is the reason."""
 
 
 class Decoding:
@@ -820,11 +823,12 @@ class RetryPolicy:
     - `delays_s`: the delays in seconds before the second attempt, the third, and so on; the last delay is used for all
       further attempts. A SharedConsumer supports any delay up to 12 hours. A Consumer supports the 18 delay levels of
       brokers: 1, 5, 10, 30 s, 1 to 10, 20, 30 min, 1 and 2 h. Default: delays that grow from 10 s.
-    - `on`: the exceptions after which a message is retried. After any other exception it immediately becomes a dead letter
-      with the exception's text. Default: all exceptions.
+    - `on`: the exceptions after which a message is retried. After any other exception the message immediately becomes a
+      dead letter with the exception's text. Default: all exceptions. A message whose handler is cancelled is retried in
+      any case.
     - `never`: exceptions after which a message is not retried, even if `on` includes them.
 
-    A handler's return value takes precedence over the policy. In an orderly consumer, the delay between attempts is
+    A handler's return value takes precedence over the policy. In an orderly Consumer, the delay between attempts is
     `suspend_queue_s`.
     """
 
@@ -892,7 +896,7 @@ _NAMED: Final = re.compile(
 
 
 def reason_of(error: BaseException) -> str:
-    """Return an exception's type and text as one short line without secrets."""
+    """Return an exception's type and text as one short line, without text that looks like a secret."""
     try:
         text = str(error)
     except Exception:  # a user's exception class may have any `__str__`
@@ -902,7 +906,8 @@ def reason_of(error: BaseException) -> str:
 
 
 def shown(text: str) -> str:
-    """Return a text as one short line without secrets, so that it may be stored with a message."""
+    """Return a text as one short line, without text that looks like a secret, so that it may be stored with a
+    message."""
     line = " ".join(text[:_SCANNED_CHARS].split())
     line = "".join(char if char.isprintable() else " " for char in line)
     line = _IN_ADDRESS.sub(rf"\1{_LEFT_OUT}@", line)
@@ -928,7 +933,7 @@ class RetryLimit:
         self._known: dict[str, tuple[int, float]] = {}  # by broker name: the limit, and the loop's time of its query
 
     async def at(self, broker_name: str) -> int:
-        """Return the limit at a broker. If the broker does not respond, return its last known limit, or 16."""
+        """Return the limit at a broker. If the query fails, return the broker's last known limit, or 16."""
         if self._fixed is not None:
             return self._fixed
         known, now_s = self._known.get(broker_name), asyncio.get_running_loop().time()

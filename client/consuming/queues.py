@@ -159,7 +159,8 @@ class ProcessQueue:
     Attributes:
         begin_offset: the offset at which this member started to read the queue.
         next_offset: the offset that the next pull requests.
-        committed: the offset that was last sent to the broker; None if it is not known whether the broker stored it.
+        committed: the offset that a pull or a commit last sent to the broker; None before the first one, and if it is
+            not known whether the broker stored it.
         pull_commits: True while a pull in flight carries an offset to commit.
         moved_to: the offset that the broker named when it last responded that the requested one does not exist.
         idle_s: the loop's time when a pull last returned no messages.
@@ -392,7 +393,7 @@ async def check_filters(
 ) -> None:
     """Check SQL filters with the brokers of their topics, or with any broker if the topic does not exist yet.
 
-    Raises BrokerRefused if a broker rejects a filter.
+    Raises BrokerRefused if a broker rejects a filter, and RocketletError if a broker of the topic does not respond.
     """
     for topic, subscription in subscriptions.items():
         if subscription.kind == TAG:
@@ -424,7 +425,8 @@ class Puller:
     Args:
         span_counts: True if flow control also limits the span of unacknowledged offsets.
         commits: True if pulls carry the offset to commit, so that a member that is killed repeats few messages.
-        on_messages: `on_messages(process_queue, messages, next_offset)` is called with the messages of each response.
+        on_messages: `on_messages(process_queue, messages, next_offset)` is called for each successful response, even if
+            it has no messages.
         on_moved: `on_moved(process_queue, offset)` is called when the broker does not have the requested offset and names
             another one.
     """
@@ -452,8 +454,8 @@ class Puller:
         self._on_moved = on_moved
 
     def pull(self, process_queue: ProcessQueue) -> None:
-        """Send a pull, unless one is pending, the queue is held or flow control stops it. Retry later without a
-        connection."""
+        """Send a pull, unless one is pending, the queue is held or flow control stops it. If the connection to the
+        broker is not open, retry later."""
         pull = process_queue.pull
         if pull.is_pending or process_queue.is_held:
             return
@@ -791,7 +793,8 @@ the group's offsets."""
 
 
 def call_listener(listener: Listener, queue: Queue) -> Coroutine[None, None, None] | None:
-    """Call the listener. If it is async, return a coroutine that awaits it. Exceptions are logged, not raised."""
+    """Call the listener. If it is async, return a coroutine that awaits it. Exceptions except KeyboardInterrupt are
+    logged, not raised."""
     try:
         answer = listener({queue})
     except KeyboardInterrupt:
@@ -835,8 +838,8 @@ async def _begin_later(answer: Awaitable[Starts], queue: Queue, begin: Callable[
 
 
 def _start(starts: Starts, queue: Queue) -> int | None:
-    """Return the offset for this queue, or None if it has none. Raises ConfigError for anything but a mapping from
-    queues to offsets."""
+    """Return the offset for this queue, or None if it has none. Raises ConfigError for a value that is neither None nor
+    a mapping from queues to offsets."""
     if starts is None:
         return None
     check_starts(starts)
@@ -975,7 +978,7 @@ class OffsetCommitter:
 
     def queue_is_idle(self, process_queue: ProcessQueue) -> None:
         """Record that all messages of a queue are acknowledged. The queue's offset is committed once the queue has been
-        idle for at least one interval `idle_commit_s`."""
+        idle for at least one interval `idle_commit_s`, or at the next check if its pulls may not commit."""
         self._idle_queues[process_queue] = self._idle_checks
         if self._idle_timer is None:
             self._schedule_idle_check()
@@ -1008,7 +1011,8 @@ class OffsetCommitter:
 
 @dataclass(slots=True)
 class Front:
-    """The oldest unacknowledged message of a queue. While it stays so, it is logged again each time its age has doubled."""
+    """The oldest unacknowledged message of a queue. As long as it is not acknowledged, the queue is logged again each
+    time the message's age has doubled."""
 
     offset: int
     since_s: float

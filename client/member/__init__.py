@@ -1,6 +1,6 @@
 """One client in one consumer group.
 
 membership  heartbeats, rebalance and leases together; broadcasting
-leases      how a queue changes hands: locks, releases
-offsets     where a queue is read from, and how far the group has come
+leases      how the owner of a queue changes: locks, releases
+offsets     the start offset of a queue, and the committed offsets of a group
 """

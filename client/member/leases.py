@@ -40,9 +40,10 @@ log = get_logger("rocketlet.membership")
 #
 # Broker and member both know when a lease expires. The member counts it from the sending of the last renewal that the
 # broker confirmed (`Lease`). When it has expired, no handler of the queue starts, and the queue is suspended until its
-# broker responds again. If the response has the same epoch, no other member has owned the queue meanwhile. A renewal
-# contains its epoch, so that it never acquires a new lease. The lease of a queue that is being released is renewed until
-# the queue is unlocked. A member acquires a queue again only after the handlers of its previous ownership have ended.
+# broker has renewed the lease. If the response has the same epoch, no other member has owned the queue meanwhile. A
+# renewal at a Rocketlet broker contains the epoch, so that it never acquires a new lease. The lease of a queue that is
+# being released is renewed until the queue is unlocked. A member acquires a queue again only after the handlers of its
+# previous ownership have ended.
 #
 # If the start offset of a queue cannot be determined, the queue is unlocked instead of being read from a guessed offset.
 
@@ -311,10 +312,10 @@ class Leases:
     async def _commit_while_releasing(self, queue: Queue, offset: int, lease: Lease) -> RocketletError | None:
         """Commit, and retry while the broker is unreachable.
 
-        An unreachable broker keeps the lease. When it is reachable again, it accepts the commit after a renewal, or
-        rejects the renewal because another member owns the queue. The commit is therefore retried for as long as the
-        member is in the group. Once the member leaves the group, or if the broker rejects the commit, it retries only
-        for `hand_over_timeout_s`.
+        An unreachable broker may still have the lease. When it is reachable again, it accepts the commit after a
+        renewal, or rejects the renewal because another member owns the queue. The commit is therefore retried for as
+        long as the member is in the group. Once the member leaves the group, or if the broker rejects the commit, the
+        commit is retried only for `hand_over_timeout_s`. A rejection that is final (`_is_final`) is not retried.
 
         Return the error if the offset is not stored; None if it is, or if the queue was lost meanwhile.
         """
@@ -374,8 +375,8 @@ class Leases:
     def suspend(self, address: str) -> None:
         """Suspend the queues of a broker whose connection has closed, until it has renewed their leases.
 
-        A broker to which this client closed the connection has freed the queues; after any other end the leases last until
-        they expire.
+        A Rocketlet broker has freed the queues if this client closed the connection; after any other end the leases
+        last until they expire.
         """
         for queue, lease in self.owned.items():
             if lease.address == address:  # the lease's address, because the route may have a new one now
@@ -546,16 +547,17 @@ async def gather_all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
 # LOCK_BATCH_MQ and UNLOCK_BATCH_MQ of one member: locks, renewals, unlocks, and commits, which Rocketlet's brokers
 # accept in the same requests.
 #
-# The member unlocks every queue that a broker may have locked for it. A broker grants a lock even if nobody waits for the
-# response any more, because the caller was cancelled or timed out. Apache's broker keeps such a lock for 60 s,
-# Rocketlet's for 20 s if it restarts at that moment, and no member reads the queue meanwhile. So a queue is *in doubt*
-# from the lock request until the member owns the queue, the broker rejects the lock, or the broker confirms an unlock.
+# The member unlocks every queue that a broker may have locked for it and that it does not own. A broker grants a lock
+# even if nobody waits for the response any more, because the caller was cancelled or timed out. Apache's broker keeps
+# such a lock for up to 60 s, Rocketlet's for up to 20 s, and no member reads the queue meanwhile. A queue is therefore
+# *in doubt* from the lock request until the member owns the queue, the broker rejects the lock, the broker confirms an
+# unlock, or 60 s have passed.
 #
-# An unlock waits until all lock requests of its queue have a response, including those that timed out, because Apache's
-# broker processes the requests of one connection in several threads (AdminBrokerProcessor's executor), so that the
-# unlock could overtake the lock. For the same reason, no queue is locked while an unlock of it is in flight: the unlock
-# could undo the lock without the new owner noticing. If a connection ends before the unlock has a response, another
-# unlock must be confirmed first.
+# An unlock waits until all lock requests of its queue have a response or `hand_over_timeout_s` has passed, even if
+# nobody waits for them any more, because Apache's broker processes the requests of one connection in several threads
+# (AdminBrokerProcessor's executor), so that the unlock could overtake the lock. For the same reason, no queue is locked
+# while an unlock of it is in flight: the unlock could undo the lock without the new owner noticing. If a connection
+# ends before the unlock has a response, another unlock must be confirmed first.
 
 
 class ReleaseBatch(NamedTuple):

@@ -157,7 +157,8 @@ class Membership:
             log.info("unregister_failed", broker=address, reason=str(error))
 
     async def subscribe(self, subscriptions: Mapping[str, Subscription]) -> None:
-        """Add topics that were created after this member joined. The queues of these topics are read from offset 0."""
+        """Add topics that were created after this member joined. Without a committed offset, their queues are read from
+        the first message, or from `start` if that is a time."""
         for topic in subscriptions:
             self._offsets.saw(topic, ())
             await self.cluster.find_route(topic)
@@ -270,9 +271,9 @@ def _consume_from(start: Start) -> str:
 # ------------------------------------------------------------------------------
 # The rebalance: one loop that determines this member's share of queues and has `Leases` acquire and release queues.
 #
-# Every member computes its own share, from the member list or the position that its broker sent (`Shares`, with the
-# strategies of `protocol/allocation`). Members notice changes at different times, so their shares overlap for a while.
-# Meanwhile the locks of `Leases` ensure that a queue has at most one owner.
+# Every member computes its own share from the member list or the position that its broker sent (`Shares`, with the
+# strategies of `protocol/allocation`). For STICKY, the broker computes the shares. Members notice changes at different
+# times, so their shares overlap for a while. Meanwhile the locks of `Leases` ensure that a queue has at most one owner.
 #
 # If a lookup of routes or members fails or returns nothing, the assignment stays unchanged.
 
@@ -717,7 +718,7 @@ class Broadcast:
 
     @property
     def is_rebalanced(self) -> bool:
-        """True if the member reads every queue."""
+        """True once the member has started to read all queues in its routes."""
         return self._rebalanced.is_set()
 
     async def rebalanced(self) -> None:

@@ -36,7 +36,8 @@ _TWO_DIGITS: Final = tuple(f"{number:02X}" for number in range(256))
 
 
 class UniqueKeys:
-    """Generates message ids: address, pid, time and counter in hex. A message keeps its id when it is resent or copied."""
+    """Generates message ids: address, pid, a random number, time and counter in hex. A message keeps its id when it is
+    resent or copied."""
 
     CHARS: Final = 32
 
@@ -64,7 +65,7 @@ class UniqueKeys:
         return self._stem + _TWO_DIGITS[number >> 8] + _TWO_DIGITS[number & 0xFF]
 
     def take(self, count: int) -> list[str]:
-        """Return `count` ids. When the counter overflows, the time is changed, so that ids stay unique."""
+        """Return `count` ids. When the counter overflows, the time is updated, so that ids stay unique."""
         ids: list[str] = []
         while count > 0:
             high, low = self._counter >> 8, self._counter & 0xFF
@@ -84,9 +85,9 @@ class UniqueKeys:
 # written, too. A message that is alone in its iteration is a SEND_MESSAGE_V2. Each message has its own future, and thus
 # its own result and error.
 #
-# If no batch is in flight, the first half of the messages that are expected in this iteration is sent before its end.
-# With a single batch, client and broker would take turns waiting for each other. With two batches in flight they work
-# concurrently (`Overlap`).
+# If no batch is in flight, a Rocketlet broker may get the first half of the messages that are expected in this
+# iteration before its end. With a single batch, client and broker would take turns waiting for each other. With two
+# batches in flight they can work concurrently (`Overlap`).
 #
 # While a broker is slower than its senders, batches wait for it in order, and senders are not woken.
 
@@ -256,7 +257,8 @@ class Accumulator:
         self.batch_of_turn: dict[str, Batch] = {}
 
     def batch(self, connection: Connection, queue: Queue) -> Batch:
-        """Return a new batch for a queue, which is sent at the end of the event-loop iteration."""
+        """Return the batch of this event-loop iteration for a queue, which is sent at the end of the iteration unless
+        it is full before."""
         batch = self._batches.get(queue)
         if batch is None:
             if not self._batches:
@@ -284,8 +286,8 @@ class Accumulator:
         batch.connection.write_now()
 
     def flush(self, connection: Connection) -> None:
-        """Send the batches for one broker, in order. Call it before other requests to that broker. Batches for other
-        brokers, which may not be reading, keep waiting."""
+        """Send the batches for one broker, in order. Call it before other requests to that broker. Batches that wait
+        for other brokers, which may not be reading, keep waiting."""
         for batch in self._waiting.pop(connection, ()):
             self._send(batch)
         self._end_turn()
@@ -364,7 +366,8 @@ def _body(batch: Batch) -> bytes:
 
 _new_tuple: Final = tuple.__new__  # a NamedTuple's own constructor costs twice as much
 
-# Codes of messages that are stored, even if not flushed or replicated yet. Such messages must not be resent.
+# Response codes of sends whose messages are stored, even if not flushed or replicated yet. Such messages must not be
+# resent.
 STORED: Final[Mapping[int, Literal["ok", "flush timeout", "slave timeout", "no slave"]]] = {
     ResponseCode.SUCCESS: "ok",
     ResponseCode.FLUSH_DISK_TIMEOUT: "flush timeout",
@@ -396,7 +399,7 @@ def sent_results(answer: Frame, keys: Sequence[str], queue: Queue) -> Iterable[S
 
 
 # ------------------------------------------------------------------------------
-# Encodes messages, and rejects messages that no broker would accept. Each function raises MessageIllegal.
+# Encodes messages, and rejects invalid ones with MessageIllegal.
 
 
 if TYPE_CHECKING:  # type checkers bundle the stubs of typing_extensions, so the package need not be installed
@@ -447,7 +450,7 @@ def properties_text(
 
     Args:
         unique_key: the message id, which is checked already.
-        later: the encoded properties for a delay or priority; empty without any.
+        later: the encoded properties for a delay, priority or lite topic; empty without any.
         is_again: True if the message is resent, and may have a tag that only other clients allow.
     """
     text = f"UNIQ_KEY\x01{unique_key}"

@@ -41,7 +41,7 @@ class ProducerOptions(TypedDict, total=False):
     timeout_s: Annotated[
         float,
         Option(
-            "how long a send may take, with all its retries.",
+            "maximum time in seconds for a send, including its retries.",
             REQUEST_TIMEOUT_S,
             partial(check_seconds, most=MAX_SEND_TIMEOUT_S),
         ),
@@ -49,19 +49,23 @@ class ProducerOptions(TypedDict, total=False):
     retries: Annotated[
         int,
         Option(
-            "how often a send that a broker refuses is retried, each time on another queue if there is one. A broker "
-            "that cannot be reached is awaited until `timeout_s` has passed; 0 means no retry.",
+            "maximum number of retries of a send that a broker rejects or does not answer in time, each in another queue if "
+            "possible. While no broker can be reached, a send is retried until `timeout_s` has passed, however often; "
+            "0 means no retry at all.",
             SEND_RETRIES,
             partial(check_count, least=0),
         ),
     ]
     compress_over_bytes: Annotated[
-        int, Option("compress bodies of this size and more.", COMPRESS_OVER_BYTES, partial(check_count, least=0))
+        int,
+        Option(
+            "minimum size in bytes of a body that is compressed.", COMPRESS_OVER_BYTES, partial(check_count, least=0)
+        ),
     ]
     default_queues: Annotated[
         int,
         Option(
-            "how many queues a topic gets on each broker that a send creates. The broker may allow fewer "
+            "maximum number of queues on each broker for a topic that a send creates. The broker may allow fewer "
             "(`rocketlet start --queues`, 8; Apache's `defaultTopicQueueNums`).",
             TOPIC_QUEUES,
             partial(check_count, least=1, most=MAX_INT),
@@ -70,9 +74,9 @@ class ProducerOptions(TypedDict, total=False):
     batching: Annotated[
         bool,
         Option(
-            "send messages of one turn of the event loop to one queue in one request, or in two if client and broker "
-            "then work side by side. Nothing waits for it, and each message has its own result. Delayed, compressed "
-            "and transactional messages travel alone.",
+            "True to combine the messages that one event-loop iteration sends to one queue into one request, or into two "
+            "if client and broker then work concurrently. Batching adds no delay, and each message has its own result. "
+            "Delayed, compressed and transactional messages are sent alone.",
             True,
             check_bool,
         ),
@@ -80,9 +84,9 @@ class ProducerOptions(TypedDict, total=False):
     check: Annotated[
         Check | None,
         Option(
-            "for transactions. Called with a `Message` whose outcome the broker does not know. Return True to commit, "
-            "False to roll back, None if it is not known yet. The broker may ask any producer of the group, also after "
-            "a restart.",
+            "callback for transactions. It gets a `Message` whose outcome the broker does not know, and returns True to "
+            "commit it, False to roll it back, or None if the outcome is not known yet. The broker may send the check to "
+            "any producer of the group, even after a restart.",
             None,
             lambda name, value: check_callable(name, value, "a message"),
         ),
@@ -90,7 +94,7 @@ class ProducerOptions(TypedDict, total=False):
     middleware: Annotated[
         Sequence[SendMiddleware],
         Option(
-            "around every `send`, `send_batch`, `send_oneway`, and the sends of transactions: `async def layer(sending, "
+            "layers around `send`, `send_batch`, `send_oneway` and the sends of transactions: `async def layer(sending, "
             "call): return await call(sending)`. A layer with a method `transaction_ended(end)` gets each outcome.",
             (),
             _check_layers,
@@ -98,19 +102,27 @@ class ProducerOptions(TypedDict, total=False):
     ]
     access: Annotated[
         Access | None,
-        Option("TLS, and the account that signs.", None, lambda name, value: check_kind(name, value, Access)),
+        Option(
+            "TLS settings, and the account that signs requests.",
+            None,
+            lambda name, value: check_kind(name, value, Access),
+        ),
     ]
     limits: Annotated[
         ClientLimits,
         Option(
-            "the client's bounds and intervals; tests set others.",
+            "limits and intervals of the client, which tests change.",
             CLIENT_LIMITS,
             lambda name, value: check_kind(name, value, ClientLimits),
         ),
     ]
     client_name: Annotated[
         str | None,
-        Option("what the producer is called everywhere, such as the pod's name.", None, check_client_name),
+        Option(
+            "name of this client in client ids, logs and tools, such as the pod's name. Default: IP address and process id.",
+            None,
+            check_client_name,
+        ),
     ]
 
 

@@ -66,8 +66,8 @@ def reply_properties(request: Message, properties: Mapping[str, str] | None) -> 
 
 
 def is_awaited(message: Message) -> bool:
-    """Return True if a client waits for a reply to this message. On a retry it may have got a reply already, so only the
-    first attempt counts."""
+    """Return True if this message is a request whose sender may still wait for a reply. A reply to an earlier attempt
+    may have been sent already, so this is True only for the first attempt."""
     text = message.record.properties
     return not message.reconsume_times and props.find(text, REPLY_TO_CLIENT) is not None
 
@@ -215,7 +215,7 @@ class ProducerTransactions:
                 message=key,
                 commits=commits,
                 reason=str(error),
-                hint="the broker will ask for it",
+                hint="the broker will check the transaction",
             )
             return
         keys = message.keys if isinstance(message.keys, str) else " ".join(message.keys)
@@ -258,7 +258,7 @@ class ProducerTransactions:
             raise
         except BaseException:
             transactions_log.exception(
-                "transaction_check_failed", message=message.message_id, hint="the broker will ask again"
+                "transaction_check_failed", message=message.message_id, hint="the broker repeats the check"
             )
             outcome = None
         code = _UNKNOWN if outcome is None else SYS_TRANSACTION_COMMIT if outcome else SYS_TRANSACTION_ROLLBACK
@@ -274,7 +274,9 @@ class ProducerTransactions:
         try:
             connection.oneway(RequestCode.END_TRANSACTION, write(answer))
         except RocketletError as error:
-            transactions_log.info("transaction_check_not_answered", reason=str(error), hint="the broker will ask again")
+            transactions_log.info(
+                "transaction_check_not_answered", reason=str(error), hint="the broker repeats the check"
+            )
             return
         self._tell(
             TransactionEnd(

@@ -1,4 +1,4 @@
-"""Sends: delivery times, middleware, the choice of a queue, and retries on other brokers."""
+"""Sends: the choice of a queue, retries on other brokers, and delivery times."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ log = get_logger("rocketlet.producer")
 # ------------------------------------------------------------------------------
 # Chooses the queues of a producer's messages, and retries failed sends.
 #
-# A failed send is retried in another queue, if possible at another broker. While no broker can be reached, it is retried
+# A failed send is retried, up to the producer's `retries`, if another queue or broker may succeed: in another queue, if
+# possible at another broker, unless the caller chose the queue. While no broker can be reached, the send is retried
 # with growing pauses until its timeout.
 
 
@@ -350,8 +351,8 @@ class Sender(Lifecycle):
         return queues
 
     async def _queues_now(self, topic: str, has_failed: bool) -> list[Queue]:
-        """Like `queues`, but after a failed attempt raise ConnectionFailed instead of TopicNotFound, because a broker or
-        name server that has just started does not know all topics yet."""
+        """Return what `queues` returns, but after a failed attempt raise ConnectionFailed instead of TopicNotFound,
+        because a broker or name server that has just started does not know all topics yet."""
         try:
             return await self.queues(topic)
         except TopicNotFound as error:
@@ -371,7 +372,7 @@ class Sender(Lifecycle):
 
     async def _connect(self, queue: Queue) -> Connection:
         """Return the connection to a queue's broker, at which this producer is registered by a heartbeat."""
-        if self._cluster.master(queue.broker_name) is None:  # no topic's route was queried before
+        if self._cluster.master(queue.broker_name) is None:  # no route with this broker was queried before
             await self._cluster.find_route(queue.topic)
         return await self._greet(queue.broker_name)
 
@@ -463,7 +464,8 @@ def later_text(delay_level: int, delay: Delay | None, at: datetime | None) -> st
 
 
 def own_text(one: Outgoing) -> str:
-    """Return the encoded properties for a message's delay and priority; empty without any. Raises MessageIllegal."""
+    """Return the encoded properties for a message's delay and priority, or for its lite topic; empty without any.
+    Raises MessageIllegal."""
     later, priority = later_text(one.delay_level, one.delay, one.at), one.priority
     if one.lite_topic is not None:
         if later or priority is not None:

@@ -30,7 +30,7 @@ from .receiving import Register, SharedDelivery, SlotDispatcher, Source, Sources
 from .settling import Renewing, Settling
 
 # ------------------------------------------------------------------------------
-# One member of a group that shares messages: its receives, the messages in flight, and their outcomes.
+# The receives, the messages in flight, and their outcomes.
 
 
 class Sharing:
@@ -105,7 +105,8 @@ class Sharing:
         ]
 
     async def stop(self, handled: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Wait until the deliveries are `handled` and the brokers have confirmed their outcomes."""
+        """Wait until the deliveries are `handled` and, up to `hand_over_timeout_s`, until the brokers have confirmed
+        their outcomes."""
         try:
             await handled()
             self.release(None)

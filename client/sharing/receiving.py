@@ -195,8 +195,9 @@ def _tried(message: Message, count: int) -> Message:
 # ------------------------------------------------------------------------------
 # Free slots for messages: idle workers, or callers of `receive`.
 #
-# A receive requests no more messages than there are free slots, because another member could handle a message that waits
-# in this process's memory. So each receive reserves slots before it is sent.
+# A receive requests no more messages than there are free slots, because another member could handle a message that
+# waits in this process's memory. Each receive therefore reserves slots before it is sent. Only the first receive of
+# each source is sent without a free slot.
 
 
 class SlotDispatcher:
@@ -421,7 +422,7 @@ class Source:
             wait_s = POP_TURN_S if self._dispatcher.is_short else POP_WAIT_S
             try:
                 rest = await self._receive(places, 0.0 if many else wait_s)
-            except Exception as error:  # any, because without this task no more messages would be received
+            except Exception as error:  # any exception, because without this task no more messages would be received
                 await asyncio.sleep(self._report(error))
             else:
                 may_wait = not rest
@@ -549,7 +550,7 @@ class Sources:
 
     Args:
         make: `make(subscription, broker_name, is_late)` creates a source. `is_late` is True if the topic or broker was
-            added after the member joined, so that its queues are read from offset 0.
+            added after the member joined, so that its new queues are read from their first message.
     """
 
     def __init__(

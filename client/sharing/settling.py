@@ -48,11 +48,12 @@ log = get_logger("rocketlet.sharing")
 
 
 # ------------------------------------------------------------------------------
-# Extends the visibility timeouts of messages in flight, when about a quarter of it has passed since they arrived or were last
-# extended: after a third of the time at which the client considers them as expired, which is earlier than at the broker.
+# Extends the visibility timeout of a message in flight when less than two thirds of it are left until the member's
+# lease of the message ends. That lease ends earlier than at the broker (`_MARGIN`), so about a quarter of the timeout
+# has passed then.
 #
-# A message that is still waiting for a slot then is released, because another member may be free. Handlers that run for
-# minutes are logged.
+# A message that is still waiting for a slot at that time is released, because another member may be free. Handlers that
+# run for longer than `standing_s` are logged.
 
 
 class Renewing:
@@ -84,7 +85,7 @@ class Renewing:
                 for delivery in list(self.in_flight.values()):
                     if -math.inf < delivery.lease.ends_s < due_s and not delivery.is_renewing:
                         self._renew_or_lose(delivery)
-            except Exception:  # any, because without this task every message would be redelivered
+            except Exception:  # any exception, because without this task all messages in flight would be redelivered
                 log.exception("renewals_failed", group=self._group)
 
     def _renew_or_lose(self, delivery: SharedDelivery) -> None:
@@ -151,7 +152,7 @@ class Renewing:
             log.warning(
                 "handler_stands",
                 group=self._group, message=message.message_id, queue=str(message.queue), seconds=round(running_s, 1),
-                hint="it delays no other message",
+                hint="it occupies one of the concurrent handlers",
             )  # fmt: skip
 
 
@@ -165,9 +166,10 @@ def _changed(receipt: Receipt, to: ChangedInvisibleTime) -> Receipt:
 # ------------------------------------------------------------------------------
 # Sends brokers the outcomes of their messages.
 #
-# The acknowledgements that one event-loop iteration collects for a broker are sent together, up to 1,024 in one request. A
-# message whose extension is in flight is acknowledged after the response to that. Acknowledgements without a response are
-# resent until the receipt has expired; the broker then redelivers the message.
+# The acknowledgements that one event-loop iteration collects for a broker are sent together, up to 1,024 in one
+# request. A message whose extension is in flight is acknowledged after the response to the extension. Acknowledgements
+# without a response are resent until `ACK_TIMEOUT_S` after the message's lease has ended. The broker may redeliver the
+# message from the end of the visibility timeout on.
 
 
 _OFFSETS_SPAN: Final = 4096  # offsets that one entry of a batch spans
@@ -279,7 +281,7 @@ class Settling:
             self._settled.set()
 
     async def settled(self) -> None:
-        """Wait until all outcomes are confirmed or given up."""
+        """Wait until the brokers have confirmed all outcomes, or this member has stopped sending them."""
         await self._settled.wait()
 
     # Retries and rejections

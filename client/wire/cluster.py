@@ -143,9 +143,9 @@ class ClusterView:
         Raises BrokerRefused if a name server responds with an error code, and ConnectionFailed if none can be reached.
 
         Args:
-            unknown: an error code after which the other name servers are queried, too, because a name server that has just
-                started does not know all brokers yet. A BrokerRefused with this code is raised if none of them responds
-                with success.
+            unknown: an error code after which the other name servers are queried, too, except those that were
+                unreachable recently, because a name server that has just started does not know all brokers yet. A
+                BrokerRefused with this code is raised if none of them responds with success.
         """
         failures: list[str] = []
         refusal: BrokerRefused | None = None
@@ -576,8 +576,8 @@ class Lifecycle(ABC):
             self._undoing = asyncio.get_running_loop().create_task(self._undo(), name="undo")
 
     async def stop(self) -> None:
-        """Stop the client: wait for running handlers and transaction checks, commit or report their results, and
-        unregister.
+        """Stop the client: wait for running handlers (up to `drain_s`) and transaction checks, commit or report their
+        results, and unregister.
 
         Do nothing if the client is not running. Raises ConfigError in another event loop, and when a handler calls it,
         because stopping waits for the handler.

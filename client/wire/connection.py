@@ -726,8 +726,9 @@ if hasattr(os, "register_at_fork"):  # there is no fork on Windows
 class LoopAffinity:
     """Binds a client to a process and an event loop.
 
-    `begin` binds it to the running loop. `check` verifies that a client which is bound is used in its loop. `enter` does
-    either. All of them raise ConfigError in another process, and `check` and `enter` in another loop.
+    `begin` binds it to the running loop, and raises ConfigError in another process than the one that created the
+    client. `check` raises ConfigError if a client that is bound is used in another process or loop. `enter` does
+    either.
     """
 
     __slots__ = ("_loop", "_pid", "_process", "_thread")
