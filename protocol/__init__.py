@@ -2,7 +2,7 @@
 logging.
 
 frame         frames: length, serialize type, header, body; the reader that splits a byte stream into frames
-headers       the extension fields of the header of each request; signatures
+headers       the extension fields of the headers of requests and responses; signatures
 bodies        JSON bodies of clients, and the checks of JSON; registration at name servers
 group_bodies  JSON bodies of membership: locks, member lists, assignments, pop requests
 admin_bodies  JSON bodies of administration, and Apache's message trace
@@ -16,5 +16,5 @@ http2         HTTP/2 for a server
 hpack         header compression of HTTP/2
 grpc          gRPC over HTTP/2: messages, status, deadlines
 codes         codes of requests, responses and languages; flags
-config        every limit
+config        the limits
 """

@@ -1,5 +1,5 @@
-"""Limits on sizes and counts of what peers send: frames, headers, bodies, names, HTTP/2 streams. A request beyond one
-is refused, and the refusal names the limit."""
+"""Limits on sizes and counts of what peers send: frames, headers, bodies, names, HTTP/2 streams. A request beyond a
+limit is rejected; caches drop entries."""
 
 from __future__ import annotations
 

@@ -65,7 +65,8 @@ _decode_header = msgspec.msgpack.Decoder(tuple[int, int, int, int, int, str | No
 
 
 class FrameError(ValueError):
-    """The bytes are not a frame. The following bytes cannot be split into frames, so the connection must be closed."""
+    """The bytes are not a frame. The error for bytes that cannot be split into frames. The connection must be
+    closed."""
 
 
 class Frame(NamedTuple):

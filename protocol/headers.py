@@ -677,7 +677,7 @@ def read_send_v2(ext: Ext) -> SendMessage:
 
 
 # ------------------------------------------------------------------------------
-# The headers of POP requests (5.x). As above, each class is one header.
+# The headers of POP requests (5.x). Each class is one header.
 
 
 FROM_FIRST: Final = 0
@@ -765,7 +765,8 @@ class LiteClientOf(NamedTuple):
 
 
 class LiteGroupOf(NamedTuple):
-    """GET_LITE_GROUP_INFO. `top_k`: how many lite topics the response lists. With `lite_topic` it describes only that one."""
+    """GET_LITE_GROUP_INFO. `top_k`: how many lite topics the response lists. With `lite_topic` the response describes
+    only that lite topic."""
 
     group: str
     lite_topic: str | None = None
@@ -773,7 +774,7 @@ class LiteGroupOf(NamedTuple):
 
 
 class LiteDispatch(NamedTuple):
-    """TRIGGER_LITE_DISPATCH. Without `client_id` it is for all clients of the group."""
+    """TRIGGER_LITE_DISPATCH. Without `client_id` the request is for all clients of the group."""
 
     group: str
     client_id: str | None = None
@@ -892,7 +893,7 @@ UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
 
 
 _Order = tuple[str, Callable[[Ext], tuple[ExtValue, ...]]]
-# cached by the names of the fields, which are equal in all requests of one type
+# cached by the names of the fields, which are equal in most requests of one type
 _orders: Final[dict[tuple[str, ...], _Order]] = {}
 
 

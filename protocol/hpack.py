@@ -105,8 +105,8 @@ _END: Final = 256
 
 
 class HpackError(ValueError):
-    """The block cannot be decoded. Later blocks of the connection cannot be decoded either, because the table is
-    unknown."""
+    """The error for a block that cannot be decoded. Later blocks of the connection cannot be decoded either, because
+    the table is unknown."""
 
 
 class HeadersTooLarge(ValueError):

@@ -379,7 +379,7 @@ class Http2:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS before it")
         self._block += payload
         self._block_frames += 1
-        # The encoding of a permitted list of fields is never longer than this.
+        # The encoding of a permitted list of fields is longer than this only if a client lengthens it by Huffman codes.
         if self._block_frames > MAX_HEADER_FRAMES or len(self._block) > MAX_HEADER_LIST_BYTES + HPACK_TABLE_BYTES:
             reason = f"a header block has more than {MAX_HEADER_FRAMES} frames or {MAX_HEADER_LIST_BYTES} bytes"
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, reason)
@@ -514,9 +514,9 @@ class Http2:
     def _count_cancelled(self) -> None:
         """Count a cancelled call whose request was complete.
 
-        Such a call costs its client a request like any other, and no state outlives it. Apache's proxy has no limit,
-        because a client with more pending receives than streams opens and cancels those whose deadline has passed
-        meanwhile.
+        Such a call costs its client a whole request, and only its stream id is remembered, so the limit is high.
+        Apache's proxy has no limit, because a client with more pending receives than streams opens and cancels those
+        whose deadline has passed meanwhile.
         """
         self._cancelled += 1
         if self._cancelled > MAX_CANCELLED_CALLS:
@@ -746,7 +746,7 @@ class Answers:
             self.out.append(self._header_frames(stream.id, block, False))
 
     def send_data(self, stream: Stream, data: bytes) -> None:
-        """Send data now, or as soon as the client's windows permit. Does nothing after the end of the stream."""
+        """Send data now, or as soon as the client's windows permit. Do nothing after the end of the stream."""
         size = len(data)
         if stream.is_answer_ended or not size:
             return

@@ -80,7 +80,7 @@ _PLACE: Final = Struct(">iIIiiqqi")  # the head of a record up to its sys flag
 
 
 class MessageError(ValueError):
-    """The bytes are not a message record, or the values cannot be encoded as one."""
+    """The error for bytes that are not a message record, and for values that cannot be encoded as one."""
 
 
 def encode_host(address: str, port: int) -> bytes:
@@ -572,7 +572,8 @@ def encode_records(
     """Encode the records of a batch, equal to those of `encode_record`. Raises MessageError for properties that are too
     long.
 
-    Works column by column, because one operation on all messages is much cheaper than one operation per message.
+    The records are encoded column by column, because one operation on all messages is much cheaper than one operation
+    per message.
 
     Args:
         pieces: the messages
@@ -866,7 +867,8 @@ class Inflater:
         return self._all(pieces(body), most)
 
     def inflating_gzip(self, body: bytes, most: int) -> Work[bytes]:
-        """Like `inflating`, for gzip, which may consist of several members."""
+        """Return the original body of a gzip stream, which may consist of several members. Raises what `inflating`
+        raises."""
         return self._all(self._members(body), most)
 
     def _all(self, pieces: Iterator[bytes], most: int) -> Work[bytes]:
