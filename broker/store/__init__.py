@@ -7,5 +7,5 @@ recovery  recovery after a crash, inspection, backup
 files     state files, file descriptors, and the lock of the folder
 journals  changes since a state file was written; popped messages; granted leases
 schedule  messages that wait for their delivery time
-disk      all calls to the operating system
+disk      calls to the operating system
 """

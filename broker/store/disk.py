@@ -1,4 +1,5 @@
-"""All calls of the store to the operating system. Fault injection replaces them here."""
+"""The store's calls to the operating system that write, sync, replace and remove its files, and most reads. Fault
+injection replaces these calls here."""
 
 from __future__ import annotations
 

@@ -116,17 +116,17 @@ class State(NamedTuple):
 
 
 def read_state(path: Path, *, is_derivable: bool = False) -> Any:
-    """Return the JSON value of a state file, or of its previous copy if the file is damaged or missing; None if there
-    is neither.
+    """Return the JSON value of a state file, or of its previous copy if the file is damaged or missing; None if neither
+    exists.
 
-    Raises StoreError if both are damaged. If `is_derivable` is True, the value can be derived from the log, and a
-    damaged file is renamed instead.
+    Raises StoreError if neither can be used, and at least one is damaged. If `is_derivable` is True, the value can be
+    derived from the log, and a damaged file is renamed instead.
     """
     return find_state(path, is_derivable=is_derivable).value
 
 
 def find_state(path: Path, *, is_derivable: bool = False) -> State:
-    """Like `read_state`, but also return whether the value is the newest one."""
+    """Return what `read_state` returns, and whether it is the newest value."""
     faults: list[str] = []
     for source in (path, path.with_suffix(_OLD)):
         try:
@@ -185,7 +185,8 @@ def write_state(path: Path, value: Any, *, sync: bool = True, mode: int = 0o644)
 def replace_state(path: Path, content: bytes, *, sync: bool = True, mode: int = 0o644) -> None:
     """Replace a state file atomically: a reader sees the old value or the new one. Raises StoreFull.
 
-    The file consists of JSON and a line with the CRC-32 of the JSON. The previous file is kept with the suffix `.old`.
+    The file consists of JSON and a line with the CRC-32 of the JSON. The previous file is kept with the suffix `.old`,
+    if the file system supports links.
 
     Args:
         path: the file

@@ -408,7 +408,7 @@ class Reader:
         max_bytes: int,
     ) -> fast.ServedPulls | None:
         """Serve up to 64 pulls from a position of the data on that repeat checked ones, with the compiled module, until
-        their responses have more than `max_bytes`. None if it declines the first one."""
+        their responses have more than `max_bytes`. Return None if the module declines the first pull."""
         log = self._log
         served = fast.take_pulls(
             data,
@@ -473,7 +473,8 @@ class Reader:
     def _fetch_matching(
         self, queue: ConsumeQueue, offset: int, limit: int, room: int, matches: Callable[[str], bool], max_looks: int
     ) -> Fetched:
-        """Read records, and filter them by their properties, up to a limit. The client then pulls again immediately."""
+        """Read records, and filter them by their properties, up to a limit of examined records. A client continues with
+        its next pull."""
         entries = struct.iter_unpack(">QIq", queue.entries(offset, min(max(max_looks, 1), SCAN_ENTRIES)))
         pieces: list[Buffer] = []
         scanned = scanned_bytes = 0
@@ -569,7 +570,8 @@ class Reader:
         return self._log.read_up_to_damage(position, size) if is_possible else b""
 
     def _record(self, queue: ConsumeQueue, offset: int, position: int, data: bytes) -> Record | None:
-        """Return the queue's record at an offset; None if it is damaged, which is logged once."""
+        """Return the queue's record at an offset; None if it is damaged, which is logged once for each of the first
+        `MAX_NOTED_DAMAGE` damaged records."""
         record = self._log.record_in(data, 0, position)
         if record is not None and (record.size, record.queue_offset, record.queue_id, record.topic) == (
             len(data),
@@ -600,8 +602,8 @@ class Reader:
     def is_indexed(self, record: Record) -> bool:
         """Return True if the index of the record's queue has an entry for it.
 
-        Bytes of a body may look like a record, including position and checksums. Only an index proves where a message
-        starts.
+        Bytes of a body may look like a record, including position and checksums. The index is the proof that a message
+        starts there.
         """
         queue = self._queues.get((record.topic, record.queue_id))
         return queue is not None and queue.names(record.queue_offset, record.physical_offset, record.size)
@@ -626,7 +628,8 @@ class Reader:
     # By time
 
     def earliest_ms(self) -> int:
-        """Return the store time of the oldest message in ms since the epoch; -1 if there is none."""
+        """Return the store time of the oldest message in ms since the epoch; -1 if there is none, or if it is
+        damaged."""
         record = self._at(self._log.begin)
         return record.store_ms if record else -1
 

@@ -28,8 +28,9 @@ log = structlog.get_logger("rocketlet.store")
 # Journal of the changes since a state file was written, one line each. A change therefore costs its own size, not that
 # of the whole file.
 #
-# A line consists of the CRC-32 of its JSON, a space, and the JSON. A crash may cut off the last line, which was never
-# acknowledged.
+# A line consists of the CRC-32 of its JSON, a space, and the JSON. A kill of the broker may cut off the last line,
+# which was not acknowledged. A crash of the machine may cut off acknowledged lines as well, unless the broker has
+# `--flush sync`.
 
 
 _ATTEMPTS: Final = 3  # maximum attempts to shorten a journal while changes arrive
@@ -79,7 +80,7 @@ class Journal:
         return values
 
     def append(self, value: Any) -> None:
-        """Append a change. Raises StoreFull; nothing of it is kept then."""
+        """Append a change. Raises StoreFull; the change is then removed from the file, if the system permits that."""
         content = encode_json(value)
         line = b"%08x %b\n" % (zlib.crc32(content), content)
         try:
@@ -156,12 +157,13 @@ def _value(line: bytes) -> Any:
 
 
 # ------------------------------------------------------------------------------
-# Journal of binary frames, which is appended to many times per second. Each frame is one write to a descriptor that
-# stays open.
+# Journal of binary frames, which is appended to many times per second. A frame is usually one write, to a descriptor
+# that stays open.
 #
 #     int32 size of the content, int32 CRC-32 of the content, content
 #
-# A crash may cut off the last frame, which was never acknowledged. The content is opaque here.
+# A kill of the broker may cut off the last frame, which was not acknowledged. A crash of the machine may cut off
+# acknowledged frames as well, unless the broker has `--flush sync`. The content is opaque here.
 
 
 _HEAD: Final = Struct(">II")
@@ -216,7 +218,7 @@ class Frames:
         self.base = self.size
 
     def append(self, content: bytes) -> None:
-        """Append a frame. Raises StoreFull; nothing of it is kept then."""
+        """Append a frame. Raises StoreFull; the frame is then removed from the file, if the system permits that."""
         data = framed(content)
         try:
             descriptor = self._open()
@@ -355,14 +357,14 @@ def _write_frame(path: Path, data: bytes, mode: int, *, sync: bool) -> None:
 #
 # A broker that is killed and restarted must know every lease that a member holds. If it forgot a lease, it would grant
 # the queue to another member; if it forgot that a lease has ended, it would give the queue back to the previous owner.
-# So each request that grants or ends leases is one line in a journal, written before the response: bytes that the
-# operating system has accepted survive the broker. Leases that end because a connection closed or because they expired
-# are written a moment later. A kill in between leaves a queue without a reader for as long as a lease lasts, and never
-# with two readers.
+# Each request that grants or ends leases is therefore one line in a journal, written before the response, because bytes
+# that the operating system has accepted survive the broker. Leases that end because a connection closed or because they
+# expired are written a moment later. A kill in between leaves a queue without a reader for as long as a lease lasts,
+# and never with two readers.
 #
-# A crash of the operating system is different, because nothing here is synced. After it, and if a file is damaged or
-# could not be written, the owners are unknown: stored leases are ignored, and no lease is granted until the last lease
-# that a member may still hold has expired (`is_known`).
+# A crash of the operating system is different, because appended lines are not synced. After it, and if a file is
+# damaged or could not be written, the owners are unknown: stored leases are ignored, and no lease is granted until the
+# last lease that a member may still hold has expired (`is_known`).
 #
 # The file is a list, and so is each line of the journal. Their entries:
 #
@@ -526,30 +528,30 @@ class LeaseJournal:
     # Changes
 
     def granted(self, key: LeaseKey, client_id: str, epoch: int) -> None:
-        """Record a granted lease. Must be written before the response."""
+        """Record a granted lease. The record must be written before the response."""
         self._changes.append([*key, client_id, epoch])
 
     def read_by(self, key: LeaseKey, client_id: str, epoch: int) -> None:
-        """Record that a foreign member reads a queue. Must be written before it gets messages."""
+        """Record that a foreign member reads a queue. The record must be written before the member gets messages."""
         self._changes.append([*key, client_id, epoch, True])
 
     def unlocked(self, key: LeaseKey, epoch: int) -> None:
-        """Record that a request has ended a lease. Must be written before the response."""
+        """Record that a request has ended a lease. The record must be written before the response."""
         self._changes.append([*key, epoch])
 
     def freed(self, key: LeaseKey, epoch: int) -> None:
-        """Record that a lease has ended without a request. Written a moment later; a later grant may be written first,
-        because it has another epoch."""
+        """Record that a lease has ended without a request. The record is written a moment later. A later grant may be
+        written first, because it has another epoch."""
         self._freed.append([*key, epoch])
 
     def ended_at(self, key: LeaseKey, previous: PreviousRunLease) -> None:
-        """Record the queue's end for a lease of an earlier run. Must be written before anything is appended to the
-        queue."""
+        """Record the queue's end for a lease of an earlier run. The record must be written before anything is appended
+        to the queue."""
         self._changes.append([*key, previous.client_id, previous.epoch, previous.end])
 
     def pulled(self, key: LeaseKey, client_id: str, epoch: int) -> None:
-        """Record that the owner has pulled. Must be written before the response, because messages that the owner reads
-        from now on would otherwise be repeated."""
+        """Record that the owner has pulled. The record must be written before the response, because messages that the
+        owner reads from now on would otherwise be repeated."""
         self._changes.append([*key, client_id, epoch, None])
 
     def write(self) -> None:

@@ -260,7 +260,7 @@ class SegmentedFile:
         return data
 
     def read_up_to_damage(self, position: int, size: int) -> bytes:
-        """Like `read`, but return the bytes before a damaged part. Raises StoreError for other errors."""
+        """Return what `read` returns, but only the bytes before a damaged part. Raises StoreError for other errors."""
         data, fault = self._read(position, size)
         if fault is not None and not isinstance(fault, Damaged):
             raise fault
@@ -384,9 +384,9 @@ class SegmentedFile:
 # ------------------------------------------------------------------------------
 # The commit log: a sequence of records with checksums; and the search for the next whole record after a damaged part.
 #
-# Bytes from a client may look like records, including positions and checksums. So nothing inside of a record is ever
-# read as a record. A record starts at one of four positions: at the end of the record before it, at the start of a
-# segment, where an index has an entry, or where its own mark proves it (`Marks`). After a damaged record, reading
+# Bytes from a client may look like records, including positions and checksums. Bytes inside of a record must therefore
+# not be read as a record. A record starts at one of four positions: at the end of the record before it, at the start of
+# a segment, where an index has an entry, or where its own mark proves it (`Marks`). After a damaged record, reading
 # resumes only at such a position.
 
 
@@ -592,8 +592,8 @@ class CommitLog(SegmentedFile):
 #
 # The first record of each append has a mark at the end of its properties: a keyed hash of the record's position. The
 # key is random, created at each start, stored in `marks.json`, and never sent. A client may read the mark of any
-# record, but learns no mark of a position where no record starts. So a client cannot put a valid mark into a body.
-# Records that are written where the end of the log was lost have another key.
+# record, but learns no mark of a position where no record starts. A client therefore cannot put a valid mark into a
+# body. Records that are written where the end of the log was lost have another key.
 #
 # Records that are older than the first key have no marks. `begin` is the position of the first record with a mark.
 

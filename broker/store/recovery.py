@@ -28,8 +28,8 @@ from .log import CommitLog, Damage, Marks
 # are kept.
 #
 # Where the log has no whole record, recovery searches for the next one. The bytes between are damaged: they are saved
-# in the folder `damaged`, and logged. The bytes after the last whole record are a torn write: they were never
-# acknowledged, so they are saved in `damaged` and truncated.
+# in the folder `damaged`, and logged. The bytes after the last whole record are treated as a torn write, which was not
+# acknowledged: they are saved in `damaged` and truncated.
 #
 # Records of a deleted topic stay in the log. The position at which each topic was created (`since`), and the position
 # at which it was deleted, keep them from being indexed again. Entries of a checkpoint that is older than either
@@ -294,7 +294,8 @@ class Recovery:
 
 
 # ------------------------------------------------------------------------------
-# Inspection of a data folder for damage. The inspection reads the whole folder, and changes nothing.
+# Inspection of a data folder for damage. The inspection reads state files, journals, the commit log and the indexes,
+# and repairs nothing.
 
 
 _BLOCK_ENTRIES: Final = 1000
@@ -466,10 +467,10 @@ def _finding(part: str, index: _Index) -> RecoveryFinding:
 # ------------------------------------------------------------------------------
 # Copies of a data folder, even while a broker writes to it.
 #
-# The log is the source of truth: a start finds entries in it that other files lack. So the other files are copied
-# first, and the log last. If retention deletes the log's first segment in between, everything is repeated, which copies
-# only new data. Segments are only appended to, so the copy of a segment is continued at its end, unless another file
-# has the name now.
+# The log is the source of truth: a start finds entries in it that other files lack. The other files are therefore
+# copied first, and the log last. If retention deletes the log's first segment in between, everything is repeated, which
+# copies only new data of the log and the indexes. Segments are only appended to, so the copy of a segment is continued
+# at its end, unless another file has the name now.
 
 
 _LOG: Final = "commitlog"

@@ -27,9 +27,9 @@ log = structlog.get_logger("rocketlet.store")
 # Sorted runs of waiting messages: one file per run, as in an LSM tree.
 #
 # A key consists of a delivery time and an offset in the queue where the message waits. The queue's index contains both,
-# so a run can always be recreated from the index. A run contains the keys of a range of offsets, and never changes. The
-# name of its file contains the range and the number of keys, and each block has a checksum. Nothing is synced, because
-# a start recognizes a file that a crash left incomplete.
+# so a run can be recreated from the index. A run contains the keys of a range of offsets, and never changes. The name
+# of its file contains the range and the number of keys, and each block has a checksum. Nothing is synced, because a
+# start recognizes a file that a crash left incomplete.
 
 
 KEY_BYTES: Final = 16
@@ -238,9 +238,9 @@ def open_runs(folder: Path, end: int) -> list[SortedRun]:
 # The waiting messages of a queue, in the order of their delivery times.
 #
 # The keys of the newest messages are in a heap in memory. When there are many, they become a run: they are sorted, and
-# written to a file with the next checkpoint. Of each file, one block is in memory. Files of similar size are merged.
-# Everything derives from the queue's index, whose third field is the delivery time, so a lost or damaged file is
-# recreated from the index.
+# written to a file with the next checkpoint. Of each file, at most one block is in memory. Files of similar size are
+# merged. Everything derives from the queue's index, whose third field is the delivery time, so a lost or damaged file
+# is recreated from the index.
 
 
 ENTRIES_AT_ONCE: Final = 1024

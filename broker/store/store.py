@@ -232,8 +232,8 @@ class Store:
         yield partial(replace_state, self.folder.path / "checkpoint.json", content, sync=sync)
 
     def _entries(self, closes: bool) -> Job[list[bytes]]:
-        """Flush the index of each queue, and return the queues' entries in the checkpoint. Stops if a topic is deleted
-        meanwhile, and the caller then repeats it."""
+        """Flush the index of each queue, and return the queues' entries in the checkpoint. Stop if a topic is deleted
+        meanwhile; the caller then calls this again."""
         entries: list[bytes] = []
         deletions = self._deletions
         for number, queue in enumerate(list(self.queues.values()), 1):
@@ -442,7 +442,7 @@ class Store:
         """Stage the messages of the sends from a position of the data on, with the compiled module. `commit` writes the
         messages.
 
-        Returns None, with nothing staged, if the module declines the first send.
+        Return None, with nothing staged, if the module declines the first send.
         """
         first_mark = b"" if self._staged else self._marks.mark(self._next)
         encoded = fast.take_sends(
