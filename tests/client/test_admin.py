@@ -330,7 +330,11 @@ async def test_deletion_of_a_topic_is_sent_to_every_name_server(nodes: Nodes, mo
         await nodes.start(name_servers=servers)
         for address in servers:
             async with AdminClient(address) as admin:
-                await eventually(admin.brokers)
+
+                async def has_broker(admin: AdminClient = admin) -> bool:
+                    return bool(await admin.brokers())
+
+                await eventually(has_broker)
         async with AdminClient(";".join(servers)) as admin:
             await admin.delete_topic("t")
     assert asked == set(servers)
