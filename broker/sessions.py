@@ -402,7 +402,7 @@ class Clients:
         return session in self._asked
 
     def answer(self, session: Session, number: int, answer: Answer) -> None:
-        """Pass on a client's response to the request with this number; ignored if nobody waits for it any more."""
+        """Pass on a client's response to the request with this number; ignored if the request is not waited for any more."""
         self._settle((session, number), answer)
 
     def _settle(self, key: tuple[Session, int], answer: Answer | None) -> None:

@@ -148,11 +148,11 @@ class Offsets:
             # A group's first offset takes 1.7 KB, also without settings, of which there are `max_groups`.
             if not group.offsets and self._groups.count > 2 * self._limits.max_groups:
                 raise LimitExceeded(
-                    f"this broker keeps offsets of {2 * self._limits.max_groups} groups; delete groups that nobody needs"
+                    f"this broker keeps offsets of {2 * self._limits.max_groups} groups; delete groups that are not needed"
                 )
             if self._count >= self._limits.max_offsets:
                 raise LimitExceeded(
-                    f"this broker keeps {self._limits.max_offsets} offsets; delete groups that nobody needs"
+                    f"this broker keeps {self._limits.max_offsets} offsets; delete groups that are not needed"
                 )
             self._count += 1
             item = item or self._groups.add_offsets(group, topic)
@@ -440,7 +440,7 @@ class GroupProgress:
                 if lost and loser.offsets.get(topic) is item:  # neither was deleted meanwhile
                     item.lost += lost
                     loser.has_lost = True
-                    hint = "keep messages longer, or add consumers to catch up; delete groups that nobody needs"
+                    hint = "keep messages longer, or add consumers to catch up; delete groups that are not needed"
                     log.warning("messages_expired_unread", group=group, topic=topic, messages=lost, hint=hint)
             yield
 
@@ -614,7 +614,7 @@ class Watch:
                         if now_s - since_s >= ORPHAN_S:
                             orphaned += 1
                             if not is_named and reported < self._limits.max_reported:
-                                self._name("orphaned", group.name, "", f"{topic}:{queue_id} is read by nobody")
+                                self._name("orphaned", group.name, "", f"{topic}:{queue_id} has no reader")
                                 reported, is_named = reported + 1, True
                         unread[queue_id] = Unread(since_s, is_named)
                         unread_count += 1

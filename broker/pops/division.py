@@ -267,7 +267,7 @@ class Division:
             member = group.members.get(reader) if group is not None and reader is not None else None
             if member is not None and not _shares(member):
                 return (
-                    f"{member.client_id} pulls {topic}:{queue_id} in the group {name}, and shares it with nobody; "
+                    f"{member.client_id} pulls {topic}:{queue_id} in the group {name}, and shares it with no other member; "
                     "clients that pop need a group of their own"
                 )
         return None

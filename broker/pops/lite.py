@@ -377,7 +377,7 @@ class LitePool(Pool):
         is_wildcard: True if clients receive from every lite topic.
         is_scanned: True if all lite topics with messages are known to be ready, or a scan for them has begun.
         awaited: the number of its entries in `LitePools.left_s`.
-        idle: deliveries that nobody needs now, in the order in which they were finished.
+        idle: deliveries that are not needed now, in the order in which they were finished.
     """
 
     is_lite = True

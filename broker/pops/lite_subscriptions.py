@@ -594,5 +594,5 @@ class LiteExpiry:
                 if number % SLICE == 0:
                     yield
             for group, messages in (+lost).items():
-                hint = "keep messages longer, or add consumers to catch up; delete groups that nobody needs"
+                hint = "keep messages longer, or add consumers to catch up; delete groups that are not needed"
                 log.warning("messages_expired_unread", group=group, topic=parent, messages=messages, hint=hint)

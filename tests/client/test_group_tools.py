@@ -293,7 +293,7 @@ async def test_a_queue_that_nobody_reads_is_named(nodes: Nodes, connect: Connect
     assert not node.broker.watch.orphaned(), "not yet"
     node.clock.advance(2 * LEASE_SWEEP_S)
     faults = {event["fault"] for event in node.broker.history.of("g") if event["event"] == "orphaned"}
-    assert faults == {"t:1 is read by nobody"}
+    assert faults == {"t:1 has no reader"}
     assert node.broker.watch.orphaned() == {("g", "t"): 1}
 
 

@@ -208,7 +208,7 @@ def test_a_queue_that_nobody_reads_is_named_once_after_a_while(world: World) -> 
     assert world.looks() == 0
     assert world.looks(ORPHAN_S - 0.1) == 0
     assert world.looks(0.1) == 4
-    named = [f"{topic} is read by nobody" for topic in ("t:1", "t:2", "u:0", "u:1")]
+    named = [f"{topic} has no reader" for topic in ("t:1", "t:2", "u:0", "u:1")]
     assert world.events("orphaned") == named
     assert world.looks(1) == 4
     assert world.events("orphaned") == named
