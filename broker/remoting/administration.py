@@ -195,10 +195,11 @@ def all_consume_stats(broker: BrokerController, connection: RemotingConnection, 
 
 
 def consumed_by(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """QUERY_TOPIC_CONSUME_BY_WHO: return the groups that subscribe to a topic, or have a committed offset in it."""
+    """QUERY_TOPIC_CONSUME_BY_WHO: return the groups that subscribe to a topic, pop it, or have a committed offset in it."""
     topic = read(TopicName, frame.ext).topic
     online = [group.name for group in broker.groups.subscribing(topic)]
-    found = list(dict.fromkeys([*online, *broker.offsets.groups_of(topic)]))
+    popping = [pool.group for pool in broker.pops.pools.of_topic(topic)]
+    found = list(dict.fromkeys([*online, *popping, *broker.offsets.groups_of(topic)]))
     return answer(frame, body=orjson.dumps({"groupList": found}))
 
 

@@ -253,15 +253,7 @@ class AdminClient:
                 f"read_queues: {count} in {', '.join(map(str, unreadable))} would become unreadable; lower `queues` alone, "
                 "wait until the groups have read these queues, then lower `read_queues` with allow_unreadable=True"
             )
-        # Routes have neither filter type nor order, and 4.9's brokers, which do not know this request, lose both in any
-        # case.
-        told = await self._each(
-            masters,
-            RequestCode.GET_TOPIC_CONFIG,
-            write(TopicName(name)),
-            ignored=(ResponseCode.REQUEST_CODE_NOT_SUPPORTED,),
-        )
-        kept = {broker: body_of(answer, admin_bodies.decode_topic_config) for broker, answer in told.items()}
+        kept = await self._topic_settings(name, masters)
         for broker, config in changed.items():
             kind = kept.get(broker, config)
             header = CreateTopic(
@@ -281,8 +273,20 @@ class AdminClient:
         await self._each(await self.masters(), RequestCode.DELETE_TOPIC_IN_BROKER, write(TopicName(name)))
         await self._cluster.tell_name_servers(RequestCode.DELETE_TOPIC_IN_NAMESRV, write(TopicName(name)))
 
+    async def _topic_settings(self, name: str, masters: Masters) -> dict[str, TopicConfig]:
+        """Return a topic's settings, including those that routes do not have, by broker name. Brokers of 4.9 do not know this
+        request, and lose these settings in any case."""
+        ignored = (ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.TOPIC_NOT_EXIST)
+        answers = await self._each(masters, RequestCode.GET_TOPIC_CONFIG, write(TopicName(name)), ignored=ignored)
+        return {broker: body_of(answer, admin_bodies.decode_topic_config) for broker, answer in answers.items()}
+
+    async def has_priorities(self, topic: str) -> bool:
+        """Return True if a topic has a queue for each priority level."""
+        found = await self._topic_settings(topic, await self.masters())
+        return any(config.has_priorities for config in found.values())
+
     async def consumed_by(self, topic: str) -> list[str]:
-        """Return the groups that subscribe to a topic or have committed offsets in it."""
+        """Return the groups that subscribe to a topic, pop it, or have committed offsets in it."""
         code, ext = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, write(TopicName(topic))
         answers = await self._each(await self.masters(), code, ext)
         return sorted({name for answer in answers.values() for name in body_of(answer, admin_bodies.decode_group_list)})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -109,8 +109,25 @@ async def _show(options: argparse.Namespace, admin: AdminClient, output: Output)
                 }
             )
         output.text(f"parent of {counted(lite.lite_topics, 'lite topic')}, {_expiration(lite)}")
+    if await admin.has_priorities(topic.name):
+        await _show_levels(admin, topic.name, groups, output)
     output.text(f"read by: {', '.join(groups) or 'no group'}")
     return 0
+
+
+async def _show_levels(admin: AdminClient, topic: str, groups: Iterable[str], output: Output) -> None:
+    """Show how many messages of each priority level wait for each group, the highest level first. A level is a queue of each
+    broker."""
+    rows = []
+    for group in groups:
+        waiting: dict[int, int] = {}
+        for queue, progress in (await admin.progress(group, topic, times=False)).items():
+            waiting[queue.queue_id] = waiting.get(queue.queue_id, 0) + max(progress.lag, 0)
+        rows += [
+            {"topic": topic, "group": group, "level": level, "waiting": waiting[level]}
+            for level in sorted(waiting, reverse=True)
+        ]
+    output.records(("group", "level", "waiting"), rows)
 
 
 def _expiration(lite: LiteParent) -> str:

@@ -21,6 +21,7 @@ from rocketlet.client import (
     Message,
     Producer,
     Reject,
+    SharedConsumer,
 )
 from rocketlet.client.wire.connection import Access
 from rocketlet.command import config
@@ -28,7 +29,7 @@ from rocketlet.command.cli import main
 from rocketlet.command.plumbing import logs
 from rocketlet.command.tools import load
 from rocketlet.command.tools.load import Load, LoadSide
-from rocketlet.protocol.bodies import GroupConfig
+from rocketlet.protocol.bodies import GroupConfig, finish
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.testing import Broker, Fault
 
@@ -89,6 +90,25 @@ async def test_topic_gets_fewer_queues_only_with_a_flag_that_allows_unreadable_m
     assert [record["lag"] for record in (await run("groups", "list", "--json")).records] == [16]
     nothing = await run("topics", "set", "orders")
     assert (nothing.status, "give --queues, --read-queues or --perm" in nothing.err) == (1, True)
+
+
+async def test_levels_of_a_topic_with_priorities_are_shown_with_what_waits(run: Run, node: Node) -> None:
+    put(node, "jobs", queues=3, message_type="PRIORITY")
+    async with Producer(node.address) as producer:
+        for priority in (0, 2, 2, 1):
+            await producer.send("jobs", b"x", priority=priority)
+    async with SharedConsumer(node.address, "workers", "jobs", start="first") as consumer:
+        await consumer.ack(await consumer.receive())
+        await eventually(lambda: finish(node.broker.progress.lag("workers", "jobs")).messages == 3)
+        rows = [row for row in (await run("topics", "show", "jobs", "--json")).records if "level" in row]
+        assert [(row["group"], row["level"]) for row in rows] == [("workers", 2), ("workers", 1), ("workers", 0)]
+        assert [row["waiting"] for row in rows] == [1, 1, 1]
+        shown = (await run("topics", "show", "jobs")).out
+    assert [line.split() for line in shown.splitlines() if line.startswith("workers")] == [
+        ["workers", "2", "1"],
+        ["workers", "1", "1"],
+        ["workers", "0", "1"],
+    ]
 
 
 async def test_lite_topics_are_shown_with_their_parent_and_their_group(run: Run, node: Node) -> None:
