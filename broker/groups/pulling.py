@@ -739,6 +739,7 @@ class Commits:
         self,
         session: Session,
         group: ConsumerGroup,
+        queue: GroupQueue,
         key: QueueKey,
         offset: int,
         epoch: int | None,
@@ -748,6 +749,7 @@ class Commits:
         """Return why this client may not commit an offset of the queue; None if it may.
 
         Args:
+            queue: the queue in the group; `NO_QUEUE` if the group has nothing of it.
             may_be_tool: True if the request may come from an administration tool. Members commit with pulls or one-way
                 requests, which distinguishes them from tools until a restarted broker has their heartbeats.
         """
@@ -755,7 +757,6 @@ class Commits:
         is_member = session in group.members
         if group.pools and (is_member or not may_be_tool) and group.is_apart(topic, self._clock.monotonic_s()):
             return f"clients of the group {group.name} pop {topic}, and only they say how far it has come"
-        queue = group.queues.get(key, NO_QUEUE)
         if not may_be_tool and not is_member and queue.lease is not None:
             self._locks.renew_awaited(queue, session)
         fault = queue.commit_fault(session, key, epoch) if queue.lease is not None or epoch is not None else None
@@ -763,12 +764,14 @@ class Commits:
             return f"{topic}:{queue_id} is another's; this member does not read it"
         goes_back = fault is None and offset < (group.offset(topic, queue_id) or 0)
         if goes_back and (session in group.foreign or not (is_member or may_be_tool)):
-            return self._stale_fault(session, group, key, offset)
+            return self._stale_fault(session, group, queue, key, offset)
         return fault
 
-    def store(self, session: Session, group: ConsumerGroup, key: QueueKey, offset: int, *, by_owner: bool) -> None:
+    def store(
+        self, session: Session, group: ConsumerGroup, queue: GroupQueue, key: QueueKey, offset: int, *, by_owner: bool
+    ) -> None:
         topic, queue_id = key
-        drain, queue, end = group.drain, group.queues.get(key, NO_QUEUE), offset
+        drain, end = group.drain, offset
         if drain is not None and not drain.is_over and offset > (group.offset(topic, queue_id) or 0):
             self._draining.record_progress(group, session)
         if queue.lease is not None:
@@ -784,21 +787,24 @@ class Commits:
 
     def commit(self, session: Session, group: ConsumerGroup, key: QueueKey, offset: int, epoch: int) -> str | None:
         """Commit an offset for the owner of a lease and return None; or return why it is refused."""
-        fault = self.fence_fault(session, group, key, offset, epoch) or self.offset_fault(group, key, offset)
+        queue = group.queues.get(key, NO_QUEUE)
+        fault = self.fence_fault(session, group, queue, key, offset, epoch) or self.offset_fault(queue, key, offset)
         if fault is None:
-            self.store(session, group, key, offset, by_owner=True)
+            self.store(session, group, queue, key, offset, by_owner=True)
         return fault
 
     def carried(self, session: Session, group: ConsumerGroup, key: QueueKey, offset: int) -> None:
         """Commit the offset that a pull carries; ignored if the client may not commit it."""
-        fault = self.fence_fault(session, group, key, offset, None, may_be_tool=False)
-        fault = fault or self.offset_fault(group, key, offset)
+        queue = group.queues.get(key, NO_QUEUE)
+        fault = self.fence_fault(session, group, queue, key, offset, None, may_be_tool=False)
+        fault = fault or self.offset_fault(queue, key, offset)
         if fault is None:
-            queue = group.queues.get(key, NO_QUEUE)
             by_owner = queue.lease is not None and queue.is_leased_to(session)
-            self.store(session, group, key, offset, by_owner=by_owner)
+            self.store(session, group, queue, key, offset, by_owner=by_owner)
 
-    def _stale_fault(self, session: Session, group: ConsumerGroup, key: QueueKey, offset: int) -> str | None:
+    def _stale_fault(
+        self, session: Session, group: ConsumerGroup, queue: GroupQueue, key: QueueKey, offset: int
+    ) -> str | None:
         """Return why a foreign member's lower offset is refused; None if it is accepted.
 
         Only the current reader may commit a lower offset. Members that are not the current reader may have queried the
@@ -808,27 +814,27 @@ class Commits:
         topic, queue_id = key
         if group.is_behind_owner(*key, offset):
             return f"{offset} is behind what the last owner of {topic}:{queue_id} has committed"
-        if group.queues.get(key, NO_QUEUE).reader is not session:
+        if queue.reader is not session:
             committed = f"{group.offset(*key)}, which the group has committed of {topic}:{queue_id}"
             return f"{offset} is behind {committed}; this member does not read it"
         return None
 
-    def offset_fault(self, group: ConsumerGroup, key: QueueKey, offset: int) -> str | None:
+    def offset_fault(self, queue: GroupQueue, key: QueueKey, offset: int) -> str | None:
         """Return why an offset is beyond the end of the queue; None if it is valid or lower than before. Apache's broker
         accepts any number."""
-        lease = group.queues.get(key, NO_QUEUE).lease
+        lease = queue.lease
         if lease is not None and lease.former_end is not None:
             offset = min(offset, lease.former_end)
         found = self._store.queues.get(key)
-        if found is not None:
-            begin, end = found.begin, found.next
-        else:
-            begin = end = 0
+        if found is not None and found.begin <= offset <= found.next:
+            return None
+        if found is None:
             topic = self._topics.get(key[0])
             if topic is None or not 0 <= key[1] < max(topic.read_queues, topic.write_queues):
                 return f"there is no queue {key[0]}:{key[1]}"
-        if begin <= offset <= end:
-            return None
+            if offset == 0:  # the start and end of a queue without messages
+                return None
+        begin, end = (found.begin, found.next) if found is not None else (0, 0)
         return f"{offset} is not between the start {begin} and the end {end} of {key[0]}:{key[1]}"
 
 

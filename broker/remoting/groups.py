@@ -600,19 +600,19 @@ def update_consumer_offset(broker: BrokerController, connection: RemotingConnect
     group, key = broker.groups.obtain(header.consumer_group), (header.topic, header.queue_id)
     offset, epoch = header.commit_offset, header.epoch
     code, may_be_tool = ResponseCode.NO_PERMISSION, not frame.is_oneway
-    fault = broker.commits.fence_fault(connection, group, key, offset, epoch, may_be_tool=may_be_tool)
+    queue = group.queues.get(key, NO_QUEUE)
+    fault = broker.commits.fence_fault(connection, group, queue, key, offset, epoch, may_be_tool=may_be_tool)
     if fault is None:
-        code, fault = ResponseCode.SYSTEM_ERROR, broker.commits.offset_fault(group, key, offset)
+        code, fault = ResponseCode.SYSTEM_ERROR, broker.commits.offset_fault(queue, key, offset)
     if fault is not None:
         broker.groups.release(group)
         if connection.is_news("commit_refused"):
             broker_log.warning("commit_refused", group=group.name, peer=connection.peer, reason=fault)
         return answer(frame, code, remark=f"the offset is not stored: {fault}")
-    queue = group.queues.get(key, NO_QUEUE)
     if header.sought and epoch is not None:
         broker.locks.clear_former_end(queue)
     try:
-        broker.commits.store(connection, group, key, offset, by_owner=epoch is not None)
+        broker.commits.store(connection, group, queue, key, offset, by_owner=epoch is not None)
     except (LimitExceeded, names.IllegalName):
         broker.groups.release(group)
         raise
