@@ -4,7 +4,9 @@ constants of modules."""
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -67,14 +69,13 @@ PATCHED = {
     "broker/groups/test_draining.py": 1,
     "broker/grpc/test_costs.py": 2,
     "broker/grpc/test_transport.py": 3,
-    "broker/tls/test_tls.py": 1,
-    "broker/tls/test_tls_floods.py": 1,
+    "broker/tls/test_tls.py": 2,
     "broker/messages/test_searching.py": 3,
     "broker/remoting/test_hostile.py": 1,
     "broker/runtime/test_turns.py": 4,
     "broker/sessions/test_limits.py": 1,
     "broker/store/test_recovery.py": 5,
-    "broker/store/test_schedule.py": 1,
+    "broker/store/test_durability.py": 1,
     "broker/store/test_store.py": 6,
     "client/test_offsets.py": 1,
     "command/test_commands.py": 1,
@@ -127,3 +128,97 @@ def test_a_patched_constant_is_found(text: str) -> None:
 
 def test_a_patched_function_is_none() -> None:
     assert list(patched("monkeypatch.setattr('rocketlet.broker.store.disk.write', fail)")) == []
+
+
+# Every log event is a stable name: snake_case, written out where it is logged. Its fields have the values that vary.
+
+
+LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
+NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+
+
+def odd_events(source: str) -> Iterator[tuple[int, str]]:
+    """Lines and events of calls such as `log.info(...)` whose first argument is not such a name."""
+    for call in ast.walk(ast.parse(source)):
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in LEVELS):
+            continue
+        if isinstance(call.func.value, ast.Name) and call.func.value.id == "log":
+            event = call.args[0] if call.args else None
+            if not (isinstance(event, ast.Constant) and NAME.fullmatch(str(event.value))):
+                yield call.lineno, ast.unparse(call)
+
+
+@pytest.mark.parametrize("folder", ["broker", "client", "command", "console", "demo", "migration", "spark", "sync"])
+def test_events_are_stable_names(folder: str) -> None:
+    files = sorted((ROOT / folder).rglob("*.py"))
+    assert files
+    odd = [f"{path.relative_to(ROOT)}:{line}: {call}" for path in files for line, call in odd_events(path.read_text())]
+    assert not odd
+
+
+def test_an_event_that_is_a_sentence_or_computed_is_found() -> None:
+    source = (
+        'log.info("queue_lost", queue=queue)\nlog.error("queue lost")\nlog.warning(f"lost_{queue}")\nlog.info(event)'
+    )
+    assert [line for line, _ in odd_events(source)] == [2, 3, 4]
+
+
+# The words of the project: comments, docstrings, messages and names of tests use the terms of RocketMQ, Python and gRPC.
+
+
+PACKAGES = (
+    "adapters", "bench", "broker", "campaigns", "client", "command", "console", "examples", "host", "migration", "protocol",
+    "simulation", "spark", "sync", "testing", "tests", "web",
+)  # fmt: skip
+
+BANNED = {
+    "retry, redeliver, recreate": r"(?:come|comes|give|gives|given|try|tried) (?:once )?again|once more|anew",
+    "resume, continue": r"go(?:es)? on|let(?:s)? on|going on",
+    "stall, freeze": r"stand(?:s|ing)? still|stood still|standstill",
+    "notify, report": r"tell|tells|told|hear|hears|heard",
+    "poll, check, look up": r"looks at|looked at|look at|between two looks",
+    "in flight": r"in (?:the |its |their |whose |other )?hands?",
+    "extend": r"prolong(?:s|ed|ing)?",
+    "immediately": r"at once",
+    "on its own": r"by (?:itself|themselves)",
+    "this many, up to": r"so (?:much|many)",
+    "fix, repair": r"mend(?:s|ed)?",
+    "invalid, malformed": r"garbled",
+    "protocol server, package": r"doors?|houses?|halls?|seats?|crews?",
+    "connection is closed": r"good-?bye|farewell",
+    "revoke, release": r"forsake|let(?:s)? go",
+}
+"""What to write, and the words that stand for it in a private language."""
+
+PATTERN = re.compile(rf"\b(?:{'|'.join(BANNED.values())})\b", re.IGNORECASE)
+
+
+def sentences(text: str) -> Iterator[str]:
+    """Return the comments, the texts of three words or more, and the names of tests, as words."""
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.count(" ") > 1:
+            yield node.value
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+            yield node.name.replace("_", " ")
+
+
+def banned_words(text: str) -> list[str]:
+    return [match[0] for sentence in sentences(text) for match in PATTERN.finditer(sentence)]
+
+
+def test_no_private_word_is_used() -> None:
+    used = {
+        str(path.relative_to(ROOT)): words
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
+        if path != Path(__file__) and (words := banned_words(path.read_text()))
+    }
+    assert used == {}, "write the word of the glossary (tests/test_names.py, BANNED) instead"
+
+
+def test_private_word_is_found_in_comments_texts_and_names_of_tests() -> None:
+    text = 'def test_broker_is_told():\n    """It comes again."""\n    x = "it goes on"  # at once\n    told = "told"\n'
+    assert sorted(banned_words(text)) == ["at once", "comes again", "goes on", "told"]
