@@ -668,7 +668,7 @@ class AclFile:
         return self._watched.look()
 
     def load(self) -> None:
-        """Load the file if it has changed. Runs in a thread, because 1,000 accounts take 0.4 s."""
+        """Load the file if it has changed. The broker runs this in a thread, because 1,000 accounts take 0.4 s."""
         with self._reading, suppress(AclError):
             if self._watched.has_changed:
                 self._load_changed()

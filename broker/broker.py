@@ -66,7 +66,7 @@ class BrokerController:
     """Opens the data folder and recovers it. Raises StoreError if that fails.
 
     routes: the table of the name server in the same process, if there is one. Each part that is created here gets the
-    parts that it needs. `clock` is what all of it reads and waits by.
+    parts that it needs. `clock` is the source of time of all parts.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class BrokerController:
         self._saving: asyncio.Task[None] | None = None
         self._is_stopping = False
 
-    # Parts, each of those before it
+    # Parts. Each part uses only parts that are created before it.
 
     def _make_engine(self) -> None:
         limits, self.device = self.limits, Device()
@@ -277,8 +277,9 @@ class BrokerController:
         self.pops.expiry.start()
 
     async def stop(self) -> None:
-        """Stops the timers, answers held pulls, saves everything and unlocks the folder. Connections that close later free
-        no queues: their members may come back after a restart."""
+        """Stop the timers, answer held pulls, save the state and unlock the folder. Connections that close later free
+        no queues, because their members may come back after a restart. If the disk hangs, save nothing and leave the
+        folder locked."""
         self._is_stopping = True
         if self._saving_locks is not None:
             self._saving_locks.cancel()
@@ -333,7 +334,7 @@ class BrokerController:
         log.info("address_changed", address=self.config.address, external=self.config.external_address)
 
     def dropped(self, connection: Session) -> None:
-        """A connection is gone: its memberships, leases, held pulls and producers go with it."""
+        """Remove the memberships, leases, held pulls and producers of a connection that is gone."""
         if self._is_stopping:
             return
         self.groups.drop(connection)
@@ -343,7 +344,7 @@ class BrokerController:
         self.watch.connection_gone(connection)
 
     def note_turned_away(self, address: str, reason: str) -> None:
-        """A connection came to nothing."""
+        """Record a connection that was closed before a request, with the reason."""
         self.turned_away.note((address, reason), f"{address}: {reason[:MAX_NAMED_CHARS]}")
 
     # Timers

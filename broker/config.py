@@ -1,4 +1,4 @@
-"""Every setting and limit of the broker and the name server."""
+"""The settings and limits of the broker and the name server."""
 
 from __future__ import annotations
 
@@ -197,11 +197,11 @@ POP_JOURNAL_BYTES: Final = 4 * 1024 * 1024  # size of new records in the pop jou
 MAX_USER_PROPERTIES: Final = 128  # user properties of a message, as at Apache's proxy
 MAX_USER_PROPERTY_BYTES: Final = 16_384  # size of a message's tag, keys and user properties with their names
 MAX_ENDPOINTS_BYTES: Final = 1024  # size of a request's endpoints, which a route response repeats for each queue
-HISTORY_EVENT_BYTES: Final = 190  # counted for an event in a group's history, beside its texts
-KEPT_RECEIVES: Final = 64  # answered receives of a connection that its client may still give up
-ANSWERED_BYTES: Final = 600  # counted for each of them
-ROUTE_PIECE_BYTES: Final = 32_768  # of the answer to QueryRoute, encoded in one piece of work
-QUEUE_BYTES: Final = 200  # counted for each queue of such an answer beside its own, for the time that it takes
+HISTORY_EVENT_BYTES: Final = 190  # memory counted for an event in a group's history, in addition to its texts
+KEPT_RECEIVES: Final = 64  # answered receives of a connection whose client may still cancel them
+ANSWERED_BYTES: Final = 600  # memory counted for each answered receive that is kept
+ROUTE_PIECE_BYTES: Final = 32_768  # size of the part of a QueryRoute response that one piece of work encodes
+QUEUE_BYTES: Final = 200  # memory counted for each queue of a QueryRoute response while the response is made
 SMALL_CLIENT_BYTES: Final = (
     4 * 1024 * 1024
 )  # largest message with properties that clients of Node, .NET and Rust receive
@@ -445,7 +445,7 @@ class Limits:
     owners_refresh_delay_s: float = 1.0  # delay after a refused lock before the owners of queues are computed again
     drained_wait_s: float = 5.0  # time for which a notified foreign member gets no messages of the queues that it loses
     guard_max_s: float = 60.0  # maximum time for which another client's pulls of a queue wait for its reader
-    # time for which they wait for a reader that neither pulls nor commits; Java commits every 5 s
+    # time for which another client's pulls wait for a reader that neither pulls nor commits; Java commits every 5 s
     guard_silent_s: float = 10.0
     max_peer_links: int = 256  # connections to other brokers; idle ones are closed first
     max_proofs: int = 64  # brokers that are concurrently asked to confirm a request, once per connection
@@ -503,4 +503,4 @@ class BrokerConfig:
 # Metrics
 REQUEST_BOUNDS_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 HANDOVER_BOUNDS_S: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-REBALANCE_REST_S: Final = 5.0  # a rebalance is over when no queue has changed hands for so long
+REBALANCE_REST_S: Final = 5.0  # a rebalance is over when no queue has changed its owner for this long

@@ -114,11 +114,12 @@ def shares() -> OpenFileShares:
 # The collector of circular garbage, in a process that runs servers only.
 #
 # Python frees an object when nothing refers to it any more. Python's garbage collector is for objects that refer to
-# each other in a circle. It examines all objects, repeatedly while their number grows. With the 10,000 members of a
-# large group this takes 130 ms, in which no client is served. A server leaves no circles behind, however its clients
-# leave. So the collector examines new objects only, and every second the survivors are set aside, which takes no time.
-# Circles that a library leaves are freed when the process's memory has more than doubled since the last examination of
-# all objects, because the collector then examines all objects again.
+# each other in a circle. The collector examines all objects, repeatedly while their number grows. With the 10,000
+# members of a large group this takes 130 ms, in which no client is served. A server is built to leave no circles
+# behind, however its clients leave. The collector therefore examines new objects only, and every second the survivors
+# are set aside, which takes almost no time. Circles that a library leaves are freed when the process's memory has grown
+# by `GARBAGE_GROWTH` and `GARBAGE_MIN_BYTES` since the last examination of all objects, because the collector then
+# examines all objects again.
 
 
 _YOUNG: Final = 1  # the oldest of the generations that are still collected
@@ -126,8 +127,8 @@ _NEVER: Final = 2**31 - 1
 
 
 class Garbage:
-    """`async with Garbage()`: for the whole process, until the block ends. Where the system does not say how much memory the
-    process has (only Linux does), the collector stays as it is."""
+    """Limits the garbage collector of the process to new objects, while `async with Garbage()` runs. The collector is
+    unchanged if the system does not report the memory of the process (only Linux does)."""
 
     def __init__(self, clock: Clock = MACHINE, memory_bytes: Callable[[], int] = resident_bytes) -> None:
         self._memory_bytes = memory_bytes
@@ -173,13 +174,14 @@ class Unsettled(Exception):
 
 
 class Watched:
-    """Check the files' dates, sizes and inodes: a few microseconds, on every kind of file system, through the symlinks
-    that Kubernetes swaps.
+    """Detects changes of files by their dates, sizes and inodes. A check takes a few microseconds, and follows the
+    symlinks that Kubernetes swaps.
 
     Editors and configuration management write a file in place, and the first half of one can be valid on its own: YAML with
     fewer accounts, or without the permission that denies. (Apache's FileWatchService reads such a half as soon as its
-    hash differs.) So changed files are used only if two successive checks found them equal, and if they are still equal
-    after they were read. The first read needs no earlier check, because files are written before a server is started.
+    hash differs.) Changed files are therefore used only if two successive checks found them equal, and if they are
+    still equal after they were read. The first read needs no earlier check, because files are written before a server
+    is started.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -211,7 +213,7 @@ class Watched:
             self._taken = still
 
     def written(self) -> None:
-        """The files are now as this process has replaced them."""
+        """Record that this process has replaced the files."""
         self._taken = self._seen = self._still = self._states()
 
     def _states(self) -> list[State]:
@@ -227,12 +229,13 @@ def _state(path: Path) -> State:
 
 
 def is_readable_by_all(path: Path) -> bool:
-    """Raises OSError."""
+    """Return True if every user may read the file. Raises OSError."""
     return bool(path.stat().st_mode & 0o004)
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Replaces a file whole and synced; it keeps who may read it. Raises OSError, the file then as it was."""
+    """Replace a file atomically, synced to the device and with its previous permissions. Raises OSError; the file is
+    then unchanged."""
     temporary = path.with_name(f".{path.name}.new")
     try:
         _write_synced(temporary, data, path.stat().st_mode & 0o777)

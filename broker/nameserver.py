@@ -165,8 +165,8 @@ class Routes:
             self.unregister(name, address)
 
     def unregister(self, name: str, address: str) -> None:
-        """Unregister a broker's address. Does nothing for an address of another broker name, whose entry would
-        otherwise never be removed."""
+        """Unregister a broker's address. Do nothing for an address of another broker name, whose entry would otherwise
+        never be removed."""
         if self._names.get(address, name) != name:
             return
         self._forget_address(address)

@@ -27,11 +27,13 @@ tasks_log = structlog.get_logger("rocketlet.tasks")
 # ------------------------------------------------------------------------------
 # The broker's only source of time, so that tests can move it.
 #
-# Everything that expires, becomes due or gets a timestamp reads the broker's `Clock` and waits with its `call_later`. A test
-# moves a `MovableClock` forward, so that delayed messages, leases, transaction checks and retention become due immediately.
-# The simulation replaces the time module and the event loop instead, which makes the same `Clock` virtual.
+# State that expires, becomes due or gets a timestamp, such as messages, leases and members, uses the broker's `Clock`
+# and its `call_later`. A test moves a `MovableClock` forward, so that delayed messages, leases, transaction checks and
+# retention become due immediately. The simulation replaces the time module and the event loop instead, which makes the
+# same `Clock` virtual.
 #
-# Timeouts of requests to another process, such as a name server, use the event loop's own time.
+# Timeouts of requests to another process, such as a name server, and deadlines of gRPC calls use the event loop's own
+# time.
 
 
 class Timer(Protocol):
@@ -138,7 +140,8 @@ class _MovableTimer:
 
 
 # ------------------------------------------------------------------------------
-# Cooperative scheduling: long work is done in pieces, so that other clients wait for a few ms at most.
+# Cooperative scheduling: long work is done in pieces, so that other clients wait for a few ms and not for the whole
+# work.
 #
 # Work is a generator that yields after each piece (`protocol.bodies.Work`). The first piece runs immediately if the
 # time slice of this event-loop iteration (a turn) is not used up. All waiting work shares one time slice between two
@@ -546,7 +549,7 @@ class Runtime:
     """The clock, limits, tasks, deferred work and generation of one broker. Each part takes from it what it needs.
 
     Args:
-        clock: the source of time for everything that expires, is due or is stamped.
+        clock: the source of time for state that expires, is due or is stamped.
         limits: the limits in force.
         generation: the number by which cached checks are invalidated; the accounts' file has it, too.
         tasks: background tasks; a test may pass its own.

@@ -606,8 +606,8 @@ class TlsDetector(asyncio.Protocol, Generic[C]):
 # The schedule of TLS handshakes.
 #
 # Every client that connects can request a private-key operation by sending a copied hello, which costs it nothing. 400 of
-# them blocked the event loop for 223 ms. So only a few handshakes start at a time. The others wait in round-robin order by
-# client address, so that an address with very many handshakes delays only itself.
+# them blocked the event loop for 223 ms. Only a few handshakes therefore start at a time. The others wait in
+# round-robin order by client address, so that an address with very many handshakes delays mainly its own.
 
 
 class Entering(Protocol):

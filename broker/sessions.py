@@ -126,7 +126,7 @@ class Session(Protocol):
         ...
 
     def is_news(self, event: str) -> bool:
-        """True if this event was not logged for the client's address lately. The event then counts as logged."""
+        """Return True if this event was not logged for the client's address lately. The event then counts as logged."""
         ...
 
     def when_read(self, action: Callable[[], None]) -> None:
@@ -398,7 +398,7 @@ class Clients:
         session.ask(number, question)
 
     def is_asked(self, session: Session) -> bool:
-        """True if a request to the client is open."""
+        """Return True if a request to the client is open."""
         return session in self._asked
 
     def answer(self, session: Session, number: int, answer: Answer) -> None:
@@ -491,7 +491,7 @@ class Holder(Protocol):
 
     @property
     def address(self) -> str:
-        """The client's, without the port."""
+        """The client's address, without the port."""
         ...
 
     def held_bytes(self) -> int: ...
@@ -501,7 +501,7 @@ class Holder(Protocol):
         ...
 
     def is_news(self, event: str) -> bool:
-        """Whether the log does not have this event of the client's address yet; it counts as logged then."""
+        """Return True if this event was not logged for the client's address lately. The event then counts as logged."""
         ...
 
     def abort(self) -> None: ...
@@ -613,7 +613,7 @@ def _order(holder: Holder) -> tuple[bool, float]:
 
 
 class Recent:
-    """The latest text of each key, until the key was not recorded for `keep_s`."""
+    """The latest text of each of the last `MAX_REFUSED` keys, until the key was not recorded for `keep_s`."""
 
     def __init__(self, clock: Clock = MACHINE, keep_s: float = REFUSED_S) -> None:
         self._now_s = clock.monotonic_s

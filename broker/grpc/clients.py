@@ -234,8 +234,8 @@ class GrpcClients:
     def _make_room(self, newcomer: Session) -> bool:
         """Remove clients of the address that has most, on its connection with most client ids, least recently active first.
 
-        Returns False, and removes nothing, if the newcomer's address or connection would then have more than that one.
-        A removed client is registered again by its next call.
+        Return False, and remove nothing, if the newcomer's address or connection would then have more than that one. A
+        removed client is registered again by its next call.
         """
         sums: Counter[str] = Counter()
         for connection, ids in self._of_connection.items():

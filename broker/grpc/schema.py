@@ -208,8 +208,8 @@ def settles(command: Any) -> list[Need]:
 
 
 # ------------------------------------------------------------------------------
-# Checks of names. A resource of the namespace `teamA` is named `teamA%name` everywhere in the broker, so that two namespaces
-# share nothing. Responses have the names without the namespace, as the client wrote them.
+# Checks of names. A resource of the namespace `teamA` is named `teamA%name` everywhere in the broker, so that topics
+# and groups of two namespaces are separate. Responses have the names without the namespace, as the client wrote them.
 
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]").search

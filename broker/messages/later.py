@@ -45,11 +45,9 @@ notes_log = structlog.get_logger("rocketlet.notes")
 #
 # The index of a schedule queue contains the due time (ms) instead of the tag hash, so that waiting needs no read of
 # messages. The progress of each level is recorded in the log in the same append as the delivered messages (`Notes`),
-# and saved like offsets. So nothing is delivered twice after a kill.
-#
-# Due times are by the machine's clock. If the clock was ahead and is corrected, messages that were stored meanwhile
-# seem to be due later, and so do all later messages of the level, including retries of all groups. So from the
-# detection on, no message waits longer than its level's delay. (Apache's broker delivers it immediately:
+# XX are by the machine's clock. If the clock was ahead and is corrected, messages that were stored meanwhile seem to be
+# due later, and so do all later messages of the level, including retries of all groups. From the detection on,
+# therefore, no message waits longer than its level's delay. (Apache's broker delivers it immediately:
 # ScheduleMessageService.correctDeliverTimestamp.)
 
 
@@ -243,7 +241,7 @@ class Delays:
 # them on disk.
 #
 # Progress is the last delivered key. Progress is recorded in the log in the same append as the delivered messages
-# (`Notes`), and saved like offsets. So nothing is delivered twice after a kill. Waiting messages with an earlier key
+# (`Notes`), and saved like offsets. After a kill, therefore, nothing is delivered twice. Waiting messages with an earlier key
 # than the progress, because the clock was set back, are recorded separately (`_behind`).
 #
 # Retention drops the log's oldest segments. Waiting messages in them are stored again at the log's end first

@@ -119,8 +119,8 @@ def acl_version(broker: BrokerController, connection: RemotingConnection, frame:
 
 
 def acl_config(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """GET_BROKER_CLUSTER_ACL_CONFIG. The response has no secrets. That of Apache's broker had them, so 4.9.8 removed
-    the request."""
+    """GET_BROKER_CLUSTER_ACL_CONFIG. The response has no secrets. The response of Apache's broker had them, so Apache's
+    4.9.8 removed the request."""
     file = _file(broker, ResponseCode.SYSTEM_ERROR)
     accounts = [{name: entry[name] for name in _SHOWN if entry.get(name) is not None} for entry in file.entries]
     return answer(frame, body=orjson.dumps({"globalWhiteAddrs": file.white_addresses, "plainAccessConfigs": accounts}))

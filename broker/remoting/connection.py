@@ -227,7 +227,7 @@ class RemotingConnection(Client):
 
     @property
     def is_reading(self) -> bool:
-        """True if the socket is read. It is not read while requests that were read before wait to be served."""
+        """True if the socket is read. The socket is not read while requests that were read before wait to be served."""
         return not (self.is_paused or self.is_held or self.requests.has_frame or self._is_in_line)
 
     @property
@@ -334,7 +334,7 @@ class RemotingConnection(Client):
 
     def keep_beat(self, beat: tuple[bytes, Heartbeat] | None) -> None:
         """Keep the last heartbeat, so that an identical one is not parsed again, unless it has more than
-        `KEPT_BEAT_BYTES`. Its bytes are charged to this connection."""
+        `KEPT_BEAT_BYTES`. The bytes of the heartbeat are charged to this connection."""
         known = self.beat
         if beat is not None and len(beat[0]) > KEPT_BEAT_BYTES:
             beat = None
@@ -373,7 +373,7 @@ class RemotingConnection(Client):
             self.abort()
 
     def write(self, buffers: Buffers) -> None:
-        """Pass all buffers to the transport. Does nothing on a closed connection."""
+        """Pass all buffers to the transport. Do nothing on a closed connection."""
         transport = self._transport
         if transport is None or transport.is_closing() or not buffers:
             return
@@ -610,8 +610,8 @@ class KeptPulls:
 
 
 # ------------------------------------------------------------------------------
-# Events and requests to clients (`sessions`), encoded as remoting requests. Their headers are in JSON, which every
-# client can decode.
+# Events and requests to clients (`sessions`), encoded as remoting requests. The headers are in JSON, which every client
+# can decode.
 
 
 _opaques = itertools.count(1)
@@ -631,7 +631,7 @@ def encode_event(event: Event) -> bytes:
 
 
 def encode_request(number: int, question: Question) -> bytes:
-    """Return the frame of a request. Its response will have the same number."""
+    """Return the frame of a request. The client's response will have the same number."""
     code, ext, body = _asked(question)
     return encode(Frame(code, number, ext, body))
 

@@ -58,8 +58,8 @@ log = structlog.get_logger("rocketlet.dispatch")
 
 Handler = Callable[[RemotingConnection, Frame], Reply]
 
-# Requests of readers. They may create a group or its retry topic; if that cannot be stored, the readers get their
-# responses nevertheless.
+# Requests of readers. Such a request may create a group or its retry topic; if that cannot be stored, the reader gets
+# its response nevertheless.
 _PULL_MESSAGE: Final = int(Code.PULL_MESSAGE)
 _PULL: Final = Frame(_PULL_MESSAGE)
 PULLS = frozenset((RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE))
@@ -357,7 +357,8 @@ class Dispatch:
         return []
 
     def _may_repeat(self, connection: RemotingConnection) -> bool:
-        """Return True if the client's account is still known. Its repeated pulls were authorized."""
+        """Return True if the client's account is still known. The client's repeated pulls were authorized when they
+        were checked."""
         if self._has_checks:
             try:
                 self._check(connection, _PULL, KNOWN)

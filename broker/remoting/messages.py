@@ -117,7 +117,7 @@ class Sends:
         self._sending.pass_queue(account, _send_header(frame))
 
     def settle(self) -> Buffers:
-        """Commit the staged sends, and return their responses in order. One-way sends have none."""
+        """Commit the staged sends, and return their responses in order. One-way sends have no response."""
         staged, self.staged, self.more = self.staged, [], 0
         try:
             placed = self._sending.commit()

@@ -195,8 +195,8 @@ def _syncing(broker: BrokerController, connection: RemotingConnection, frame: Fr
 
 
 def _lite_client(connection: RemotingConnection, client_id: str) -> PopClient:
-    """Return the client of a connection that uses lite topics. A connection has one such client. Its id is used in
-    reports, and to find its earlier connections."""
+    """Return the client of a connection that uses lite topics. A connection has one such client. The client's id is
+    used in reports, and to find the client's earlier connections."""
     return PopClient(client_id[:MAX_NAMED_CHARS], session=connection)
 
 
@@ -249,8 +249,8 @@ class PopReceive(Receive[Frame]):
 
 
 class PopLiteReceive(PopReceive):
-    """A POP_LITE_MESSAGE. The response contains the number of earlier attempts of each record. It has no queue ids and
-    offsets, which are in the receipt handles."""
+    """A POP_LITE_MESSAGE. The response contains the number of earlier attempts of each record. The response has no
+    queue ids and offsets, which are in the receipt handles."""
 
     __slots__ = ()
 
