@@ -45,13 +45,14 @@ log = get_logger("rocketlet.mirror")
 # Copies topics and the progress of groups to another cluster, queue by queue, Rocketlet's or Apache's.
 #
 # 1. Each queue of the source is copied to a fixed queue of the target: the n-th queue of the source, ordered by broker and
-#    number, to queue n // brokers of broker n % brokers. So the order of messages is kept.
-# 2. A copy has an additional property, its origin: the position of the original. No other state is stored. A mirror that
-#    resumes finds the newest copy in the queue at the target and continues after its original, so that it misses no message
-#    after a crash of the mirror or of either cluster.
-# 3. After a send without a response it is unknown whether the messages were stored. The newest copy shows it, unless the
-#    request is still in flight: then one batch is stored twice. There are no other duplicates.
-# 4. A group's offset at the target is that of the first copy whose original the group has not consumed, found by binary
+#  number, to queue n // brokers of broker n % brokers. The order of messages in a queue is therefore kept. 2. A copy
+# has an additional property, its origin: the position of the original. No other state is stored. A mirror that
+#  resumes finds the newest copy in the queue at the target and continues after its original, so that it misses no
+# message after a crash of the mirror or of either cluster. The mirror looks for the newest copy among the last
+# `MIRROR_LOOK_BACK` messages of the queue. If producers have sent more messages to the queue since, it begins as in a
+# queue without copies. 3. After a send without a response it is unknown whether the messages were stored. The newest
+# copy shows it, unless the request is still in flight: then one batch is stored twice. 4. A group's offset at the
+# target is that of the first copy whose original the group has not consumed, found by binary
 #    search, because copies are in the order of their originals. Groups that have members at the target are not changed.
 
 
@@ -129,8 +130,9 @@ class Waiting:
     """The numbers of messages at the source that are not due yet.
 
     Attributes:
-        retries: messages that wait for a retry, by group. They are not copied, so the group must handle them at the source.
-        delayed: delayed messages, by topic. They are copied when they are due.
+        retries: messages that wait for a retry, by group. The mirror does not copy them, so the group must handle them
+            at the source.
+        delayed: delayed messages, by topic. The mirror copies them when they are due.
     """
 
     retries: Mapping[str, int]
@@ -510,8 +512,8 @@ def _now_s() -> float:
 # ------------------------------------------------------------------------------
 # Messages that brokers deliver later: sent with a delay, or returned by a consumer for a retry.
 #
-# They are stored in SCHEDULE_TOPIC_XXXX, which has a queue for each delay level, or in rmq_sys_wheel_timer if they have
-# a delivery time. They are not part of any group's lag. Brokers report the delivered offset of each level.
+# Such messages are stored in SCHEDULE_TOPIC_XXXX, which has a queue for each delay level, or in rmq_sys_wheel_timer if
+# they have a delivery time. They are not part of any group's lag. Brokers report the delivered offset of each level.
 
 
 async def delayed(admin: AdminClient) -> Counter[str]:

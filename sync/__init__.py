@@ -8,9 +8,10 @@
         for message in consumer.messages(timeout_s=5):
             print(message.body)
 
-They wrap the asynchronous classes. All of them share one event loop in a background thread, so that heartbeats and
-commits continue while your code runs. All methods may be called from any thread and from the cells of a notebook, but
-not in a coroutine. Handlers, listeners and `check` are plain functions, which run in threads and may block.
+The classes of this package wrap the asynchronous classes. All of them share one event loop in a background thread, so
+that heartbeats and commits continue while your code runs. All methods may be called from any thread and from the cells
+of a notebook, but not in a coroutine. Handlers, listeners and `check` are plain functions, which run in threads and may
+block.
 
 After a fork, create new clients in the child process: clients that were created before the fork raise ConfigError there.
 """
@@ -280,7 +281,7 @@ class Consumer(Receiver):
 
     def batches(self, *, timeout_s: float | None = None) -> Iterator[list[Message]]:
         """Iterate over lists of up to `batch_size` messages of one queue, until none has arrived for `timeout_s`
-        seconds. They are acknowledged as in `messages`."""
+        seconds. The messages of a list are acknowledged as in `messages`."""
         batches = self._consumer.batches()
 
         async def following() -> list[Message]:
@@ -431,7 +432,7 @@ class LiteConsumer(PopReceiver):
         _loop.run(self._consumer.subscribe(*lite_topics, start=start, offset=offset, tail=tail))
 
     def unsubscribe(self, *lite_topics: str) -> None:
-        """Unsubscribe from lite topics. Their messages in flight stay this member's."""
+        """Unsubscribe from lite topics. This member keeps their messages that are in flight."""
         _loop.run(self._consumer.unsubscribe(*lite_topics))
 
     def lag(self) -> int:

@@ -1,9 +1,9 @@
 """The event loop that all producers and consumers of `rocketlet.sync` share, in a thread of its own.
 
-It starts when it is first needed, and separately in a forked process. It continues whatever exceptions user code raises
-in it, because otherwise all threads that wait for a result would hang. It ends with the interpreter. `atexit` calls
-functions in the reverse order of their registration, so functions that are registered after `import rocketlet.sync` can
-still stop producers.
+The loop starts when it is first needed, and separately in a forked process. The loop continues after exceptions that
+user code raises in it, including KeyboardInterrupt, because otherwise all threads that wait for a result would hang.
+The loop ends with the interpreter. `atexit` calls functions in the reverse order of their registration, so functions
+that are registered after `import rocketlet.sync` can still stop producers.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class Loop:
             raise
 
     def soon(self, action: Callable[[], object]) -> None:
-        """Schedule a function in the loop without waiting for it. It is called before anything that is run later. The
-        garbage collector may call this in any thread, even while the interpreter exits."""
+        """Schedule a function in the loop without waiting for it. The loop calls the function before coroutines that
+        `run` gets later. The garbage collector may call this in any thread, even while the interpreter exits."""
         if self._loop is not None and not self._has_ended:
             self._loop.call_soon_threadsafe(action)
 

@@ -1,9 +1,8 @@
 """The clock of a broker under test: it runs like the machine's clock, and `advance` moves it forward.
 
-Everything in the broker that waits or expires uses this clock: delay levels, retries, transaction checks, leases,
-members, retention, held pulls and the times of messages. Clients use the machine's clock. So that an advance does not
-make the broker drop all clients, it counts as contact with every connected client, except for clients that a fault has
-frozen.
+The broker's state that waits or expires uses this clock: delay levels, retries, transaction checks, leases, members,
+retention, held pulls and the times of messages. Clients use the machine's clock. So that an advance does not make the
+broker drop all clients, it counts as contact with every connected client, except for clients that a fault has frozen.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every limit and interval of the test kit."""
+"""The limits and intervals of the test kit."""
 
 from __future__ import annotations
 
