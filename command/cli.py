@@ -81,8 +81,8 @@ def hoisted(arguments: Sequence[str]) -> list[str]:
 
 
 def configure_logs(level: str) -> None:
-    """Configure logging now if structlog is imported already, as for a broker. Other commands configure it at their
-    first log entry, because they seldom log and importing structlog would double their start time."""
+    """Configure logging now if structlog is imported already, as for a broker. Other commands configure logging at
+    their first log entry, because they seldom log and importing structlog would double their start time."""
     if "structlog" in sys.modules:
         from .plumbing import logs
 

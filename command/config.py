@@ -6,7 +6,7 @@ from typing import Final
 
 NAME_SERVER: Final = "127.0.0.1:9876"
 NAME_SERVER_VARIABLE: Final = "ROCKETLET_NAMESERVER"
-# That no server has as an option; with ROCKETLET_ before them.
+# Environment variables (without ROCKETLET_) that no option of a server has.
 OTHER_VARIABLES: Final = frozenset(
     "ACCESS_KEY SECRET_KEY NEW_SECRET_KEY CONTROL CONFIG FROM_ACCESS_KEY FROM_SECRET_KEY TO_ACCESS_KEY TO_SECRET_KEY".split()
 )

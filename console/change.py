@@ -1,8 +1,8 @@
 """A change: described and confirmed first, then made, and reported on the next page.
 
-A form is sent twice. The first time the answer is a page that says what would happen; its button sends the same fields with
-`confirmed`. Nothing is kept in between, so the form decides, not the description: both come from the same function of the
-same fields.
+A form is sent twice. The first response is a page that describes the effects; its button sends the same fields with
+`confirmed`. The server keeps nothing in between. The same function computes the description and the change from the
+fields.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""All limits of the console."""
+"""The limits of the console."""
 
 from __future__ import annotations
 

@@ -75,7 +75,8 @@ def preview(message: Message) -> str:
 
 
 def _text(begin: bytes, total: int | None) -> BodyForm | None:
-    """`total`: of the body's bytes, None if that is not known."""
+    """Return the body as text; None if it is not UTF-8. `total` is the size of the whole body in bytes; None if
+    unknown."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         text = decoder.decode(begin, final=total == len(begin))  # otherwise a character may be cut in two

@@ -1,4 +1,5 @@
-"""The store times of the first messages of queues. They are cached, because they change only when messages are deleted."""
+"""The store times of the first messages of queues. The times are cached, because they change only when messages are
+deleted."""
 
 from __future__ import annotations
 

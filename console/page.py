@@ -1,8 +1,8 @@
 """Renders a page, and then sends the parts of it that change.
 
-Each block of a template whose name begins with `live_` is such a part. The page's own address, asked for as an event
-stream, sends a block as an event of that name whenever its HTML is another than before. So a page and its updates are
-one function and one template, and a browser without JavaScript shows the page all the same.
+Each block of a template whose name begins with `live_` is such a part. If a client requests the page's own address as
+an event stream, the console sends a block as an event of that name whenever its HTML has changed. A page and its
+updates therefore have one function and one template, and a browser without JavaScript still shows the page.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Asks for one thing after another, again and again, at a cost that does not grow with how many there are.
+"""Queries groups or topics one after the other, repeatedly, at a cost that does not grow with their number.
 
-Asking takes at most ASKING_SHARE of the time: with few groups each is asked every 10 s, with very many each is asked less
-often. Things on an open page come first, and a page that is loaded asks for its own.
+Queries take about ASKING_SHARE of the time: with few groups each is queried every 10 s, with very many less often.
+Groups on an open page come first, and a page that is loaded queries its own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ S = TypeVar("S", bound=Sample)
 
 
 class Rotation(Generic[S]):
-    """`names` lists what there is; `ask` asks for one, given the sample before. `found` has the newest sample of each."""
+    """Samples of named groups or topics. `names` returns all names; `ask(name, previous sample)` queries one. `found`
+    has the newest sample by name."""
 
     def __init__(
         self, names: Callable[[], Awaitable[list[str]]], ask: Callable[[str, S | None], Awaitable[S | None]]
@@ -43,7 +44,7 @@ class Rotation(Generic[S]):
         self.found: dict[str, S] = {}
 
     async def run(self) -> None:
-        """Asks until it is cancelled. A cluster that is away is asked again."""
+        """Query until cancelled. After a failure, the cluster is queried again."""
         while True:
             began_s = time.monotonic()
             try:
@@ -56,7 +57,7 @@ class Rotation(Generic[S]):
             await asyncio.sleep(took_s / ASKING_SHARE if asked else IDLE_S)
 
     async def list(self, *, now: bool = False) -> list[str]:
-        """All names; asked for again if the list is old, or `now`. Raises RocketletError."""
+        """Return all names. Query them again if the list is old, or if `now` is True. Raises RocketletError."""
         async with self._listing:
             if now or time.monotonic() - self._listed_s > NAMES_INTERVAL_S:
                 self.names = await self._list()
@@ -68,8 +69,8 @@ class Rotation(Generic[S]):
         return self.names
 
     async def show(self, names: Collection[str], *, now: bool) -> None:
-        """A page shows these: they come first from now on. `now`: the page is loaded, and waits a moment for samples that
-        are not fresh."""
+        """Record that a page shows these names, which are then sampled more often. With `now`, the page is being
+        loaded, so wait up to FIRST_SAMPLE_S for fresh samples."""
         began_s = time.monotonic()
         for name in names:
             self._shown_s[name] = began_s
@@ -81,7 +82,7 @@ class Rotation(Generic[S]):
                 await self.look(name)
 
     async def look(self, name: str) -> S | None:
-        """Asks for one; None if it is not there, or does not answer."""
+        """Query one name, and return its sample; None if it does not exist or the query fails."""
         self._asked_s[name] = time.monotonic()
         try:
             sample = await self._ask(name, self.found.get(name))
@@ -93,12 +94,12 @@ class Rotation(Generic[S]):
         return sample
 
     def take(self, name: str, sample: S) -> None:
-        """Takes a sample that a page has asked for itself, so that it is not asked for again."""
+        """Record a sample that a page has queried itself, so that it is not queried again."""
         self._asked_s[name] = self._shown_s[name] = time.monotonic()
         self.found[name] = sample
 
     async def _next(self, now_s: float) -> bool:
-        """Asks for the one that is due for longest, if any is."""
+        """Query the name that has been due for longest, and return True; return False if none is due."""
         never = float("-inf")
         due = [
             (self._asked_s.get(name, never) + self._interval_s(name, now_s), name)

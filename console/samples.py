@@ -1,4 +1,4 @@
-"""Groups and topics as they were seen last."""
+"""The last samples of groups and topics."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ class GroupSample:
 
     @property
     def caught_up(self) -> str:
-        """When the group will have no lag if it continues as in the last CATCH_UP_S. A lag that it reads in a moment is
-        that of messages in flight."""
+        """Text about when the group will have no lag if it continues as in the last CATCH_UP_S. A lag that the group
+        consumes within SHORT_LAG_S counts as none."""
         if self.broadcasts:
             return "–"
         if self.lag <= SHORT_LAG_S * (self.rate or 0):

@@ -9,7 +9,7 @@ from urllib.parse import quote, urlencode
 from ..protocol.codes import Language
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
-# Characters that change how a line is shown, or are not seen at all: a message may hold them.
+# Characters that change how a line is shown, or are invisible. A message may contain them.
 _INVISIBLE: Final = {
     **{code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if code not in (0x09, 0x0A)},
     **{
@@ -66,7 +66,7 @@ def age(ms: int | None) -> str:
 
 
 def visible(text: str) -> str:
-    """Escapes characters that hide text or turn a line around."""
+    """Escape characters that hide text or reverse a line."""
     return text.translate(_INVISIBLE)
 
 
@@ -88,7 +88,7 @@ def part(name: str) -> str:
 
 
 def own_path(asked: bytes) -> str:
-    """The path that was asked for, as a link to it. It leads to no other host, as `//host` and `/\\host` do."""
+    """Return the requested path as a link. The link leads to no other host, unlike `//host` and `/\\host`."""
     return "/" + quote(asked.decode("latin-1").lstrip("/"), safe="/%")
 
 

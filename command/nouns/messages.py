@@ -294,8 +294,8 @@ async def _found(
 
 
 async def _replay(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
-    """Dead letters stay where they are, marked. They are read twice, to be shown and to be sent: there may be more than the
-    memory holds."""
+    """Replay dead letters. The dead letters stay in their topic and are marked. They are read twice, to be shown and to
+    be sent, because there may be more than the memory holds."""
     letters, wanted, origins = await _found(options, admin, output)
     if not wanted:
         return 1

@@ -1,7 +1,7 @@
 """The commands that query and change a cluster, Rocketlet's or Apache's: `rocketlet NOUN VERB`.
 
-Each command is a coroutine. It gets its options, an AdminClient and an Output, and returns the exit status: 0, or 1 if the
-requested object does not exist. The caller prints a RocketletError.
+Each command is a coroutine that gets its options, an AdminClient and an Output, and returns the exit status: 0, or 1 if
+the requested object does not exist. The caller prints a RocketletError.
 """
 
 from __future__ import annotations

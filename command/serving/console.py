@@ -111,7 +111,8 @@ def reserved(options: argparse.Namespace) -> Iterator[None]:
 
 @asynccontextmanager
 async def beside_broker(options: argparse.Namespace, address: str) -> AsyncIterator[str | None]:
-    """The console of `rocketlet start`, if it is wanted; its URL. It signs with the keys of the environment."""
+    """Run the console of `rocketlet start`, and yield its URL; None without a console. The console signs with the keys
+    in the environment."""
     if options.console_socket is None:
         yield None
         return

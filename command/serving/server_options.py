@@ -1,7 +1,8 @@
 """Options of `rocketlet start`, `broker` and `nameserver`, and what their values may be.
 
-An option of the broker is one call of `add_argument` here. Its other names follow from it: the environment's and the
-file's setting (`settings`), the field of `BrokerConfig`, and the option of each broker of `--brokers`.
+An option of the broker is one call of `add_argument` here. The other names of the option follow from it: the
+environment's and the file's setting (`settings`), the field of `BrokerConfig`, and the option of each broker of
+`--brokers`.
 """
 
 from __future__ import annotations

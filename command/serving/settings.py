@@ -101,8 +101,9 @@ class SettingsParser(argparse.ArgumentParser):
             self.error(f"{path}: unknown settings: {', '.join(from_file)}; there are {known}")
 
     def _refuse_strange(self, environment: Mapping[str, str]) -> None:
-        """A variable that is nearly the name of an option is a mistake that nobody would see. Others may be of another
-        program, such as those that Kubernetes sets for a service which is called rocketlet."""
+        """Reject a variable whose name is nearly that of an option, because such a mistake would stay unnoticed. Other
+        variables may belong to another program, such as those that Kubernetes sets for a service with the name
+        rocketlet."""
         options = (name for parser in _READING for name in map(_name, parser._actions) if name)
         known = {name.replace("-", "_").upper() for name in options} | OTHER_VARIABLES
         for variable in sorted(environment):

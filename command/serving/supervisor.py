@@ -1,10 +1,10 @@
-"""Keeps broker processes running, and stops them all.
+"""The supervisor of broker processes, which restarts and stops them.
 
 A broker that ends is restarted: immediately, or after growing pauses if it repeatedly ends soon after its start. If a
 broker ends before all of them were ready, the start fails, because a restart would most likely fail for the same reason.
 
-Brokers run in sessions of their own, so that Ctrl-C reaches only this process, which stops them in order. They also stop
-on their own when this process ends for any reason, because that closes their standard input.
+Brokers run in sessions of their own, so that Ctrl-C reaches only this process, which stops them in order. Brokers also
+stop on their own when this process ends for any reason, because that closes their standard input.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ READY = b" is ready on "
 
 
 class BrokerEnded(RocketletError):
-    """A broker ended before it was ready."""
+    """The error for a broker that ended before it was ready."""
 
 
 class Supervised:
-    """One broker. command: its program and arguments; it prints a line with `READY` when it is ready."""
+    """One supervised broker. `command`: its program and arguments. The broker prints a line with `READY` when it is
+    ready."""
 
     def __init__(self, name: str, command: Sequence[str]) -> None:
         self.name = name

@@ -1,7 +1,8 @@
-"""`rocketlet dump PORT --to HOST:PORT`: stands between clients and a broker or name server, and shows each frame.
+"""`rocketlet dump PORT --to HOST:PORT`: a proxy between clients and a broker or name server, which shows each frame.
 
-It passes bytes on unchanged, both ways, except for routes: the brokers' addresses in them become ports of this process, so
-that the clients reach the brokers through here, too. Bytes that are no frame, such as TLS, are passed on unread.
+The proxy forwards bytes unchanged in both directions, except for routes: it replaces the brokers' addresses in them by
+ports of this process, so that clients reach the brokers through the proxy as well. Bytes that are not frames, such as
+TLS, are forwarded unread.
 """
 
 from __future__ import annotations
@@ -222,8 +223,8 @@ class Direction:
         self._is_readable = True
 
     def read(self, data: bytes) -> list[tuple[bytes, Frame | None]]:
-        """The new bytes, cut into frames; the rest waits. Behind bytes that were no frame, everything is passed on as it
-        comes."""
+        """Return the received bytes, split into frames, and keep the rest. After bytes that are not a frame, return all
+        bytes as they arrive."""
         if not self._is_readable:
             return [(data, None)]
         data = self._waiting + data

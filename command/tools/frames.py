@@ -132,7 +132,7 @@ def body_fields(record: message.Record, inflated_bytes: int = MAX_INFLATED_BYTES
 
 
 def _begin_text(begin: bytes) -> str:
-    """Return bytes like `text_of`. They may end within a character."""
+    """Return bytes as `text_of` does. The bytes may end within a character."""
     whole = codecs.getincrementaldecoder("utf-8")()
     try:
         return text_of(whole.decode(begin).encode())

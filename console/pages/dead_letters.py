@@ -55,7 +55,8 @@ def origin_of(message: Message) -> str:
 
 
 async def replay(request: Request, form: Form) -> Change:
-    """Resend the selected dead letters, or all new ones. They stay in their topic and are marked as replayed."""
+    """Resend the selected dead letters, or all new ones. The dead letters stay in their topic and are marked as
+    replayed."""
     console, group = console_of(request), request.path_params["group"]
     to_group = form.choice("to", ("group", "topic"), "group") == "group"
     found = await _wanted(console, group, form)
