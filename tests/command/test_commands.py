@@ -463,6 +463,23 @@ def file(tmp_path: Path) -> AccountsFile:
     return AccountsFile(tmp_path / "plain_acl.yml")
 
 
+async def test_levels_are_shown_of_the_groups_that_the_account_may_read(
+    nodes: Nodes, file: AccountsFile, monkeypatch: pytest.MonkeyPatch, run_on: Callable[[Node], Run]
+) -> None:
+    node = await nodes.start(acl=file.acl)
+    put(node, "orders", queues=2, message_type="PRIORITY")
+    for group in ("shipping", "other"):
+        node.broker.offsets.put(group, "orders", 0, 0)
+    monkeypatch.setenv("ROCKETLET_ACCESS_KEY", "readers-key")
+    monkeypatch.setenv("ROCKETLET_SECRET_KEY", SECRETS["readers-key"])
+    shown = await run_on(node)("topics", "show", "orders", "--json")
+    assert shown.status == 0, shown.err
+    assert [(row["group"], row["level"]) for row in shown.records if "level" in row] == [
+        ("shipping", 1),
+        ("shipping", 0),
+    ]
+
+
 async def test_accounts_are_listed_made_changed_and_deleted(
     nodes: Nodes, file: AccountsFile, monkeypatch: pytest.MonkeyPatch, run_on: Callable[[Node], Run]
 ) -> None:
