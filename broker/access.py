@@ -527,7 +527,7 @@ def _words(need: Need) -> str:
 #     (empty)                 no address
 #
 # Apache ignores everything after the first range, so that some patterns match more than they should (`10.0.1-5.7`
-# matches 10.0.3.9). Here every part counts.
+# matches 10.0.3.9). This parser evaluates every part.
 
 
 Span = tuple[int, int]

@@ -409,8 +409,9 @@ class Limits:
     max_shared_queues: int = (
         8192  # queues of a topic on all brokers that a broker allocates; for more, members allocate
     )
-    max_reported_faults: int = 8  # disagreements that a Rocketlet member gets with the answer to its heartbeat
-    max_logged_faults: int = 20  # faults of a group that are logged in ten minutes; its history has all
+    max_reported_faults: int = 8  # conflicts that the response to a Rocketlet member's heartbeat contains
+    # faults of a group that are logged in ten minutes; the group's history has further ones
+    max_logged_faults: int = 20
     checked_at_once: int = 128  # members of a group that are compared with each change
     heartbeat_limit_s: float = 120.0  # a member without a heartbeat for this long is removed
     history_events: int = 10_000  # events kept for one group

@@ -26,8 +26,8 @@ log = structlog.get_logger("rocketlet.nameserver")
 
 @dataclass(slots=True)
 class _Address:
-    """The address of one broker process, and what it has registered. `session` is None for the broker in the name
-    server's own process."""
+    """The registration of one broker's address: its session, the time and data version of its last registration, and
+    its address for external clients. `session` is None for the broker in the name server's own process."""
 
     session: Session | None
     seen_s: float

@@ -56,7 +56,7 @@ _NO_GRPC = "a gRPC client connected, and protobuf is missing here: pip install '
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """How clients reach a server, and what they may do.
+    """The ports and settings by which clients reach a server, and the permissions that clients need.
 
     Attributes:
         external_port: A second port, for clients outside of the brokers' network; it returns routes with the brokers'

@@ -154,7 +154,8 @@ class LiteConsumer(PopConsumer):
             with suppress(RocketletError):
                 await self._change(LiteAction.PARTIAL_REMOVE, fresh)
             raise
-        # A notification of an earlier eviction may have arrived meanwhile. The broker repeats it if it is still true.
+        # A notification of an earlier eviction may have arrived meanwhile. The broker repeats the notification if it
+        # still applies.
         self._names.update(dict.fromkeys(wanted))
 
     async def unsubscribe(self, *lite_topics: str) -> None:

@@ -59,7 +59,7 @@ QueueList = Annotated[list[T], Meta(max_length=MAX_REQUEST_QUEUES)]
 
 
 class BodyError(ValueError):
-    """A body cannot be decoded. The text has the reason."""
+    """The error for a body that cannot be decoded. The text has the reason."""
 
 
 def _plain(value: Any) -> Any:
@@ -971,7 +971,7 @@ _OBJECT_KEY = re.compile(rf"(\{{{_MEMBER}(?:,{_MEMBER})*+\}})(?=:)")
 
 
 class JsonError(ValueError):
-    """The text is neither JSON nor fastjson's dialect."""
+    """The error for a text that is neither JSON nor fastjson's dialect."""
 
 
 def loads(data: bytes) -> Any:

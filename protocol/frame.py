@@ -65,8 +65,7 @@ _decode_header = msgspec.msgpack.Decoder(tuple[int, int, int, int, int, str | No
 
 
 class FrameError(ValueError):
-    """The bytes are not a frame. The error for bytes that cannot be split into frames. The connection must be
-    closed."""
+    """The error for bytes that are not a frame, after which the connection must be closed."""
 
 
 class Frame(NamedTuple):

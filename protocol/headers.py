@@ -147,7 +147,7 @@ H = TypeVar("H", bound=tuple[Any, ...])
 
 
 class HeaderError(ValueError):
-    """A required field is missing, or a field has an invalid value. The text names the field."""
+    """The error for a header with a missing required field or an invalid value. The text names the field."""
 
 
 class SendMessage(NamedTuple):

@@ -110,7 +110,7 @@ class HpackError(ValueError):
 
 
 class HeadersTooLarge(ValueError):
-    """The header fields of a block exceed the limit for requests."""
+    """The error for a block whose header fields exceed the limit for requests."""
 
 
 # Huffman codes

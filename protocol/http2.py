@@ -194,7 +194,7 @@ Event = Opened | Received | Aborted
 
 
 class ConnectionFault(Exception):
-    """The client sent data that ends the connection."""
+    """The error for data of the client that ends the connection."""
 
     def __init__(self, code: ErrorCode, reason: str) -> None:
         super().__init__(reason)
@@ -202,7 +202,7 @@ class ConnectionFault(Exception):
 
 
 class _StreamFault(Exception):
-    """The client sent data that ends one stream."""
+    """The error for data of the client that ends one stream."""
 
     def __init__(self, stream_id: int, code: ErrorCode) -> None:
         super().__init__(code.name)
@@ -892,7 +892,7 @@ _TRAILERS: Final = b"trailers"
 
 
 class MalformedRequest(ValueError):
-    """The request is invalid; the connection continues."""
+    """The error for an invalid request, after which the connection continues."""
 
 
 _known_names: Final[set[tuple[bytes, ...]]] = set()

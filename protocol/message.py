@@ -841,7 +841,7 @@ def _begin_of_zstd(body: bytes, size: int) -> tuple[bytes, bool]:
 
 
 class SpentTooMuch(Exception):
-    """The bodies of a request require more work than a request may cause."""
+    """The error for a request whose bodies require more work than a request may cause."""
 
 
 class Inflater:
@@ -976,7 +976,7 @@ _VERSION = "v1"
 
 
 class HandleError(ValueError):
-    """The text is not a recall handle."""
+    """The error for a text that is not a recall handle."""
 
 
 class RecallHandle(NamedTuple):

@@ -284,7 +284,7 @@ class Subscription:
 
 
 class SubscriptionError(ValueError):
-    """The expression of a subscription is invalid."""
+    """The error for an invalid expression of a subscription."""
 
 
 def parse_subscription(topic: str, expression: str | None, *, version: int = 0, kind: str | None = TAG) -> Subscription:

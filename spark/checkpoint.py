@@ -188,7 +188,8 @@ def _range(text: str) -> Range:
 
 
 def check_resumed(batch: MicroBatch, options: StreamOptions) -> None:
-    """Check that a checkpoint belongs to a query with the same membership and group. Raises ConfigError.
+    """Check that a checkpoint belongs to a query with the same membership and, for a member, the same group. Raises
+    ConfigError.
 
     The batches of another kind of query do not contain where this query must start.
     """

@@ -277,7 +277,7 @@ def _receive(context: HandlerContext, call: GrpcCall, request: Any) -> None:
 
 
 def _wait_ms(call: GrpcCall, request: Any, request_timeout_s: float) -> int:
-    """Return how long the receive may wait for messages, which is never longer than its client waits for the response.
+    """Return how long the receive may wait for messages. A deadline of the call limits that time, with a margin.
 
     A request without `long_polling_timeout` waits until half of the client's request timeout is left, as at Apache's proxy.
     """

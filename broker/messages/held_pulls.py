@@ -1,7 +1,8 @@
 """Held pulls, which wait for a message (long polling), for the queue to be assigned to their member, or only for a
 time.
 
-A held pull is answered when a matching message arrives or when its time ends. Nothing scans held pulls periodically.
+A held pull is answered when a matching message arrives, when its time ends, or when its queue, topic or member changes.
+Nothing scans held pulls periodically.
 """
 
 from __future__ import annotations
@@ -137,8 +138,8 @@ class HeldPulls:
             yield
 
     def let_go(self, pull: HeldPull) -> None:
-        """Answer a pull with the present messages, as soon as its client reads. Does nothing for a pull that was
-        answered already."""
+        """Answer a pull with the present messages, as soon as its client reads. Do nothing for a pull that was answered
+        already."""
         if pull not in self._of.get(pull.session, ()):
             return
         self._remove(pull)

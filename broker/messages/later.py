@@ -215,7 +215,7 @@ class Delays:
             progress = {**self.progress, level: offset}
             if progress != self.progress:
                 self._notes.stage({str(level): offset for level, offset in progress.items()})
-        # Only after the commit: if the batch is rolled back, all of its messages are delivered again.
+        # This runs only after the commit, because a batch that is rolled back is delivered again.
         self.progress = progress
         self._dirty = True
 
@@ -479,7 +479,7 @@ class Timers:
             raise
         if taken:
             self._dirty = True
-            # Only after the commit: if the batch is rolled back, all of its messages are delivered again.
+            # This runs only after the commit, because a batch that is rolled back is delivered again.
             self._behind.difference_update(map(offset_of, taken))
             self._delivered = max(self._delivered, *taken)
             self._wait_for_less(len(done), sum(done))

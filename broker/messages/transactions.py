@@ -1,9 +1,10 @@
 """Transactions: half messages wait in RMQ_SYS_TRANS_HALF_TOPIC until their producer commits or rolls back.
 
 An outcome is recorded in RMQ_SYS_TRANS_OP_HALF_TOPIC, in the same append as the committed message. If a producer sends
-no outcome, the broker requests it from this producer or another one of its group (CHECK_TRANSACTION_STATE). After 15
-requests the message is moved to TRANS_CHECK_MAX_TIME_TOPIC. Unlike Apache's broker, this broker stores no new copy with
-each check, so that a late outcome still finds its half message, and a second commit stores nothing.
+no outcome, the broker requests it from this producer or another one of its group (CHECK_TRANSACTION_STATE). After
+`transaction_check_max` requests (15 by default), or after the retention time, the message is moved to
+TRANS_CHECK_MAX_TIME_TOPIC. Unlike Apache's broker, this broker stores no new copy with each check, so that a late
+outcome still finds its half message, and a second commit stores nothing.
 """
 
 from __future__ import annotations
@@ -305,7 +306,8 @@ class Transactions:
         )
         if session is None:
             return
-        # Counted before the response, because a producer that crashes on each request must not be queried forever.
+        # The check is counted before the response, because a producer that crashes on each request must not be queried
+        # forever.
         half.checks += 1
         self._dirty = True
         session.tell(OutcomeWanted(record, half.checks))

@@ -530,7 +530,7 @@ def _member(member: Member, *, pops: bool) -> dict[str, Any]:
 
 
 def _popper(client_id: str, wanted: Iterable[Subscription]) -> dict[str, Any]:
-    """Return the description of a gRPC client that pops. Such a client sends no heartbeats to the remoting server."""
+    """Return the description of a gRPC client that pops. A gRPC client sends no heartbeats to the remoting server."""
     return {
         "clientId": client_id,
         "peer": "",
@@ -785,7 +785,7 @@ def _latencies(broker: BrokerController) -> dict[str, Any]:
     counts = [0] * len(_LEVEL_NAMES)
     for histogram in puts:
         for bound_ms, count in zip(_bounds_ms(histogram), histogram.counts, strict=True):
-            counts[bisect_left(_LEVELS_MS, bound_ms if bound_ms > 1 else 0)] += count  # Apache's counts whole ms
+            counts[bisect_left(_LEVELS_MS, bound_ms if bound_ms > 1 else 0)] += count  # Apache's broker counts whole ms
     levels = " ".join(f"[{name}]:{count}" for name, count in zip(_LEVEL_NAMES, counts, strict=True))
     return {
         "putMessageDistributeTime": f"{levels} ",

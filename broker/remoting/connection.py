@@ -135,12 +135,12 @@ class Host(Protocol):
 
 class RemotingConnection(Client):
     """One client's connection to the remoting port, and the `Session` of this client. `active_s` is the loop's time of
-    the last read or write, `heard_s` that of the last read. `known` belongs to the check of accounts. `is_left` is
-    False if the broker has closed the connection or the client became unreachable. `number` is unique to the
-    connection. `beat` has the body of the last heartbeat and its decoded content. `read_bytes` counts bytes from the
-    client, with TLS after decryption, which `records` does. `broker_name` is the name of the peer broker that has
-    proved that it sends on this connection; `is_proving` is True while this is being checked. `pulls` has the checked
-    pulls. `requests` has the bytes that are read and not served yet."""
+    the last read or write, `heard_s` that of the last read. `known` is the result of authentication, which `access`
+    keeps here. `is_left` is False if the broker has closed the connection or the client became unreachable. `number` is
+    unique to the connection. `beat` has the body of the last heartbeat and its decoded content. `read_bytes` counts
+    bytes from the client, with TLS after decryption, which `records` does. `broker_name` is the name of the peer broker
+    that has proved that it sends on this connection; `is_proving` is True while this is being checked. `pulls` has the
+    checked pulls. `requests` has the bytes that are read and not served yet."""
 
     __slots__ = (
         "_answering_bytes",

@@ -37,11 +37,11 @@ _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
 
 
 class StoreError(Exception):
-    """The data folder cannot be used in its present state. The text has the remedy."""
+    """The error for a data folder that cannot be used in its present state. The text has the remedy."""
 
 
 class StoreFull(StoreError):
-    """The operating system refused a write. Nothing of the write was kept."""
+    """The error after the operating system has refused a write. The store uses nothing of that write."""
 
 
 class StoreFailed(StoreFull):
@@ -49,11 +49,11 @@ class StoreFailed(StoreFull):
 
 
 class Damaged(StoreError):
-    """Bytes differ from those that were written, or are missing."""
+    """The error for bytes that differ from those that were written, or are missing."""
 
 
 class Unreadable(StoreError):
-    """The operating system refuses a read now, and may permit it later."""
+    """The error after the operating system has refused a read, which it may permit later."""
 
 
 class OpenFiles:

@@ -787,7 +787,7 @@ class Decoding:
         values: list[Any] = []
         kept: list[Message] = []
         for message in messages:
-            if message.is_given_up:  # an earlier attempt has dead-lettered this message
+            if message.is_given_up:  # an earlier attempt has dead-lettered or skipped this message
                 continue
             try:
                 values.append(self._decoded(message))

@@ -575,7 +575,8 @@ class MemberLocks:
         self._limits = cluster.limits
         self._group = group
         self._client_id = client_id
-        self._in_flight: dict[asyncio.Future[Frame], Set[Queue]] = {}  # lock requests in flight, without renewals
+        # lock requests in flight, without renewals that contain an epoch
+        self._in_flight: dict[asyncio.Future[Frame], Set[Queue]] = {}
         self._unlocks: dict[Queue, asyncio.Future[Frame]] = {}
         self._unanswered: set[Queue] = set()  # queues whose last unlock will never get a response
         self._doubtful: dict[Queue, float] = {}  # with the time of `clock_s` at which a possible lock has expired
