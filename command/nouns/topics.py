@@ -9,10 +9,9 @@ from typing import Final
 
 from ...client.admin.admin_client import AdminClient
 from ...client.config import TOPIC_QUEUES
-from ...client.errors import BrokerRefused, ConfigError, TopicNotFound
+from ...client.errors import ConfigError, TopicNotFound
 from ...protocol.admin_bodies import LiteParent
 from ...protocol.bodies import MESSAGE_TYPES, TopicConfig
-from ...protocol.codes import ResponseCode
 from ...protocol.names import Queue, counted
 from ..plumbing.administration import Commands, changing, confirmed, noun, verb
 from ..plumbing.output import Output, complain, local_time
@@ -122,13 +121,7 @@ async def _show_levels(admin: AdminClient, topic: str, groups: Iterable[str], ou
     rows = []
     for group in groups:
         waiting: dict[int, int] = {}
-        try:
-            queues = await admin.progress(group, topic, times=False)
-        except BrokerRefused as refused:
-            if refused.code != ResponseCode.NO_PERMISSION:
-                raise
-            continue  # the account may know the topic, but not this group
-        for queue, progress in queues.items():
+        for queue, progress in (await admin.progress(group, topic, times=False)).items():
             waiting[queue.queue_id] = waiting.get(queue.queue_id, 0) + max(progress.lag, 0)
         rows += [
             {"topic": topic, "group": group, "level": level, "waiting": waiting[level]}
