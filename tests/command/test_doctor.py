@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -697,7 +698,8 @@ def _name(cluster: Cluster) -> str:
 async def stage(
     nodes: Nodes, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Stage]:
-    monkeypatch.setattr(diagnosis, "_disk_ratio", lambda status: 0.1)  # this machine's disk is none of a cluster's ills
+    usage = shutil.disk_usage("/")._replace(total=1000, used=100, free=900)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)  # this machine's disk is none of a cluster's ills
     node = await nodes.start()
     async with Producer(node.address) as producer, AsyncExitStack() as stack:
         yield Stage(node, connect, stack, producer, tmp_path)

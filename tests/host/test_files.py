@@ -34,13 +34,14 @@ def test_only_a_regular_file_within_its_limit_is_taken(
 def test_a_file_that_grows_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"12345")
-    check = files._check
+    status = os.fstat
 
-    def grow(*arguments: object) -> None:
-        check(*arguments)  # type: ignore[arg-type]
+    def grow(descriptor: int) -> os.stat_result:
+        found = status(descriptor)
         file.write_bytes(b"123456")
+        return found
 
-    monkeypatch.setattr(files, "_check", grow)
+    monkeypatch.setattr(os, "fstat", grow)
     with pytest.raises(OSError, match="it grew beyond 5 bytes"):
         files.read_file(file, 5)
 

@@ -443,14 +443,13 @@ async def test_a_broker_remembers_as_many_queues_as_the_limit_says(node: Node) -
     checks = Checks(node)
     for topic in "tu":
         node.broker.topics.put(TopicConfig(topic, 1, MAX_CHECKED_SENDS), 0)
-    sending = node.broker.sending
     for queue in range(MAX_CHECKED_SENDS):
-        sending._queue_id(SendMessage("p", "t", "TBW102", 4, queue, 0, 1, 0))
-    assert len(sending._checked) == MAX_CHECKED_SENDS
+        sent(node, queue=queue)
     assert sent(node, queue=0) == ("t", 0)
     assert checks.count == MAX_CHECKED_SENDS, "the first one is remembered"
     assert sent(node, "u") == ("u", 0)
-    assert sending._checked == {("u", 0)}
+    assert sent(node, queue=1) == ("t", 1)
+    assert checks.count == MAX_CHECKED_SENDS + 2, "those of before are forgotten"
 
 
 class Anew(set[Any]):

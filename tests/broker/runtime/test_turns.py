@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pytest
@@ -57,6 +57,7 @@ from rocketlet.protocol.message import decode_records
 from rocketlet.protocol.names import Queue
 from structlog.testing import capture_logs
 
+from bench.steps import Meter
 from campaigns.peers import Peer
 
 from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually
@@ -353,18 +354,14 @@ async def test_a_sweep_does_not_begin_again_before_its_end(monkeypatch: pytest.M
     await turns.done()
 
 
-async def test_the_routes_of_a_broker_that_leaves_are_freed_in_pieces(node: Node) -> None:
-    peer, routes = Peer(node.server, 3000), node.server._routes
-    assert routes is not None
+def test_the_routes_of_a_broker_that_leaves_are_freed_in_pieces() -> None:
+    routes, connection = Routes(), cast("Any", object())
     topics = [TopicConfig(f"topic-{number}", 8, 8) for number in range(5000)]
-    ext = {"brokerName": "b", "brokerAddr": "10.0.0.1:1", "clusterName": "c", "haServerAddr": "", "brokerId": "0"}
-    peer.send(encode(Frame(Code.REGISTER_BROKER, 1, ext, encode_registration(DataVersion(1, 1), topics))))
-    await node.broker.turns.done()
-    (gone,) = [broker.topics for name, broker in routes._brokers.items() if name == "b"]
+    finish(routes.registering("c", "b", 0, "10.0.0.1:1", DataVersion(1, 1), topics, connection))
     routes.unregister("b", "10.0.0.1:1")
+    assert (routes.route("topic-0"), routes.has_gone) == (None, True)
     assert pieces(routes.freeing()) > 5000 // LOOKS
-    assert (gone, routes.has_gone) == ({}, False)
-    peer.hang_up()
+    assert not routes.has_gone
 
 
 async def test_what_checks_all_queues_does_so_in_pieces(large: Node) -> None:
@@ -414,22 +411,23 @@ async def test_half_messages_are_asked_for_one_by_one(wire: Wire, node: Node) ->
 
 
 def test_a_broker_that_leaves_is_found_without_a_check_of_the_others() -> None:
-    routes = Routes()
-    connections: list[Any] = [object() for _ in range(50)]
-    for number, connection in enumerate(connections):
-        finish(
-            routes.registering(
-                "c", f"b{number}", 0, f"10.0.0.{number}:1", DataVersion(1), [TopicConfig("t")], connection
+    steps: list[int] = []
+    for count in (20, 200):
+        routes = Routes()
+        connections: list[Any] = [object() for _ in range(count)]
+        for number, connection in enumerate(connections):
+            finish(
+                routes.registering(
+                    "c", f"b{number}", 0, f"10.0.0.{number}:1", DataVersion(1), [TopicConfig("t")], connection
+                )
             )
-        )
-
-    class Untouched(dict[str, Any]):
-        def items(self) -> Any:
-            raise AssertionError("all addresses were checked")
-
-    routes._addresses = Untouched(routes._addresses)
-    routes.drop(connections[7])
-    assert [broker.name for broker in routes.brokers()] == [f"b{number}" for number in range(50) if number != 7]
+        meter = Meter()
+        meter.start(counts=True)
+        routes.drop(connections[7])
+        meter.stop()
+        steps.append(meter.steps)
+        assert [broker.name for broker in routes.brokers()] == [f"b{number}" for number in range(count) if number != 7]
+    assert steps[0] == steps[1]
 
 
 def test_the_topics_of_all_brokers_together_are_limited() -> None:
