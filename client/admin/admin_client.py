@@ -26,7 +26,16 @@ from ...protocol.admin_bodies import (
     decode_topic_stats,
 )
 from ...protocol.allocation import CONSISTENT_HASH
-from ...protocol.bodies import MESSAGE_TYPES, PRIORITY_FACTOR, BrokerData, GroupConfig, TopicConfig
+from ...protocol.bodies import (
+    LITE_EXPIRATION,
+    MAX_LITE_EXPIRATION_MIN,
+    MESSAGE_TYPE,
+    MESSAGE_TYPES,
+    PRIORITY_FACTOR,
+    BrokerData,
+    GroupConfig,
+    TopicConfig,
+)
 from ...protocol.codes import PERM_READ, PERM_WRITE, RequestCode, ResponseCode
 from ...protocol.config import MAX_TOPIC_QUEUES
 from ...protocol.frame import Ext, Frame
@@ -57,6 +66,7 @@ from ..config import (
     SUSPECTS,
     TOPIC_QUEUES,
     ClientLimits,
+    check_count,
 )
 from ..errors import (
     BrokerRefused,
@@ -184,6 +194,7 @@ class AdminClient:
         queues: int | None = None,
         perm: int | None = None,
         message_type: str = "",
+        lite_expiration_min: int | None = None,
         brokers: Iterable[str] | None = None,
     ) -> dict[str, TopicConfig]:
         """Create a topic on all brokers, or on the named ones, that do not have it. Return its settings there by broker
@@ -191,14 +202,19 @@ class AdminClient:
 
         Brokers that have the topic keep their settings, which `change_topic` changes. Default `queues` and `perm`: those of
         the brokers that have the topic, or 4 queues that may be written and read if no broker has it. `message_type`: what
-        the topic is for, such as FIFO or PRIORITY; brokers of 4.9 ignore it.
+        the topic is for, such as FIFO or PRIORITY; brokers of 4.9 ignore it. `lite_expiration_min`: minutes without a message
+        after which a lite topic of a topic of the type LITE is deleted; default: never.
 
         Raises:
-            ConfigError: the topic's name, its type, the number of queues or the name of a broker is invalid.
+            ConfigError: the topic's name, its type, the number of queues or minutes, or the name of a broker is invalid.
         """
         fault = names.topic_fault(name)
         if message_type and message_type not in MESSAGE_TYPES:
             raise ConfigError(f"message_type: got {message_type!r}; expected one of {', '.join(sorted(MESSAGE_TYPES))}")
+        if lite_expiration_min is not None:
+            if message_type != "LITE":
+                raise ConfigError(f"lite_expiration_min: expected message_type='LITE', got {message_type!r}")
+            check_count("lite_expiration_min", lite_expiration_min, least=1, most=MAX_LITE_EXPIRATION_MIN)
         if fault:
             raise ConfigError(f"topic: {fault}")
         route = await self._cluster.find_route(name)
@@ -209,7 +225,9 @@ class AdminClient:
             perm = reduce(or_, (data.perm for data in there.values())) if there else PERM_READ | PERM_WRITE
         _check_queues("queues", queues)
         missing = {broker: at for broker, at in (await self.masters(brokers)).items() if broker not in there}
-        attributes = f"+message.type={message_type}" if message_type else ""
+        attributes = f"+{MESSAGE_TYPE}={message_type}" if message_type else ""
+        if lite_expiration_min is not None:
+            attributes += f",+{LITE_EXPIRATION}={lite_expiration_min}"
         header = CreateTopic(name, queues, queues, perm, attributes=attributes)
         await self._each(missing, RequestCode.UPDATE_AND_CREATE_TOPIC, write(header))
         config = TopicConfig(name, queues, queues, perm, message_type=message_type)

@@ -43,6 +43,12 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
     create.add_argument(
         "--lite", dest="type", action="store_const", const="LITE", help="the parent of lite topics: --type LITE"
     )
+    create.add_argument(
+        "--lite-expiration",
+        type=int,
+        metavar="MINUTES",
+        help="time without a message after which a lite topic is deleted (default: never)",
+    )
     create.add_argument("--broker", action="append", help="only on this broker; repeatable")
     set_ = verb(verbs, "set", "change a topic's queues or permission", _set)
     set_.add_argument("topic")
@@ -142,7 +148,12 @@ async def _create(options: argparse.Namespace, admin: AdminClient, output: Outpu
     except TopicNotFound:
         known = {}
     created = await admin.create_topic(
-        options.topic, queues=options.queues, perm=options.perm, message_type=options.type, brokers=options.broker
+        options.topic,
+        queues=options.queues,
+        perm=options.perm,
+        message_type=options.type,
+        lite_expiration_min=options.lite_expiration,
+        brokers=options.broker,
     )
     for broker, config in sorted({**known, **created}.items()):
         has = counted(config.write_queues, "queue")

@@ -163,6 +163,17 @@ async def test_lite_topics_are_shown_with_their_parent_and_their_group(run: Run,
     assert idle == "group chats: 0 members, lite topics of CHAT\n  CHAT: 0 messages behind\n"
 
 
+async def test_a_parent_of_lite_topics_is_created_with_an_expiration(run: Run) -> None:
+    await run("topics", "create", "CHAT", "--lite", "--lite-expiration", "60")
+    shown = (await run("topics", "show", "CHAT")).out
+    assert "parent of 0 lite topics, deleted after 60 minutes without a message" in shown
+    outside = await run("topics", "create", "MORE", "--lite", "--lite-expiration", "43201")
+    assert outside.status == 1
+    assert "lite_expiration_min" in outside.err
+    plain = await run("topics", "create", "MORE", "--lite-expiration", "60")
+    assert "lite_expiration_min: expected message_type='LITE', got ''" in plain.err
+
+
 async def test_members_of_a_wildcard_group_are_shown_without_single_lite_topics(run: Run, node: Node) -> None:
     put(node, "CHAT", message_type="LITE")
     attributes = {"lite.bind.topic": "CHAT", "lite.sub.wildcard": ""}
