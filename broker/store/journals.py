@@ -53,6 +53,7 @@ class Journal:
         # lines since the start of a write of the state file; None if it is not being written
         self._since: list[bytes] | None = None
         self._unsynced = Unsynced(self._path)
+        self._is_torn = False  # True if bytes of a failed write may be left after `_end`
         self.written = 0
         self.lines = 0
         self.is_whole = True
@@ -80,10 +81,13 @@ class Journal:
         return values
 
     def append(self, value: Any) -> None:
-        """Append a change. Raises StoreFull; the change is then removed from the file, if the system permits that."""
+        """Append a change. Raises StoreFull; the next append then removes what is left of the change."""
         content = encode_json(value)
         line = b"%08x %b\n" % (zlib.crc32(content), content)
         try:
+            if self._is_torn:  # lines after a torn one would be lost at the next start
+                disk.cut(self._path, self._end)
+                self._is_torn = False
             self._unsynced.has_new_name |= self.written == 0
             descriptor = disk.open_file(self._path, disk.CREATE, 0o644)
             try:
@@ -118,6 +122,7 @@ class Journal:
                 if len(lines) == len(self._since):
                     disk.replace(aside, self._path)
                     self._end, self.lines = sum(map(len, lines)), len(lines)
+                    self._is_torn = False
                     yield partial(disk.sync_folder, self._path.parent)
                     break
         except OSError as error:
@@ -131,10 +136,14 @@ class Journal:
         self._truncate()
 
     def _truncate(self) -> None:
-        """Truncate the file after the last intact line. If that fails, the next read finds the bytes damaged."""
+        """Truncate the file after the last intact line. If that fails, the next append retries it."""
         try:
             disk.cut(self._path, self._end)
+            self._is_torn = False
+        except FileNotFoundError:
+            pass
         except OSError as error:
+            self._is_torn = True
             log.warning("journal_cut_failed", file=str(self._path), reason=error.strerror)
 
 
@@ -196,6 +205,7 @@ class Frames:
         # frames since the start of a rewrite; None if the file is not being rewritten
         self._since: list[bytes] | None = None
         self._unsynced = Unsynced(self.path)
+        self._is_torn = False  # True if bytes of a failed write may be left after `size`
         self.size = 0
         self.base = 0
         self.written = 0
@@ -218,9 +228,12 @@ class Frames:
         self.base = self.size
 
     def append(self, content: bytes) -> None:
-        """Append a frame. Raises StoreFull; the frame is then removed from the file, if the system permits that."""
+        """Append a frame. Raises StoreFull; the next append then removes what is left of the frame."""
         data = framed(content)
         try:
+            if self._is_torn:  # frames after a torn one would be lost at the next start
+                disk.cut(self.path, self.size)
+                self._is_torn = False
             descriptor = self._open()
             written = 0
             while written < len(data):
@@ -264,6 +277,7 @@ class Frames:
             # without a pause, so that no frame is appended before the file is replaced
             _write_frame(aside, b"".join(since[written:]), disk.APPEND, sync=self._is_synced_always)
             disk.replace(aside, self.path)
+            self._is_torn = False
             self.close()
             self.size = self.base = size + sum(map(len, since))
             yield partial(disk.sync_folder, self.path.parent)
@@ -279,11 +293,15 @@ class Frames:
             self._descriptor = None
 
     def _truncate(self) -> None:
-        """Truncate the file to `size`, including any intact frames after a damaged one. If that fails, the next read
-        finds the bytes damaged."""
+        """Truncate the file to `size`, including any intact frames after a damaged one. If that fails, the next append
+        retries it."""
         try:
             disk.cut(self.path, self.size)
+            self._is_torn = False
+        except FileNotFoundError:
+            pass
         except OSError as error:
+            self._is_torn = True
             log.warning("journal_cut_failed", file=str(self.path), reason=error.strerror)
 
 

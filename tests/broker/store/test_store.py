@@ -33,7 +33,7 @@ from rocketlet.broker.store.files import (
     read_state,
     write_state,
 )
-from rocketlet.broker.store.journals import Journal
+from rocketlet.broker.store.journals import Frames, Journal
 from rocketlet.broker.store.log import Buffer, CommitLog, SegmentedFile, Written
 from rocketlet.broker.store.recovery import Lost
 from rocketlet.broker.store.store import RetentionTime, Store
@@ -980,6 +980,37 @@ def test_a_journal_that_is_cut_off_keeps_its_whole_lines_and_continues(tmp_path:
     assert kept == [{"number": number} for number in range(data.count(b"\n"))]
     again.append("next")
     assert Journal(tmp_path / "x.json").read() == [*kept, "next"]
+
+
+@pytest.mark.parametrize("kind", [Journal, Frames])
+def test_changes_after_a_failed_write_that_could_not_be_truncated_survive_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    path = tmp_path / "x.journal"
+    journal = kind(path)
+    journal.append(b"first" if kind is Frames else "first")
+    real = os.write
+
+    def short_then_full(descriptor: int, data: bytes) -> int:
+        if len(data) > 500:
+            return real(descriptor, bytes(data[:10]))
+        raise OSError(28, "No space left on device")
+
+    def refuse(path: Path, size: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    long = "x" * 495
+    with monkeypatch.context() as patch:
+        patch.setattr("rocketlet.broker.store.disk.write", short_then_full)
+        patch.setattr("rocketlet.broker.store.disk.cut", refuse)
+        with pytest.raises(StoreFull, match="No space left"):
+            journal.append(long.encode() if kind is Frames else long)
+    with monkeypatch.context() as patch:
+        patch.setattr("rocketlet.broker.store.disk.cut", refuse)
+        with pytest.raises(StoreFull, match="Input/output error"):
+            journal.append(b"second" if kind is Frames else "second")
+    journal.append(b"third" if kind is Frames else "third")
+    assert list(kind(path).read()) == ([b"first", b"third"] if kind is Frames else ["first", "third"])
 
 
 def test_a_damaged_line_and_what_follows_it_is_left_out(tmp_path: Path) -> None:
