@@ -735,8 +735,7 @@ async def test_a_message_that_is_settled_twice_in_a_row_takes_no_other_with_it(
     async with Consumer(node.address, "g", "t", start="first", batch_size=3) as consumer:
         loop = aiter(consumer)
         first = await anext(loop)
-        assert consumer._deliveries is not None
-        monkeypatch.setattr(consumer._deliveries, "_send_back", send_back)
+        monkeypatch.setattr("rocketlet.client.consumer.hand_back", send_back)
         settling = asyncio.create_task(getattr(consumer, settle)(first))
         await handed_back.wait()
         second = await anext(loop)

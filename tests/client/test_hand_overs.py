@@ -28,7 +28,7 @@ from rocketlet.client import (
     RocketletError,
 )
 from rocketlet.client.config import CLIENT_LIMITS, LAST_COMMIT_CHECKS, ClientLimits, Start
-from rocketlet.client.consuming.handling import shown
+from rocketlet.client.consuming.handling import hand_back, shown
 from rocketlet.client.member.leases import gather_all
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame
@@ -465,14 +465,13 @@ async def test_nothing_is_looked_up_where_no_pull_commits(threads: ApacheLocks, 
 
 def refuse_first(monkeypatch: pytest.MonkeyPatch, away: list[RocketletError]) -> None:
     """Each hand-back fails with one of these, the last one first; then it arrives."""
-    send_back = Consumer._send_back
 
-    async def sent_back(self: Consumer, message: Message, delay_level: int, reason: str) -> None:
+    async def handed_back(*given: Any) -> None:
         if away:
             raise away.pop()
-        await send_back(self, message, delay_level, reason)
+        await hand_back(*given)
 
-    monkeypatch.setattr(Consumer, "_send_back", sent_back)
+    monkeypatch.setattr("rocketlet.client.consumer.hand_back", handed_back)
 
 
 @pytest.mark.parametrize("outcome", [RetryLater(delay_level=1), Reject()])
