@@ -12,7 +12,8 @@ from typing import Final, Self
 
 from ..client.admin.admin_client import AdminClient, Masters
 from ..client.admin.dead_letters import Marks, all_marks, dead_letters
-from ..client.admin.diagnosis import Examiner, Finding, findings_of_brokers
+from ..client.admin.diagnosis import Examiner, findings_of_brokers
+from ..client.admin.findings import Finding
 from ..client.errors import RocketletError, get_logger
 from ..client.producer import Producer
 from ..protocol import names

@@ -18,7 +18,7 @@ from markupsafe import escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 
-from ..client.admin.diagnosis import Harm
+from ..client.admin.findings import Harm
 from ..client.errors import (
     AnswerUnreadable,
     ConfigError,

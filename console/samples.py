@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..client.admin.admin_client import AdminClient, are_broadcasting
-from ..client.admin.diagnosis import Finding, Harm, findings_of_dead_letters, findings_of_topic
+from ..client.admin.diagnosis import findings_of_dead_letters, findings_of_topic
+from ..client.admin.findings import Finding, Harm
 from ..client.config import SHORT_LAG_S
 from ..client.errors import TopicNotFound
 from ..protocol import names

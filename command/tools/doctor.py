@@ -6,7 +6,8 @@ import argparse
 from dataclasses import asdict
 
 from ...client.admin.admin_client import AdminClient
-from ...client.admin.diagnosis import HEADINGS, Examined, Harm, ObservationTimes, diagnose
+from ...client.admin.diagnosis import Examined, ObservationTimes, diagnose
+from ...client.admin.findings import HEADINGS, Harm
 from ...client.config import LOOK_S, WATCH_S
 from ...migration.mirror import MirrorProgress
 from ..plumbing.administration import Commands, verb

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...client.admin.admin_client import AdminClient, are_broadcasting
-from ...client.admin.diagnosis import Examiner, Finding
+from ...client.admin.diagnosis import Examiner
+from ...client.admin.findings import Finding
 from ...client.config import SHORT_LAG_S
 from ...client.errors import RocketletError
 from ...client.wire.connection import gather_limited

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
-from ...client.admin.diagnosis import HEADINGS, diagnose
+from ...client.admin.diagnosis import diagnose
+from ...client.admin.findings import HEADINGS
 from ...client.errors import ConfigError, ConnectionFailed, RequestTimeout, RocketletError
 from ...protocol import names
 from ...protocol.bodies import BrokerData

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from ...client.admin.diagnosis import Harm
+from ...client.admin.findings import Harm
 from ...protocol import names
 from .. import charts
 from ..config import OVERVIEW_ROWS

@@ -24,17 +24,10 @@ from rocketlet.client import (
     RetryLater,
     rebalanced,
 )
-from rocketlet.client.admin import diagnosis
+from rocketlet.client.admin import diagnosis, findings
 from rocketlet.client.admin.admin_client import Group, Topic
-from rocketlet.client.admin.diagnosis import (
-    BlockedMessage,
-    Examined,
-    Finding,
-    ObservationTimes,
-    Observed,
-    diagnose,
-    findings_of_group,
-)
+from rocketlet.client.admin.diagnosis import Examined, ObservationTimes, diagnose
+from rocketlet.client.admin.findings import BlockedMessage, Finding, Harm, Observed, findings_of_group
 from rocketlet.client.config import SUSPECTS
 from rocketlet.client.wire.connection import Connection
 from rocketlet.protocol.admin_bodies import (
@@ -91,7 +84,7 @@ async def test_a_name_server_without_brokers_is_no_healthy_cluster() -> None:
         AdminClient(f"127.0.0.1:{port}") as admin,
     ):
         (finding,) = await diagnose(admin, AT_ONCE)
-        assert (finding.harm, finding.kind) == (diagnosis.Harm.STANDS, "no_broker")
+        assert (finding.harm, finding.kind) == (Harm.STANDS, "no_broker")
         assert "--nameserver" in finding.cure
 
 
@@ -219,7 +212,7 @@ async def test_stuck_lite_topics_are_named_with_their_cause(node: Node, wire: Wi
             await producer.send("t", b"x", lite_topic=name)
         assert set(await found(node)) == {"stuck_lite_topic"}
         idle = (await found(node))["stuck_lite_topic"]
-        assert (idle.harm, idle.subject) == (diagnosis.Harm.STANDS, "g")
+        assert (idle.harm, idle.subject) == (Harm.STANDS, "g")
         named, waiting = idle.text.split(" of t: ")
         assert sorted(named.removeprefix("lite topics ").split(", ")) == ["idle", "left", "slow"]
         assert waiting.startswith("4 messages wait, the oldest for ")
@@ -233,7 +226,7 @@ async def test_stuck_lite_topics_are_named_with_their_cause(node: Node, wire: Wi
         async with LiteConsumer(node.address, "g", "t", work, lite_topics=["idle", "left", "slow"]) as member:
             await eventually(lambda: len(inbox.messages) == 3)
             slow = (await found(node))["stuck_lite_topic"]
-            assert slow.harm is diagnosis.Harm.SLOW
+            assert slow.harm is Harm.SLOW
             assert "lite topic slow of t: 1 message waits" in slow.text
             gate.set()
             await eventually(lambda: node.broker.pops.pools.unfinished("g") == 0)
@@ -242,7 +235,7 @@ async def test_stuck_lite_topics_are_named_with_their_cause(node: Node, wire: Wi
             await wire.call(RequestCode.LITE_SUBSCRIPTION_CTL, body=encode_lite_subscription(change))
             await producer.send("t", b"x", lite_topic="left")
             left = (await found(node))["lite_topic_unread"]
-            assert left.harm is diagnosis.Harm.RISK
+            assert left.harm is Harm.RISK
             assert left.text.startswith("lite topic left of t: 1 message waits")
             assert left.text.endswith("no member is subscribed")
 
@@ -264,7 +257,7 @@ async def test_lite_topic_that_waits_for_busy_members_is_slow_and_not_stuck(node
         await producer.send("t", b"x", lite_topic="late")
         busy = (await found(node))["stuck_lite_topic"]
         gate.set()
-    assert busy.harm is diagnosis.Harm.SLOW
+    assert busy.harm is Harm.SLOW
     assert busy.text.startswith("lite topic late of t: 1 message waits")
     assert busy.text.endswith("handle messages of other lite topics")
 
@@ -326,7 +319,7 @@ async def test_lite_group_that_works_or_waits_for_young_messages_is_healthy(node
         await producer.send("t", b"x", lite_topic="a")
         waiting = (await found(node))["no_members"]
         assert (waiting.harm, waiting.text) == (
-            diagnosis.Harm.STANDS,
+            Harm.STANDS,
             "1 message waits and the group has no members",
         )
 
@@ -649,7 +642,7 @@ def test_whether_a_group_is_well_is_seen_in_one_pass_over_its_queues(monkeypatch
     topic = Topic("t", {}, dict.fromkeys(queues, Range(0, 9, 0)))
     seen = Observed(group, group.progress, {"t": topic}, {}, (), 1.0, dict.fromkeys(queues, BlockedMessage(40.0)))
     passes: list[Observed] = []
-    owned = diagnosis._owned
+    owned = findings._owned
 
     def counted(seen: Observed) -> dict[Queue, list[str]]:
         passes.append(seen)
@@ -660,7 +653,7 @@ def test_whether_a_group_is_well_is_seen_in_one_pass_over_its_queues(monkeypatch
     assert (
         "t@b:0, t@b:1, t@b:2 and 197 more: 1,600 messages wait, the oldest for 40 s, and their owner c1" in stuck.text
     )
-    assert len(passes) <= len(diagnosis._CHECKS)
+    assert len(passes) <= len(findings._CHECKS)
 
 
 async def test_a_queue_that_changes_hands_between_two_checks_has_no_two_readers(node: Node) -> None:

@@ -27,7 +27,8 @@ from rocketlet.client import (
     SendResult,
     rebalanced,
 )
-from rocketlet.client.admin.diagnosis import Examiner, Harm, ObservationTimes, diagnose
+from rocketlet.client.admin.diagnosis import Examiner, ObservationTimes, diagnose
+from rocketlet.client.admin.findings import Harm
 from rocketlet.client.wire.connection import Connection
 from rocketlet.console.config import COLOURS, TYPED_BODY_BYTES
 from rocketlet.console.group_watch import GroupSnapshot, GroupWatch, MemberRow

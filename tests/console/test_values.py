@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rocketlet.client.admin.admin_client import hand_overs, ownerships
-from rocketlet.client.admin.diagnosis import Finding, Harm
+from rocketlet.client.admin.findings import Finding, Harm
 from rocketlet.client.errors import RequestTimeout
 from rocketlet.console import charts, text
 from rocketlet.console.config import PAGE_ROWS

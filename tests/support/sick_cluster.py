@@ -16,7 +16,8 @@ from types import SimpleNamespace
 import pytest
 from rocketlet.client import AdminClient, Consumer, Message, Producer, Reject
 from rocketlet.client.admin import diagnosis
-from rocketlet.client.admin.diagnosis import Finding, ObservationTimes, diagnose
+from rocketlet.client.admin.diagnosis import ObservationTimes, diagnose
+from rocketlet.client.admin.findings import Finding
 from rocketlet.client.config import DISK_LOW_RATIO
 from rocketlet.protocol.admin_bodies import RunningQueue, encode_running_info
 from rocketlet.protocol.bodies import (

@@ -16,7 +16,8 @@ from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.server import Listening, Server
 from rocketlet.broker.tls import Tls
 from rocketlet.client import AdminClient, Producer
-from rocketlet.client.admin.diagnosis import Harm, ObservationTimes, diagnose
+from rocketlet.client.admin.diagnosis import ObservationTimes, diagnose
+from rocketlet.client.admin.findings import Harm
 from rocketlet.protocol import bodies
 from rocketlet.protocol.bodies import ConsumerData, DataVersion, GroupConfig, Heartbeat, TopicConfig, finish
 from rocketlet.protocol.codes import RequestCode

@@ -14,7 +14,8 @@ from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.server import Listening, Server
 from rocketlet.client.admin.admin_client import AdminClient
-from rocketlet.client.admin.diagnosis import Harm, ObservationTimes, diagnose
+from rocketlet.client.admin.diagnosis import ObservationTimes, diagnose
+from rocketlet.client.admin.findings import Harm
 from rocketlet.protocol import bodies
 from rocketlet.protocol.bodies import (
     ConsumerData,

@@ -9,7 +9,8 @@ from rocketlet.broker.grpc import schema
 from rocketlet.broker.grpc.clients import GrpcClient as GrpcSession
 from rocketlet.broker.grpc.server import METHODS
 from rocketlet.client import AdminClient
-from rocketlet.client.admin.diagnosis import Finding, Harm, ObservationTimes, diagnose
+from rocketlet.client.admin.diagnosis import ObservationTimes, diagnose
+from rocketlet.client.admin.findings import Finding, Harm
 from rocketlet.protocol.bodies import Heartbeat, TopicConfig, encode_heartbeat
 from rocketlet.protocol.codes import RequestCode
 

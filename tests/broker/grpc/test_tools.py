@@ -9,7 +9,8 @@ import pytest
 from rocketlet.broker.grpc import schema
 from rocketlet.broker.tls import Tls
 from rocketlet.client import AdminClient, Producer, SharedConsumer
-from rocketlet.client.admin.diagnosis import Harm, ObservationTimes, diagnose
+from rocketlet.client.admin.diagnosis import ObservationTimes, diagnose
+from rocketlet.client.admin.findings import Harm
 from rocketlet.command.nouns.group_report import report
 from rocketlet.command.plumbing.output import Output
 from rocketlet.console.group_watch import GroupWatch

@@ -35,7 +35,8 @@ from rocketlet.broker.runtime import Turns
 from rocketlet.broker.server import Handshakes, Listening, Server, TlsDetector
 from rocketlet.broker.tls import Tls, TlsError, TlsFiles, TlsRecords, expires_s
 from rocketlet.client import Access, AdminClient, BrokerRefused, ConnectionFailed, Consumer, Producer
-from rocketlet.client.admin.diagnosis import Harm, ObservationTimes, diagnose
+from rocketlet.client.admin.diagnosis import ObservationTimes, diagnose
+from rocketlet.client.admin.findings import Harm
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.frame import Frame, FrameReader, encode
 from rocketlet.testing.ports import free_port
