@@ -28,6 +28,7 @@ from rocketlet.protocol.group_bodies import LockRequest, decode_lock_request, en
 from rocketlet.protocol.headers import CreateTopic, write
 from rocketlet.protocol.names import Queue
 
+from ..client.conftest import tasks_named
 from ..conftest import Node, Wire, create_topic, eventually, peer
 from ..support.handlers import Inbox, fill
 from ..support.turns import passed
@@ -669,7 +670,8 @@ async def test_a_hand_over_that_is_cut_short_leaves_the_queue_in_doubt() -> None
     world = World()
     world.stands = asyncio.Event()
     lease = await handing_over(world)
-    world.leases._handing_over[A].cancel()
+    (task,) = tasks_named("hand over")
+    task.cancel()
     await passed()
     assert world.leases._locks.doubtful == {A}
     assert (lease.is_over, world.leases.releasing) == (True, set())
