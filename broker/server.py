@@ -519,7 +519,7 @@ class TlsDetector(asyncio.Protocol, Generic[C]):
         try:
             await self._encrypt(first)
             self._tls.handshakes += 1
-        except OSError as error:  # ssl.SSLError and TimeoutError are
+        except OSError as error:  # the base of ssl.SSLError and of TimeoutError
             if not self._is_refused:  # a refusal has been logged already
                 self._tls.failed(self.connection.peer, str(error) or "the client did not finish in time")
             self.abort()

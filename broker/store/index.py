@@ -257,7 +257,7 @@ class ConsumeQueue:
                 self.flush()
 
     def truncate_from(self, position: int) -> None:
-        """Remove the entries of messages at or after a commit log position. For recovery, when the tail is empty."""
+        """Remove the entries of messages at or after a commit log position. The tail must be empty."""
         first = self._first_from(position)
         if first < self.next:
             self._file.truncate(first * ENTRY_BYTES)

@@ -983,7 +983,7 @@ def locked(reports: Iterable[Mapping[str, Any]]) -> dict[Queue, str]:
 
 def changes(before: Mapping[Queue, str], after: Mapping[Queue, str], ms: int) -> list[dict[str, Any]]:
     """Return events derived from two observations of the owners of queues, for brokers that report no events. The
-    events have the time of the second observation. Their epoch is 0."""
+    events have the time of the second observation. The epoch of these events is 0."""
     ended = [("unlocked", queue, owner) for queue, owner in before.items() if after.get(queue) != owner]
     begun = [("locked", queue, owner) for queue, owner in after.items() if before.get(queue) != owner]
     return [

@@ -275,8 +275,8 @@ def _reported(status: Mapping[str, str], name: str, kind: type[K]) -> K:
 
 
 def _unauthorized(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
-    """Find rejected requests. With a known account they come from a service, which is stalled; others may be from any
-    client."""
+    """Find rejected requests. Requests with a known account come from a service, which is stalled; other requests may
+    be from any client."""
     for text in _reported(status, "refusedRequests", list):
         is_known = str(text).startswith(("signature", "permission", "admin"))
         cure = "correct the client's keys, or the account in the broker's --acl file"
