@@ -452,12 +452,14 @@ class LiteTopics:
 
     def deletions(self) -> Work[list[bytes]]:
         """Return the entries of the state file, one for each parent topic with deleted lite topics."""
+        # First: they must not be saved with the identity of a topic that was recreated meanwhile.
+        kept = [(parent, self._topics.identity(parent), dict(ends)) for parent, ends in self._deleted_ends.items()]
         found: list[bytes] = []
-        for parent, ends in list(self._deleted_ends.items()):
-            found.append((yield from self._deletions(parent, dict(ends))))
+        for parent, identity, ends in kept:
+            found.append((yield from self._deletions(parent, identity, ends)))
         return found
 
-    def _deletions(self, parent: str, ends: Mapping[int, int]) -> Work[bytes]:
+    def _deletions(self, parent: str, identity: str, ends: Mapping[int, int]) -> Work[bytes]:
         firsts: dict[int, list[bytes]] = {queue_id: [] for queue_id in ends}
         for number, lite in enumerate(list(self._parents.get(parent, {}).values()), 1):
             first, queue_id = lite.first_parent_offset, lite.queue.queue_id
@@ -466,8 +468,7 @@ class LiteTopics:
             if number % SLICE == 0:
                 yield
         queues = [b'"%d":[%d,{%b}]' % (queue_id, end, b",".join(firsts[queue_id])) for queue_id, end in ends.items()]
-        identity = orjson.dumps(self._topics.identity(parent))
-        return b'%b:{"identity":%b,"queues":{%b}}' % (orjson.dumps(parent), identity, b",".join(queues))
+        return b'%b:{"identity":%b,"queues":{%b}}' % (orjson.dumps(parent), orjson.dumps(identity), b",".join(queues))
 
     def topic_deleted(self, parent: str) -> None:
         self._deleted_ends.pop(parent, None)

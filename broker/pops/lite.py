@@ -179,12 +179,15 @@ class LiteOffsets:
             raise
 
     def _saving(self, is_synced: bool) -> Job[None]:
+        # First: an offset must not be saved with the identity of a topic that was recreated meanwhile.
+        known = [(key, self._topics.identity(key[1]), offsets) for key, offsets in self.all.items()]
         parts = yield from self.lites.deletions()
-        for (group, parent), offsets in list(self.all.items()):
-            items = (orjson.dumps(name) + b":%d" % offset for name, offset in list(offsets.items()))
-            content = yield from joined(items)
-            key, identity = orjson.dumps(f"{parent}@{group}"), orjson.dumps(self._topics.identity(parent))
-            parts.append(b'%b:{"identity":%b,"offsets":{%b}}' % (key, identity, content))
+        for (group, parent), identity, offsets in known:
+            if self.all.get((group, parent)) is offsets:  # else deleted meanwhile
+                items = (orjson.dumps(name) + b":%d" % offset for name, offset in list(offsets.items()))
+                content = yield from joined(items)
+                key = orjson.dumps(f"{parent}@{group}")
+                parts.append(b'%b:{"identity":%b,"offsets":{%b}}' % (key, orjson.dumps(identity), content))
         yield partial(replace_state, self._file.path, b"{%b}" % b",".join(parts), sync=is_synced)
 
 

@@ -61,6 +61,14 @@ class Opened:
         self.deleted.update(decode_record(record).physical_offset for record in records if record is not None)
         assert broker.pops.expiry.delete(lite)
 
+    def recreate_parent(self) -> None:
+        broker = self.broker
+        broker.topics.delete(PARENT, broker.store.end)
+        broker.lites.topic_deleted(PARENT)
+        broker.pops.topic_deleted(PARENT)
+        broker.store.delete_topic(PARENT)
+        self.put_parent()
+
     def copy(self, target: Path) -> Path:
         """The folder as it is left if the process is killed now."""
         shutil.copytree(self.broker.config.data_dir, target)
@@ -234,6 +242,32 @@ def test_deleted_parent_takes_its_lite_topics_along(opened: Opened) -> None:
     opened.put_parent()
     opened.send("a")
     assert [offset for offset, _ in opened.by_index()["a"]] == [0]
+
+
+@pytest.mark.parametrize("has_deleted", [True, False])
+def test_parent_that_is_recreated_while_lite_topics_are_saved_gets_nothing_of_the_former(
+    opened: Opened, tmp_path: Path, has_deleted: bool
+) -> None:
+    names = [f"s{number}" for number in range(SLICE + 1)]
+    opened.send(*names, *names)
+    for name in names:
+        opened.broker.lite_offsets.put("g", PARENT, name, 1)
+    if has_deleted:
+        opened.delete(names[0])
+    for number, step in enumerate(opened.broker.lite_offsets.saving(False)):
+        if number == 0:
+            opened.recreate_parent()
+        if step is not None:
+            step()
+    opened.deleted.clear()
+    opened.send(*names, names[1])
+    expected = opened.by_index()
+    folder = opened.copy(tmp_path / "killed")
+    opened.close()
+    again = Opened(folder)
+    assert again.by_index() == expected
+    assert not again.broker.lite_offsets.of("g", PARENT)
+    again.close()
 
 
 async def test_lite_topic_that_is_recreated_while_retention_deletes_others_keeps_its_offsets(opened: Opened) -> None:
