@@ -333,7 +333,16 @@ TEXTS = st.lists(
     st.tuples(ITEMS, st.sampled_from(("\x01", "\x01", "")), st.text(max_size=8)).map("".join), max_size=5
 ).map("\x02".join)
 SAFE_TEXTS = TEXTS.map(lambda text: text.encode(errors="replace").decode())
-ENTRIES = st.lists(st.tuples(st.integers(-(2**31), 2**31 - 1), st.binary(max_size=100), SAFE_TEXTS), max_size=10)
+BODIES = st.binary(max_size=100) | st.builds(
+    lambda part, count: part * count, st.binary(min_size=1, max_size=20), st.integers(6, 1000)
+)
+ENTRY = st.tuples(st.integers(-(2**31), 2**31 - 1), st.binary(max_size=100), SAFE_TEXTS)
+SIZES_OF_LARGE_BATCHES = 40, 513, BATCH_TURN_MESSAGES, BATCH_TURN_MESSAGES + 1
+LARGE_BATCHES = st.builds(lambda entry, count: [entry] * count, ENTRY, st.sampled_from(SIZES_OF_LARGE_BATCHES))
+ENTRIES = st.integers(0, 9).flatmap(lambda number: st.lists(ENTRY, max_size=10) if number else LARGE_BATCHES)
+SENT_TO = (*"tttttttttuuuu", "made", "%RETRY%g", "%DLQ%g", "SCHEDULE_TOPIC_XXXX", "t\0", "x" * 130, "")
+VALUES = st.sampled_from(("", "x", "+1", "01", "1_0", "é", "MSGPACK", str(2**63), "9" * 30, True, -1, 2**31, 2**63 - 1))
+OTHER_KEYS = "firstId", "acceptEncoding", "AccessKey", "n", "zz", "topic", "b", "", "é"
 
 
 PULLS = st.builds(
@@ -350,14 +359,14 @@ TOPICS = st.builds(
 
 
 @st.composite
-def frames(draw: st.DrawFn) -> bytes:
-    """A send or a pull, which may be malformed in one place."""
+def frames(draw: st.DrawFn, *, may_be_damaged: bool = True) -> bytes:
+    """A send or a pull, which may have unexpected fields, and be malformed in one place."""
     code = draw(st.sampled_from((10, 310, 310, 320)))
     batch = draw(st.booleans())
-    body = encode_batch(draw(ENTRIES)) if batch else draw(st.binary(max_size=100))
+    body = encode_batch(draw(ENTRIES)) if batch else draw(BODIES)
     ext = header(
         code,
-        topic=draw(st.sampled_from("ttu")),
+        topic=draw(st.sampled_from(SENT_TO)),
         queue_id=draw(st.sampled_from((0, 0, 1, 2))),
         sys_flag=draw(st.sampled_from((0, 1, 0x30, 8))),
         born_timestamp=draw(st.integers(-(2**40), 2**62)),
@@ -370,15 +379,38 @@ def frames(draw: st.DrawFn) -> bytes:
     opaque = draw(st.integers(-1, 2**31 - 1))
     if draw(st.integers(0, 3)) == 0:
         code, ext, body = 11, draw(PULLS), b""
-    data = encode(Frame(code, opaque, ext, body, draw(st.sampled_from((0, 0, 0, 2))), serialize_type=kind))
-    if draw(st.integers(0, 4)):
+    unexpected = draw(st.integers(0, 19))
+    if unexpected == 1:
+        del ext[draw(st.sampled_from(sorted(ext)))]
+    elif unexpected in (2, 3):
+        ext[draw(st.sampled_from(OTHER_KEYS if unexpected == 2 else sorted(ext)))] = draw(VALUES)
+    flag = draw(st.sampled_from((*(0,) * 9, 1, 2, 2, 2, 3)))
+    remark = draw(st.sampled_from((*(None,) * 9, "", "x")))
+    language = draw(st.sampled_from((0, 9, 12)))
+    data = encode(Frame(code, opaque, ext, body, flag, remark, language, serialize_type=kind))
+    damage = draw(st.integers(0, 9)) if may_be_damaged else 9
+    if damage > 2:
         return data
-    at = draw(st.integers(8, len(data) - 1))
-    return data[:at] + draw(st.binary(min_size=1, max_size=1)) + data[at + 1 :]
+    if damage == 0:
+        at = draw(st.integers(8, len(data) - 1))
+        return data[:at] + draw(st.binary(min_size=1, max_size=1)) + data[at + 1 :]
+    size = int.from_bytes(data[5:8], "big")
+    at = draw(st.integers(8, 8 + size))
+    head = data[8:at] + draw(st.binary(max_size=4)) + data[at + draw(st.integers(0, 4)) : 8 + size]
+    total = len(data) - size + len(head) - 4
+    return total.to_bytes(4, "big") + data[4:5] + len(head).to_bytes(3, "big") + head + data[8 + size :]
+
+
+@st.composite
+def reads(draw: st.DrawFn) -> bytes:
+    """Up to 20 frames, or up to 100 of which some are equal; half of the reads have malformed ones."""
+    found = draw(st.lists(frames(may_be_damaged=draw(st.booleans())), min_size=1, max_size=20))
+    count = draw(st.sampled_from((len(found), len(found), len(found), 21, 100)))
+    return b"".join(found[number % len(found)] for number in range(count))
 
 
 @given(
-    data=st.lists(frames(), min_size=1, max_size=20).map(b"".join),
+    data=reads(),
     cuts=st.lists(st.floats(0, 1), max_size=3),
     topic=st.none() | TOPICS,
     deletes=st.integers(0, 9).map(lambda number: number == 0),
