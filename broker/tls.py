@@ -358,12 +358,13 @@ class Tls:
 # OpenSSL processes all bytes that it gets in one step while the event loop waits, and the client decides how expensive
 # this is:
 #
-# 1. Each message of a client in a handshake requires a private-key operation, 0.1 to 3 ms. Each of them is therefore
-# scheduled fairly between clients. 2. A record may contain no data. A key update (RFC 8446, 4.6.3) has 27 bytes and
-# takes 27 us, and OpenSSL accepts any number of them: 1.9 MB of them blocked a broker for 1.1 s. Only a few records are
-# therefore decrypted at a time, and a client that sends many records without data is disconnected, as in Go's
-# crypto/tls (maxUselessRecords). Ordinary clients send millions of records between two key updates. 3. Nothing is
-# decrypted while requests of this client wait, because it would then be decrypted in one step later.
+# 1. Each message of a client in a handshake requires a private-key operation, 0.1 to 3 ms. Each of them is
+# therefore scheduled fairly between clients.
+# 2. A record may contain no data. A key update (RFC 8446, 4.6.3) has 27 bytes and takes 27 us, and OpenSSL accepts any
+# number of them: 1.9 MB of them blocked a broker for 1.1 s. Only a few records are therefore decrypted at a time, and
+# a client that sends many records without data is disconnected, as in Go's crypto/tls (maxUselessRecords). Ordinary
+# clients send millions of records between two key updates.
+# 3. Nothing is decrypted while requests of this client wait, because it would then be decrypted in one step later.
 
 
 _HEAD_BYTES = 5  # a record's type, version, and length (RFC 8446, 5.1)

@@ -45,14 +45,15 @@ log = get_logger("rocketlet.mirror")
 # Copies topics and the progress of groups to another cluster, queue by queue, Rocketlet's or Apache's.
 #
 # 1. Each queue of the source is copied to a fixed queue of the target: the n-th queue of the source, ordered by broker and
-#  number, to queue n // brokers of broker n % brokers. The order of messages in a queue is therefore kept. 2. A copy
-# has an additional property, its origin: the position of the original. No other state is stored. A mirror that
-#  resumes finds the newest copy in the queue at the target and continues after its original, so that it misses no
-# message after a crash of the mirror or of either cluster. The mirror looks for the newest copy among the last
-# `MIRROR_LOOK_BACK` messages of the queue. If producers have sent more messages to the queue since, it begins as in a
-# queue without copies. 3. After a send without a response it is unknown whether the messages were stored. The newest
-# copy shows it, unless the request is still in flight: then one batch is stored twice. 4. A group's offset at the
-# target is that of the first copy whose original the group has not consumed, found by binary
+#    number, to queue n // brokers of broker n % brokers. The order of messages in a queue is therefore kept.
+# 2. A copy has an additional property, its origin: the position of the original. No other state is stored. A mirror that
+#    resumes finds the newest copy in the queue at the target and continues after its original, so that it misses no message
+#    after a crash of the mirror or of either cluster. The mirror looks for the newest copy among the last
+#    `MIRROR_LOOK_BACK` messages of the queue. If producers have sent more messages to the queue since, it begins as in a
+#    queue without copies.
+# 3. After a send without a response it is unknown whether the messages were stored. The newest copy shows it, unless the
+#    request is still in flight: then one batch is stored twice.
+# 4. A group's offset at the target is that of the first copy whose original the group has not consumed, found by binary
 #    search, because copies are in the order of their originals. Groups that have members at the target are not changed.
 
 

@@ -45,9 +45,11 @@ notes_log = structlog.get_logger("rocketlet.notes")
 #
 # The index of a schedule queue contains the due time (ms) instead of the tag hash, so that waiting needs no read of
 # messages. The progress of each level is recorded in the log in the same append as the delivered messages (`Notes`),
-# XX are by the machine's clock. If the clock was ahead and is corrected, messages that were stored meanwhile seem to be
-# due later, and so do all later messages of the level, including retries of all groups. From the detection on,
-# therefore, no message waits longer than its level's delay. (Apache's broker delivers it immediately:
+# and saved like offsets. After a kill, therefore, nothing is delivered twice.
+#
+# Due times are by the machine's clock. If the clock was ahead and is corrected, messages that were stored meanwhile
+# seem to be due later, and so do all later messages of the level, including retries of all groups. From the detection
+# on, therefore, no message waits longer than its level's delay. (Apache's broker delivers it immediately:
 # ScheduleMessageService.correctDeliverTimestamp.)
 
 

@@ -31,6 +31,7 @@ from ...protocol.bodies import (
     MAX_LITE_EXPIRATION_MIN,
     MESSAGE_TYPE,
     MESSAGE_TYPES,
+    NO_EXPIRATION,
     PRIORITY_FACTOR,
     BrokerData,
     GroupConfig,
@@ -230,7 +231,8 @@ class AdminClient:
             attributes += f",+{LITE_EXPIRATION}={lite_expiration_min}"
         header = CreateTopic(name, queues, queues, perm, attributes=attributes)
         await self._each(missing, RequestCode.UPDATE_AND_CREATE_TOPIC, write(header))
-        config = TopicConfig(name, queues, queues, perm, message_type=message_type)
+        expiration_min = NO_EXPIRATION if lite_expiration_min is None else lite_expiration_min
+        config = TopicConfig(name, queues, queues, perm, message_type=message_type, lite_expiration_min=expiration_min)
         return dict.fromkeys(sorted(missing), config)
 
     async def change_topic(

@@ -173,15 +173,19 @@ class ClusterView:
         raise refusal or ConnectionFailed(f"no name server can be reached: {'; '.join(failures)}")
 
     async def tell_name_servers(self, code: int, ext: Ext) -> None:
-        """Send a request to every name server. Raises RocketletError if none of them carries it out."""
-        failures: list[RocketletError] = []
+        """Send a request to every name server. Raises RocketletError if none of them carries it out; logs a failure of
+        some."""
+        failures: dict[str, RocketletError] = {}
         for address in list(self._name_servers):
             try:
                 await (await self._connections.get(address)).request(code, ext)
-            except (BrokerRefused, ConnectionFailed, RequestTimeout) as error:
-                failures.append(error)
+            except RocketletError as error:
+                failures[address] = error
         if len(failures) == len(self._name_servers):
-            raise failures[0]
+            raise next(iter(failures.values()))
+        for address, failure in failures.items():
+            hint = "repeat the request when this name server is back, or its routes stay as they are"
+            log.warning("name_server_failed", name_server=address, reason=str(failure), hint=hint)
 
     # Routes
 

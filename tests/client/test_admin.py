@@ -340,6 +340,18 @@ async def test_deletion_of_a_topic_is_sent_to_every_name_server(nodes: Nodes, mo
     assert asked == set(servers)
 
 
+async def test_deletion_of_a_topic_logs_a_name_server_that_is_away(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    away = f"127.0.0.1:{free_port()}"
+    async with AdminClient(f"{node.address};{away}") as admin:
+        await admin.create_topic("t")
+        await admin.delete_topic("t")
+        assert await admin.topics() == []
+    (text,) = [record.getMessage() for record in caplog.records if "name_server_failed" in record.getMessage()]
+    assert away in text
+
+
 async def test_groups_are_created_changed_and_deleted(admin: AdminClient) -> None:
     with pytest.raises(ConfigError, match="no broker knows the group g"):
         await admin.change_group("g", strict=True)
