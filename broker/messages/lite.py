@@ -151,6 +151,8 @@ class LiteChanges:
 #
 #     [parent, id of the topic, lite topic, queue id, offset]
 #
+# Release 0.1.0 kept no deletions, but removed the offsets of groups, with lines of a parent and a lite topic.
+#
 # The offsets of groups are in the same file (`LiteOffsets`), so that they and the deletions always agree.
 
 
@@ -161,7 +163,10 @@ class LiteFile:
         self.path = path
         self.journal = Journal(path)
         self.content: dict[str, Any] = read_state(path) or {}
-        self.deleted: list[Sequence[Any]] = self.journal.read()
+        lines = self.journal.read()
+        self.deleted: list[Sequence[Any]] = [
+            line if len(line) > 2 else (line[0], None, line[1], 0, 0) for line in lines
+        ]
 
     def clear(self) -> None:
         """Free the memory of what was read."""

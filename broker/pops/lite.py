@@ -89,16 +89,17 @@ class LiteOffsets:
         self._file = file = lites.file
         self._dirty = False
         self.all: dict[tuple[str, str], GroupLiteOffsets] = {}
-        of_parent: dict[tuple[str, str], list[GroupLiteOffsets]] = {}
+        of_parent: dict[str, list[GroupLiteOffsets]] = {}
         for key, kept in file.content.items():
             parent, _, group = key.partition("@")
             if group and kept["identity"] == topics.identity(parent) and topics.get(parent) is not None:
                 offsets = GroupLiteOffsets({name: int(offset) for name, offset in kept["offsets"].items()})
                 self.all[group, parent] = offsets
-                of_parent.setdefault((parent, kept["identity"]), []).append(offsets)
+                of_parent.setdefault(parent, []).append(offsets)
         for parent, identity, name, *_ in file.deleted:
-            for offsets in of_parent.get((parent, identity), ()):
-                offsets.pop(name, None)
+            if identity in (None, topics.identity(parent)):
+                for offsets in of_parent.get(parent, ()):
+                    offsets.pop(name, None)
         file.clear()
         for (group, parent), known in self.all.items():
             self._clamp(lites, group, parent, known)

@@ -28,9 +28,9 @@ log = structlog.get_logger("rocketlet.store")
 _OLD: Final = ".old"
 _REMOVED: Final = "removed"
 _FORMAT_FILE: Final = "format.json"
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Version of the format of all files in a data folder. Increase it if you change how a file is written, unless earlier
-releases can still read the file."""
+releases can still read the file. Release 0.1.0 has 1, without deletions of lite topics."""
 _SUM_MARK: Final = b"\n#crc32 "
 _NO_LOCKS: Final = (errno.EBADF, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)

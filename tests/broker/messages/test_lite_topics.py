@@ -313,6 +313,22 @@ def test_deleted_lite_topic_does_not_return_when_the_broker_is_killed(
     again.close()
 
 
+def test_offsets_that_release_0_1_0_removed_from_deleted_lite_topics_stay_removed(
+    opened: Opened, tmp_path: Path
+) -> None:
+    opened.send("a", "b")
+    for name in "ab":
+        opened.broker.lite_offsets.put("g", PARENT, name, 1)
+    opened.broker.persist()
+    opened.broker.lites.file.journal.append([PARENT, "a"])  # the line of that release
+    folder = opened.copy(tmp_path / "copy")
+    opened.close()
+    again = Opened(folder)
+    assert again.broker.lite_offsets.of("g", PARENT) == {"b": 1}
+    assert again.by_index() == again.by_records()
+    again.close()
+
+
 def test_messages_that_replace_lost_ones_of_a_deleted_lite_topic_are_found(opened: Opened, tmp_path: Path) -> None:
     opened.send("a")
     end = opened.broker.store.end
