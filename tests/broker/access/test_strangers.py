@@ -44,6 +44,8 @@ from ...support.accounts import (
     tls_wire,
 )
 from ...support.certificates import Certificates
+from ...support.grpc_client import grpc_client, resource, signed
+from ..grpc.receives import begin, request
 
 
 def registration(name: str, address: str, number: int = 0) -> dict[str, Any]:
@@ -395,6 +397,13 @@ async def test_no_request_shows_in_another_topic_what_is_denied(
     subscriptions = (parse_subscription(topic, "*", version=1),)
     beat = bodies.encode_heartbeat(Heartbeat("c", (ConsumerData("ours", subscriptions=subscriptions),)))
     assert "No default permission" in ((await reader.call(RequestCode.HEART_BEAT, body=beat)).remark or "")
+    for access_key in ("readers-key", ADMIN):
+        client = await grpc_client(guarded.address, authorization=signed(access_key, SECRETS[access_key]))
+        receive = request(group=resource("ours"), message_queue={"topic": resource(topic)})
+        answer, *_ = await begin(client, receive).all()
+        is_refused = answer.status.code == 40100 and "No default permission for" in answer.status.message
+        assert is_refused is (access_key != ADMIN), answer
+        await client.close()
 
 
 async def test_no_place_in_the_log_shows_what_is_denied(guarded: Node, wired: Wired, file: AccountsFile) -> None:

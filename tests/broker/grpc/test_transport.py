@@ -64,6 +64,16 @@ async def test_tls_is_looked_into(nodes: Nodes, dial: Dial, certificates: Certif
     assert (await client.call("QueryRoute", route("t"))).status.code == 20000
 
 
+async def test_plain_call_is_refused_when_tls_is_enforced(nodes: Nodes, dial: Dial, certificates: Certificates) -> None:
+    node = await nodes.start(tls=Tls("enforcing", certificates.files))
+    client = await dial(node.address)
+    call = client.begin("QueryRoute")
+    call.send(route("t"), end=True)
+    assert await call.all() == []
+    await asyncio.wait_for(client.is_lost.wait(), PATIENCE_S)
+    assert (call.http_status, node.broker.tls.refused) == ("", 1)
+
+
 def trusting() -> ssl.SSLContext:
     """Java's and Go's clients begin with TLS, and check nothing."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
