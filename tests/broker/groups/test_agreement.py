@@ -206,12 +206,17 @@ async def test_members_that_lock_are_no_matter_between_brokers(node: Node, wire:
         assert not stranger.requests
 
 
-async def test_a_broker_that_is_alone_asks_nobody(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
-    await join(wire, "c1")
-    await told(wire, "c1")
-    assert not node.broker.draining.agreement.synced
-    assert len(node.server.connections) == 1, "the wire's"
+@pytest.mark.parametrize(("topic", "asked"), [("alone", 0), ("t", 1)])
+async def test_a_broker_asks_only_brokers_with_topics_of_the_group(
+    node: Node, wire: Wire, topic: str, asked: int
+) -> None:
+    async with at_work(node, wire, UNKNOWN) as stranger:
+        await create_topic(wire, "alone", 1)
+        await join(wire, "c1", topic)
+        await told(wire, "c1")
+        await eventually(lambda: node.broker.peers.is_idle)
+        assert len(stranger.requests) == asked
+        assert len(node.broker.draining.agreement.synced) == asked
 
 
 # Limits
