@@ -169,9 +169,32 @@ def test_figures_of_the_first_page_are_in_one_row_of_the_measurements_each() -> 
     table = (ROOT / "README.md").read_text().partition("| times better |\n")[2].partition("\n\n")[0]
     rows = [cells(line) for line in table.splitlines()[1:]]
     assert len(rows) == 6
-    for text, ours, other, _ in rows:
-        figures = [ours.split()[0], other.split()[1]]
-        assert any(all(figure in line for figure in figures) for line in MEASUREMENTS.splitlines()), text
+    measured = [row for row in map(cells, MEASUREMENTS.splitlines()) if len(row) == 6]
+    for text, ours, other, ratio in rows:
+        (figure, unit), (peer, *compared) = ours.split(), other.split()
+        assert compared[1:] == [unit], text
+        published = f"{peer} {compared[0]} ({ratio})"
+        matching = [
+            path for path, first, apache, _, others, _ in measured
+            if first == figure and path.endswith(f", {unit}") and published in (f"Apache {apache}", *others.split("; "))
+        ]  # fmt: skip
+        assert len(matching) == 1, text
+
+
+def test_each_row_of_the_measurements_has_its_date_and_machine() -> None:
+    machines = re.findall(r"^- \*(\w+)\*: ", MEASUREMENTS, re.MULTILINE)
+    tables = re.findall(r"\| date, machine \|\n\|[-|]+\|\n((?:\|.*\n)+)", MEASUREMENTS)
+    rows = [cells(line) for table in tables for line in table.splitlines()]
+    assert len(rows) > 50
+    dated = re.compile(rf"20\d\d-\d\d-\d\d, ({'|'.join(machines)})")
+    assert [row for row in rows if len(row) != 6 or not (row[0] and row[1] and dated.fullmatch(row[5]))] == []
+
+
+def test_each_missed_aim_has_its_figure_and_a_reason() -> None:
+    section = MEASUREMENTS.partition("## Aims that are missed")[2].partition("## ")[0]
+    _, _, *rows = [cells(line) for line in section.splitlines() if line.startswith("|")]
+    assert rows
+    assert [row for row in rows if len(row) != 3 or not re.match(r"[\d.]+.*; aim: ", row[1]) or " " not in row[2]] == []
 
 
 @pytest.mark.parametrize("strategy", [AVG, AVG_BY_CIRCLE, CONSISTENT_HASH])
