@@ -424,6 +424,11 @@ class LiteTopics:
         parent_offset = lite.parent_offset(offset)
         return 0 if parent_offset is None else self._store.store_time_ms(lite.queue, parent_offset)
 
+    def earliest_ms(self, places: Mapping[ConsumeQueue, int]) -> int:
+        """Return when the first of some messages of parent topics was stored, each by its queue and offset; 0 for none."""
+        times = (self._store.store_time_ms(queue, offset) for queue, offset in places.items())
+        return min(filter(None, times), default=0)
+
     def last_ms(self, lite: LiteTopic) -> int:
         """Return when the newest message was stored, or 0 if none is left."""
         return self.stored_ms(lite, lite.next - 1)

@@ -43,6 +43,7 @@ from ..messages.topics import Topics
 from ..runtime import Job, Runtime, run
 from ..sessions import Session
 from ..store.files import Damaged, StoreFull, replace_state
+from ..store.index import ConsumeQueue
 from ..store.store import Store
 from .deliveries import (
     AckStatus,
@@ -715,7 +716,7 @@ class LitePool(Pool):
         names = of_topic if self.is_wildcard else dict.fromkeys(chain.from_iterable(known))
         messages, topics, of_queues = 0, 0, dict[int, int]()
         longest: list[tuple[int, int, LiteTopic]] = []
-        oldest, stuck = _EarliestOfQueues(max(most, 1)), _EarliestOfQueues(most)
+        oldest, stuck = _EarliestOfQueues(most), _EarliestOfQueues(most)
         for number, name in enumerate(list(names), 1):
             lite = of_topic.get(name)
             lag = self.lag(lite) if lite is not None else 0
@@ -734,12 +735,12 @@ class LitePool(Pool):
             if number % SLICE == 0:
                 yield
         in_flight = sum(item.in_flight for item in list(self.queues.values()))
+        oldest_ms = self._lites.earliest_ms(oldest.places)
         of_oldest = yield from self._lags(oldest.lites())
         of_oldest.sort(key=lambda lag: lag.oldest_ms)
         of_stuck = yield from self._lags(stuck.lites())
         of_stuck.sort(key=lambda lag: lag.waiting_ms)
         of_longest = yield from self._lags(lite for *_, lite in sorted(longest, reverse=True))
-        oldest_ms = of_oldest[0].oldest_ms if of_oldest else 0
         return LiteBacklog(
             messages, topics, oldest_ms, in_flight, of_queues, of_longest, of_oldest[:most], of_stuck[:most]
         )
@@ -762,10 +763,14 @@ class _EarliestOfQueues:
 
     Args:
         most: how many lite topics of each queue are kept.
+
+    Attributes:
+        places: the offset of the earliest message in each queue. It remains if the group finishes the message meanwhile.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
+        self.places: dict[ConsumeQueue, int] = {}
         self._of_queues: dict[int, list[tuple[int, LiteTopic]]] = {}
 
     def add(self, lite: LiteTopic, offset: int) -> None:
@@ -773,6 +778,7 @@ class _EarliestOfQueues:
         places = map(lite.parent_offset, range(offset, lite.next))
         place = next((place for place in places if place is not None), None)
         if place is not None:  # else all messages are lost
+            self.places[lite.queue] = min(place, self.places.get(lite.queue, place))
             kept = self._of_queues.setdefault(lite.queue.queue_id, [])
             heappush(kept, (-place, lite))
             if len(kept) > self._most:

@@ -16,7 +16,7 @@ from rocketlet.broker.sessions import Reason, Refusal
 from rocketlet.broker.store.files import Damaged, StoreFull
 from rocketlet.broker.store.store import Retention
 from rocketlet.protocol import properties as props
-from rocketlet.protocol.bodies import SLICE, TopicConfig
+from rocketlet.protocol.bodies import SLICE, TopicConfig, finish
 from rocketlet.protocol.headers import SendMessage
 from rocketlet.protocol.message import Record, decode_record
 from rocketlet.protocol.names import lite_queue
@@ -416,3 +416,19 @@ def test_entries_of_a_long_lite_topic_are_those_of_a_short_one(opened: Opened) -
     opened.send(*("a" for _ in range(100)), "b")
     assert [offset for offset, _ in opened.by_index()["a"]] == list(range(100))
     assert opened.by_index() == opened.by_records()
+
+
+def test_oldest_age_of_a_group_remains_when_it_finishes_the_oldest_message_during_the_count(opened: Opened) -> None:
+    opened.broker.topics.put(TopicConfig(PARENT, 1, 1, message_type="LITE"), opened.broker.store.end)
+    opened.broker.pops.lite.bind("g", PARENT)
+    pool = opened.broker.pops.pools.lite_pool("g", PARENT)
+    names = [f"s{number}" for number in range(SLICE + 1)]
+    opened.send(*names)
+    for name in names:
+        pool.set_offset(name, 0)
+    work = opened.broker.progress.lag("g", PARENT)
+    next(work)
+    pool.set_offset(names[0], 1)
+    lag = finish(work)
+    assert lag.messages == len(names)
+    assert lag.since_ms
