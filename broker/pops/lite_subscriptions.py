@@ -200,7 +200,10 @@ class LiteSubscriptions:
         yield from self._check(change)
         # From here on the group and the topic may be gone, and a removal of subscriptions creates nothing.
         if change.action is LiteAction.COMPLETE_REMOVE:
-            yield from self._removing(self._left(change.client, change.group))
+            left = self._left(change.client, change.group)
+            self._remove_all(left)  # outside of this request, whose connection may be lost meanwhile
+            while any(subscriber.names for _, subscriber in left):
+                yield
             return
         if change.session.is_closed:  # since the names were checked; nothing would remove the subscriptions
             return

@@ -842,3 +842,23 @@ async def test_expired_lite_topic_is_gone_after_a_restart_too(nodes: Nodes, dial
     assert list(node.broker.lites.of(PARENT)) == []
     await send(client, "a", b"2")
     assert bodies(await receive(client)) == [b"2"]
+
+
+async def test_removal_of_many_subscriptions_ends_when_its_connection_is_lost(node: Node, dial: Dial) -> None:
+    count = 20_000
+    ready(node, lite_sub_client_quota=str(count))
+    client = await dial(node.address)
+    for first in range(0, count, 1000):
+        await sync(client, *(f"n{number}" for number in range(first, first + 1000)))
+    subscriptions = node.broker.pops.lite
+    pool = node.broker.pops.pools.find_lite("g", PARENT)
+    assert pool is not None
+    (subscriber,) = pool.subscribers.values()
+    session: Any = subscriber.session
+    asked = schema.SyncLiteSubscriptionRequest(action=NONE, topic=resource(PARENT), group=resource("g"))
+    client.begin("SyncLiteSubscription").send(asked, end=True)
+    while subscriptions.count == count:
+        await asyncio.sleep(0)
+    assert subscriptions.count > 0
+    session.connection.abort()
+    await eventually(lambda: subscriptions.count == 0)
