@@ -304,18 +304,16 @@ class LiteTopics:
     def _indexed(self, parent: str, deleted: Mapping[int, _DeletedInQueue]) -> list[LiteTopic]:
         """Build the index of a parent topic from its records. Return the lite topics by the place of their last message."""
         found: dict[str, LiteTopic] = {}
-        for queue_id in range(self._topics.all_queues_of(parent)):
-            queue = self._store.queues.get((parent, queue_id))
-            if queue is not None:
-                of_queue: dict[str, LiteTopic] = {}
-                deleted_there = deleted.get(queue_id)
-                for name, offset, parent_offset in self._records(parent, queue):
-                    if deleted_there is None or not deleted_there.has(name, parent_offset):
-                        _add(of_queue, name, queue, offset, parent_offset)
-                for name, item in of_queue.items():
-                    former = found.get(name)
-                    if former is None or _last_position(former) < _last_position(item):
-                        found[name] = item
+        for queue in self._store.queues_of(parent):
+            of_queue: dict[str, LiteTopic] = {}
+            deleted_there = deleted.get(queue.queue_id)
+            for name, offset, parent_offset in self._records(parent, queue):
+                if deleted_there is None or not deleted_there.has(name, parent_offset):
+                    _add(of_queue, name, queue, offset, parent_offset)
+            for name, item in of_queue.items():
+                former = found.get(name)
+                if former is None or _last_position(former) < _last_position(item):
+                    found[name] = item
         return sorted(found.values(), key=_last_position)
 
     def _records(self, parent: str, queue: ConsumeQueue) -> Iterator[tuple[str, int, int]]:

@@ -291,6 +291,10 @@ class Store:
             self._of_topic.setdefault(topic, []).append(queue)
         return queue
 
+    def queues_of(self, topic: str) -> list[ConsumeQueue]:
+        """Return the queues of a topic that have got messages, even if the topic has fewer queues now."""
+        return list(self._of_topic.get(topic, ()))
+
     def delete_topic(self, topic: str) -> None:
         """Delete a topic's queues in one step, like `deleting`."""
         run(self.deleting(topic))

@@ -233,6 +233,25 @@ def test_lite_topic_stays_in_its_queue_when_the_parent_gets_more(opened: Opened)
     assert opened.by_index() == opened.by_records()
 
 
+def test_lite_topics_stay_when_the_parent_gets_fewer_queues_and_the_broker_restarts(
+    opened: Opened, tmp_path: Path
+) -> None:
+    names = [f"s{number}" for number in range(40)]
+    opened.send(*names)
+    opened.delete(names[-1])
+    opened.delete(names[-2])
+    expected = opened.by_index()
+    for number, queues in enumerate((2, 1, 4)):
+        opened.broker.topics.put(TopicConfig(PARENT, queues, queues, message_type="LITE"), opened.broker.store.end)
+        opened.broker.lite_offsets.put("g", PARENT, names[0], 1)
+        opened.broker.persist()
+        folder = opened.copy(tmp_path / str(number))
+        opened.close()
+        opened = Opened(folder)
+        assert opened.by_index() == expected
+    opened.close()
+
+
 def test_deleted_parent_takes_its_lite_topics_along(opened: Opened) -> None:
     opened.send("a", "b")
     opened.broker.topics.delete(PARENT, opened.broker.store.end)
