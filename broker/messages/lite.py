@@ -41,6 +41,7 @@ _LITE_MARK: Final = props.LITE_TOPIC + props.NAME_END
 _LOST: Final = -1  # the entry of a message that cannot be read
 _ENTRY_BYTES: Final = 8
 _PACKED_BYTES: Final = 16 * _ENTRY_BYTES
+_FORMAT_WITH_DELETIONS: Final = 2  # of the data folder
 
 
 class LiteTopic:
@@ -224,6 +225,7 @@ class LiteTopics:
     Attributes:
         is_cut: True if the log has lost messages before the offset of a deletion. The deletions must then be saved before
             new messages get the same offsets.
+        lacks_deletions: True if the folder is from a release that kept no deletions.
     """
 
     def __init__(self, runtime: Runtime, topics: Topics, store: Store, file: LiteFile, changes: LiteChanges) -> None:
@@ -237,6 +239,7 @@ class LiteTopics:
         self.file = file
         self._deleted_ends: dict[str, dict[int, int]] = {}  # the end of deleted messages, by parent topic and queue id
         self.is_cut = False
+        self.lacks_deletions = store.folder.former_format < _FORMAT_WITH_DELETIONS
         self.count = 0
         lines: dict[str, list[Sequence[Any]]] = {}
         for parent, *line in file.deleted:

@@ -445,7 +445,19 @@ class LiteExpiry:
 
     def start(self) -> None:
         self._started_ms = self._clock.time_ms()
+        if self._lites.lacks_deletions:
+            self._delete_returned()
         self._set_timer()
+
+    def _delete_returned(self) -> None:
+        """Delete expired lite topics that no group has an offset in. The earlier release had deleted them."""
+        for lites in self._lites.by_parent():
+            for lite in list(lites.values()):
+                expires_ms = self._expires_ms(lite)
+                if expires_ms is None or expires_ms > self._started_ms:
+                    break
+                if not lite.groups:
+                    self.delete(lite)
 
     def stop(self) -> None:
         self._is_stopped = True
@@ -469,13 +481,16 @@ class LiteExpiry:
         topic = self._topics.get(parent)
         return topic.lite_expiration_min if topic is not None and topic.is_lite else NO_EXPIRATION
 
-    def _deadline_ms(self, lite: LiteTopic) -> int | None:
+    def _expires_ms(self, lite: LiteTopic) -> int | None:
         minutes = self._minutes(lite.queue.topic)
-        if minutes == NO_EXPIRATION:
-            return None
-        last_ms = self._lites.last_ms(lite)
-        after_start_ms = self._started_ms + round(LITE_SYNC_S * 1000) if last_ms < self._started_ms else 0
-        return max(last_ms + minutes * 60_000, after_start_ms)
+        return None if minutes == NO_EXPIRATION else self._lites.last_ms(lite) + minutes * 60_000
+
+    def _deadline_ms(self, lite: LiteTopic) -> int | None:
+        """Return when a lite topic may be deleted."""
+        expires_ms = self._expires_ms(lite)
+        if expires_ms is None or self._lites.last_ms(lite) >= self._started_ms:
+            return expires_ms
+        return max(expires_ms, self._started_ms + round(LITE_SYNC_S * 1000))
 
     def _first_ms(self, lites: Mapping[str, LiteTopic]) -> int | None:
         """Return when the next lite topic of a parent topic expires, except those that are kept."""

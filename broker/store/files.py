@@ -243,7 +243,11 @@ class Save(NamedTuple):
 
 
 class Folder:
-    """The data folder, locked by this process. Raises StoreError if another broker uses it."""
+    """The data folder, locked by this process. Raises StoreError if another broker uses it.
+
+    Attributes:
+        former_format: the format that the folder had before this process opened it.
+    """
 
     def __init__(self, path: Path, *, creates: bool = True) -> None:
         if not creates and not (path / "lock").exists():
@@ -266,7 +270,7 @@ class Folder:
         self.path = path
         self._numbers = itertools.count()
         try:
-            check_format(path)
+            self.former_format = check_format(path)
         except StoreError:
             self.unlock()
             raise
@@ -350,14 +354,18 @@ class Folder:
             os.close(self._locks.pop())
 
 
-def check_format(folder: Path) -> None:
-    """Check that this release can read the folder. Raises StoreError if a later release has written it."""
+def check_format(folder: Path) -> int:
+    """Return the format of the folder; that of this release if it has no mark. Raises StoreError if a later release has
+    written it."""
     known = read_state(folder / _FORMAT_FILE, is_derivable=True)
-    if isinstance(known, dict) and isinstance(known.get("format"), int) and known["format"] > FORMAT:
+    if not isinstance(known, dict) or not isinstance(known.get("format"), int):
+        return FORMAT
+    if known["format"] > FORMAT:
         raise StoreError(
             f"{folder} was written by a newer Rocketlet ({known.get('by')}), whose files this one cannot read; "
             "install that version, or restore a backup that was made before the upgrade"
         )
+    return int(known["format"])
 
 
 def _mark_format(folder: Path) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from rocketlet.broker.broker import BrokerController
-from rocketlet.broker.config import BrokerConfig, Limits
+from rocketlet.broker.config import LITE_SYNC_S, BrokerConfig, Limits
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.sessions import Reason, Refusal
-from rocketlet.broker.store.files import Damaged, StoreFull
+from rocketlet.broker.store.files import FORMAT, Damaged, StoreFull, write_state
 from rocketlet.broker.store.store import Retention
 from rocketlet.protocol import properties as props
 from rocketlet.protocol.bodies import SLICE, TopicConfig, finish
@@ -34,10 +34,11 @@ class Opened:
         deleted: the positions of the messages of deleted lite topics in the commit log.
     """
 
-    def __init__(self, folder: Path, **limits: Any) -> None:
+    def __init__(self, folder: Path, later_s: float = 0, **limits: Any) -> None:
         self.deleted: set[int] = set()
         config = BrokerConfig(data_dir=folder, address="127.0.0.1:1", segment_bytes=4000, retain_hours=1)
         self.clock = MovableClock(stands=True)
+        self.clock.advance(later_s)
         self.broker = BrokerController(config, None, self.clock, limits=Limits(**limits))
 
     def put_parent(self, **settings: Any) -> None:
@@ -346,6 +347,27 @@ def test_offsets_that_release_0_1_0_removed_from_deleted_lite_topics_stay_remove
     assert again.broker.lite_offsets.of("g", PARENT) == {"b": 1}
     assert again.by_index() == again.by_records()
     again.close()
+
+
+@pytest.mark.parametrize(("form", "left"), [(1, ["known", "young"]), (FORMAT, ["unread", "known", "young"])])
+async def test_lite_topics_that_release_0_1_0_deleted_are_deleted_after_the_upgrade(
+    opened: Opened, tmp_path: Path, form: int, left: list[str]
+) -> None:
+    opened.send("unread", "known")  # in that log an unread lite topic looks like a deleted one
+    opened.broker.lite_offsets.put("g", PARENT, "known", 1)
+    opened.clock.advance(3600)
+    opened.send("young")
+    opened.put_parent(lite_expiration_min=30)
+    opened.broker.persist()
+    folder = opened.copy(tmp_path / "copy")
+    opened.close()
+    write_state(folder / "format.json", {"format": form, "by": "0.1.0"})
+    again = Opened(folder, later_s=3600)
+    again.broker.start()
+    assert list(again.by_index()) == left
+    again.clock.advance(LITE_SYNC_S)
+    assert list(again.by_index()) == ["young"]
+    await again.broker.stop()
 
 
 def test_messages_that_replace_lost_ones_of_a_deleted_lite_topic_are_found(opened: Opened, tmp_path: Path) -> None:
