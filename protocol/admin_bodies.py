@@ -650,7 +650,7 @@ class LiteTopicLag(NamedTuple):
     Attributes:
         oldest_ms: when the first of the messages was stored.
         in_flight: how many of them are in flight; Apache's brokers do not report it.
-        waiting_ms: when the first message that could be delivered now was stored.
+        waiting_ms: when the first message that is not in flight was stored; 0 if an earlier one was returned with a delay.
     """
 
     name: str
@@ -670,8 +670,11 @@ class LiteGroupLag(NamedTuple):
         is_wildcard: True if members receive from every lite topic; Apache's brokers do not report it.
         longest: the lite topics with most of them.
         oldest: the lite topics with the oldest of them.
-        stuck: the lite topics with a subscriber whose next message could be delivered now, the one that waits longest
-            first; Apache's brokers do not report them.
+        stuck: the lite topics with a subscriber and a message that is not in flight: first those whose next message could
+            be delivered now, then those whose next message waits for one in flight. Of each, the longest wait is first.
+            Apache's brokers do not report them.
+        unread: the lite topics without a subscriber and with a message that is not in flight, the longest wait first;
+            Apache's brokers do not report them.
     """
 
     topic: str
@@ -682,9 +685,10 @@ class LiteGroupLag(NamedTuple):
     longest: tuple[LiteTopicLag, ...]
     oldest: tuple[LiteTopicLag, ...]
     stuck: tuple[LiteTopicLag, ...]
+    unread: tuple[LiteTopicLag, ...]
 
 
-_LITE_LISTS: Final = ("lagCountTopK", "lagTimestampTopK", "waitingTopK")
+_LITE_LISTS: Final = ("lagCountTopK", "lagTimestampTopK", "waitingTopK", "unreadTopK")
 
 
 @answers("lite group")

@@ -716,7 +716,8 @@ class LitePool(Pool):
         names = of_topic if self.is_wildcard else dict.fromkeys(chain.from_iterable(known))
         messages, topics, of_queues = 0, 0, dict[int, int]()
         longest: list[tuple[int, int, LiteTopic]] = []
-        oldest, stuck = _EarliestOfQueues(most), _EarliestOfQueues(most)
+        oldest, unread = _EarliestOfQueues(most), _EarliestOfQueues(most)
+        stuck, in_order = _EarliestOfQueues(most), _EarliestOfQueues(most)
         for number, name in enumerate(list(names), 1):
             lite = of_topic.get(name)
             lag = self.lag(lite) if lite is not None else 0
@@ -729,20 +730,34 @@ class LitePool(Pool):
                     heappush(longest, (lag, number, lite))
                     if len(longest) > most:
                         heappop(longest)
-                    waiting = self._deliverable(lite) if self.subscribers_of(name) else None
+                    waiting = self._deliverable(lite)
                     if waiting is not None:
-                        stuck.add(lite, waiting)
+                        subscribed = stuck if self.has_news(lite) else in_order
+                        (subscribed if self.subscribers_of(name) else unread).add(lite, waiting)
             if number % SLICE == 0:
                 yield
         in_flight = sum(item.in_flight for item in list(self.queues.values()))
         oldest_ms = self._lites.earliest_ms(oldest.places)
         of_oldest = yield from self._lags(oldest.lites())
         of_oldest.sort(key=lambda lag: lag.oldest_ms)
-        of_stuck = yield from self._lags(stuck.lites())
-        of_stuck.sort(key=lambda lag: lag.waiting_ms)
+        of_stuck, of_in_order, of_unread = (
+            (yield from self._lags(stuck.lites())),
+            (yield from self._lags(in_order.lites())),
+            (yield from self._lags(unread.lites())),
+        )
+        for lags in (of_stuck, of_in_order, of_unread):
+            lags.sort(key=lambda lag: lag.waiting_ms)
         of_longest = yield from self._lags(lite for *_, lite in sorted(longest, reverse=True))
         return LiteBacklog(
-            messages, topics, oldest_ms, in_flight, of_queues, of_longest, of_oldest[:most], of_stuck[:most]
+            messages,
+            topics,
+            oldest_ms,
+            in_flight,
+            of_queues,
+            of_longest,
+            of_oldest[:most],
+            [*of_stuck, *of_in_order][:most],
+            of_unread[:most],
         )
 
     def _lags(self, lites: Iterable[LiteTopic]) -> Work[list[LiteLag]]:
@@ -794,7 +809,7 @@ class LiteLag(NamedTuple):
     Attributes:
         oldest_ms: when the first of these messages was stored.
         in_flight: how many of them are in flight.
-        waiting_ms: when the first message that could be delivered now was stored.
+        waiting_ms: when the first message that is not in flight was stored; 0 if an earlier one was returned with a delay.
     """
 
     name: str
@@ -814,7 +829,9 @@ class LiteBacklog(NamedTuple):
         of_queues: their number by the id of the parent topic's queue.
         longest: the lite topics with most of them, the first one has most.
         oldest: the lite topics with the oldest ones, the first one has the oldest.
-        stuck: the lite topics with a subscriber whose next message could be delivered, the first one has the oldest.
+        stuck: the lite topics with a subscriber and a message that is not in flight: first those whose next message could
+            be delivered now, then those whose next message waits for one in flight. The oldest is the first of each.
+        unread: the lite topics without a subscriber and with a message that is not in flight, the oldest first.
     """
 
     messages: int
@@ -825,6 +842,7 @@ class LiteBacklog(NamedTuple):
     longest: list[LiteLag]
     oldest: list[LiteLag]
     stuck: list[LiteLag]
+    unread: list[LiteLag]
 
 
 # ------------------------------------------------------------------------------

@@ -680,6 +680,7 @@ def lite_group_info(broker: BrokerController, connection: RemotingConnection, fr
             "lagCountTopK": list(map(_lite_lag, backlog.longest)),
             "lagTimestampTopK": list(map(_lite_lag, backlog.oldest)),
             "waitingTopK": list(map(_lite_lag, backlog.stuck)),  # this field and those below are Rocketlet's own
+            "unreadTopK": list(map(_lite_lag, backlog.unread)),
             "inFlight": backlog.in_flight,
             "wildcard": pool.is_wildcard,
         }
@@ -698,7 +699,7 @@ def _lite_offsets(broker: BrokerController, pool: LitePool, lite: LiteTopic) -> 
 
 def _lite_lag(lag: LiteLag) -> dict[str, Any]:
     """Return what a group has not finished in a lite topic. Rocketlet's own fields: the number of messages in flight, and
-    when the first message that could be delivered now was stored, or 0."""
+    when the first message that is not in flight was stored, or 0."""
     return {
         "liteTopic": lag.name,
         "lagCount": lag.messages,

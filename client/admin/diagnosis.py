@@ -650,17 +650,17 @@ class BlockedLiteTopics:
 
     def suspects(self, lite: LiteGroup) -> dict[str, tuple[LiteTopicLag, float]]:
         """Return the lite topics whose next message has waited too long, and for how many seconds, the longest wait
-        first. Lite topics with a subscriber are found even if very many others wait longer."""
-        stuck, oldest = (list[tuple[LiteTopicLag, float]](), list[tuple[LiteTopicLag, float]]())
+        first. Lite topics without messages in flight are found even if very many others wait longer."""
+        stuck, unread = (list[tuple[LiteTopicLag, float]](), list[tuple[LiteTopicLag, float]]())
         for broker, lag in lite.lags.items():
             now_s = time.time() + self._skews.get(broker, 0.0)
-            for found, items in ((stuck, lag.stuck), (oldest, lag.oldest)):
+            for found, items in ((stuck, lag.stuck), (unread, lag.unread or lag.oldest)):
                 for item in items:
                     waited_s = max(now_s - item.waiting_ms / 1000, 0.0)  # a broker reports its clock by the second
                     if item.messages > item.in_flight and item.waiting_ms and waited_s >= self._stuck_s:
                         found.append((item, waited_s))
-                found.sort(key=lambda pair: -pair[1])
-        suspects = {item.name: (item, waited_s) for item, waited_s in (*stuck[:SUSPECTS], *oldest[:SUSPECTS])}
+                found.sort(key=lambda pair: (pair[0].in_flight > 0, -pair[1]))
+        suspects = {item.name: (item, waited_s) for item, waited_s in (*stuck[:SUSPECTS], *unread[:SUSPECTS])}
         return dict(sorted(suspects.items(), key=lambda pair: -pair[1][1]))
 
     async def blocked(self, group: Group, before: LiteGroup | None, masters: Masters) -> tuple[BlockedLiteTopic, ...]:

@@ -276,6 +276,36 @@ async def test_stuck_lite_topic_is_found_behind_many_that_nobody_reads(node: Nod
     assert kinds["lite_topic_unread"].text.endswith("no member is subscribed")
 
 
+async def test_stuck_and_unread_lite_topics_are_found_behind_many_whose_handlers_are_slow(
+    node: Node, wire: Wire
+) -> None:
+    put(node, message_type="LITE")
+    slow = [f"slow{number}" for number in range(SUSPECTS + 1)]
+    inbox, gate = Inbox(), asyncio.Event()
+
+    async def work(message: Message) -> None:
+        await inbox(message)
+        await gate.wait()
+
+    async with (
+        Producer(node.address) as producer,
+        LiteConsumer(node.address, "g", "t", work, lite_topics=slow, concurrency=len(slow)),
+        AdminClient(node.address) as admin,
+    ):
+        for name in (*slow, *slow):
+            await producer.send("t", b"x", lite_topic=name)
+        await eventually(lambda: len(inbox.messages) == len(slow))
+        await subscribe(wire, "c1", "idle")
+        for name in ("idle", "unread"):
+            await producer.send("t", b"x", lite_topic=name)
+        node.broker.lite_offsets.put("g", "t", "unread", 0)
+        (unread,) = (finding for finding in await diagnose(admin, AT_ONCE) if finding.kind == "lite_topic_unread")
+        stuck = [finding.text for finding in await diagnose(admin, AT_ONCE) if finding.kind == "stuck_lite_topic"]
+        gate.set()
+    assert any(text.startswith("lite topic idle of t: 1 message waits") for text in stuck)
+    assert unread.text.startswith("lite topic unread of t: 1 message waits")
+
+
 async def test_lite_topic_is_healthy_while_messages_wait_for_one_that_its_handler_returned_with_a_delay(
     node: Node,
 ) -> None:
