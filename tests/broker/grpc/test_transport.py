@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool
@@ -31,7 +32,9 @@ from campaigns.peers import GrpcPeer, head_block
 from ...conftest import PATIENCE_S, Connect, Node, Nodes, create_topic, eventually
 from ...support.certificates import Certificates
 from ...support.grpc_client import GrpcClient, route
+from ...support.metrics import samples
 from .conftest import Dial
+from .receives import OK, ack, handles, joined, receive, request, send
 
 
 async def test_one_port_serves_both_protocol_servers(node: Node, client: GrpcClient, connect: Connect) -> None:
@@ -240,6 +243,47 @@ async def test_frames_of_one_read_are_read_in_pieces_with_requests_of_others_bet
     await node.broker.turns.done()
     assert flood.protocol.http2.waiting_bytes == 0
     flood.hang_up()
+
+
+@pytest.mark.parametrize("topic", ["t", "empty"])
+@pytest.mark.parametrize("calls", [1, limits.MAX_STREAMS, 2 * limits.MAX_STREAMS])
+async def test_receives_behind_closed_windows_leave_nothing_when_their_client_disconnects(
+    nodes: Nodes, dial: Dial, topic: str, calls: int
+) -> None:
+    node = await nodes.start(metrics_port=0)
+    for name in ("t", "empty"):
+        node.broker.topics.put(TopicConfig(name, 4, 4), node.broker.store.end)
+    honest = await dial(node.address)
+    await joined(honest)
+    sent = [b"%d" % number * 1000 for number in range(50)]
+    await send(honest, *sent)
+
+    async def figures() -> list[float]:
+        """Memory of connections, receives that wait, messages in flight."""
+        found = await samples(node)
+        names = ("rocketlet_connections_held_bytes", "rocketlet_receives_waiting", "rocketlet_group_unfinished")
+        return [sum(value for (of, _), value in found.items() if of == name) for name in names]
+
+    async def is_flooded() -> bool:
+        held_bytes, waiting, in_flight = await figures()
+        return held_bytes > 0 and (in_flight > 0 if topic == "t" else waiting > 0)
+
+    flood = GrpcPeer(node.server, 1)
+    flood.send(http2.encode_settings({http2.Setting.INITIAL_WINDOW_SIZE: 0}))
+    asked = request(wait_ms=60_000, auto_renew=True, message_queue={"topic": {"name": topic}})
+    flood.send(b"".join(flood.call("ReceiveMessage", asked, "flood", b"60S") for _ in range(calls)))
+    await eventually(is_flooded)
+    await send(honest, b"meanwhile")
+    flood.hang_up()
+    found: list[Any] = []
+    while len(found) <= len(sent):
+        found += await receive(honest)
+    assert sorted(item.body for item in found) == sorted([*sent, b"meanwhile"])
+    assert (await ack(honest, *handles(found))).status.code == OK
+    assert (await figures())[1:] == [0, 0]
+    await honest.close()
+    await eventually(lambda: not node.server.connections)
+    assert await figures() == [0, 0, 0]
 
 
 async def test_more_calls_than_a_turn_has_time_for_are_all_answered(
