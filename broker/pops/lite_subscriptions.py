@@ -529,11 +529,14 @@ class LiteExpiry:
                 self._kept[lite] = None
 
     def check_kept(self) -> None:
-        """Delete lite topics that were kept for a group whose client has unsubscribed since, or has not come back."""
+        """Delete lite topics that were kept for a group whose client has unsubscribed since, or has not come back, and those
+        without messages that the disk refused to delete."""
         self._pools.forget_left()
         for lite in list(islice(self._kept, LITE_EXPIRED_AT_ONCE)):
             del self._kept[lite]
-            if self.is_needed(lite):
+            if lite.begin == lite.next:
+                self.delete(lite)
+            elif self.is_needed(lite):
                 self._kept[lite] = None  # now the last one
             else:
                 self.finished(lite)

@@ -408,6 +408,29 @@ def test_lite_topic_is_kept_when_the_disk_refuses_its_deletion(opened: Opened, m
     assert list(opened.by_index()) == ["b"]
 
 
+async def test_deletion_of_an_emptied_lite_topic_that_the_disk_refused_is_retried(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", *("left" for _ in range(60))):
+        opened.send(name)
+    opened.broker.lite_offsets.put("g", PARENT, "a", 1)
+    opened.clock.advance(2 * 3600)
+
+    def refuse(value: Any) -> None:
+        raise StoreFull("no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(opened.broker.lites.file.journal, "append", refuse)
+        await opened.broker.expire_segments()
+        await opened.broker.turns.done()
+        assert list(opened.broker.lites.of(PARENT)) == ["a", "left"]
+        opened.broker.pops.expire_clients()
+        assert list(opened.broker.lites.of(PARENT)) == ["a", "left"]
+    opened.broker.pops.expire_clients()
+    assert list(opened.broker.lites.of(PARENT)) == ["left"]
+    assert not opened.broker.lite_offsets.of("g", PARENT)
+
+
 @pytest.mark.parametrize("seed", range(12))
 async def test_index_agrees_with_the_log_whatever_happened(tmp_path: Path, seed: int) -> None:
     """Random sends, deletions, retention, clean stops, kills and torn tails."""
