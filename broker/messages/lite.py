@@ -15,7 +15,7 @@ from ...protocol import names
 from ...protocol import properties as props
 from ...protocol.bodies import SLICE, TopicConfig, Work
 from ...protocol.message import MessageError, offset_in, properties_in, split_records
-from ..config import BULK_PULL_BYTES, BULK_PULL_MESSAGES, MAX_LOST_LITE_OFFSETS
+from ..config import BULK_PULL_BYTES, BULK_PULL_MESSAGES, LITE_READS, MAX_LOST_LITE_OFFSETS
 from ..runtime import Runtime
 from ..sessions import Reason, Refusal
 from ..store.files import read_state
@@ -425,9 +425,13 @@ class LiteTopics:
         parent_offset = lite.parent_offset(offset)
         return 0 if parent_offset is None else self._store.store_time_ms(lite.queue, parent_offset)
 
-    def earliest_ms(self, places: Mapping[ConsumeQueue, int]) -> int:
+    def earliest_ms(self, places: Mapping[ConsumeQueue, int]) -> Work[int]:
         """Return when the first of some messages of parent topics was stored, each by its queue and offset; 0 for none."""
-        times = (self._store.store_time_ms(queue, offset) for queue, offset in places.items())
+        times: list[int] = []
+        for number, (queue, offset) in enumerate(places.items(), 1):
+            times.append(self._store.store_time_ms(queue, offset))
+            if number % LITE_READS == 0:
+                yield
         return min(filter(None, times), default=0)
 
     def last_ms(self, lite: LiteTopic) -> int:

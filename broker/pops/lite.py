@@ -737,7 +737,7 @@ class LitePool(Pool):
             if number % SLICE == 0:
                 yield
         in_flight = sum(item.in_flight for item in list(self.queues.values()))
-        oldest_ms = self._lites.earliest_ms(oldest.places)
+        oldest_ms = yield from self._lites.earliest_ms(oldest.places)
         of_oldest = yield from self._lags(oldest.lites())
         of_oldest.sort(key=lambda lag: lag.oldest_ms)
         of_stuck, of_in_order, of_unread = (

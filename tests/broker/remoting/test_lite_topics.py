@@ -13,6 +13,7 @@ from rocketlet.broker.messages.lite import LiteTopic
 from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.remoting.pops import lite_group_info
 from rocketlet.broker.runtime import MovableClock
+from rocketlet.broker.store.index import ConsumeQueue
 from rocketlet.protocol.admin_bodies import decode_consume_stats
 from rocketlet.protocol.bodies import LOOKS, SLICE, BodyError, GroupConfig, finish
 from rocketlet.protocol.codes import RequestCode, ResponseCode
@@ -854,13 +855,13 @@ async def test_lag_of_a_lite_group_reads_one_message_of_each_queue(
     first, *_ = await popped(wire, maxMsgNum=1)
     await wire.call(RequestCode.ACK_MESSAGE, place(first))
     reads: list[int] = []
-    stored_ms = node.broker.lites.stored_ms
+    store_time_ms = node.broker.store.store_time_ms
 
-    def counted(lite: LiteTopic, offset: int) -> int:
+    def counted(queue: ConsumeQueue, offset: int) -> int:
         reads.append(offset)
-        return stored_ms(lite, offset)
+        return store_time_ms(queue, offset)
 
-    monkeypatch.setattr(node.broker.lites, "stored_ms", counted)
+    monkeypatch.setattr(node.broker.store, "store_time_ms", counted)
     lag = finish(node.broker.progress.lag("g", "t"))
     assert (lag.messages, lag.in_flight) == (199, 0)
     assert 1 <= len(reads) <= node.broker.topics.queues_of("t")
