@@ -70,7 +70,8 @@ class Planner:
             min_rows: minimum messages in a batch, except for the first one
             max_delay_s: maximum time to wait for `min_rows`
         """
-        self._share = share
+        self.share = share
+        """The queues that the query reads."""
         self._options = options
         self._min_rows = min_rows
         self._max_delay_s = max_delay_s
@@ -203,7 +204,7 @@ class Planner:
         topics = await self._view.open()
         try:
             self._check_cluster(topics)
-            await self._share.open(self._view, self._course, topics)
+            await self.share.open(self._view, self._course, topics)
         except BaseException:
             await self._view.close()
             raise
@@ -213,11 +214,11 @@ class Planner:
     async def _close(self) -> None:
         if self._watching is not None:
             self._watching.cancel()
-        await self._share.close()
+        await self.share.close()
 
     async def _finish(self, batch: MicroBatch) -> None:
         self._done = batch
-        await self._share.finish(batch)
+        await self.share.finish(batch)
 
     async def _watch(self, ledger: Ledger) -> None:
         """Finish a batch as soon as the driver has recorded its end.
@@ -237,11 +238,11 @@ class Planner:
     # Batches
 
     async def _next_batch(self, max_rows: int | None, max_bytes: int | None) -> MicroBatch | None:
-        await self._share.discover()
+        await self.share.discover()
         self._seen = seen = await self._poll_extents()
         if time.monotonic() >= self._routes_seen_s + ROUTE_RETRY_S:
             await self._check_routes(seen)
-        await self._share.apply_changes(seen)
+        await self.share.apply_changes(seen)
         for part in await self._recreated(seen):
             self._restart_topic(part, seen)
         self._course.marks |= seen.marks
@@ -249,7 +250,7 @@ class Planner:
             queue: (position, max(self._end(queue, seen), position)) for queue, position in self._within(seen).items()
         }
         cut = {} if self._waits(available) else await self._cut(available, max_rows, max_bytes)
-        ranges = self._share.take(cut)
+        ranges = self.share.take(cut)
         if not ranges and not self._is_first:
             return None
         self._is_first = False
@@ -260,7 +261,7 @@ class Planner:
         self._batch = MicroBatch(
             ranges,
             dict(self._course.marks),
-            self._share.is_member,
+            self.share.is_member,
             self._options.group,
             self._course.rewound,
             dict(self._course.messages),
@@ -289,7 +290,7 @@ class Planner:
         queue."""
         fail = self._options.fail_on_data_loss
         within: dict[Queue, int] = {}
-        for queue, position in self._share.free().items():
+        for queue, position in self.share.free().items():
             extent = seen.extents.get(queue)
             if extent is None:
                 continue
@@ -328,7 +329,7 @@ class Planner:
         its start time, so all fingerprints of its topics are compared once, and later the newest fingerprint of each
         topic that has unread messages.
         """
-        positions = self._share.free()
+        positions = self.share.free()
         has_more = {
             part_of(queue) for queue, extent in seen.extents.items() if extent.end > positions.get(queue, extent.end)
         }
@@ -365,7 +366,7 @@ class Planner:
     def _restart_topic(self, part: Part, seen: BrokerOffsets) -> None:
         """Move all queues of a recreated topic to its start. Raises DataLossError if failOnDataLoss is set."""
         fail = self._options.fail_on_data_loss
-        for queue, position in self._share.free().items():
+        for queue, position in self.share.free().items():
             if part_of(queue) == part and queue in seen.extents:
                 wanted = max(position, self._course.read_ends.get(queue, 0))
                 begin = recreated(queue, wanted, seen.extents[queue], fail=fail)
@@ -389,13 +390,13 @@ class Planner:
         Raises:
             ConnectionFailed: no broker has answered for `pollTimeoutMs`, counted from the first failure
         """
-        queues = self._share.queues()
+        queues = self.share.queues()
         seen = await self._view.extents.of(queues)
         if seen.extents or seen.absent or not queues:
             self._failing.renew()
         elif self._failing.is_over():
             raise ConnectionFailed(
-                f"no broker of {', '.join(sorted({queue.topic for queue in self._share.queues()}))} has answered for "
+                f"no broker of {', '.join(sorted({queue.topic for queue in self.share.queues()}))} has answered for "
                 f"{self._options.poll_timeout_s:.0f} s; start them, or raise pollTimeoutMs. Nothing is lost: the query "
                 "resumes from its checkpoint"
             )
@@ -404,7 +405,7 @@ class Planner:
     def _rewind(self, queue: Queue, position: int) -> None:
         """Continue a queue at another offset, because messages are lost or the topic was recreated."""
         self._course.rewind(queue)
-        self._share.move(queue, position)
+        self.share.move(queue, position)
 
     # Queues that are in no route
 
@@ -421,7 +422,7 @@ class Planner:
         """Find the queues that this query should read and that are in no route. Such queues keep their offsets."""
         self._routes_seen_s = time.monotonic()
         await self._view.refresh({queue.topic for queue in seen.absent})
-        known = {*self._course.read_ends, *self._course.messages, *self._share.planned(), *(self._targets or ())}
+        known = {*self._course.read_ends, *self._course.messages, *self.share.planned(), *(self._targets or ())}
         wanted = {queue for queue in known if self._options.reads(queue)}
         missing = wanted - set(self._view.routed(sorted({queue.topic for queue in wanted})))
         for queue in sorted(missing - self._missing):
@@ -444,8 +445,8 @@ class Planner:
         The routes are requested first, because the queues may be reachable again.
         """
         await self._check_routes(self._seen)
-        targets, seen, free = self._targets or {}, self._seen, self._share.free()
-        away = {queue for queue, at in self._share.out_of_reach(seen).items() if at < targets.get(queue, 0)}
+        targets, seen, free = self._targets or {}, self._seen, self.share.free()
+        away = {queue for queue, at in self.share.out_of_reach(seen).items() if at < targets.get(queue, 0)}
         away |= {queue for queue, at in free.items() if queue in seen.extents and at < self._end(queue, seen)}
         unread = {queue: self._away(queue) for queue in away - self._missing}
         if self._options.fail_on_data_loss:
@@ -474,18 +475,18 @@ class Planner:
         if not readable:
             return self._away(queue)
         try:
-            unread = await self._view.extents.end_of(queue) - await self._share.place(queue)
+            unread = await self._view.extents.end_of(queue) - await self.share.place(queue)
         except RocketletError:
             return self._away(queue)
         return unrouted(queue, readable, unread) if unread > 0 else None
 
     async def _ends(self) -> dict[Queue, int]:
-        await self._share.wait_for_queues()
-        seen = await self._view.all(self._share.queues())
+        await self.share.wait_for_queues()
+        seen = await self._view.all(self.share.queues())
         return {queue: extent.end for queue, extent in seen.extents.items()}
 
     async def _progress(self) -> tuple[Mapping[Queue, int], Mapping[Queue, int]]:
-        planned = self._share.planned()
+        planned = self.share.planned()
         return {queue: self._seen.extents[queue].end for queue in planned if queue in self._seen.extents}, planned
 
     async def _cut(self, available: Ranges, max_rows: int | None, max_bytes: int | None) -> dict[Queue, Range]:

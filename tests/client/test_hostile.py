@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 from unittest.mock import Mock
 
+import orjson
 import pytest
 from rocketlet.broker.cluster import Link
 from rocketlet.broker.tls import Tls
@@ -26,7 +27,7 @@ from rocketlet.client.admin.admin_client import AdminClient
 from rocketlet.client.config import MAX_OFFSETS_BYTES, MAX_TLS_FILE_BYTES, MAX_TRIED_AT_ONCE, ClientLimits, PullLimits
 from rocketlet.client.consuming.handling import AdminRequests
 from rocketlet.client.consuming.queues import ProcessQueue, Puller
-from rocketlet.client.member.membership import Broadcast, _load
+from rocketlet.client.member.membership import Broadcast
 from rocketlet.client.member.offsets import begin_offset
 from rocketlet.client.message import Lease
 from rocketlet.client.sending.accumulator import sent_result
@@ -301,11 +302,15 @@ def link_to_itself(path: Path) -> None:
     path.symlink_to(path)
 
 
+def keeping(offsets_file: Path) -> Broadcast:
+    return Broadcast(ClusterView("127.0.0.1:1"), "g", {}, Mock(), start="first", offsets_file=offsets_file)
+
+
 @pytest.mark.parametrize("make", [pipe, huge, link_to_itself, Path.mkdir])
-def test_what_is_no_file_or_a_huge_one_is_refused(tmp_path: Path, make: Callable[[Path], object]) -> None:
+async def test_what_is_no_file_or_a_huge_one_is_refused(tmp_path: Path, make: Callable[[Path], object]) -> None:
     make(tmp_path / "file")
     with pytest.raises(ConfigError, match="offsets_file"):
-        _load(tmp_path / "file")
+        keeping(tmp_path / "file")
     for name in ("ca_file", "cert_file"):
         with pytest.raises(ConfigError, match="TLS files"):
             assert Access(tls=True, **{name: str(tmp_path / "file")}).ssl_context  # type: ignore[arg-type]
@@ -318,20 +323,19 @@ def test_what_is_no_file_or_a_huge_one_is_refused(tmp_path: Path, make: Callable
         '[["t", "b", 0, 9223372036854775808]]', '[["t", "b", 0, 1e400]]', '[["t", 1, 0, 0]]', '"' + "x" * 10_000 + '"',
     ],
 )  # fmt: skip
-def test_offsets_that_cannot_be_are_named_in_short(tmp_path: Path, text: str) -> None:
+async def test_offsets_that_cannot_be_are_named_in_short(tmp_path: Path, text: str) -> None:
     (tmp_path / "offsets").write_text(text)
     with pytest.raises(ConfigError, match="is damaged") as caught:
-        _load(tmp_path / "offsets")
+        keeping(tmp_path / "offsets")
     assert len(str(caught.value)) < 600
 
 
 async def test_offsets_are_written_through_a_link(tmp_path: Path) -> None:
     link, file = tmp_path / "link", tmp_path / "folder" / "offsets"
     link.symlink_to(file)
-    kept = Broadcast(ClusterView("127.0.0.1:1"), "g", {}, Mock(), start="first", offsets_file=link)
-    await kept.commit({QUEUE: 5})
+    await keeping(link).commit({QUEUE: 5})
     assert link.is_symlink()
-    assert _load(link) == _load(file) == {QUEUE: 5}
+    assert orjson.loads(link.read_bytes()) == orjson.loads(file.read_bytes()) == [[*QUEUE, 5]]
 
 
 def test_an_encrypted_key_asks_nobody(certificates: Certificates) -> None:

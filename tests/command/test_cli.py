@@ -13,7 +13,7 @@ import struct
 import subprocess
 import sys
 import tracemalloc
-from argparse import ArgumentTypeError, Namespace
+from argparse import Namespace
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -35,9 +35,8 @@ from rocketlet.command.config import (
 )
 from rocketlet.command.plumbing.output import Output
 from rocketlet.command.plumbing.repeats import RepeatedEvents
-from rocketlet.command.serving import layout, server_options
+from rocketlet.command.serving import layout, serve, server_options
 from rocketlet.command.serving.serve import _bind, _config
-from rocketlet.command.serving.server_options import _advertised
 from rocketlet.command.serving.supervisor import restart_delay_s
 from rocketlet.command.tools.dump import Dump
 from rocketlet.command.tools.frames import fields, lines
@@ -213,13 +212,14 @@ def test_an_option_of_the_broker_is_everywhere(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One call of `add_argument` is enough: here of a field of BrokerConfig that has no option."""
-    options_of_the_store = server_options._store_options
+    options_of_a_broker = server_options.add_broker_options
 
     def planted(parser: argparse.ArgumentParser) -> None:
-        options_of_the_store(parser)
+        options_of_a_broker(parser)
         parser.add_argument("--transaction-sweep-s", type=float, default=60.0, help="how often, in seconds")
 
-    monkeypatch.setattr(server_options, "_store_options", planted)
+    for module in (server_options, serve):
+        monkeypatch.setattr(module, "add_broker_options", planted)
     for name in ("start", "broker"):
         with pytest.raises(SystemExit):
             parser().parse_args([name, "--help"])
@@ -351,6 +351,10 @@ def test_a_broker_that_dies_soon_again_and_again_is_started_ever_later() -> None
     assert restart_delay_s(10**6) == MAX_RESTART_DELAY_S
 
 
+def advertising(address: str) -> Namespace:
+    return parser().parse_args(["broker", "--nameserver=h:1", f"--advertise={address}"])
+
+
 @pytest.mark.parametrize(
     ("host", "advertise", "told"),
     [
@@ -364,15 +368,16 @@ def test_a_broker_that_dies_soon_again_and_again_is_started_ever_later() -> None
 )
 def test_the_address_that_is_returned_is_one_that_clients_take(host: str, advertise: str | None, told: str) -> None:
     if advertise is not None:
-        assert _advertised(advertise) == advertise
+        assert advertising(advertise).advertise == advertise
     assert _bind(Namespace(host=host, port=9876, advertise=advertise)) == told
     assert parse_addresses(told) == [told]
 
 
 @pytest.mark.parametrize("text", ["", ":5", "h:0", "h:65536", "h:x", "::1", "[::1", "[h]", "a:b:5"])
-def test_what_is_no_address_is_not_advertised(text: str) -> None:
-    with pytest.raises(ArgumentTypeError, match="an IPv6 address is in brackets"):
-        _advertised(text)
+def test_what_is_no_address_is_not_advertised(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        advertising(text)
+    assert "an IPv6 address is in brackets" in " ".join(capsys.readouterr().err.split())
 
 
 # `rocketlet dump` between real clients and a real broker.

@@ -37,8 +37,8 @@ def opened(address: str, membership: bool, resumed: MicroBatch = EMPTY, **given:
 
 
 def member_of(planner: Planner) -> QueryMember:
-    assert isinstance(planner._share, QueryMember)
-    return planner._share
+    assert isinstance(planner.share, QueryMember)
+    return planner.share
 
 
 def read_all(planner: Planner) -> MicroBatch:

@@ -37,7 +37,7 @@ from rocketlet.client import Access, RocketletError
 from rocketlet.client.wire.cluster import ClusterView
 from rocketlet.protocol.codes import SYS_COMPRESSED, RequestCode
 from rocketlet.protocol.names import parse_subscription
-from rocketlet.spark import RocketletDataSource, _worker_fault, lag, register
+from rocketlet.spark import RocketletDataSource, lag, register
 from rocketlet.spark.checkpoint import EMPTY
 from rocketlet.spark.options import batch_options, stream_options
 from rocketlet.spark.pushdown import NarrowedReader
@@ -322,7 +322,7 @@ def test_the_same_python_spelled_otherwise_is_accepted(spark: SparkSession, monk
     program = Path(sys.executable)
     spelled = program.parent / ".." / program.parent.name / program.name
     monkeypatch.setattr(spark.sparkContext, "pythonExec", str(spelled))
-    assert _worker_fault(spark) is None
+    register(spark)
 
 
 def test_what_an_old_pyspark_lacks_is_said_at_start(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,7 @@ class FakeSession:
         process = SimpleNamespace(current=lambda: SimpleNamespace(pid=lambda: os.getpid()))
         jvm = SimpleNamespace(java=SimpleNamespace(lang=SimpleNamespace(ProcessHandle=process)), **held)
         self._jsparkSession = None
-        self.sparkContext = SimpleNamespace(_jvm=jvm)
+        self.sparkContext = SimpleNamespace(_jvm=jvm, pythonExec=sys.executable, master="local[2]")
         self.streams = SimpleNamespace(addListener=lambda listener: listener._jlistener)
 
 
@@ -88,7 +88,11 @@ def test_python_that_is_missing_in_the_driver_is_named_by_register(
         rocketlet.spark.register(session)  # type: ignore[arg-type]
     (tmp_path / "environment" / "bin").mkdir(parents=True)
     (tmp_path / "environment" / "bin" / "python").symlink_to(sys.executable)
-    assert (rocketlet.spark._worker_fault(session) is None) == (not master.startswith("local"))  # type: ignore[arg-type]
+    fault = (
+        "set PYSPARK_PYTHON=" if master.startswith("local") else UNKNOWN
+    )  # the latter comes after the check of Python
+    with pytest.raises(RuntimeError, match=fault):
+        rocketlet.spark.register(session)  # type: ignore[arg-type]
 
 
 UNKNOWN = rf"uses internals of PySpark 4.0 to 4.3, and this is {pyspark.__version__}, where something is missing .*"
@@ -100,7 +104,7 @@ def test_a_pyspark_that_has_changed_within_is_named() -> None:
     session = FakeSession()
     for _ in range(2):
         with pytest.raises(RuntimeError, match=UNKNOWN + "org"):
-            rocketlet.spark._listen(session)  # type: ignore[arg-type]
+            rocketlet.spark.register(session)  # type: ignore[arg-type]
 
 
 def test_the_sessions_of_a_jvm_have_one_ledger(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -111,7 +115,8 @@ def test_the_sessions_of_a_jvm_have_one_ledger(monkeypatch: pytest.MonkeyPatch, 
     org = SimpleNamespace(apache=SimpleNamespace(spark=SimpleNamespace(sql=SimpleNamespace(streaming=streaming))))
     sessions = [FakeSession(org=org) for _ in range(2)]
     for session in sessions:
-        rocketlet.spark._listen(session)  # type: ignore[arg-type]
+        with pytest.raises(RuntimeError, match=UNKNOWN + "environment"):  # the session has no more than a ledger needs
+            rocketlet.spark.register(session)  # type: ignore[arg-type]
     assert len(list(tmp_path.glob(f"rocketlet-spark-{os.getpid()}-*"))) == 1
 
 
@@ -119,7 +124,7 @@ def test_a_pyspark_without_its_own_listeners_is_named(monkeypatch: pytest.Monkey
     monkeypatch.delattr("pyspark.sql.streaming.listener.JStreamingQueryListener")
     monkeypatch.delitem(sys.modules, "rocketlet.spark.listener", raising=False)
     with pytest.raises(RuntimeError, match=UNKNOWN + "JStreamingQueryListener"):
-        rocketlet.spark._listen(FakeSession())  # type: ignore[arg-type]
+        rocketlet.spark.register(FakeSession())  # type: ignore[arg-type]
 
 
 def test_what_is_missing_in_our_own_modules_is_not_pysparks_fault() -> None:

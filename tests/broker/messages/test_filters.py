@@ -29,29 +29,26 @@ from ...support.requests import SUBSCRIBED, SUSPEND, pull, send
 class Slow:
     """Parses nothing before `let_parse`."""
 
-    def __init__(self, node: Node, patch: pytest.MonkeyPatch) -> None:
-        self._filters = node.broker.filters
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.asked: list[str] = []
         self._is_slow = True
         self._parsing = filters.parsing
         patch.setattr(filters, "parsing", self._parsing_slowly)
 
-    def _parsing_slowly(self, *arguments: Any) -> Any:
+    def _parsing_slowly(self, expression: str, *arguments: Any) -> Any:
+        self.asked.append(expression)
         while self._is_slow:
             yield
-        return (yield from self._parsing(*arguments))
-
-    @property
-    def asked(self) -> list[str]:
-        return list(self._filters._asked)
+        return (yield from self._parsing(expression, *arguments))
 
     def let_parse(self) -> None:
         self._is_slow = False
 
 
 @pytest.fixture
-def slow(node: Node) -> Iterator[Slow]:
+def slow() -> Iterator[Slow]:
     with pytest.MonkeyPatch.context() as patch:
-        yield Slow(node, patch)
+        yield Slow(patch)
 
 
 def filtered(expression: str, **fields: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import orjson
@@ -17,10 +17,12 @@ import pytest
 from rocketlet.broker.store import files, recovery
 from rocketlet.broker.store.files import StoreError, read_state, write_state
 from rocketlet.broker.store.journals import Frames, Journal
-from rocketlet.broker.store.log import Damage
+from rocketlet.broker.store.log import FILE as MARKS_FILE
+from rocketlet.broker.store.log import Damage, Marks
 from rocketlet.broker.store.recovery import Lost, Recovered, inspect
 from rocketlet.broker.store.store import Store
 from rocketlet.client import Consumer, Producer
+from rocketlet.command.tools import backup
 from rocketlet.command.tools.backup import copied
 from rocketlet.command.tools.fsck import fsck
 from rocketlet.protocol.config import MAX_BODY_BYTES
@@ -601,6 +603,10 @@ def test_a_folder_of_an_earlier_release_continues_with_marks(tmp_path: Path) -> 
     store.close()
 
 
+def marks_of(folder: Path) -> Marks:
+    return Marks(read_state(folder / MARKS_FILE, is_derivable=True))
+
+
 def test_a_mark_is_of_one_place_and_of_one_start(tmp_path: Path) -> None:
     """A lost end of the log: who has read its marks cannot use them for what is written there next."""
     store = opened(tmp_path)
@@ -608,12 +614,12 @@ def test_a_mark_is_of_one_place_and_of_one_start(tmp_path: Path) -> None:
     begin = store.end
     put(store, b"x" * 200)
     known = store.read_log(begin, store.end - begin)[-BEGIN_BYTES - CHECKSUM_BYTES : -CHECKSUM_BYTES]
-    assert store._marks.is_mark(known, begin)
-    assert not store._marks.is_mark(known, begin + 1)
+    assert marks_of(tmp_path).is_mark(known, begin)
+    assert not marks_of(tmp_path).is_mark(known, begin + 1)
     kill(store)
     log_of(tmp_path).write_bytes(log_of(tmp_path).read_bytes()[:begin])
     store = opened(tmp_path)
-    assert not store._marks.is_mark(known, begin)
+    assert not marks_of(tmp_path).is_mark(known, begin)
     kill(store)
 
 
@@ -864,19 +870,17 @@ async def test_a_segment_that_retention_deletes_meanwhile_is_no_hole(
         for _ in range(40):
             await producer.send("t", b"x" * 100)
     node.broker.persist()
-    states = recovery._Copy.states
-    rounds: list[int] = []
+    store = node.broker.store
 
-    def deleting(copy: recovery._Copy) -> object:
-        yield from states(copy)
-        if not rounds:
-            node.broker.store.expire(older_than_s=float("inf"), total_bytes=None)
-        rounds.append(node.broker.store.begin)
+    def deleting(source: Path, target: Path) -> Iterator[int]:
+        for size in recovery.copying(source, target):
+            if store.begin == 0 and (recovery.partial_of(target) / "commitlog").exists():
+                store.expire(older_than_s=float("inf"), total_bytes=None)  # the rest is copied, the log only begun
+            yield size
 
-    monkeypatch.setattr(recovery._Copy, "states", deleting)
+    monkeypatch.setattr(backup, "copying", deleting)
     assert copied(node.config.data_dir, tmp_path / "copy") == 0
-    assert len(rounds) == 2
-    assert rounds[1] > 0
+    assert store.begin > 0
     assert [finding for finding in inspect(tmp_path / "copy") if finding.fault] == []
 
 
