@@ -358,7 +358,8 @@ class BrokerController:
         run(self.saving(closes))
 
     def saving(self, closes: bool = False) -> Job[None]:
-        """Save offsets, delay progress and indexes. A save that fails because the disk is full is retried the next time.
+        """Save all state of the broker: indexes, offsets, topics, groups, locks, pops, delays and transactions. A save that
+        fails because the disk is full is retried the next time.
 
         If `closes`, everything is on the device afterwards, so that the next start reads nothing again.
         """

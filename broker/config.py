@@ -112,7 +112,9 @@ OTHERS_QUEUE_WAIT_S: Final = 0.2
 DRAINING_WAIT_S: Final = (
     0.01  # time for which a pull of a queue that is being drained is held before it is answered empty
 )
-SUBSCRIPTION_POLLS: Final = 10  # number of checks of a pull that names a newer subscription than its member's heartbeat
+SUBSCRIPTION_POLLS: Final = (
+    10  # number of checks of a pull that names a newer subscription than its member's heartbeat, or an unknown member
+)
 SUBSCRIPTION_POLL_INTERVAL_S: Final = 0.01  # interval of these checks
 MAX_RUNNING_INFO_BYTES: Final = (
     128 * 1024
@@ -250,7 +252,9 @@ NOTIFY_DELAY_S: Final = 0.005  # changes of a group within this time are notifie
 LOCK_LEASE_S: Final = 60.0  # lifetime of the locks of Apache's clients, for orderly consumption
 HANDOVER_LEASE_S: Final = 20.0  # lifetime of the leases of Rocketlet's members, which renew them every 5 s
 LEASE_SWEEP_S: Final = 1.0  # interval at which expired leases are looked up
-STANDSTILL_S: Final = 1.0  # a broker whose timers are this late was suspended, so it extends all leases by the delay
+STANDSTILL_S: Final = (
+    1.0  # a broker whose timers are this late was suspended; it extends leases by the delay, pops by up to 1 s
+)
 SAVE_LOCKS_DELAY_S: Final = 0.05  # delay after which expired leases are written to the journal
 FREED_AT_ONCE: Final = 1024  # expired leases in one record of the journal
 # pulls of one queue, without a pull of another queue that moves, after which a foreign reader has dropped the other

@@ -508,6 +508,13 @@ class Holder(Protocol):
 
 
 class Memory:
+    """The memory that connections hold, against the budget of `--memory`. No request is refused for memory: above the
+    budget, connections are closed, first of the addresses that hold most.
+
+    Args:
+        budget_bytes: the budget in bytes.
+    """
+
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
         self.used_bytes = 0

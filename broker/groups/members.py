@@ -90,8 +90,8 @@ class Member:
         return f"~{self.client_id}" if self.pops else self.client_id
 
     def update(self, data: ConsumerData, now_s: float) -> bool:
-        """Apply the content of a heartbeat to the member. True if a topic came or went, or the member is about to
-        leave."""
+        """Apply the content of a heartbeat to the member. Return True if the member has gained or lost a topic, has
+        another strategy, or is about to leave. Another expression of a topic is no change, as at Apache's broker."""
         before = self.subscriptions.keys()
         fresh = {item.topic: item for item in data.subscriptions}
         for topic, old in self.subscriptions.items():

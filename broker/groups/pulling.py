@@ -109,7 +109,7 @@ class Pulled(NamedTuple):
 
 
 _new_tuple = tuple.__new__
-_SAID_SOON = (Reason.SUBSCRIPTION_NOT_LATEST, Reason.UNKNOWN_MEMBER)
+_RETRIED_REASONS = (Reason.SUBSCRIPTION_NOT_LATEST, Reason.UNKNOWN_MEMBER)
 
 
 PullFault = Refusal | StoreError | MessageError | LimitExceeded
@@ -179,7 +179,7 @@ class Pulling:
                 self._check_without_heartbeat(session, header, group)
             subscription = self._subscription(session, header, group)
         except Refusal as refusal:
-            if refusal.reason in _SAID_SOON and attempt < SUBSCRIPTION_POLLS:
+            if refusal.reason in _RETRIED_REASONS and attempt < SUBSCRIPTION_POLLS:
                 if refusal.reason is Reason.UNKNOWN_MEMBER and ask_who is not None:
                     ask_who()
                 elif attempt == 1:
@@ -421,7 +421,8 @@ class Pulling:
             )
 
     def _subscription(self, session: Session, header: PullMessage, group: ConsumerGroup) -> Subscription | None:
-        """Return the filter of a pull; None for all messages."""
+        """Return the filter of a pull; None for all messages. Raises Refusal if the pull names another subscription than
+        its member."""
         if header.sys_flag & codes.PULL_SUBSCRIPTION:
             if header.subscription == ALL and header.expression_type in (TAG, None):  # the most frequent case
                 return None

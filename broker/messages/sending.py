@@ -548,8 +548,8 @@ class Retries:
 
 
 def max_attempts(settings: GroupConfig, own_retries: int | None = None) -> int:
-    """Return how many attempts a message has, including the first one. Pull retries, POP and gRPC dead-letter messages
-    by this number.
+    """Return how many attempts a message has, including the first one. `is_last_attempt` compares with this number,
+    which gRPC clients get in their retry policy.
 
     Args:
         settings: the settings of the consumer group.
