@@ -164,7 +164,7 @@ LITE_SYNC_S: Final = (
 )
 LITE_SUBSCRIPTION_BYTES: Final = 250  # memory counted for a subscription to a lite topic
 LITE_READS: Final = 16  # lite topics whose oldest unfinished message a report reads without a pause
-LITE_EXPIRED_AT_ONCE: Final = 64  # expired lite topics of a parent topic that are deleted in one event-loop iteration
+LITE_EXPIRED_AT_ONCE: Final = 64  # expired lite topics that are deleted in one event-loop iteration
 MAX_IDLE_LITE: Final = 1024  # finished lite topics of a group whose deliveries stay in memory, about 1 KB each
 MAX_LOST_LITE_OFFSETS: Final = (
     100_000  # messages of a lite topic that are lost in a row; more count as a new lite topic

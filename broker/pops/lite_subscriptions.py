@@ -510,23 +510,28 @@ class LiteExpiry:
     def _fire(self) -> None:
         self._timer = None
         try:
+            left, now_ms = LITE_EXPIRED_AT_ONCE, self._clock.time_ms()
             for lites in self._lites.by_parent():
-                self._expire_some(lites)
+                due_ms = self._first_ms(lites)
+                if due_ms is not None and due_ms <= now_ms:  # else kept lite topics would use up what is left
+                    left -= self._expire_some(lites, left, now_ms)
         except Exception:
             log.exception("lite_topics_not_expired")
         else:
             self._set_timer()
 
-    def _expire_some(self, of_parent: dict[str, LiteTopic]) -> None:
-        now_ms = self._clock.time_ms()
-        for _ in range(min(LITE_EXPIRED_AT_ONCE, len(of_parent))):
+    def _expire_some(self, of_parent: dict[str, LiteTopic], most: int, now_ms: int) -> int:
+        """Delete lite topics of a parent topic that have expired, or keep them. Return how many there were."""
+        count = min(most, len(of_parent))
+        for number in range(count):
             lite = next(iter(of_parent.values()))
             due_ms = self._deadline_ms(lite)
             if due_ms is None or due_ms > now_ms:
-                return
+                return number
             if self.is_needed(lite) or not self.delete(lite):
                 of_parent[lite.name] = of_parent.pop(lite.name)
                 self._kept[lite] = None
+        return count
 
     def check_kept(self) -> None:
         """Delete lite topics that were kept for a group whose client has unsubscribed since, or has not come back, and those

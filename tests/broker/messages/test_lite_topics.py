@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 import shutil
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rocketlet.broker.broker import BrokerController
-from rocketlet.broker.config import LITE_SYNC_S, BrokerConfig, Limits
-from rocketlet.broker.runtime import MovableClock
+from rocketlet.broker.config import LITE_EXPIRED_AT_ONCE, LITE_SYNC_S, BrokerConfig, Limits
+from rocketlet.broker.runtime import MovableClock, Timer
 from rocketlet.broker.sessions import Reason, Refusal
 from rocketlet.broker.store.files import FORMAT, Damaged, StoreFull, write_state
 from rocketlet.broker.store.store import Retention
@@ -311,6 +312,31 @@ async def test_lite_topic_that_is_recreated_while_retention_deletes_others_keeps
         pass
     assert broker.lite_offsets.of("g", PARENT) == {names[-1]: 1}
     assert list(broker.lites.of(PARENT)) == ["left", names[-1]]
+
+
+async def test_lite_topics_of_many_parents_expire_some_at_a_time(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker, expiry = opened.broker, opened.broker.pops.expiry
+    parents = ["P1", "P2", "P3"]
+    for parent in parents:
+        broker.topics.put(TopicConfig(parent, 1, 1, message_type="LITE", lite_expiration_min=1), broker.store.end)
+        for number in range(LITE_EXPIRED_AT_ONCE):
+            opened.stage(f"s{number}", topic=parent)
+    broker.sending.commit()
+    expired: list[int] = []
+    call_later = opened.clock.call_later
+
+    def noted(*arguments: Any) -> Timer:
+        expired.append(expiry.expired)
+        return call_later(*arguments)
+
+    monkeypatch.setattr(opened.clock, "call_later", noted)
+    expiry.start()
+    opened.clock.advance(3600)
+    expired.append(expiry.expired)
+    assert expiry.expired == len(parents) * LITE_EXPIRED_AT_ONCE
+    assert max(later - before for before, later in pairwise(expired)) <= LITE_EXPIRED_AT_ONCE
 
 
 @pytest.mark.parametrize("is_saved", [True, False])
