@@ -318,7 +318,7 @@ class ConsumerGroup:
         pools: the pools of the clients that pop, by topic.
         unfinished: how many popped messages are not finished.
         redelivered: how many popped messages were redeliveries, since the start.
-        has_lost: True if retention has deleted messages before the group had committed them.
+        has_lost: True if retention has deleted messages before the group had committed them; not for those of lite topics.
         is_uneven: True if foreign members subscribe to different topics, so that they claim more queues than they own.
     """
 

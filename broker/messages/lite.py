@@ -142,8 +142,8 @@ class LiteChanges:
 
 # ------------------------------------------------------------------------------
 # The deletions of lite topics on the disk. The file has for each queue of a parent topic an offset, before which only
-# lite topics that it lists have messages, each from an offset of its own. So the size of the file depends on the lite
-# topics that exist, not on the deleted ones:
+# lite topics that it lists have messages, each from an offset of its own. So these entries list lite topics that
+# exist, and no deleted ones:
 #
 #     {parent: {"identity": id of the topic, "queues": {queue id: [offset, {lite topic: offset of its first message}]}}}
 #
@@ -154,7 +154,8 @@ class LiteChanges:
 #
 # Release 0.1.0 kept no deletions, but removed the offsets of groups, with lines of a parent and a lite topic.
 #
-# The offsets of groups are in the same file (`LiteOffsets`), so that they and the deletions always agree.
+# The offsets of groups are in the same file (`LiteOffsets`), so that a deletion removes the messages and the offsets
+# of a lite topic in one step.
 
 
 class LiteFile:

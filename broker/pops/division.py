@@ -58,7 +58,7 @@ class PoolOwner(Protocol):
         """Serve the receives that wait, because the pool may have a message or a further queue."""
 
     def yield_pool(self, pool: Pool) -> None:
-        """End a pool that has nothing in flight, because members pull its topic."""
+        """End a pool with its deliveries, because members pull its topic."""
 
 
 class Divided:

@@ -380,7 +380,7 @@ class LiteSubscriptions:
         """Remove the subscriptions of clients that have left, some at a time."""
         for pool, subscriber in left:
             for number, name in enumerate(list(subscriber.names), 1):
-                if name in subscriber.names:  # else another client of an exclusive group has got it
+                if name in subscriber.names:  # else removed meanwhile
                     pool.remove_left(subscriber, name)
                     self.count -= 1
                 if number % SLICE == 0:
@@ -417,8 +417,8 @@ def _notify(group: GroupConfig, subscriber: LiteSubscriber, name: str) -> None:
 # retention deletes them. Otherwise the messages that a group has not finished are counted and reported.
 #
 # A client that was connected needs some time to come back. So a lite topic is kept for LITE_SYNC_S after such a client has
-# left. Which clients an earlier run of the broker had is unknown, so no lite topic from before the start of the broker
-# expires within LITE_SYNC_S.
+# left. Which clients an earlier run of the broker had is unknown, so a lite topic from before the start of the broker does
+# not expire within LITE_SYNC_S, unless it has got a message since the start.
 
 
 class LiteExpiry:
@@ -434,9 +434,9 @@ class LiteExpiry:
         self._lites = pools.lites
         self._pools = pools
         self._pops = pops
-        self._kept: dict[
-            LiteTopic, None
-        ] = {}  # their time is over, and a group has messages left, or the disk refused it
+        # They had expired at the last check, but a group whose client is subscribed or may come back had messages left, or
+        # the disk refused the deletion.
+        self._kept: dict[LiteTopic, None] = {}
         self._is_refused = False  # True if the disk refused the last deletion, which was logged
         self._timer: Timer | None = None
         self._is_stopped = False

@@ -703,7 +703,8 @@ class Pops(LitePart):
         return bool(left)
 
     def yield_pool(self, pool: Pool) -> None:
-        """End a pool that has nothing in flight, because members pull its topic. The group continues from its offsets."""
+        """End a pool with its deliveries, because members pull its topic, or because the group is bound to a parent
+        topic now. The group continues from its offsets."""
         for deliveries in pool.queues.values():
             self._journal.yielded(deliveries, deliveries.next)
         self._end_pool(pool)
