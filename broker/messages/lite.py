@@ -13,7 +13,7 @@ import structlog
 
 from ...protocol import names
 from ...protocol import properties as props
-from ...protocol.bodies import SLICE, TopicConfig, Work
+from ...protocol.bodies import SLICE, TopicConfig, Work, joined
 from ...protocol.message import MessageError, offset_in, properties_in, split_records
 from ..config import BULK_PULL_BYTES, BULK_PULL_MESSAGES, LITE_READS, MAX_LOST_LITE_OFFSETS
 from ..runtime import Runtime
@@ -483,7 +483,9 @@ class LiteTopics:
                 firsts[queue_id].append(orjson.dumps(lite.name) + b":%d" % first)
             if number % SLICE == 0:
                 yield
-        queues = [b'"%d":[%d,{%b}]' % (queue_id, end, b",".join(firsts[queue_id])) for queue_id, end in ends.items()]
+        queues: list[bytes] = []
+        for queue_id, end in ends.items():
+            queues.append(b'"%d":[%d,{%b}]' % (queue_id, end, (yield from joined(firsts.pop(queue_id)))))
         return b'%b:{"identity":%b,"queues":{%b}}' % (orjson.dumps(parent), orjson.dumps(identity), b",".join(queues))
 
     def topic_deleted(self, parent: str) -> None:
