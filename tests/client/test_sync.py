@@ -14,11 +14,12 @@ from unittest.mock import Mock
 
 import pytest
 from rocketlet.client import ConfigError, Message, RetryLater
+from rocketlet.client.sending.requests import ProducerTransactions
 from rocketlet.protocol.bodies import GroupConfig
-from rocketlet.sync import Consumer, LiteConsumer, Producer, SharedConsumer, _loop
+from rocketlet.sync import Consumer, LiteConsumer, Producer, SharedConsumer
 from rocketlet.sync.loop import Loop
 
-from ..conftest import PATIENCE_S, Node, Wire, create_topic
+from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
 from ..support.topics import put
 
 
@@ -118,9 +119,13 @@ async def test_transactions_requests_and_errors(node: Node, wire: Wire) -> None:
     assert node.broker.store.queue("t", 0).next == 2
 
 
-async def test_listeners_and_checks_may_block_as_handlers_may(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_listeners_and_checks_may_block_as_handlers_may(
+    nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = await nodes.start(transaction_sweep_s=0.02, transaction_timeout_s=0.0, transaction_check_max=10**6)
+    await create_topic(await connect(node.address), "t", 1)
     threads: dict[str, str] = {}
+    checked = threading.Event()
 
     def note(what: str) -> None:
         threads[what] = threading.current_thread().name
@@ -129,24 +134,27 @@ async def test_listeners_and_checks_may_block_as_handlers_may(node: Node, wire: 
 
     def check(message: Any) -> bool:
         note("check")
+        checked.set()
         return True
 
     def script() -> None:
         with Producer(node.address, "p", check=check) as producer:
             producer.send_oneway("t", b"0", queue_key="k")
             assert producer.queue_for("t", "k").queue_id == 0
-            transactions = producer._producer._transactions
-            assert transactions is not None
-            assert _loop.run(outcome(transactions._check)) is True
+            with monkeypatch.context() as patch, producer.transaction("t", b"maybe"):
+                patch.setattr(ProducerTransactions, "end", unsent)
+            assert checked.wait(PATIENCE_S)
             options: Any = {name: lambda queues, name=name: note(name) for name in ("on_assigned", "on_revoked")}
             with Consumer(node.address, "g", "t", start="first", **options) as consumer:
                 consumer.ack(consumer.receive(timeout_s=PATIENCE_S))
                 assert len(consumer.assignment()) >= 1
 
-    async def outcome(check: Any) -> Any:
-        return await check(None)
+    async def unsent(*arguments: object, **options: object) -> None:
+        """As if the process had died before it sent the outcome."""
 
     await in_thread(script)
+    await eventually(lambda: node.broker.transactions.waiting == 0)
+    assert node.broker.store.queue("t", 0).next == 2, "the check has committed the message"
     assert set(threads) == {"check", "on_assigned", "on_revoked"}
     assert "rocketlet" not in threads.values()
     with pytest.raises(ConfigError, match="is called with a message"):
