@@ -251,7 +251,8 @@ MAX_RETRY_TIMES: Final = 1_000_000  # maximum of a group's setting for retries
 NOTIFY_DELAY_S: Final = 0.005  # changes of a group within this time are notified together
 LOCK_LEASE_S: Final = 60.0  # lifetime of the locks of Apache's clients, for orderly consumption
 HANDOVER_LEASE_S: Final = 20.0  # lifetime of the leases of Rocketlet's members, which renew them every 5 s
-LEASE_SWEEP_S: Final = 1.0  # interval at which expired leases are looked up
+# interval at which expired leases, queues without a reader and finished rebalances are looked up
+LEASE_SWEEP_S: Final = 1.0
 STANDSTILL_S: Final = (
     1.0  # a broker whose timers are this late was suspended; it extends leases by the delay, pops by up to 1 s
 )

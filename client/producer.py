@@ -481,7 +481,8 @@ class Producer(Sender, Generic[Body]):
         )
 
     async def queue_for(self, topic: str, queue_key: str) -> Queue:
-        """Return the queue for messages with this key, which stays the same until the topic's queues change.
+        """Return the queue for messages with this key. The queue stays the same until the writable queues in the
+        topic's route change, for example while a broker is down.
 
         Raises TopicNotFound, and RocketletError if no name server responds.
         """

@@ -38,7 +38,7 @@ from .config import MAX_SHARED_QUEUES, MAX_STATUS_BYTES
 from .names import TAG, Queue, parent_and_name
 
 # ------------------------------------------------------------------------------
-# Bodies of administration: requests of mqadmin to brokers, and requests of brokers to clients.
+# Bodies of administration: requests of mqadmin to brokers and of brokers to clients, and their responses.
 #
 # Maps whose keys are message queues are written as fastjson writes them (`bodies.object_keys`). Java also reads text
 # keys, Go does not.

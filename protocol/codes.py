@@ -209,7 +209,9 @@ ONEWAY_FLAG: Final = 2
 
 PERM_READ: Final = 4
 PERM_WRITE: Final = 2
-PERM_INHERIT: Final = 1  # topics that a send creates are copies of this topic
+# permission of a template topic: a send to an unknown topic that names the template creates the topic with the
+# template's settings, at most its number of queues, and without this permission
+PERM_INHERIT: Final = 1
 PERM_READ_WRITE: Final = PERM_READ | PERM_WRITE
 MAX_PERM: Final = PERM_READ | PERM_WRITE | PERM_INHERIT
 

@@ -71,7 +71,10 @@ MAX_STREAMS: Final = (
 STREAM_WINDOW_BYTES: Final = 1_048_576  # bytes that a client may send in one call without a window update
 # bytes that a client may send in all calls of a connection without a window update
 CONNECTION_WINDOW_BYTES: Final = 8_388_608
-MAX_CONTROL_FRAMES: Final = 2000  # PING, SETTINGS, PRIORITY and similar frames, and frames without data, in 10 s
+# PING, SETTINGS, PRIORITY and similar frames, and empty DATA frames, of one connection in 10 s; a long SETTINGS frame
+# counts as several. WINDOW_UPDATE frames are counted separately: this limit plus two for each DATA frame that the
+# broker has sent
+MAX_CONTROL_FRAMES: Final = 2000
 MAX_RESETS: Final = 1000  # calls of one connection that are cancelled before their request is complete, in 10 s
 # calls of one connection that are cancelled after their request, in 10 s: eager clients cancel whatever is past its deadline
 MAX_CANCELLED_CALLS: Final = 20_000

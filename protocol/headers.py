@@ -681,7 +681,9 @@ def read_send_v2(ext: Ext) -> SendMessage:
 
 
 FROM_FIRST: Final = 0
-FROM_NEWEST: Final = 1  # Apache's other value: start at the newest message of each queue
+# `init_mode` of Apache's ConsumeInitMode.MAX: a new group starts at the newest message of each queue. Rocketlet's
+# brokers start at the first message instead if retention has deleted no message of the queue
+FROM_NEWEST: Final = 1
 # Rocketlet's own value: start after the newest message. Apache's brokers treat every other number as 1
 FROM_END: Final = 2
 

@@ -247,7 +247,8 @@ def _wait(child: int) -> NoReturn:
 
 
 def lag(progress: StreamingQueryProgress) -> dict[Queue, int]:
-    """Return the number of unplanned messages of each queue; empty for a query of other sources.
+    """Return the number of unplanned messages of each queue whose broker responded to the last poll. The result is
+    empty before the first batch, and for a query of other sources.
 
     Spark has no metrics of Python sources, so the numbers are in the text `latestOffset`.
 

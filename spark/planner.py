@@ -2,7 +2,7 @@
 
 Spark requests offsets between batches, and calls nothing while a batch runs. Work that must continue meanwhile, such as
 heartbeats, runs here. An `OwnedQueues` object decides which queues are planned: a `QueryMember` gets its queues from
-the group, a `Standalone` query reads all queues.
+the group, a `Standalone` query reads all queues of its topics, or those of the option `assign`.
 """
 
 from __future__ import annotations

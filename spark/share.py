@@ -830,7 +830,7 @@ class View:
         await self.cluster.close()
 
     async def _topics(self) -> list[str]:
-        """Return the topics of the query. Wait up to 15 s for a named topic that does not exist yet. Raises
+        """Return the topics of the query. Wait up to 15 s in total for named topics that do not exist yet. Raises
         TopicNotFound."""
         if self.options.pattern:
             return await self._matching()

@@ -54,7 +54,8 @@ with suppress(ImportError):
 
 
 class Prefetch:
-    """Reads the rows of small batches in the driver.
+    """Reads the rows of a small batch in the driver if the batch has one task and PySpark supports this; otherwise
+    tasks read the rows.
 
     Args:
         most_rows: maximum messages in a batch that is read while it is planned; 0 disables the prefetch

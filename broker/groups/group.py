@@ -56,7 +56,8 @@ log = structlog.get_logger("rocketlet.groups")
 
 @dataclass(slots=True)
 class QueueLease:
-    """The client that owns a queue.
+    """A lease of a queue by a client or by the pools of a group that pops; or the reservation of a queue for the
+    foreign member that read it before a restart.
 
     Attributes:
         connection: None after a restart, and after the broker has closed the connection, until the client is back.

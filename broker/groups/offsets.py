@@ -330,8 +330,12 @@ class GroupProgress:
     def _offset(
         self, group: str, topic: str, queue_id: int, queue: ConsumeQueue | None, popped: PoppedQueue | None
     ) -> tuple[int, int]:
-        """Return the offset at which the group continues in a queue, and how many messages were deleted before it had
-        committed them."""
+        """Return the offset from which a group's lag in a queue is counted, and how many messages were deleted before
+        the group had finished them.
+
+        In a popped queue, as many messages lie after this offset as are stored and unfinished; in other queues, it is
+        the committed offset, or the start of the queue if that is later.
+        """
         begin = queue.begin if queue is not None else 0
         if popped is not None:
             lost = popped.unfinished_before(begin)

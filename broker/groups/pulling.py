@@ -806,7 +806,8 @@ class Commits:
     def _stale_fault(
         self, session: Session, group: ConsumerGroup, queue: GroupQueue, key: QueueKey, offset: int
     ) -> str | None:
-        """Return why a foreign member's lower offset is refused; None if it is accepted.
+        """Return why a lower offset is refused from a foreign member, or from a client that commits like a member and
+        has sent no heartbeat; None if it is accepted.
 
         Only the current reader may commit a lower offset. Members that are not the current reader may have queried the
         offset before another reader made progress, and commit it when they drop the queue. Administrators are not

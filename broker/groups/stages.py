@@ -92,7 +92,8 @@ class PeerBroker:
 
     Attributes:
         since: The number of the first message of this change to the peer.
-        agreed_at: The number of the first message after the peer's response.
+        agreed_at: The number of this broker's first message with news that was sent after the peer had reported the
+            same members; infinite before that message, and after a message with news to a peer that reports other members.
         freed: By client id, the number of the message that reported the member as drained.
         was_let: True if the peer may still return member lists of an earlier change.
     """
@@ -364,7 +365,8 @@ class Drain:
             self.due[reader] = until_s, False
 
     def prolong(self, seconds: float) -> None:
-        """Extend all times, because the broker was suspended and readers could make no progress."""
+        """Move the deadlines and start times of the drain by this many seconds, because the event loop was blocked and
+        the readers' pulls were not read. The caller sets the timer."""
         self.due = {reader: (until_s + seconds, asked) for reader, (until_s, asked) in self.due.items()}
         self.since_s = {item: began_s + seconds for item, began_s in self.since_s.items()}
         self.began_s += seconds

@@ -324,7 +324,7 @@ class GrpcCall:
         session: The client's connection.
         due_s: The client's deadline in the loop's time, in seconds; None without one.
         answers: Writes the response. The test kit may replace it.
-        callers: Counts responses for metrics and `doctor`.
+        callers: Counts responses for the metrics, and records failed calls and outdated clients for `doctor`.
         namespace: The resource namespace of the topics in messages for the client.
         keep_answered: Registers a function that is called if the client cancels the call after the response was written.
     """

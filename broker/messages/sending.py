@@ -265,8 +265,8 @@ class SendService:
                 queue_id = self._queue_of_priority(name, text)
         is_half = _TRANSACTION_MARK in text and props.find(text, props.TRANSACTION) == "true"
         if _WAIT_MARK in text and _DELAY_MARK not in text and not is_half:
-            # Apache's Java client sets WAIT=true in each message, and its broker does not store it either
-            # (SendMessageProcessor).
+            # Apache's Java client sets WAIT=true in each message. Like Apache's broker (SendMessageProcessor), do not
+            # store it, except in delayed and half messages.
             text = props.without(text, props.WAIT)
         text = text + self._cluster_end if text and text[-1] != props.PAIR_END else text + self._cluster_text
         if _LATER_MARK in text:

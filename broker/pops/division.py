@@ -86,7 +86,7 @@ class Divided:
         self._division.check_soon(self)
 
     def queues(self, broker_name: str) -> list[Queue]:
-        """Return the leased queues."""
+        """Return the queues that this group's pools lease, including queues that a pool is releasing."""
         return [Queue(pool.topic, broker_name, queue_id) for pool in self.pools for queue_id in pool.epochs]
 
 

@@ -430,7 +430,8 @@ class QueueDeliveries:
     # A restart
 
     def adopt(self, kept: KeptQueue, to_monotonic_s: Callable[[int], float]) -> None:
-        """Continue the deliveries of the last run. Offsets after the end of the queue were lost, and are dropped."""
+        """Continue the deliveries of the last run. Drop deliveries before the start of the queue, whose messages
+        retention has deleted, and at or after its end, whose messages were lost."""
         end = self.queue.next
         self.next, self.floor_ms = min(kept.next, end), kept.floor_ms
         for offset in sorted(kept.unfinished):

@@ -220,7 +220,8 @@ class Pops(LitePart):
     def _admit(self, request: PopRequest, pool: Pool | None, now_s: float) -> str | None:
         """Return why a client may not pop a topic that the group does not pop yet, or that is divided; None if it may."""
         is_used = pool is not None and pool.is_used(now_s)
-        if not is_used and request.session is not None and request.count > 0:  # a member that pulled until now
+        # The client may have pulled this topic until now, so it no longer counts as the reader of the topic's queues
+        if not is_used and request.session is not None and request.count > 0:
             self._watch.release_topic(request.session, request.group, request.topic)
         return self.division.admit(request, pool, is_used=is_used)
 
@@ -766,7 +767,8 @@ class Pops(LitePart):
         found = self.pools.clients.get(client)
         for delivery in found.extended if found is not None else ():
             if delivery.since_s >= heard_s:
-                delivery.since_s = float("-inf")  # as if it had been extended for the maximum time
+                # The maximum extension counts as used up, so the broker does not extend this delivery again
+                delivery.since_s = float("-inf")
 
     def response_lost(self, client: PopClient, times_ms: Collection[int]) -> None:
         """Handle a client that cancelled a receive after its response was written. The client may not have got the messages
@@ -776,7 +778,8 @@ class Pops(LitePart):
             if delivery.pop_ms < min(times_ms):
                 break
             if delivery.pop_ms in times_ms:
-                delivery.since_s = float("-inf")  # as if it had been extended for the maximum time
+                # The maximum extension counts as used up, so the broker does not extend this delivery again
+                delivery.since_s = float("-inf")
 
     def client_gone(self, client: PopClient) -> None:
         """Handle a client that terminated or lost contact: end its receives, and redeliver the messages that the broker
@@ -959,7 +962,8 @@ class JournalWriter:
         is_written = True
         try:
             for deliveries, done in acked.items():
-                if not deliveries.is_ended:  # else the journal would define them again
+                # The record of an acknowledgement would add a queue that has left its pool to the journal again
+                if not deliveries.is_ended:
                     self._journal.acknowledged(deliveries, done)
             self._journal.write()
         except Exception as error:  # after any error, the acknowledgements get a response

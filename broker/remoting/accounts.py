@@ -273,7 +273,7 @@ def _entry(file: AclFile, name: str) -> Mapping[str, Any]:
 
 
 def _file_with(broker: BrokerController, name: str) -> AclFile:
-    """Return the ACL file if it has this user. Raises Refused if it does not."""
+    """Return the ACL file. Raises Refused if the broker has no ACL file, or the file does not have this user."""
     file = _file(broker, ResponseCode.SYSTEM_ERROR)
     if name not in file.policy.accounts:
         raise Refused(ResponseCode.USER_NOT_EXIST, f"there is no user {name[:100]}; create it with createUser")

@@ -456,8 +456,8 @@ class RemotingConnection(Client):
                 self.records.go_on()
 
     def on_farewell(self, action: Callable[[], None]) -> None:
-        """Call `action` when the broker closes the connection, before the socket is closed. The gRPC server sends GOAWAY
-        then."""
+        """Call `action` when `close` closes the connection, before the socket is closed; `abort` does not call it. The
+        gRPC server sends GOAWAY in `action`."""
         self._farewell = action
 
     def on_lost(self, action: Callable[[RemotingConnection], None]) -> None:

@@ -510,7 +510,8 @@ class _Watch:
         """Return the observation with the group's current members and owners.
 
         Args:
-            asks_members: True to query members, too, because their reports are old.
+            asks_members: True to query the members again because their reports are old; members are not queried if none
+                of them responded before.
         """
         name = seen.group.name
         connections = await self._admin.connections(name, self._masters)

@@ -730,7 +730,7 @@ class WorkerPool:
 
 
 # ------------------------------------------------------------------------------
-# Handlers that get a decoded body instead of the message.
+# Handlers that get a decoded body, and the message as well if they take two arguments.
 #
 # Decoding the same body again would fail again, so a message whose body cannot be decoded is rejected with the reason and
 # not retried. In a batch only such messages are rejected, and the handler gets the others.

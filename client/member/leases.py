@@ -491,8 +491,9 @@ class Leases:
     async def commit_place(self, queue: Queue, offset: int, *, sought: bool) -> None:
         """Commit an offset that a user or an administrator has chosen. Raise nothing, like `commit`.
 
-        With Apache's brokers, first wait until the offsets of earlier pulls are stored, so that they do not replace this
-        one.
+        With Apache's brokers, if a pull in flight carries an offset, first wait until the broker has most likely stored
+        that offset, so that it does not replace this one. An error or a timeout ends the wait. Nothing is committed if
+        the member does not own the queue, or no longer does after the wait.
 
         Args:
             sought: True if the broker itself returned the offset.
@@ -611,7 +612,9 @@ class MemberLocks:
         """Request locks. Return the leases of queues that are locked for this member now, and the group's committed
         offsets as far as the broker returns them.
 
-        The queues are in doubt until they are owned or unlocked. Raises RocketletError and BodyError.
+        Each requested queue is in doubt, which means that it counts as possibly locked for this member, until the
+        member owns it, the broker rejects the lock, the broker responds to an unlock, or 60 s have passed. Raises
+        RocketletError and BodyError.
         """
         asked = tuple(queues)
         self.doubt(asked)

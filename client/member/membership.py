@@ -202,7 +202,8 @@ class Membership:
     # Notifications
 
     def _notified(self, connection: Connection, frame: Frame) -> None:
-        """Rebalance, because a broker has notified this member that the members or the queues of a topic have changed."""
+        """Record a broker's notification that the group's members or a topic's queues have changed, and wake the
+        rebalance task. A member that is leaving does not rebalance."""
         self._rebalance.grown(str(frame.ext.get("topic")))
         try:
             self._shares.record_notification(connection, frame.ext)

@@ -510,8 +510,12 @@ def check_flag(flag: int) -> None:
 
 
 def outgoing(messages: Iterable[Any], encode: Callable[[Any], Any]) -> tuple[Outgoing, ...]:
-    """Return the messages of a batch as Outgoing. `encode` converts values that are neither bytes nor an Outgoing to
-    bodies."""
+    """Return the messages of a batch as Outgoing. Raises MessageIllegal.
+
+    Args:
+        encode: Called for each item that is not an Outgoing; it returns bytes unchanged and converts other values to
+            bodies.
+    """
     allowed = "a batch takes a list of bytes or Outgoing(...)"
     if isinstance(messages, str | bytes) or not isinstance(messages, Iterable):
         raise MessageIllegal(f"the batch is {type(messages).__name__}; {allowed}")
