@@ -180,7 +180,8 @@ class Planner:
         self._targets = self._call(self._ends())
 
     def progress(self) -> tuple[Mapping[Queue, int], Mapping[Queue, int]]:
-        """Return the end of each queue that this query reads, and the offset after its last planned message."""
+        """Return the end of each queue whose broker responded to the last poll, and the offset after the last planned
+        message of each queue that this query reads."""
         return self._call(self._progress())
 
     def addresses(self, queues: Iterable[Queue]) -> dict[Queue, str]:

@@ -145,7 +145,8 @@ class OwnedQueues(Protocol):
         """Return the next offset to read of a queue that is in no route. Raises RocketletError."""
 
     def out_of_reach(self, seen: BrokerOffsets) -> Mapping[Queue, int]:
-        """Return the next offset to plan of each queue whose broker is unreachable."""
+        """Return the next offset to plan of each queue that cannot be planned now, because its broker is unreachable or
+        its lease is suspended or has expired."""
 
     def take(self, cut: Ranges) -> Ranges:
         """Reserve ranges for the next batch and return them: those of `cut` that can still be read. An empty result
@@ -169,7 +170,7 @@ class _Reading:
         position: the next offset to plan
         done: the offset that the group may commit
         committed: the offset that the group has committed
-        is_fresh: True until the first batch after the queue was assigned is planned
+        is_fresh: True until the first batch after the queue was assigned is planned while its broker is reachable
         reset_to: the offset at which an administrator wants the queue to continue, once the running batch is finished
         planned: the range in the running batch
         leaving: True once the queue is being released
@@ -579,7 +580,8 @@ def check_named(position: StartingOffsets, queues: set[Queue]) -> None:
 async def check_start(view: View, queues: set[Queue]) -> None:
     """Check that a new query can start where its options say.
 
-    Raises ConfigError if it cannot, and RocketletError if a broker is unreachable.
+    Queues whose broker does not respond are not checked. Raises ConfigError if the query cannot start there, and
+    RocketletError if a broker rejects a request or stops responding.
     """
     start = view.options.start
     check_named(start, queues)
@@ -864,7 +866,8 @@ class View:
             self._gone.discard(topic) if is_known else self._gone.add(topic)
 
     async def _matching(self) -> list[str]:
-        """Return the topics that match the pattern, and request their routes."""
+        """Return the topics that match the pattern and have a route, except topics that brokers create. Request the
+        routes that are not known yet."""
         self._discovered_s = _now_s()
         answer = await self.cluster.ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
         brokers = await self.cluster.ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
@@ -882,8 +885,8 @@ class View:
         return [topic for topic in found if self.cluster.route(topic) or await self.cluster.find_route(topic)]
 
     async def new_topics(self, known: Iterable[str]) -> list[str]:
-        """Return topics that match the pattern and are not in `known`. Request the list of topics at most every 10
-        s."""
+        """Return topics that match the pattern and are not in `known`; none within 10 s of the last request of the list
+        of topics, and none if that request fails."""
         if not self.options.pattern or _now_s() < self._discovered_s + DISCOVERY_INTERVAL_S:
             return []
         try:
@@ -910,7 +913,8 @@ class View:
         return address
 
     async def all(self, queues: Iterable[Queue]) -> BrokerOffsets:
-        """Return the extents of all queues. Raises ConnectionFailed if a broker is unreachable."""
+        """Return the extents of all queues; `NOTHING` for queues that their broker does not have. Raises
+        ConnectionFailed if a broker is unreachable."""
         seen = await self.extents.of(queues)
         if self.extents.away:
             raise ConnectionFailed(

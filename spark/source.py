@@ -180,7 +180,7 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     @plainly()
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Commit the finished batch `start`, and return the offset of the next batch, or `start` if there is nothing
-        new."""
+        new or the driver keeps the group's queries from starting a batch (`Ledger.hold`)."""
         finished = from_offset(start)
         planner = self._opened(finished)
         planner.finish(finished)
@@ -210,7 +210,8 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._is_bounded = True
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Return the unplanned range of each queue and the total lag, which Spark shows in a query's progress."""
+        """Return the unplanned range of each queue and the total lag, which Spark shows in a query's progress; None
+        before the planner is created."""
         if self._planner is None:
             return None
         ends, positions = self._planner.progress()

@@ -61,7 +61,8 @@ class QueueLease:
 
     Attributes:
         connection: None after a restart, and after the broker has closed the connection, until the client is back.
-        handover: a Rocketlet client's lease, with an epoch. False for a lock of Apache's clients, which fences no commit.
+        handover: True for a lease of a Rocketlet client or of a group's pools, with an epoch, and for a reservation.
+            False for a lock of Apache's clients, which fences no commit.
         former_end: for a lease from before a restart, the end of its queue when this run began; 0 if its topic was
             deleted. None once its owner has pulled.
         is_awaited: True if it is no lease: the queue is reserved for the foreign member that read it before a restart.
@@ -127,7 +128,7 @@ class TopicOffsets:
         rewinds: how often an offset went back.
         encoded: the entry of the state file, until an offset changes.
         handed_over: queues whose offsets are to be written soon.
-        lost: how many messages retention deleted before the group had committed them, since the start.
+        lost: how many messages retention deleted before the group had finished them, since the start.
     """
 
     __slots__ = ("encoded", "handed_over", "lost", "of_owners", "offsets", "rewinds")
@@ -190,11 +191,13 @@ class GroupQueue:
     # Lease
 
     def is_leased_to(self, connection: Session) -> bool:
-        """Return True if this Rocketlet member owns the queue."""
+        """Return True if this session has the lease of the queue, or its reservation from before a restart. Locks of
+        Apache's clients do not count."""
         return self.lease is not None and self.lease.handover and self.lease.connection is connection
 
     def is_leased_to_another(self, connection: Session) -> bool:
-        """Return True if a Rocketlet member other than this one owns the queue."""
+        """Return True if another session, or a client that is not connected, has the lease of the queue, or its
+        reservation from before a restart. Locks of Apache's clients do not count."""
         return self.lease is not None and self.lease.handover and self.lease.connection is not connection
 
     def is_owned_by(self, connection: Session) -> bool:

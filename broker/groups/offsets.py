@@ -297,7 +297,8 @@ class Offsets:
 
 
 class Lag(NamedTuple):
-    """Messages that a group has not committed.
+    """Messages that a group has not finished: the unfinished messages of popped queues, and in other queues the
+    messages after the committed offset. Messages that retention has deleted do not count.
 
     Attributes:
         since_ms: when the oldest of them was stored; None without one.
@@ -311,7 +312,7 @@ class Lag(NamedTuple):
 
 class GroupProgress:
     """Messages that are finished do not count as lag, nor do those that retention has deleted. `lost`: how many messages
-    retention deleted before a group had committed them, since the start, by group and topic."""
+    retention deleted before a group had finished them, since the start, by group and topic."""
 
     def __init__(
         self,
@@ -419,7 +420,8 @@ class GroupProgress:
         return sum(self._offsets.of(group, topic).values())
 
     def noting_lost(self) -> Work[None]:
-        """Count and log the messages of deleted segments that groups had not committed."""
+        """Count and log the messages of deleted segments that groups had not finished, except those of broadcasting
+        groups and of topics to which a group's members do not subscribe any more."""
         for group in self.groups():
             online = self._groups.online(group)
             if online is not None and online.is_broadcasting:
@@ -449,7 +451,7 @@ class GroupProgress:
             yield
 
     def lost(self) -> Iterator[tuple[str, str, int]]:
-        """Yield how many messages retention deleted before a group had committed them, since the start, by group and
+        """Yield how many messages retention deleted before a group had finished them, since the start, by group and
         topic."""
         for group in self._groups:
             for topic, item in group.offsets.items() if group.has_lost else ():
@@ -502,7 +504,8 @@ class Watch:
         self.double_readers = 0
 
     def record_pull(self, connection: Session, group: ConsumerGroup, key: QueueKey) -> GroupQueue:
-        """Record that a connection has pulled a queue, and return the queue; `NO_QUEUE` if the connection reads too many."""
+        """Record that a connection has pulled a queue, and return the queue. If the connection reads too many queues,
+        record nothing, and return `NO_QUEUE` if the group has no state of the queue."""
         queue = group.queues.get(key, NO_QUEUE)
         if queue.reader is connection:
             return queue

@@ -271,8 +271,9 @@ class Pulling:
         )
 
     def _look_again(self, pull: Pull, answer: PullCallback, attempt: int) -> None:
-        """Retry a pull that arrived before the heartbeat with its new subscription, because a Java client would wait a second
-        after a refusal."""
+        """Retry a pull that waited for its filter to be parsed, for the queue, or for the heartbeat with its new
+        subscription, because a Java client would wait a second after a refusal. Do nothing if the connection is
+        closed."""
         if pull.session.is_closed:  # do not keep the pull of a client whose connection is closed
             return
         outcome: Pulled | PullFault | None
@@ -421,8 +422,8 @@ class Pulling:
             )
 
     def _subscription(self, session: Session, header: PullMessage, group: ConsumerGroup) -> Subscription | None:
-        """Return the filter of a pull; None for all messages. Raises Refusal if the pull names another subscription than
-        its member."""
+        """Return the filter of a pull; None for all messages. Raises Refusal if the filter is invalid, or if the
+        member's subscription is missing or older than that of the pull."""
         if header.sys_flag & codes.PULL_SUBSCRIPTION:
             if header.subscription == ALL and header.expression_type in (TAG, None):  # the most frequent case
                 return None
@@ -466,7 +467,8 @@ class Pulling:
     def _read_held(
         self, pull: Pull, queue: ConsumeQueue, subscription: Subscription | None, matches: Filter | None
     ) -> Pulled | PullFault:
-        """Like `_read`, but return the store's errors, because no dispatch is there to report them."""
+        """Like `_read`, but return the store's errors, because no dispatch is there to report them. Return no messages
+        if the member may not read the queue any more."""
         session, header, _, _ = pull
         group = self._groups.obtain(header.consumer_group)
         group_queue = group.queue(header.topic, header.queue_id)
@@ -636,7 +638,8 @@ class CheckedPulls:
         generation: int,
     ) -> CheckedPull | None:
         """Return a cached pull for one that passed every check since the generation was read. None if it must be checked each
-        time: while queues of the group move, and with SQL filters, whose parsed form may be evicted."""
+        time: while clients pop any topic of this broker, while queues of the group move, are contested or are reserved
+        for readers from before a restart, and with SQL filters, whose parsed form may be evicted."""
         queue = group.queue(header.topic, header.queue_id)
         if self._pops.pools.all or group.is_moving(session) or queue.contest is not None:
             return None
@@ -795,7 +798,8 @@ class Commits:
         return fault
 
     def carried(self, session: Session, group: ConsumerGroup, key: QueueKey, offset: int) -> None:
-        """Commit the offset that a pull carries; ignored if the client may not commit it."""
+        """Commit the offset that a pull carries; ignored if the client may not commit it or the queue does not have
+        it."""
         queue = group.queues.get(key, NO_QUEUE)
         fault = self.fence_fault(session, group, queue, key, offset, None, may_be_tool=False)
         fault = fault or self.offset_fault(queue, key, offset)
@@ -822,8 +826,9 @@ class Commits:
         return None
 
     def offset_fault(self, queue: GroupQueue, key: QueueKey, offset: int) -> str | None:
-        """Return why an offset is beyond the end of the queue; None if it is valid or lower than before. Apache's broker
-        accepts any number."""
+        """Return why a queue does not have an offset; None if the offset is between the start and the end of the queue.
+        While a lease has a `former_end`, a higher offset is accepted, too, because the messages may have been lost.
+        Apache's broker accepts any number."""
         lease = queue.lease
         if lease is not None and lease.former_end is not None:
             offset = min(offset, lease.former_end)

@@ -94,7 +94,7 @@ class PeerBroker:
         since: The number of the first message of this change to the peer.
         agreed_at: The number of this broker's first message with news that was sent after the peer had reported the
             same members; infinite before that message, and after a message with news to a peer that reports other members.
-        freed: By client id, the number of the message that reported the member as drained.
+        freed: By client id, the number of the message that reported the member as drained; infinite until it is sent.
         was_let: True if the peer may still return member lists of an earlier change.
     """
 
@@ -358,7 +358,8 @@ class Drain:
         self.transition(DrainEvent.GIVE_UP)
 
     def record_progress(self, until_s: float, reader: Session | None = None) -> None:
-        """Record progress of a reader. Unless queues move separately, this extends the time of all readers."""
+        """Record progress of a reader, and extend its time if it is waited for. Without a reader, or if the drain is
+        not long, this extends the time of the whole drain."""
         if reader is None or not self.is_long:
             self.due[None] = until_s, False
         elif reader in self.waiting:

@@ -436,11 +436,12 @@ class GrpcCall:
         self.end()
 
     def on_abort(self, action: Callable[[], None]) -> None:
-        """Call `action` if the client cancels the call before its response was written."""
+        """Call `action` if the client cancels the call, or the connection is lost, before the response was written."""
         self._aborted = action
 
     def on_given_up(self, action: Callable[[], None]) -> None:
-        """Call `action` if the client cancels the call after its response was written."""
+        """Call `action` if the client cancels the call after its response was written; the loss of the connection does
+        not call it."""
         self.keep_answered(self.stream.id, action)
 
     def is_late(self, now_s: float) -> bool:

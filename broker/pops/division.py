@@ -235,7 +235,7 @@ class Division:
     # Members that pull
 
     def _is_pulled(self, name: str, topic: str, but: PopClient | None = None) -> bool:
-        """Return True if members pull the topic, or will. but: a client that pops."""
+        """Return True if a queue of the topic is leased, or members pull the topic or will. but: a client that pops."""
         group = self._groups.get(name)
         pool = self._pools.find(name, topic)
         popping = {
@@ -311,7 +311,8 @@ class Division:
 
     @staticmethod
     def _strategy(group: ConsumerGroup | None) -> str:
-        """Return the strategy of our members, if they have the same."""
+        """Return the strategy of the members that pull, if all of them have the same one that this broker can compute;
+        else AVG."""
         members = group.members.values() if group is not None else ()
         names = {member.data.strategy for member in members if not member.pops} - {None}
         name = names.pop() if len(names) == 1 else None
@@ -434,7 +435,8 @@ class Division:
     # Handing over
 
     def _release_free(self, divided: Divided, pool: Pool) -> None:
-        """Release the queues that leave and have nothing in flight. End the division if no member pulls any more."""
+        """Release the leaving queues that are free (`_is_free`). End the pool if no client pops the topic any more and
+        the pool has no queue left; end the division if no member pulls any more and the pool has all queues."""
         if pool.owned is None:
             return
         now_s = self._clock.monotonic_s()
@@ -534,7 +536,7 @@ _numbers = itertools.count(1)
 
 
 class PopMember:
-    """The session of a client that pops, among the members of its group."""
+    """The session of a client that pops, among the members of its group, or of the leases of a group's pools."""
 
     held_pulls = 0
     peer = ""

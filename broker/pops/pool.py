@@ -931,7 +931,8 @@ class Pools:
     def adopt(
         self, kept: Iterable[KeptQueue], last_number: int, to_monotonic_s: Callable[[int], float]
     ) -> Iterator[QueueDeliveries]:
-        """Continue the pools of the last run, of topics that were not recreated since. Yields their deliveries."""
+        """Continue the pools of the last run, of topics that were not recreated since. Yields their deliveries. Of a
+        queue that left its pool without unfinished messages, only commit the offset."""
         self._last_number = last_number
         for item in kept:
             _, group, topic, queue_id = item.place
@@ -969,7 +970,8 @@ class Pools:
             del self.clients[client.client]
 
     def record_request(self, pool: Pool, request: PopRequest, now_s: float) -> bool:
-        """Record a client of a pool. Returns True if its session must call `session_lost` when it is gone."""
+        """Record a client of a pool; of a new client of a pool that has `max_members` clients, only its contact.
+        Returns True if its session must call `session_lost` when it is gone."""
         pool.used_s = now_s
         found = pool.clients.get(request.client)
         if found is None:
@@ -1043,7 +1045,7 @@ class Pools:
     # Visibility timeouts that the broker extends
 
     def extend(self, deliveries: QueueDeliveries, delivery: Delivery) -> None:
-        """Extend a delivery while its client has contact."""
+        """Extend a delivery while its client has contact, for up to `MAX_RENEWED_S` after the pop."""
         assert delivery.client is not None, "only a client's delivery is extended"
         client = self.client(delivery.client)
         if not client.extended:
@@ -1135,7 +1137,8 @@ class Pools:
         self._unused[pool] = None
 
     def unused(self, now_s: float) -> Iterator[Pool]:
-        """Yield pools without clients, each once: those idle for POOL_IDLE_S, and others while there are too many."""
+        """Yield pools without clients and waiting receives, each once, except divided and pinned ones: those idle for
+        POOL_IDLE_S, and others while there are too many."""
         for pool in list(self._unused):
             if pool.clients or pool.waits or pool.is_pinned:
                 del self._unused[pool]

@@ -331,7 +331,8 @@ class Pops(LitePart):
             self._attempts.popitem(last=False)
 
     def _repeat(self, request: PopRequest) -> PopResult | None:
-        """Return the messages in flight of an earlier receive with the same attempt id; None if there are none."""
+        """Extend the visibility timeout of the messages in flight of an earlier receive with the same attempt id, and
+        return these messages; None if there are none."""
         given = self._attempts.pop(request.attempt, None)
         still = [item for item in given or () if item.is_in_flight]
         found: list[Delivered] = []
@@ -428,7 +429,7 @@ class Pops(LitePart):
         topics: Sequence[str] | None = None,
     ) -> None:
         """Acknowledge messages by their receipt handles. `answer` is called with an outcome for each, once the
-        acknowledgements are written to the disk.
+        acknowledgements are written to the disk or the write has failed; immediately if no message is acknowledged.
 
         Args:
             topics: the topic of each message, if they differ, as those of lite topics do.
@@ -468,9 +469,9 @@ class Pops(LitePart):
         renews: bool = False,
         takes_late: bool = True,
     ) -> Changed:
-        """Change the invisible time of a message; 0 redelivers it immediately, a nack. From now on, the broker does not
-        extend the invisible time on its own. A finished message stays finished, because another client may have
-        acknowledged it.
+        """Change the invisible time of a message; 0 is a nack, which redelivers the message immediately, or
+        dead-letters it after its last attempt. From now on, the broker does not extend the invisible time on its own. A
+        finished message stays finished, because another client may have acknowledged it.
 
         Args:
             is_counted: False if this delivery does not count as an attempt.
@@ -542,7 +543,7 @@ class Pops(LitePart):
         return None if first_s is None else max(first_s - self._clock.monotonic_s(), 0.0)
 
     def expire(self, deliveries: QueueDeliveries, due: list[Delivery]) -> None:
-        """Redeliver deliveries of one queue whose deadline has passed, or extend them."""
+        """Redeliver, dead-letter or extend deliveries of one queue whose deadline has passed."""
         for delivery in due:
             until_s = self._extended_s(delivery) if deliveries.gives_again else None
             if until_s is None:
@@ -571,7 +572,8 @@ class Pops(LitePart):
         self._record_changed(deliveries, delivery)
 
     def _redeliver(self, deliveries: QueueDeliveries, delivery: Delivery, reason: str) -> None:
-        """Make a message visible again, or dead-letter it if it has had all its attempts."""
+        """Make a message visible again, or dead-letter it if it has had all its attempts. If the dead letter cannot be
+        stored, the message stays in flight, and storing is retried after `DEAD_LETTER_RETRY_S`."""
         settings = self._settings.get(deliveries.group)  # messages of a deleted group do not create it
         attempts = delivery.attempts
         if settings is not None and deliveries.queue.topic.startswith(names.RETRY_PREFIX):
@@ -673,7 +675,8 @@ class Pops(LitePart):
         that must wait until something is finished.
 
         Args:
-            is_lost: True if the queue is another member's already.
+            is_lost: True if the pool has lost its lease. The release then does not wait, and no message is sent back to
+                the retry topic, so finished messages after an unfinished one are redelivered.
         """
         deliveries = pool.queues.get(queue_id)
         if deliveries is None:
@@ -783,7 +786,8 @@ class Pops(LitePart):
 
     def client_gone(self, client: PopClient) -> None:
         """Handle a client that terminated or lost contact: end its receives, and redeliver the messages that the broker
-        extends for it. Messages with a visibility timeout of their own stay in flight until that expires."""
+        extends for it, or dead-letter them after their last attempt. Messages with a visibility timeout of their own
+        stay in flight until that expires. Do nothing once the broker is stopped."""
         if self._is_stopped:  # the next broker writes the journal, perhaps in this process
             return
         found = self.pools.clients.get(client)
@@ -933,7 +937,8 @@ class JournalWriter:
         self.commit_soon(deliveries)
 
     def answer_when_written(self, outcomes: list[AckStatus], answer: Answered) -> None:
-        """Call `answer` with the outcomes of one request when its acknowledgements are on the disk."""
+        """Call `answer` with the outcomes of one request when its acknowledgements are on the disk, or with the outcome
+        `NOT_KEPT` for them if writing them fails; immediately if the request acknowledges nothing."""
         for outcome in outcomes:
             if outcome is AckStatus.DONE or outcome is AckStatus.LATE:
                 self._waiting.append((outcomes, answer))

@@ -401,7 +401,7 @@ class RemotingConnection(Client):
 
     def when_read(self, action: Callable[[], None]) -> None:
         """Call `action`, which writes: immediately, or while the client does not read its responses, once it reads them
-        again."""
+        again; never if the connection is lost before."""
         if self.is_paused:
             self._later.append(action)
         else:

@@ -144,7 +144,11 @@ class Leases:
 
     async def acquire(self, wanted: Iterable[Queue]) -> None:
         """Try to lock these queues, and start to read those that are locked. Unlock queues that may be locked but are not
-        wanted."""
+        wanted.
+
+        Skip queues that this member is still releasing or unlocking, queues with running handlers, and queues of
+        brokers at which this member is not registered. A later rebalance locks them.
+        """
         wanted = set(wanted)
         lockable = wanted - self._locks.unlocking
         unlockable = self._locks.doubtful - lockable - self._handing_over.keys()
@@ -194,7 +198,7 @@ class Leases:
 
     def release(self, queue: Queue) -> None:
         """Start to release a queue. The queue is not owned from now on, but stays locked until its handlers have ended
-        and its offset is committed."""
+        and its offset is committed, the commit has finally failed, or the lease has ended."""
         lease = self._releasing[queue] = self.owned.pop(queue)
         self._suspended.discard(queue)
         handing_over = asyncio.create_task(self._hand_over(queue, lease), name=f"hand over {queue}")
@@ -357,7 +361,7 @@ class Leases:
             await self._commit_one(queue, offset, lease)
 
     def _lose(self, queue: Queue, reason: str) -> None:
-        """Stop owning a queue whose lease the broker has ended, or that has another owner."""
+        """Stop owning or releasing a queue whose lease the broker has ended, or that has another owner."""
         self._suspended.discard(queue)
         lease = self.owned.pop(queue, None)
         if lease is not None:
@@ -431,7 +435,8 @@ class Leases:
         )
 
     async def _renew(self, broker_name: str, queues: Iterable[Queue]) -> None:
-        """Renew the leases of queues at one broker, and lose the queues whose lease it does not renew."""
+        """Renew the leases of queues at one broker, and lose the queues whose lease it does not renew or renews with
+        another epoch. After an error, or if the connection closes meanwhile, lose no queue."""
         try:
             connection = await self._cluster.broker(broker_name)
             # Do not renew a queue that is unlocked or being unlocked, because Apache's broker would lock it again.
@@ -723,7 +728,7 @@ class MemberLocks:
             self._unanswered.add(queue)
 
     def abandon(self, held: Mapping[Queue, Lease]) -> None:
-        """Unlock these queues and those in doubt, without waiting for responses."""
+        """Unlock these queues and those in doubt at the connected brokers, without waiting for responses."""
         epochs = dict.fromkeys(self._doubtful, 0) | {queue: lease.epoch for queue, lease in held.items()}
         for broker_name, queues in by_broker(epochs).items():
             connection = self._cluster.connected(broker_name)
@@ -738,7 +743,8 @@ class MemberLocks:
 
     async def hand_over(self, queue: Queue, offset: int, lease: Lease) -> bool:
         """Commit and unlock a queue, in one request with all queues of its broker that are released in the same event-loop
-        iteration. Return True if the broker has done both."""
+        iteration. Return True if the broker has done both; False also if it is not connected or not Rocketlet's, or if
+        the lease has expired."""
         connection = self._cluster.connected(queue.broker_name)
         if connection is None or not connection.speaks_msgpack or not lease.epoch or lease.is_over:
             return False
@@ -773,8 +779,8 @@ class MemberLocks:
     ) -> tuple[set[Queue], set[Queue]]:
         """Commit queues of one broker in as few requests as possible, which also renew their leases at the broker.
 
-        Return the queues that are committed, and the queues to commit one by one. After a timeout the queues are in
-        neither, because a pull may carry a later offset before a retry.
+        Return the queues that are committed, and the queues to commit one by one. After a timeout or a connection error
+        the queues are in neither, because a pull may carry a later offset before a retry.
         """
         stored, alone = set[Queue](), set[Queue]()
         for part in parts(list(offsets), self._limits.lock_queues):

@@ -287,7 +287,7 @@ class Rebalance:
         rebalanced: an event that is set while the member owns exactly its share.
 
     Attributes:
-        missing: topics that no name server knows.
+        missing: topics that no name server knows, except retry topics.
         has_computed_share: True once a pass has determined this member's share.
     """
 
@@ -580,8 +580,8 @@ class Shares:
         return is_fresh and notified.connection is first
 
     async def _members(self, topic: str, queues: list[Queue], detail: str | None) -> Frame:
-        """Query the members that subscribe to a topic. Return the response of the first broker of its queues that
-        responds."""
+        """Query the members that subscribe to a topic. Return the first successful response of the brokers of its
+        queues, which are queried one after another. Raises the last error if all fail."""
         error: RocketletError = ConnectionFailed(f"no broker of the topic {topic} is known")
         ext: Ext = write(ConsumerGroupHeader(self.group, topic)) | ({EXT_DETAIL: detail} if detail else {})
         if detail == "share":
