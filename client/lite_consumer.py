@@ -175,7 +175,7 @@ class LiteConsumer(PopConsumer):
 
     async def _lag(self, address: str) -> int:
         connection = await self._cluster.connection(address)
-        answer = await connection.request(RequestCode.GET_LITE_GROUP_INFO, write(LiteGroupOf(self.group, top_k=0)))
+        answer = await connection.request(RequestCode.GET_LITE_GROUP_INFO, write(LiteGroupOf(self.group, top_k=1)))
         return body_of(answer, decode_lite_lag).messages
 
     async def _change(self, action: LiteAction, lite_topics: list[str], offset: LiteOffset | None = None) -> None:

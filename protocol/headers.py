@@ -767,8 +767,8 @@ class LiteClientOf(NamedTuple):
 
 
 class LiteGroupOf(NamedTuple):
-    """GET_LITE_GROUP_INFO. `top_k`: how many lite topics the response lists. With `lite_topic` the response describes
-    only that lite topic."""
+    """GET_LITE_GROUP_INFO. `top_k`: how many lite topics the response lists; Apache's brokers refuse less than 1. With
+    `lite_topic` the response describes only that lite topic."""
 
     group: str
     lite_topic: str | None = None
