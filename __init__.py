@@ -17,7 +17,7 @@ from . import client
 if TYPE_CHECKING:
     from .client import *  # noqa: F403 (the names of its `__all__`)
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = ["__version__"]
 __all__ += client.__all__

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -458,12 +459,12 @@ async def test_top_shows_rates_lags_and_members_by_their_names(run: Run, node: N
 
 
 async def test_brokers_and_members_report_their_own_version(run: Run, node: Node) -> None:
-    assert "Rocketlet 0.1.0 (as 4.9.8)" in (await run("brokers", "list")).out
+    assert f"Rocketlet {version('rocketlet')} (as 4.9.8)" in (await run("brokers", "list")).out
     await run("topics", "create", "t")
     async with Consumer(node.address, "g", "t", Inbox()) as consumer:
         await consumer.assigned()
         (line,) = [line for line in (await run("groups", "show", "g")).out.splitlines() if " t [*]" in line]
-        assert line.endswith("  Rocketlet 0.1.0")
+        assert line.endswith(f"  Rocketlet {version('rocketlet')}")
 
 
 # `rocketlet acl` and `rocketlet version` on a broker with accounts.

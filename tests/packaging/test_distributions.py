@@ -406,7 +406,7 @@ def test_only_a_tag_publishes_and_only_after_ci() -> None:
 def test_the_changelog_begins_with_what_is_unreleased_and_knows_the_version() -> None:
     headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert headings[0] == "Unreleased"
-    assert rocketlet.__version__ in headings
+    assert ".dev" in rocketlet.__version__ or rocketlet.__version__ in headings
 
 
 def test_make_help_lists_every_target() -> None:
