@@ -830,9 +830,6 @@ class ConsumerGroups:
     """All groups. `generation` is incremented by all changes here.
 
     Args:
-        runtime: the broker's runtime.
-        history: records the events of groups.
-        broker_name: the broker's name.
         topics: how many queues of a topic may be read.
         changes: receives the facts that groups report.
     """
@@ -935,7 +932,6 @@ class ConsumerGroups:
         return {key: queue.lease.client_id for key, queue in queues.items() if queue.lease is not None}
 
     def queues(self) -> list[GroupQueue]:
-        """Return the queues of all groups."""
         return [queue for group in self._groups.values() for queue in group.queues.values()]
 
     def add_offsets(self, group: ConsumerGroup, topic: str) -> TopicOffsets:

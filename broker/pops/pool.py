@@ -211,11 +211,9 @@ class QueueDeliveries:
 
     @property
     def saved_offset(self) -> int | None:
-        """The group's committed offset."""
         return self.pool.of.offset(self.queue.topic, self.queue.queue_id)
 
     def save_offset(self, offsets: Offsets, offset: int) -> None:
-        """Commit the group's offset."""
         offsets.commit(self.pool.of, self.queue.topic, self.queue.queue_id, offset)
 
     def record(self, offset: int) -> bytes | None:
@@ -407,7 +405,7 @@ class QueueDeliveries:
     # Order
 
     def set_order(self, is_in_order: bool) -> None:
-        """Apply the group's setting. Raises what reading raises; the next receive then tries again."""
+        """Apply the group's setting. Raises what reading raises; the next receive then retries."""
         if is_in_order:
             self._order = self._order_of_all()
         self.is_in_order = is_in_order
@@ -817,7 +815,6 @@ class Pools:
 
     Attributes:
         all: the pools; a group has its own by topic.
-        of_topic: returns the pools of a topic.
         clients: clients with a pool, subscriptions to lite topics, a receive that waits, or a message that is extended.
         receives: how many receives wait, by the address of their client.
     """
@@ -1172,7 +1169,6 @@ class Pools:
     # Reports
 
     def waits(self, group: str, topic: str) -> int:
-        """Return how many receives wait."""
         pool = self.find(group, topic)
         return pool.waits if pool is not None else 0
 

@@ -311,12 +311,7 @@ class Pops(LitePart):
         queue = deliveries.queue
         lite_topic = deliveries.lite.name if isinstance(deliveries, LiteDeliveries) else ""
         handle = encode_handle(
-            self._broker_name,
-            queue.queue_id,
-            delivery.offset,
-            delivery.pop_ms,
-            invisible_ms,
-            lite_topic=lite_topic,
+            self._broker_name, queue.queue_id, delivery.offset, delivery.pop_ms, invisible_ms, lite_topic=lite_topic
         )
         attempt = tried(delivery.attempts + reconsume_times_in(record))
         return Delivered(record, queue.topic, queue.queue_id, delivery.offset, attempt, handle, delivery.pop_ms)
@@ -872,7 +867,7 @@ class Pops(LitePart):
             log.error("save_failed", reason=str(error))
 
     def saving(self) -> Job[None]:
-        """Rewrite the journal if it has become long. Raises StoreFull; the next call tries again."""
+        """Rewrite the journal if it has become long. Raises StoreFull; the next call retries."""
         yield from self._journal.saving(self.pools.deliveries)
 
     def stop(self) -> None:
