@@ -87,6 +87,7 @@ class LiteConsumer(PopConsumer):
             set()
         )  # addresses of brokers that have this member's subscriptions, on open connections
         self._has_joined = False
+        self._changing = asyncio.Lock()  # one change of the subscriptions at a time
         orderly = options["orderly"]
         super().__init__(name_server, group, subscriptions, handler, decode, options, orderly=orderly, from_first=True)
         self._cluster.listen(on_lost=self._synced.discard)
@@ -144,28 +145,40 @@ class LiteConsumer(PopConsumer):
         option = _offset(start, offset, tail)
         wanted = _checked(lite_topics)
         self._check_running()
-        fresh = [name for name in wanted if name not in self._names]
-        self._names.update(dict.fromkeys(fresh))
-        try:
-            await self._change(LiteAction.PARTIAL_ADD, wanted, option)
-        except BaseException:
-            for name in fresh:
-                self._names.pop(name, None)
-            with suppress(RocketletError):
-                await self._change(LiteAction.PARTIAL_REMOVE, fresh)
-            raise
-        # A notification of an earlier eviction may have arrived meanwhile. The broker repeats the notification if it
-        # still applies.
-        self._names.update(dict.fromkeys(wanted))
+        if not wanted:
+            return
+        async with self._changing:
+            fresh = [name for name in wanted if name not in self._names]
+            others = [name for name in self._names if name not in wanted]
+            is_repeated = len(fresh) < len(wanted)
+            self._names.update(dict.fromkeys(fresh))
+            try:
+                if is_repeated and option is not None:
+                    # Apache's broker looks for messages at the new offset only for a subscription that is new to it
+                    # (LiteSubscriptionRegistryImpl.addTopicGroup).
+                    await self._change(LiteAction.COMPLETE_ADD, others)
+                await self._change(LiteAction.PARTIAL_ADD, wanted, option)
+            except BaseException:
+                for name in fresh:
+                    self._names.pop(name, None)
+                with suppress(RocketletError):
+                    await self._change(LiteAction.COMPLETE_ADD, list(self._names))
+                raise
+            # A notification of an earlier eviction may have arrived meanwhile. The broker repeats the notification if it
+            # still applies.
+            self._names.update(dict.fromkeys(wanted))
 
     async def unsubscribe(self, *lite_topics: str) -> None:
         """Unsubscribe from lite topics. This member keeps their messages that are in flight. Raises what `subscribe`
         raises."""
-        removed = [name for name in _checked(lite_topics) if name in self._names]
+        wanted = _checked(lite_topics)
         self._check_running()
-        for name in removed:
-            del self._names[name]
-        await self._change(LiteAction.PARTIAL_REMOVE, removed)
+        async with self._changing:
+            removed = [name for name in wanted if name in self._names]
+            for name in removed:
+                del self._names[name]
+            if removed:
+                await self._change(LiteAction.PARTIAL_REMOVE, removed)
 
     async def lag(self) -> int:
         """Return the number of messages that the group has not acknowledged, in the lite topics that it has read or that its
@@ -185,8 +198,6 @@ class LiteConsumer(PopConsumer):
         Raises BrokerRefused if a broker rejects the change, and RocketletError if no broker responds or, with `offset`,
         if any broker does not respond.
         """
-        if not lite_topics:
-            return
         sent = [self._send(address, action, lite_topics, offset) for address in self._addresses()]
         errors = [error for error in await asyncio.gather(*sent, return_exceptions=True) if error is not None]
         for error in errors:
@@ -221,11 +232,12 @@ class LiteConsumer(PopConsumer):
         """Repeat the whole set at each broker, because brokers drop subscriptions that are not repeated."""
         while True:
             await asyncio.sleep(self._cluster.limits.lite_sync_interval_s)
-            for address in sorted(self._synced):
-                try:
-                    await self._send(address, LiteAction.COMPLETE_ADD, self._names)
-                except RocketletError as error:
-                    log.warning("lite_sync_failed", topic=self.topic, reason=str(error), hint="it is repeated")
+            async with self._changing:
+                for address in sorted(self._synced):
+                    try:
+                        await self._send(address, LiteAction.COMPLETE_ADD, self._names)
+                    except RocketletError as error:
+                        log.warning("lite_sync_failed", topic=self.topic, reason=str(error), hint="it is repeated")
 
     def _taken(self, connection: Connection, frame: Frame) -> None:
         """Remove a lite topic that another member of an exclusive group has subscribed to."""

@@ -283,7 +283,7 @@ class LiteSubscriptions:
                 return  # as nearly always
             wanted = dict.fromkeys(change.names)
             for name in [name for name in subscriber.names if name not in wanted]:
-                self._remove(group, pool, subscriber, name)
+                self._remove(pool, subscriber, name)
                 yield
             for name in wanted:
                 if group.lite_is_exclusive:
@@ -296,7 +296,8 @@ class LiteSubscriptions:
             return
         for name in change.names:
             if change.action is LiteAction.PARTIAL_REMOVE:
-                self._remove(group, pool, subscriber, name)
+                if self._remove(pool, subscriber, name) and group.resets_lite(LITE_RESET_UNSUBSCRIBED):
+                    self._set_offset(pool, name, LiteOffset(OffsetPolicy.MIN))
             else:
                 if group.lite_is_exclusive:
                     self._evict(group, pool, subscriber, name)
@@ -310,12 +311,13 @@ class LiteSubscriptions:
             pool.subscribe(subscriber, name)
             self.count += 1
 
-    def _remove(self, group: GroupConfig, pool: LitePool, subscriber: LiteSubscriber, name: str) -> None:
-        if name in subscriber.names:
-            pool.unsubscribe(subscriber, name)
-            self.count -= 1
-            if group.resets_lite(LITE_RESET_UNSUBSCRIBED):
-                self._set_offset(pool, name, LiteOffset(OffsetPolicy.MIN))
+    def _remove(self, pool: LitePool, subscriber: LiteSubscriber, name: str) -> bool:
+        """Remove a subscription. Return False if the client did not have it."""
+        if name not in subscriber.names:
+            return False
+        pool.unsubscribe(subscriber, name)
+        self.count -= 1
+        return True
 
     def _take_over(self, pool: LitePool, subscriber: LiteSubscriber, name: str) -> None:
         """Take a lite topic of an exclusive group from an earlier connection of the same client. The client is not

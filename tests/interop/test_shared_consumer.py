@@ -184,7 +184,7 @@ async def test_a_subscription_sets_the_offset(system: System) -> None:
 
         await consumer.subscribe("s1", offset=2)
         await eventually(lambda: has_acknowledged(b"c"))
-        await consumer.subscribe("s1", start="first")
+        await consumer.subscribe("s1", start="first")  # the member is subscribed already
         await eventually(lambda: has_acknowledged(b"c", b"a", b"b", b"c"))
         await consumer.subscribe("s1", tail=1)
         await eventually(lambda: has_acknowledged(b"c", b"a", b"b", b"c", b"c"))

@@ -636,6 +636,21 @@ async def test_offset_goes_back_when_the_group_says_so(
     assert bodies(await receive(two)) == [b"1", b"2"]
 
 
+async def test_synchronization_that_leaves_out_a_lite_topic_keeps_its_offset_when_unsubscribing_resets_it(
+    node: Node, client: GrpcClient
+) -> None:
+    ready(node, lite_sub_reset_offset_unsubscribe="true")
+    await send(client, "a", b"1")
+    await sync(client, "a")
+    assert await ack(client, *await receive(client)) == [OK]
+    await sync(client, action=ALL)
+    await sync(client, "a")
+    assert await receive(client) == []
+    await sync(client, "a", action=REMOVE)
+    await sync(client, "a")
+    assert bodies(await receive(client)) == [b"1"]
+
+
 async def test_wildcard_group_receives_every_lite_topic(node: Node, client: GrpcClient) -> None:
     ready(node, lite_sub_wildcard="")
     await send(client, "a", b"a1")
