@@ -366,7 +366,7 @@ class BrokerController:
         is_synced = closes or self.flusher is not None
         saves: list[Save] = []
         for state in (self.delays, self.timers, self.transactions):
-            save = yield from state.saving()
+            save = yield from state.preparing_save()
             if save is not None:
                 saves.append(save)
         # The log first: progress that is kept while the message that was delivered is not would lose it.
@@ -419,7 +419,7 @@ class BrokerController:
             if session.is_news("retry_topic_save_failed"):
                 groups_log.error("retry_topic_save_failed", group=group.name, reason=str(error))
 
-    def save_leases_soon(self) -> None:
+    def save_handovers_soon(self) -> None:
         """Save the leases that expired, and the offsets of queues that were handed over, soon and together, so that a killed
         broker has them."""
         if self._saving_locks is None:
@@ -474,7 +474,7 @@ class _Changes(GroupChanges, LiteChanges):
         self._broker.draining.peers_changed(group)
 
     def leases_changed(self) -> None:
-        self._broker.save_leases_soon()
+        self._broker.save_handovers_soon()
 
     def queue_released(self, group: ConsumerGroup, key: QueueKey, reader: Session | None) -> None:
         self._broker.offsets.mark(group, key)

@@ -497,7 +497,7 @@ class Draining:
         group = self._groups.get(name)
         return group is not None and group.is_draining
 
-    def holds_back(self, group: ConsumerGroup, connection: Session, header: PullMessage) -> bool:
+    def check_moving_pull(self, group: ConsumerGroup, connection: Session, header: PullMessage) -> bool:
         """Return True if this pull is to get nothing, because its queue moves away from its member. Record what the pull says
         about the member's progress."""
         drain = group.drain
@@ -733,7 +733,7 @@ def has_handled_all(header: PullMessage) -> bool:
 # When each foreign member is notified of a change, and which member list it gets until then.
 
 
-def keep_back(group: ConsumerGroup, session: Session) -> bool:
+def defer_notification(group: ConsumerGroup, session: Session) -> bool:
     """Return True if a foreign member must not be notified of the group's change yet; it is then notified later."""
     drain = group.drain
     if drain is None or _may_know(group, drain, session, group.sync.lets_tell):
@@ -983,7 +983,7 @@ class Notifications:
             return
         notified = 0
         for number, (at, member) in enumerate(list(group.members.items()), 1):
-            if at in group.members and not (member.is_foreign and keep_back(group, at)):
+            if at in group.members and not (member.is_foreign and defer_notification(group, at)):
                 at.tell(_change_for(group, at))
                 notified += 1
             if number % SLICE == 0:

@@ -535,7 +535,7 @@ class ConsumerGroup:
             return True
         return self.is_read_by_its_owner(topic, queue_id)
 
-    def is_held_back(self, topic: str, queue_id: int, now_s: float) -> bool:
+    def is_lock_denied(self, topic: str, queue_id: int, now_s: float) -> bool:
         """Return True if no member may lock the queue yet, because a foreign member or the clients that pop read it."""
         if (self.foreign or self.drain is not None) and self.is_drained(topic, queue_id):
             return True
@@ -1160,7 +1160,7 @@ class ConsumerGroups:
                     yield None
 
     def _report_change(self, group: ConsumerGroup, event: str, member: Member) -> None:
-        self._history.members_changed(group, event, member.client_id, len(group.members))
+        self._history.record_member_change(group, event, member.client_id, len(group.members))
         log.info("member_changed", change=event, group=group.name, client=member.client_id, members=len(group.members))
         group.clear_computed()
         self.check_soon(group, member.client_id)

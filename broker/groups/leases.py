@@ -201,7 +201,7 @@ class Locks:
             return None  # another member may have a lease that this run does not know
         is_kept = (
             # a foreign member still handles messages of it; the group is notified when it does not
-            not has_had and group.is_held_back(topic, queue_id, now_s)
+            not has_had and group.is_lock_denied(topic, queue_id, now_s)
             if request.handover
             else group.is_anothers(connection, topic, queue_id, now_s)
         )

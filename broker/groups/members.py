@@ -437,10 +437,10 @@ class History:
     def add(self, group: str, event: str, client: str, **detail: Any) -> None:
         self._put(group, (_shared(tuple(detail)), self._clock.time_ms(), event, client, *map(_short, detail.values())))
 
-    def members_changed(self, group: TimedGroup, event: str, client: str, members: int) -> None:
+    def record_member_change(self, group: TimedGroup, event: str, client: str, members: int) -> None:
         """Record that a member of a group has joined or left, or has other subscriptions."""
         self.add(group.name, event, client, members=members)
-        self.rebalances.members_changed(group, event)
+        self.rebalances.begin_rebalance(group, event)
 
     def changed_hands(self, event: str, group: TimedGroup, key: LeaseKey, client: str, epoch: int) -> None:
         """Record a lease that began or ended. One request may contain 8,192 queues, so this method does as little as
@@ -518,7 +518,8 @@ class Rebalances:
         self._freed_s: dict[LeaseKey, float] = {}
         self._running: dict[TimedGroup, tuple[float, float]] = {}  # when members changed, the last lock since then
 
-    def members_changed(self, group: TimedGroup, event: str) -> None:
+    def begin_rebalance(self, group: TimedGroup, event: str) -> None:
+        """Begin a rebalance of the group at this change of members, unless one is running."""
         if event in _MEMBERS_CHANGED:
             now_s = self._clock.monotonic_s()
             self._end_if_at_rest(group, now_s)

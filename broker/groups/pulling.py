@@ -287,7 +287,7 @@ class Pulling:
     def _has_to_wait(self, pull: Pull, group: ConsumerGroup, attempt: int) -> bool:
         """Return True if the member may not read the queue now. The pull then returns or is retried later."""
         session, header = pull.session, pull.header
-        if group.drain is not None and self._draining.holds_back(group, session, header):
+        if group.drain is not None and self._draining.check_moving_pull(group, session, header):
             self._hold(self._waiting(pull, _give_nothing), DRAINING_WAIT_S)
             return True
         wait_s = min(header.suspend_timeout_millis / 1000, MAX_HOLD_S)
@@ -473,7 +473,7 @@ class Pulling:
         group = self._groups.obtain(header.consumer_group)
         group_queue = group.queue(header.topic, header.queue_id)
         is_anothers = self._draining.allotment.is_anothers
-        if self._draining.holds_back(group, session, header) or is_anothers(
+        if self._draining.check_moving_pull(group, session, header) or is_anothers(
             group, session, header.topic, header.queue_id
         ):
             return _nothing_new(header)  # since the pull was held, the member was drained of the queue

@@ -221,7 +221,7 @@ class Delays:
         self.progress = progress
         self._dirty = True
 
-    def saving(self) -> Job[Save | None]:
+    def preparing_save(self) -> Job[Save | None]:
         """Return the state file to save; None if nothing has changed."""
         yield from ()
         if not self._dirty:
@@ -555,7 +555,7 @@ class Timers:
             while (offset := max(self._carried, queue.begin)) < self._taken and queue.entry(offset)[0] < position:
                 self._carry_some(queue, offset, position)
                 yield None
-            save = (yield from self.saving()) if self._carried != had else None
+            save = (yield from self.preparing_save()) if self._carried != had else None
             if save is not None:
                 # sync messages that were delivered or stored again before the progress is saved
                 yield from self._store.syncing()
@@ -602,7 +602,7 @@ class Timers:
         if not self._was_recalled(record, key_of(due_ms, offset)):
             self._appender.stage_again(record, queue, record.properties.encode(), due_ms)
 
-    def saving(self) -> Job[Save | None]:
+    def preparing_save(self) -> Job[Save | None]:
         """Return the state file to save; None if nothing has changed."""
         yield from self._schedule.saving(lambda: self._delivered, lambda: self._behind)
         if not self._dirty:

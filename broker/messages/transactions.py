@@ -134,7 +134,7 @@ class Transactions:
             except (Damaged, ValueError) as error:
                 log.error("transaction_outcome_unreadable", offset=offset, reason=str(error))
 
-    def saving(self) -> Job[Save | None]:
+    def preparing_save(self) -> Job[Save | None]:
         """Return the state file to save; None if nothing has changed."""
         if not self._dirty:
             return None

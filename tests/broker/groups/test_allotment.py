@@ -502,7 +502,7 @@ async def test_members_that_are_notified_later_are_passed_over_in_pieces(
     await settle(node)
     group = node.broker.groups.get("g")
     assert group is not None
-    monkeypatch.setattr("rocketlet.broker.groups.drains.keep_back", lambda *_: True)
+    monkeypatch.setattr("rocketlet.broker.groups.drains.defer_notification", lambda *_: True)
     assert pieces(node.broker.notifications._notifying_members(group)) > MEMBERS // SLICE
     for member in peers:
         member.hang_up()

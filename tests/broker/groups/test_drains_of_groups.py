@@ -16,7 +16,7 @@ from rocketlet.broker.config import (
     LimitExceeded,
     Limits,
 )
-from rocketlet.broker.groups.drains import Draining, RedeliveryCauses, keep_back
+from rocketlet.broker.groups.drains import Draining, RedeliveryCauses, defer_notification
 from rocketlet.broker.groups.group import ConsumerGroup
 from rocketlet.broker.groups.members import History, Member
 from rocketlet.broker.groups.offsets import Watch
@@ -118,7 +118,7 @@ class World:
     async def joins(self, client_id: str, *, strategy: str | None = None) -> RemotingConnection:
         session = self.comes(client_id, strategy=strategy)
         for member in self.group.foreign:  # they are notified, or kept back
-            assert keep_back(self.group, member)
+            assert defer_notification(self.group, member)
         await self.found()
         return session
 
@@ -146,14 +146,14 @@ class World:
         return PullMessage("g", "t", number, offset, 32, FLAGS, committed, 0)
 
     def is_held_back(self, session: RemotingConnection, number: int, committed: int = 0) -> bool:
-        return self.draining.holds_back(self.group, session, self.pull(number, committed=committed))
+        return self.draining.check_moving_pull(self.group, session, self.pull(number, committed=committed))
 
     def handles(self, session: RemotingConnection, *numbers: int) -> None:
         for number in numbers:
             self.is_held_back(session, number, committed=5)
 
     def is_kept_back(self, session: RemotingConnection) -> bool:
-        return keep_back(self.group, session)
+        return defer_notification(self.group, session)
 
 
 @pytest.fixture

@@ -266,7 +266,7 @@ def test_of_too_many_queues_without_an_owner_the_oldest_is_forgotten(clock: Mova
 @pytest.mark.parametrize("event", ["joined", "left", "leaving", "subscribed"])
 def test_a_group_settles_with_the_last_queue_that_changes_hands(clock: MovableClock, event: str) -> None:
     rebalances = Rebalances(Runtime(clock))
-    rebalances.members_changed(GROUP, event)
+    rebalances.begin_rebalance(GROUP, event)
     for _ in range(2):
         clock.advance(REBALANCE_REST_S - 2)
         rebalances.changed_hands(GROUP, KEY, is_free=False)
@@ -281,12 +281,12 @@ def test_a_group_settles_with_the_last_queue_that_changes_hands(clock: MovableCl
 
 def test_a_change_that_moves_nothing_is_no_rebalance(clock: MovableClock) -> None:
     rebalances = Rebalances(Runtime(clock))
-    rebalances.members_changed(GROUP, "closed")
+    rebalances.begin_rebalance(GROUP, "closed")
     rebalances.changed_hands(GROUP, KEY, is_free=False)
-    rebalances.members_changed(GROUP, "joined")
+    rebalances.begin_rebalance(GROUP, "joined")
     clock.advance(REBALANCE_REST_S + 1)
     rebalances.changed_hands(ConsumerGroup("other"), ("other", "t", 0), is_free=False)
-    rebalances.members_changed(GROUP, "left")
+    rebalances.begin_rebalance(GROUP, "left")
     assert sum(rebalances.settling.counts) == 0
     clock.advance(1.0)
     rebalances.changed_hands(GROUP, KEY, is_free=True)
@@ -297,11 +297,11 @@ def test_a_change_that_moves_nothing_is_no_rebalance(clock: MovableClock) -> Non
 
 def test_a_change_while_queues_change_hands_is_the_same_rebalance(clock: MovableClock) -> None:
     rebalances = Rebalances(Runtime(clock))
-    rebalances.members_changed(GROUP, "joined")
+    rebalances.begin_rebalance(GROUP, "joined")
     clock.advance(REBALANCE_REST_S - 2)
     rebalances.changed_hands(GROUP, KEY, is_free=True)
     clock.advance(2.0)
-    rebalances.members_changed(GROUP, "left")
+    rebalances.begin_rebalance(GROUP, "left")
     clock.advance(1.0)
     rebalances.changed_hands(GROUP, KEY, is_free=False)
     clock.advance(REBALANCE_REST_S)
