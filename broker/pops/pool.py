@@ -1082,7 +1082,7 @@ class Pools:
         deliveries = self.deliveries_of(group, topic, handle)
         if isinstance(deliveries, AckStatus):
             return deliveries
-        if handle.offset >= deliveries.next:
+        if handle.offset >= deliveries.next or not handle.pop_ms:  # a delivery that was never popped has the pop time 0
             return AckStatus.UNKNOWN
         delivery = deliveries.unfinished.get(handle.offset)
         if delivery is None:

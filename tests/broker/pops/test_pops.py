@@ -227,6 +227,21 @@ def test_handles_of_others_are_not_taken(world: World) -> None:
     assert world.ack(handle, group="nobody") == [AckStatus.UNKNOWN]
 
 
+def test_a_forged_handle_of_a_message_that_was_never_popped_is_unknown(world: World) -> None:
+    world.group("g", consume_orderly=True)
+    for body in ("a1", "a2"):
+        world.send(body, __SHARDINGKEY="a")
+    first = world.receive(1)
+    assert bodies(first) == ["a1"]
+    assert world.receive(client="d").why is Why.NOTHING_NEW, "a2 was read, and waits for a1"
+    offset, _, *rest = handles(first)[0].split()
+    forged = " ".join((offset, "0", *rest[:-1], "1"))
+    assert world.state.change("g", "t", forged, 1000).outcome is AckStatus.UNKNOWN
+    assert world.ack(forged) == [AckStatus.UNKNOWN]
+    world.ack(*handles(first))
+    assert bodies(world.receive()) == ["a2"]
+
+
 def test_a_restart_loses_neither_acknowledgements_nor_times(world: World) -> None:
     for number in range(3):
         world.send(f"m{number}")
