@@ -39,17 +39,17 @@ class DeliveryState(Enum):
     VISIBLE = "to be redelivered"
     IN_FLIGHT = "delivered to a client"
     ACKNOWLEDGED = "not yet on the disk, or behind an unfinished message of its message group"
-    FINISHED = "acknowledged, or dead-lettered"
+    FINISHED = "acknowledged, dead-lettered, sent back to the retry topic, or dropped (Event.FORGET)"
 
 
 class Event(Enum):
     POP = "a client gets it"
-    RELEASE = "its invisible time is over, or a client gave it back"
-    CHANGE = "its client changes the invisible time"
-    ACKNOWLEDGE = "its client acknowledges it, or the broker has dead-lettered it"
-    REFUSE = "the disk refused the acknowledgement"
-    FINISH = "the acknowledgement is on the disk"
-    FORGET = "the group's offset was reset, or the queue is gone"
+    RELEASE = "its invisible time is over, or its client returned it, is gone or did not receive it"
+    CHANGE = "its client sets an invisible time above 0"
+    ACKNOWLEDGE = "its client acknowledges it, or the broker has copied it to the dead-letter or the retry topic"
+    REFUSE = "writing the acknowledgement to the journal failed"
+    FINISH = "the acknowledgement is written to the journal"
+    FORGET = "the group's offset was reset, the queue left the pool, or the message cannot be read"
 
 
 _S, _E = DeliveryState, Event
@@ -64,7 +64,7 @@ TRANSITIONS: Final = {
     (_S.VISIBLE, _E.CHANGE): _S.IN_FLIGHT,
     (_S.IN_FLIGHT, _E.ACKNOWLEDGE): _S.ACKNOWLEDGED,
     (_S.VISIBLE, _E.ACKNOWLEDGE): _S.ACKNOWLEDGED,
-    (_S.BEHIND, _E.ACKNOWLEDGE): _S.ACKNOWLEDGED,  # by the broker, for a message that can no longer be read
+    (_S.BEHIND, _E.ACKNOWLEDGE): _S.ACKNOWLEDGED,  # the broker has sent it back to the retry topic
     (_S.ACKNOWLEDGED, _E.REFUSE): _S.VISIBLE,
     (_S.ACKNOWLEDGED, _E.FINISH): _S.FINISHED,
     **{(state, _E.FORGET): _S.FINISHED for state in DeliveryState},
@@ -72,14 +72,14 @@ TRANSITIONS: Final = {
 
 
 class Delivery:
-    """A message that was popped. Times in seconds are of the monotonic clock.
+    """A message that a pool has read: popped, or BEHIND another one. Times in seconds are of the monotonic clock.
 
     Attributes:
-        attempts: how often it was delivered; 0 for a message that is only BEHIND another one.
-        entry: the number of its entry in the heap of deadlines.
-        renewals: how often the broker has extended its deadline; -1 if the broker does not extend it.
-        is_delayed: True if its client has returned it, to be redelivered at the deadline. A client that extends the time of
-            a message which it still handles does not delay it.
+        attempts: the number of its deliveries that count as attempts.
+        entry: the number of its latest entry in the heap of deadlines; -1 before the first.
+        renewals: how often the broker has extended its deadline; -1 once the broker must not, or if it never had to.
+        is_delayed: True if its client has changed the invisible time to get it again at the deadline. A Rocketlet client
+            that still handles the message declares that in its request (`renews`), and does not delay it.
     """
 
     __slots__ = (
@@ -116,9 +116,9 @@ class Delivery:
 
 # ------------------------------------------------------------------------------
 # The unfinished messages of a queue by message group (`__SHARDINGKEY`), for groups in order. Messages without a message
-# group count as one. A *run* has the unfinished messages of a message group in the queue's order. Only its first message
-# can be popped, and those after it together with it. So an acknowledgement after an unfinished message is provisional:
-# if the first message is redelivered, all of them are.
+# group count as one. A *run* has the unfinished messages of a message group that were read, in the queue's order. Only its
+# first message can be popped, and those after it together with it. So an acknowledgement after an unfinished message is
+# provisional: a receive to which the first message is redelivered gets the others again, too, up to its limits.
 
 
 SHARDING_KEY = "__SHARDINGKEY"
@@ -178,15 +178,15 @@ class Order:
 @dataclass(frozen=True, slots=True)
 class PopClient:
     """The identity of a client that pops, as its protocol server has checked it: the remoting connection, or the account and
-    id of a gRPC client. `client_id` is not part of it, because any client may claim any id."""
+    id of a gRPC client. `client_id` is not compared, because any remoting client may claim any id."""
 
     client_id: str = field(compare=False)
     session: Session | None = None
     account_id: tuple[str, str] | None = None
 
     def is_reconnect_of(self, earlier: PopClient) -> bool:
-        """Return True if this remoting client uses the id of a client whose connection is older. That connection may stay
-        open for long after its client has lost it."""
+        """Return True if both are remoting clients with one id, and the connection of `earlier` is older. That connection may
+        stay open for long after its client has lost it."""
         if self.session is None or earlier.session is None or self.client_id != earlier.client_id:
             return False
         return self.session.number > earlier.session.number
@@ -203,25 +203,28 @@ class PopAttempt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PopRequest:
-    """What a receive asks for. The protocol server has checked names, permissions, and that topic and group exist.
+    """The parameters of a receive. A protocol server passes it to `Pops.receive` after it has checked names and permissions,
+    and that topic and group exist.
 
     Attributes:
-        client: the client that pops; the key of its messages in flight.
+        client: the client that pops.
         count: the maximum number of messages, 1 to 32. 0 only reports whether there is a message.
-        invisible_ms: how long the messages are invisible to others.
-        wait_ms: how long the receive waits for a message.
-        queue_id: the queue to try first; None if none is preferred.
-        is_strict: True if no other queue may be tried.
-        auto_renew: True if the broker extends the invisible time while the client has contact.
+        invisible_ms: the visibility timeout of the messages.
+        wait_ms: how long the receive may wait for a message.
+        queue_id: the queue to try first; None if none is preferred. Without `is_strict` it is ignored if the topic has
+            priorities. Lite groups ignore it.
+        is_strict: True if no queue but `queue_id` may be tried.
+        auto_renew: True if the broker extends the visibility timeout while the client has contact, up to MAX_RENEWED_S.
         subscription: the filter; None takes all messages.
-        matches: the parsed filter of an SQL92 subscription, which `Pops.receive` finds.
-        attempt_id: in order, a repeated receive with the same id gets the messages in flight of the earlier one.
-        from_first: a group that is new to the topic starts at the first stored message of each queue, even if retention has
-            deleted earlier ones.
-        from_end: a group that is new to the topic starts after the last message.
-        in_order: the group gets the topic in order from now on, as if its settings said so.
+        matches: the parsed filter of an SQL92 subscription, which `Pops.receive` sets.
+        attempt_id: in ordered groups and lite groups, a receive that repeats the id of an earlier one gets the messages of
+            the earlier one that are still in flight.
+        from_first: True if a group that is new to the topic starts at the first stored message of each queue, even if
+            retention has deleted earlier ones.
+        from_end: True if a group that is new to the topic starts after the last message of each queue.
+        in_order: True if the group gets the topic in order until its pool ends, as if its settings said so.
         max_bytes: the maximum size of all records of a result together. The first record may be larger.
-        session: the session that pays for what is kept of the client.
+        session: the session that is charged for the client and for the receive while it waits; None charges nobody.
     """
 
     group: str
@@ -255,7 +258,7 @@ class PopRequest:
 
     @property
     def kept_bytes(self) -> int:
-        """Return the memory that its texts and its filter take while it waits."""
+        """Return the bytes that are charged for its texts and its filter while it waits."""
         subscription, matches = self.subscription, self.matches
         texts = len(self.group) + len(self.topic) + len(self.attempt_id or "")
         if subscription is not None:
@@ -267,11 +270,13 @@ class Delivered(NamedTuple):
     """A message for a client.
 
     Attributes:
-        record: the record as it is stored (`protocol.message.decode_record`), with the reconsume times from before.
-        topic: the topic of the queue where it lies: the group's retry topic for a message that a 4.9 member sent back.
-        attempt: 1 for the first delivery.
-        handle: the receipt handle, which stays the same until the message is redelivered.
-        pop_ms: when it was popped, by the broker's clock.
+        record: the record as it is stored (`protocol.message.decode_record`); its reconsume times do not count pops.
+        topic: the topic of its queue: the group's retry topic for a message that a member which pulls has sent back,
+            and `names.lite_queue` for a message of a lite topic.
+        attempt: the number of this delivery, from 1 on. Attempts of members that pulled the message count.
+        handle: the receipt handle, which stays the same until the message is redelivered; empty for a peeked message.
+        pop_ms: the pop time in the handle, by the broker's clock; 0 for a peeked message. It may be some ms later than the
+            pop, so that no earlier delivery of the message has it.
     """
 
     record: bytes
@@ -288,10 +293,10 @@ class Why(Enum):
 
     FOUND = "found"
     NOTHING_NEW = "nothing came in time"
-    TOO_MANY_WAIT = "too many receives wait on this broker"
+    TOO_MANY_WAIT = "too many receives wait on this broker, of all clients or of this address"
     TOPIC_GONE = "the topic was deleted"
     GROUP_GONE = "the group was deleted"
-    CLIENT_GONE = "the client has terminated"
+    CLIENT_GONE = "the client has terminated or lost contact"
     STOPPED = "the broker stops"
     PULLED = "members of the group pull this topic"
     FAILED = "the broker cannot read its messages now"
@@ -302,7 +307,8 @@ class PopResult(NamedTuple):
     """The result of a receive. Times are of the broker's clock.
 
     Attributes:
-        rest: about how many messages of the topic the group has not popped yet.
+        rest: how many messages the group has not read yet of the queues that it has popped; 0 for a lite group, and if the
+            receive repeats an attempt id.
         fault: details of `why`, for people.
     """
 
@@ -321,10 +327,10 @@ class AckStatus(Enum):
     LATE = "done after the visibility timeout had expired, and before the message was redelivered"
     TOO_LATE = "the visibility timeout has expired, and the message will be redelivered"
     UNREADABLE = "the text is no receipt handle"
-    UNKNOWN = "the handle is of another group, topic or broker"
+    UNKNOWN = "the group has no delivery of this handle on this broker"
     EXPIRED = "the message was redelivered since"
     FINISHED = "the message is finished, and not in flight any more"
-    NOT_KEPT = "the disk refused it, and nothing has changed"
+    NOT_KEPT = "writing it to the disk failed"
 
     @property
     def is_done(self) -> bool:
@@ -339,7 +345,7 @@ class TakenDelivery(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """The result of a change of the invisible time. `handle` is the same as before. `invisible_ms` counts from `pop_ms`."""
+    """The result of a change of the invisible time. `handle` is that of the request. `invisible_ms` counts from `pop_ms`."""
 
     outcome: AckStatus
     handle: str
@@ -351,9 +357,10 @@ class PopNumbers(NamedTuple):
     """The figures of one queue of a group that pops.
 
     Attributes:
-        next: the first offset that was never popped.
+        next: the first offset that was not read yet.
         committed: the lowest offset that is not finished.
-        waiting: how many messages are to be redelivered, or are behind others of their message group.
+        in_flight: how many messages are in flight, including those that their clients have delayed.
+        waiting: how many messages are to be redelivered, or are BEHIND others of their message group.
     """
 
     next: int
@@ -364,7 +371,7 @@ class PopNumbers(NamedTuple):
 
     @property
     def lag(self) -> int:
-        """Return the number of messages that are not finished, popped or not."""
+        """Return the number of messages that are not acknowledged, popped or not."""
         return max(self.end - self.next, 0) + self.in_flight + self.waiting
 
 
@@ -374,16 +381,16 @@ class PopNumbers(NamedTuple):
 #
 #     start offset, pop time ms, invisible ms, revive queue, mark, broker name, queue id, offset, lite topic
 #
-# joined by blanks. Queue, offset and pop time identify a delivery and do not change, so a handle is never replaced. mark:
-# 0 for the topic itself, 1 for the group's retry topic. For a message of a lite topic the revive queue is 999, as Apache's,
-# and the lite topic's name comes last, where Apache's brokers have an offset that clients do not read.
+# joined by spaces. Queue, offset and pop time identify a delivery. A change of its invisible time leaves them as they are,
+# so the handle stays valid. mark: 0 for the topic itself; this broker makes no handle with 1, which is Apache's mark of the
+# group's retry topic. For a message of a lite topic the revive queue is 999, as Apache's, and the lite topic's name comes
+# last, where Apache's brokers have an offset that clients do not read.
 
 
 TOPIC_MARK: Final = 0
-RETRY_MARK: Final = 1
 _LITE_REVIVE: Final = "999"
 
-_MAX_DIGITS: Final = 19  # a long's
+_MAX_DIGITS: Final = 19  # decimal digits of the largest signed 64-bit integer
 
 
 class Handle(NamedTuple):
@@ -410,7 +417,7 @@ def encode_handle(
 
 
 def decode_handle(text: str) -> Handle | None:
-    """Return None if the text is not a handle. Fields that Apache's brokers append are ignored."""
+    """Return the handle, or None if the text is not one. Fields that Apache's brokers append are ignored."""
     fields = text.split(" ", 9)
     if len(fields) < 8:
         return None
@@ -431,13 +438,14 @@ def decode_handle(text: str) -> Handle | None:
 #
 #     D  number, size, identity of the topic \0 group \0 topic \0 queue id
 #     P  number, next, pop ms, deadline ms, 0, -1, count, then offset and attempts of each: they are popped
-#     A  number, count, then the offset of each: they are finished
+#     A  number, count, then the offset of each: they are acknowledged
 #     X  number, offset, deadline ms, attempts, -1: the invisible time ends then
 #     C  number, size, text: not read. Earlier releases wrote client ids, and where -1 is, how often they had extended a
 #        delivery; they extend no delivery with -1
-#     N  number, next: the messages before `next` were read, and the filter did not want them
+#     N  number, next: the messages before `next` were read. Those without another record were not delivered, because a
+#        filter skipped them or they cannot be read
 #     B  number, next, floor ms: nothing is unfinished, and no pop time is below the floor
-#     Y  number: members pull the queue now, so the committed offset that was saved counts if it is higher
+#     Y  number: the queue has left its pool, so the committed offset that was saved counts if it is higher
 #     F  number: the deliveries of this number have ended
 #
 # A deadline of 0 means that the message is not in flight: it is visible, or behind another one. Times are of the wall
@@ -454,7 +462,7 @@ _NEXT: Final = Struct(">cIQ")
 _BASE: Final = Struct(">cIQQ")
 _FORGET: Final = Struct(">cI")
 
-MAX_COUNT: Final = 0xFFFF  # in one record
+MAX_COUNT: Final = 0xFFFF  # deliveries in one record
 _NOT_RENEWED: Final = -1
 _offset_of, _attempts_of = attrgetter("offset"), attrgetter("attempts")
 
@@ -467,8 +475,6 @@ class PoolPlace(NamedTuple):
 
 
 class StoredDelivery(NamedTuple):
-    """A delivery on the disk."""
-
     attempts: int
     pop_ms: int
     deadline_ms: int
@@ -493,13 +499,13 @@ def _text(kind: bytes, number: int, text: str) -> bytes:
 
 
 def pop(number: int, next_offset: int, pop_ms: int, deadline_ms: int, popped: Sequence[Delivery]) -> bytes:
-    """Record up to `MAX_COUNT` deliveries."""
+    """Return a record P of up to `MAX_COUNT` deliveries."""
     head = _POP.pack(b"P", number, next_offset, pop_ms, deadline_ms, 0, _NOT_RENEWED, len(popped))
     return head + b"".join(map(_POPPED.pack, map(_offset_of, popped), map(_attempts_of, popped)))
 
 
 def ack(number: int, done: Sequence[Delivery]) -> bytes:
-    """Record that up to `MAX_COUNT` deliveries are finished."""
+    """Return a record A of up to `MAX_COUNT` acknowledged deliveries."""
     return _ACK.pack(b"A", number, len(done)) + b"".join(map(_OFFSET.pack, map(_offset_of, done)))
 
 
@@ -520,7 +526,7 @@ def yielded(number: int) -> bytes:
 
 
 def nothing() -> bytes:
-    """Return a record that no release acts on."""
+    """Return a record that `replay` skips, in earlier releases, too."""
     return _text(b"C", 0, "")
 
 
@@ -529,11 +535,11 @@ def end(number: int) -> bytes:
 
 
 class RecordsUnreadable(ValueError):
-    """A frame does not contain records. The frame's checksum is valid, so another release has written the frame."""
+    """A frame does not contain records. Its checksum is valid, so it is not damaged; another release may have written it."""
 
 
 def replay(frames: Iterable[bytes]) -> dict[int, KeptQueue]:
-    """Return the state after the frames, by number. Raises RecordsUnreadable."""
+    """Return the queues as the frames leave them, by number. Raises RecordsUnreadable."""
     reader = _Replay()
     for frame in frames:
         try:

@@ -33,16 +33,17 @@ log = structlog.get_logger("rocketlet.pops")
 # queues like a Rocketlet member, so no member pulls a queue of the pool, and no client pops a queue of a member.
 #
 #     apart      only clients pop: the pool has all queues, and leases none
-#     divided    members pull, too: each client that pops is a `PopMember` of the group, and the pool has the queues that
-#                are allocated to these
+#     divided    members pull, too: each client that pops is a member of the group, as a `PopMember` if it sends no heartbeat
+#                of its own, and the pool has the queues that are allocated to these
 #
-# A queue leaves the pool when none of its messages is in flight. Until then no new message of it is popped. For 30 s,
-# messages are still redelivered, because one offset cannot say which messages after it were acknowledged. After that the
-# pool only waits until the invisible times of popped messages are over; delayed messages go to members that pull
-# immediately. Unfinished messages before an acknowledged one are sent to the retry topic, so that the offset can be after
-# both. In an ordered group, no message is sent back. The queue stays with the clients that pop until they have finished
-# all messages before an acknowledged one. The pool acquires a queue like a Rocketlet member: the previous reader
-# unlocks the queue, or is drained of it.
+# No new message is popped from a queue that leaves the pool. It is free once all its popped messages are finished, because
+# one offset cannot express which messages after it were acknowledged. If that takes longer than POOL_LEAVE_S, no message is
+# redelivered any more, and the queue is free once none of them is in flight, except delayed ones, which go to members that
+# pull. Unfinished messages before a finished one are then sent to the retry topic if a member reads it, so that the
+# offset can be after both. In a group that is ordered by its settings, no message is sent back. A queue that is popped in
+# order stays with the clients that pop until they have finished all messages before a finished one, or are gone.
+#
+# The pool acquires a queue like a Rocketlet member: the previous reader unlocks the queue, or is drained of it.
 
 
 _STRATEGIES: dict[str, Strategy] = {item.name: item for item in (AVG, AVG_BY_CIRCLE, CONSISTENT_HASH)}
@@ -52,13 +53,13 @@ class PoolOwner(Protocol):
     """The part of `Pops` that serves the receives of pools and ends the deliveries of their queues."""
 
     def release_queue(self, pool: Pool, queue_id: int, *, is_lost: bool) -> bool:
-        """End the deliveries of a queue. Returns False if that must wait until something is finished."""
+        """End the deliveries of a queue. Returns False if unfinished messages are sent back first."""
 
     def serve(self, pool: Pool) -> None:
         """Serve the receives that wait, because the pool may have a message or a further queue."""
 
     def yield_pool(self, pool: Pool) -> None:
-        """End a pool with its deliveries, because members pull its topic."""
+        """End a pool with its deliveries. The group continues from its offsets."""
 
 
 class Divided:
@@ -119,7 +120,7 @@ class Division:
         self._is_stopped = False
 
     def adopt(self) -> None:
-        """Keep the queues that the pools leased in the last run."""
+        """Renew the leases that the pools had in the last run, and divide these pools."""
         for (name, topic, queue_id), epoch in self._locks.leases_of(SHARED_OWNER).items():
             pool = self._pools.find(name, topic) or self._pools.make(name, topic)
             divided = self._divided_of(pool)
@@ -147,7 +148,8 @@ class Division:
     # Checks and events
 
     def admit(self, request: PopRequest, pool: Pool | None, *, is_used: bool) -> str | None:
-        """Return why a client may not pop a topic, or None if it may. A topic that members pull is divided from now on.
+        """Return why a client may not pop a topic, or None if it may. A topic that members pull is divided from now on,
+        and the client counts as a member in it.
 
         Args:
             pool: the topic's pool, if there is one.
@@ -205,8 +207,7 @@ class Division:
             self.check_soon(divided)
 
     def progressed(self, pool: Pool) -> None:
-        """Release the leaving queues of a pool that are free now, because a message is finished or its invisible time is
-        over."""
+        """Release the leaving queues of a pool that are free now."""
         divided = self._divided.get(pool.of)
         if divided is not None and pool in divided.pools:
             self._release_free(divided, pool)
@@ -217,14 +218,14 @@ class Division:
             leased = divided.queues(self._broker_name)
             if leased:
                 self._lease(divided, leased)
-            for queue in divided.queues(self._broker_name):  # the pool's own journal says what the last run lost
+            for queue in divided.queues(self._broker_name):  # the journal of pops has what the last run left
                 self._locks.clear_former_end(self._groups.queue(divided.name, queue.topic, queue.queue_id))
             self._groups.heard_from(divided.members.values())
         self.clients_gone()
 
     def clients_gone(self) -> None:
-        """Remove members whose clients have left their pools. Clients that a stopped broker has lost may come back after a
-        restart."""
+        """Remove members whose clients have left their pools. Do nothing once the broker is stopped, because the clients may
+        come back after a restart."""
         for divided in [] if self._is_stopped else list(self._divided.values()):
             for pool in list(divided.pools):
                 for client in [item for item in pool.member_ids if item not in pool.clients]:
@@ -235,7 +236,8 @@ class Division:
     # Members that pull
 
     def _is_pulled(self, name: str, topic: str, but: PopClient | None = None) -> bool:
-        """Return True if a queue of the topic is leased, or members pull the topic or will. but: a client that pops."""
+        """Return True if a queue of the topic is leased, or members pull the topic or will. but: a client that is about to
+        pop, and therefore does not count."""
         group = self._groups.get(name)
         pool = self._pools.find(name, topic)
         popping = {
@@ -250,8 +252,8 @@ class Division:
         )
 
     def _pulls(self, member: Member, topic: str, popping: Container[Session | None]) -> bool:
-        """Return True if a member pulls. A remoting client that pops is a member, too. Before its first pop that is not
-        known, if the group's members are set to pop."""
+        """Return True if a member pulls, or is expected to. A foreign member that has not pulled is expected to, unless the
+        request mode of the group and topic is POP, or its connection pops."""
         if not _shares(member):
             return False
         if member.data.strategy or member.has_pulled:
@@ -260,7 +262,8 @@ class Division:
         return not is_to_pop and member.connection not in popping
 
     def _reader_fault(self, name: str, topic: str) -> str | None:
-        """Return the fault if a reader shares with no other member: clients that pop would get the same messages."""
+        """Return why clients may not pop, if a queue is read by a member that shares it with no other; None otherwise.
+        Clients that pop would get the messages that this member gets."""
         group = self._groups.get(name)
         for queue_id in range(self._topics.queues_of(topic)):
             reader = group.queue(topic, queue_id).reader if group is not None else None
@@ -337,7 +340,7 @@ class Division:
         self.check_soon(divided)
 
     def _lease(self, divided: Divided, queues: Iterable[Queue], *, has_had: bool = False) -> list[Queue]:
-        """Lock queues, or renew their leases. Returns those that are leased."""
+        """Lock queues, or renew their leases. Returns those that are leased. A pool loses a queue whose lease has ended."""
         wanted = tuple(queues)
         pools = {pool.topic: pool for pool in divided.pools}
         epochs = {
@@ -452,7 +455,8 @@ class Division:
             self._rejoin(divided, pool)
 
     def _is_free(self, pool: Pool, queue_id: int, since_s: float, now_s: float) -> bool:
-        """Return True if a queue that leaves can be another member's, by the rules at the top of this file."""
+        """Return True if a leaving queue can go to another member, by the rules at the top of this file. After POOL_LEAVE_S,
+        also stop or continue redelivering its messages."""
         deliveries = pool.queues.get(queue_id)
         if deliveries is None or not deliveries.unfinished:
             return True
@@ -518,7 +522,7 @@ class Division:
 
 
 def _shares(member: Member) -> bool:
-    """Return True if a member hands queues over."""
+    """Return True if a member pulls, and neither broadcasts nor assigns queues to itself."""
     is_ours = bool(member.data.strategy) and member.data.message_model == "CLUSTERING"
     return not member.pops and (is_ours or member.is_foreign)
 
@@ -528,15 +532,15 @@ def _fault_of(name: str, topic: str) -> str:
 
 
 # ------------------------------------------------------------------------------
-# Clients that pop, as members of a group in which others pull, so that these leave them their share. The client itself has
-# a session of its own, so nothing is sent to a `PopMember`.
+# Clients that pop, as members of a group in which others pull, so that these leave them their share. Nothing is sent to a
+# `PopMember`. Its events make `Division` check the group again.
 
 
 _numbers = itertools.count(1)
 
 
 class PopMember:
-    """The session of a client that pops, among the members of its group, or of the leases of a group's pools."""
+    """The session by which a client that pops is a member of its group, or by which a group's pools hold their leases."""
 
     held_pulls = 0
     peer = ""
@@ -567,7 +571,7 @@ class PopMember:
             self._session.charge(size)
 
     def pay_by(self, session: Session | None) -> None:
-        """Charge the session of the client for this member."""
+        """Charge this session of the client for the member from now on; None charges nobody."""
         if session is not self._session:
             if self._session is not None:
                 self._session.charge(-self._charged_bytes)
@@ -595,8 +599,9 @@ class PopMember:
 
 
 # ------------------------------------------------------------------------------
-# Groups in which clients pop a topic while others read it that share its queues with no other member, or the other way
-# round: the second kind is refused. The log and the group's history report that every ten minutes for as long as it lasts.
+# Groups in which clients pop a topic, and others read it without sharing its queues with other members. The kind that comes
+# second is refused. Each topic of a group is reported at most once in REPORT_AGAIN_S for each reason, to the log and to the
+# group's history.
 
 
 class PullPopConflicts:

@@ -17,14 +17,14 @@ from .pool import QueueDeliveries
 
 log = structlog.get_logger("rocketlet.pops")
 
-_AT_ONCE = 512  # deliveries in one frame of a file that is rewritten
+_AT_ONCE = 512  # records after which a rewrite of the file begins another frame
 
 
 class PopJournal:
-    """Collects the records of one event-loop iteration, writes them, and rewrites the file when it has become long.
+    """Collects records until `write`, and rewrites the file in `saving` if it has become long or lacks records.
 
     Attributes:
-        journal_bytes: how much longer than twice its size after the last rewrite the file may become.
+        journal_bytes: the bytes by which the file may exceed twice its size after the last rewrite, before it is rewritten.
     """
 
     def __init__(self, frames: Frames, topics: Topics, clock: Clock) -> None:
@@ -33,17 +33,17 @@ class PopJournal:
         self._clock = clock
         self._content: list[bytes] = []
         self._defined: set[int] = set()
-        self._yielded: list[int] = []  # numbers of queues that were handed to members since the last save of offsets
-        self._saved: list[int] = []  # numbers of queues that were handed to members before the last save of offsets
+        self._yielded: list[int] = []  # numbers of queues that left their pools since the last save of offsets
+        self._saved: list[int] = []  # numbers of queues that left their pools before the last save of offsets
         self.last_number = 0
         self.journal_bytes = POP_JOURNAL_BYTES
-        self._is_behind = False  # True if the file lacks a record of which no client has a response
+        self._is_behind = False  # True if the file lacks records, so that nothing is appended until it is rewritten
 
     def read(self, *, is_expected: bool) -> list[KeptQueue]:
         """Return the state that the last run left. is_expected: True if groups have popped before.
 
         Raises:
-            StoreError: The file cannot be read or understood.
+            StoreError: The file cannot be read, or its frames do not contain records.
         """
         try:
             queues = records.replay(self.frames.read())
@@ -54,7 +54,7 @@ class PopJournal:
         self._is_behind = bool(queues)  # this run has not defined their numbers, so it rewrites the file
         if is_expected and not self.frames.size:
             self._is_behind = True
-            hint = "it was removed or emptied: messages acknowledged behind an unfinished one are delivered again"
+            hint = "it was removed or emptied: messages acknowledged after an unfinished one are delivered again"
             log.error("pop_journal_lost", file=str(self.frames.path), hint=hint)
         return list(queues.values())
 
@@ -68,7 +68,7 @@ class PopJournal:
     # Events
 
     def popped(self, deliveries: QueueDeliveries, popped: Sequence[Delivery]) -> None:
-        """Record deliveries as they are now, all with the same times."""
+        """Record deliveries that were popped together, and so have the times of the first one."""
         if deliveries.fresh_behind:
             self.kept_behind(deliveries)
         if deliveries.number not in self._defined:
@@ -79,7 +79,7 @@ class PopJournal:
         deliveries.is_passed = False
 
     def kept_behind(self, deliveries: QueueDeliveries) -> None:
-        """Record messages that were read, and kept behind others of their message group."""
+        """Record messages that were read, and are still BEHIND others of their message group."""
         fresh, deliveries.fresh_behind = deliveries.fresh_behind, []
         self._define(deliveries)
         behind = [delivery for delivery in fresh if delivery.state is DeliveryState.BEHIND]
@@ -98,7 +98,7 @@ class PopJournal:
             self._content.append(records.ack(deliveries.number, done[first : first + MAX_COUNT]))
 
     def passed(self, deliveries: QueueDeliveries) -> None:
-        """Record that the filter did not want the messages up to `next`."""
+        """Record that the messages before `next` were read; those without a record were not delivered."""
         deliveries.is_passed = False
         self._define(deliveries)
         self._content.append(records.passed(deliveries.number, deliveries.next))
@@ -108,14 +108,14 @@ class PopJournal:
         self._content.append(records.base(deliveries.number, deliveries.next, deliveries.floor_ms))
 
     def ended(self, deliveries: QueueDeliveries) -> None:
-        """Record that the group or the topic is deleted."""
+        """Record that the group, the topic or the lite topic is deleted."""
         if deliveries.number in self._defined:
             self._defined.discard(deliveries.number)
             self._content.append(records.end(deliveries.number))
 
     def yielded(self, deliveries: QueueDeliveries, offset: int) -> None:
-        """Record that members pull the queue now, from an offset on. Only the journal has the acknowledgements until the
-        offsets are saved."""
+        """Record that the queue has left its pool, and where the group continues. Until the offsets are saved, only the
+        journal has this offset."""
         if deliveries.number in self._defined:
             self._content.append(records.base(deliveries.number, offset, deliveries.floor_ms))
             self._content.append(records.yielded(deliveries.number))
@@ -135,7 +135,7 @@ class PopJournal:
     # Writing
 
     def write(self) -> None:
-        """Append the records. Raises StoreFull; nothing is acknowledged after that until the file is rewritten."""
+        """Append the collected records. Raises StoreFull; after that, each call raises it until the file is rewritten."""
         content, self._content = self._content, []
         if self._is_behind:
             raise StoreFull(f"{self.frames.path} lacks what happened before; it is rewritten within some seconds")
@@ -148,8 +148,9 @@ class PopJournal:
             raise
 
     def saving(self, all_deliveries: Callable[[], Iterable[QueueDeliveries]]) -> Job[None]:
-        """Rewrite the file if it is long or lacks records. The offsets have just been saved. Raises StoreFull; the next call
-        tries again."""
+        """Rewrite the file if it is long or lacks records, else append the collected records. The broker saves the
+        offsets before it calls this, so queues that left their pools before the previous call need no records any more.
+        Raises StoreFull; the next call retries."""
         self._content += map(records.end, self._saved)
         self._defined.difference_update(self._saved)
         self._saved, self._yielded = self._yielded, []

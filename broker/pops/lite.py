@@ -114,7 +114,7 @@ class LiteOffsets:
                 log.error("save_failed", reason=str(error))
 
     def _clamp(self, lites: LiteTopics, group: str, parent: str, offsets: dict[str, int]) -> None:
-        """Remove the offsets of lite topics that are gone, and set back offsets beyond the end, which was lost."""
+        """Remove the offsets of lite topics that are gone, and set back offsets after messages that were lost."""
         for name, offset in list(offsets.items()):
             lite = lites.get(parent, name)
             if lite is None:
@@ -170,7 +170,7 @@ class LiteOffsets:
         self._dirty = True
 
     def saving(self, is_synced: bool) -> Job[None]:
-        """Save what has changed. Raises StoreFull; the next call retries."""
+        """Save all offsets and deletions, if any has changed. Raises StoreFull; the next call retries."""
         if not self._dirty:
             return
         self._dirty = False
@@ -270,10 +270,10 @@ class LiteDeliveries(QueueDeliveries):
         """Do nothing, because taken messages of a lite topic stay visible until they are delivered."""
 
     def _free(self, delivery: Delivery) -> None:
-        """The first of `unfinished` says what is free."""
+        """Do nothing, because `is_ready` and `take` check the deliveries themselves."""
 
     def set_order(self, is_in_order: bool) -> None:
-        """A lite topic has one order only."""
+        """Do nothing, because a lite topic is always in order."""
 
     @property
     def saved_offset(self) -> int | None:
@@ -294,7 +294,7 @@ class LiteDeliveries(QueueDeliveries):
         self.pool.idle.pop(self, None)
 
     def batch_of(self, delivery: Delivery) -> list[Delivery]:
-        """Return the deliveries in flight that were popped together with one."""
+        """Return the deliveries in flight with the pop time of one, including that one."""
         return [
             item
             for item in self.unfinished.values()
@@ -308,8 +308,8 @@ class LiteDeliveries(QueueDeliveries):
 # A client that is subscribed to a lite topic with messages has it among its *ready* ones. A receive of the client tries
 # these only. So neither a message nor a receive scans lite topics without new messages.
 #
-# A client may subscribe to a lite topic before its first message, so subscriptions are kept by name. What a group has of
-# the messages belongs to the lite topic itself, and ends with it: one that is recreated by the same name starts without it.
+# A client may subscribe to a lite topic before its first message, so subscriptions are kept by name. Deliveries end with
+# the lite topic, so one that is recreated by the same name starts without them.
 
 
 class LiteSubscriber:
@@ -321,7 +321,7 @@ class LiteSubscriber:
             topics share one.
         held: its messages in flight, and some that are settled or returned already.
         waiting: its receives that wait.
-        synced_s: when it last synchronized its subscriptions.
+        synced_s: when it last synchronized its subscriptions, or joined without them.
         is_syncing: True while a synchronization of it is carried out in pieces.
         has_left: True once the client has left. The subscriptions are then removed in pieces, and a client that comes back
             meanwhile is another subscriber.
@@ -378,9 +378,9 @@ class LitePool(Pool):
 
     Attributes:
         offsets: the group's committed offsets by name.
-        subscribers: the clients that have synchronized their subscriptions.
+        subscribers: the clients that have synchronized their subscriptions, or have waited for messages without that.
         is_wildcard: True if clients receive from every lite topic.
-        is_scanned: True if all lite topics with messages are known to be ready, or a scan for them has begun.
+        is_scanned: True once a scan for lite topics with messages has begun, which only a wildcard group needs.
         awaited: the number of its entries in `LitePools.left_s`.
         idle: deliveries that are not needed now, in the order in which they were finished.
     """
@@ -419,7 +419,8 @@ class LitePool(Pool):
         self.of_all.put(self.group, self.topic, name, offset)
 
     def allows(self, request: PopRequest, most: int) -> int:
-        """Return how many more messages a client may have in flight, of `most`."""
+        """Return how many messages a receive may pop, so that its client has up to `most` in flight that it has not delayed;
+        `most` if the receive keeps to that anyway, or the client is no subscriber."""
         subscriber = self.subscribers.get(request.client)
         if subscriber is None or len(subscriber.held) + request.count <= most:
             return most
@@ -446,15 +447,14 @@ class LitePool(Pool):
 
     @property
     def is_pinned(self) -> bool:
-        """True while the pool has clients that have synchronized their subscriptions, or awaits some that have left, so that
-        it is not removed."""
+        """True while the pool has subscribers, or awaits some that have left, so that it is not removed."""
         return bool(self.subscribers) or self.awaited > 0
 
     def rest(self) -> int:
         return 0
 
     def has(self, lite: LiteTopic) -> bool:
-        """Return True if the group has read a lite topic, or its clients are subscribed to it."""
+        """Return True if the group has read a lite topic, or may because clients are subscribed to it or receive from all."""
         name = lite.name
         return self.is_wildcard or name in self._of_name or name in self.offsets or lite in self.queues
 
@@ -493,7 +493,7 @@ class LitePool(Pool):
             self._note_serveable(subscriber)
 
     def lite_deleted(self, lite: LiteTopic) -> None:
-        """A lite topic is deleted, and its deliveries have ended."""
+        """Remove a deleted lite topic from those that are ready."""
         self._set_ready(lite, is_ready=False)
 
     def _note_serveable(self, subscriber: LiteSubscriber) -> None:
@@ -545,7 +545,7 @@ class LitePool(Pool):
     # Subscriptions
 
     def join(self, client: PopClient) -> LiteSubscriber:
-        """Return a client's subscriptions, which are none if it is new."""
+        """Return the subscriber of a client, created without subscriptions if there is none."""
         found = self.subscribers.get(client)
         if found is None:
             found = self.subscribers[client] = LiteSubscriber(client)
@@ -588,8 +588,8 @@ class LitePool(Pool):
                 self._of_name[name] = next(iter(found))
 
     def leave(self, client: PopClient) -> LiteSubscriber | None:
-        """Take a client out of the pool, and return its subscriptions, which the caller removes. Messages that the client has
-        in flight stay in flight. A client with receives that wait stays, without subscriptions."""
+        """Take a client out of the pool, and return its subscriber, whose subscriptions the caller removes; None if it is no
+        subscriber. Its messages in flight stay in flight. If it has waiting receives, it joins again, with none."""
         subscriber = self.subscribers.pop(client, None)
         if subscriber is None:
             return None
@@ -615,14 +615,15 @@ class LitePool(Pool):
         return self._pools.now_s() - subscriber.synced_s < LITE_SYNC_S
 
     def remove_left(self, subscriber: LiteSubscriber, name: str) -> None:
-        """Remove one of the subscriptions of a client that has left."""
+        """Remove one of the subscriptions of a client that has left. If its group has not finished the lite topic, wait until
+        LITE_SYNC_S is over for the client to come back."""
         self.unsubscribe(subscriber, name)
         lite = self._lites.get(self.topic, name)
         if lite is not None and self._may_return(subscriber) and self.lag(lite):
             self._pools.note_left(self, lite)
 
     def remove_subscriptions(self) -> int:
-        """Remove all subscriptions, because the pool is deleted. Return how many there were."""
+        """Remove the subscriptions of all subscribers, because the pool is deleted. Return how many there were."""
         count = 0
         for subscriber in list(self.subscribers.values()):
             count += len(subscriber.names)
@@ -632,7 +633,7 @@ class LitePool(Pool):
         return count
 
     def set_wildcard(self, *, is_wildcard: bool) -> None:
-        """Follow the group's settings."""
+        """Apply the group's setting: True if its clients receive from every lite topic."""
         if is_wildcard is self.is_wildcard:
             return
         self.is_wildcard, self.is_scanned = is_wildcard, False
@@ -646,7 +647,8 @@ class LitePool(Pool):
         return OrderedDict((lite, None) for lite in lites if lite is not None and self.has_news(lite))
 
     def is_awaited(self, lite: LiteTopic) -> bool:
-        """Return True if a client that was subscribed to a lite topic has left so recently that it may come back."""
+        """Return True if a client that was subscribed to a lite topic has left so recently that it may come back, and its
+        group had messages of the lite topic left."""
         left_s = self._pools.left_s.get((self, None if self.is_wildcard else lite))
         return left_s is not None and self._pools.now_s() - left_s < LITE_SYNC_S
 
@@ -660,8 +662,8 @@ class LitePool(Pool):
         return max(lite.next - max(self.offsets.get(lite.name, 0), lite.begin), 0)
 
     def lost(self, lite: LiteTopic, end: int) -> int:
-        """Return how many messages before an offset the group has not finished, if it has read the lite topic or a client is
-        subscribed. Messages that it has counted already are not included."""
+        """Return how many messages from `lite.counted` to before an offset the group has not finished; 0 if it has not read
+        the lite topic and no client is subscribed."""
         deliveries = self.queues.get(lite)
         if deliveries is not None:
             return deliveries.unfinished_before(end) - deliveries.unfinished_before(lite.counted)
@@ -705,7 +707,8 @@ class LitePool(Pool):
         return waiting if waiting < lite.next else None
 
     def backlog(self, most: int) -> Work[LiteBacklog]:
-        """Return what the group has not finished in the lite topics that it has read or that its clients are subscribed to.
+        """Return what the group has not finished in the lite topics that it has read or that its clients are subscribed to;
+        in all, if they receive from all.
         The number of reads of the disk depends on `most` and on the queues of the parent topic, not on the lite topics.
 
         Args:
@@ -875,7 +878,7 @@ class LitePools(Pools):
         self.left_s: OrderedDict[tuple[LitePool, LiteTopic | None], float] = OrderedDict()
 
     def note_left(self, pool: LitePool, lite: LiteTopic | None) -> None:
-        """A client has left that was subscribed to a lite topic, or to all."""
+        """Record that a client has left that was subscribed to a lite topic, or to all."""
         pool.awaited += (pool, lite) not in self.left_s
         self.left_s[pool, lite] = self.now_s()
         self.left_s.move_to_end((pool, lite))
@@ -951,7 +954,7 @@ class LitePools(Pools):
     def deliveries_of(self, group: str, topic: str, handle: Handle) -> QueueDeliveries | AckStatus:
         place = parent_and_name(topic) if is_lite_queue(topic) else None
         if place is None and handle.lite_topic and self.lites.is_parent(topic):
-            place = topic, handle.lite_topic  # Java's client 5.2 rejects a message without the name of its lite topic
+            place = topic, handle.lite_topic  # Java's client 5.2 dead-letters without naming the lite topic
         if place is None:
             return super().deliveries_of(group, topic, handle)
         pool, lite = self.find_lite(group, place[0]), self.lites.get(*place)
@@ -1001,7 +1004,7 @@ class LitePools(Pools):
         return [] if self.is_bound(group, topic) else super().peek(group, topic, queue_id, wanted)
 
     def clients_of(self, group: str) -> dict[str, list[Subscription]]:
-        """Return also the clients that are subscribed to lite topics and receive nothing now, because they are busy."""
+        """Return also the subscribers of lite pools that have not received lately."""
         found = super().clients_of(group)
         for pool in self.of_group(group):
             for client in pool.subscribers if isinstance(pool, LitePool) else ():
@@ -1067,9 +1070,8 @@ class LiteGroupProgress(GroupProgress):
         return found
 
     def rows(self, group: str, topic: str) -> Work[Iterator[tuple[Queue, QueueProgress]]]:
-        """Return the progress of a group in the queues of a topic. The messages of a lite topic are in one queue of the
-        parent topic, among others. So the offset of a lite group is as far before the queue's end as messages are not
-        finished."""
+        """Return the progress of a group in the queues of a topic. A queue of a parent topic has messages of many lite
+        topics, so the offset of a lite group there is the queue's end less the number of messages that are not finished."""
         if not self._pools.is_bound(group, topic):
             return self.of(group, topic)
         columns = yield from self.columns(group, topic, times=False)

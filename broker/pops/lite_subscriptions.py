@@ -70,7 +70,7 @@ _Left = list[tuple[LitePool, LiteSubscriber]]  # clients that have left a pool
 
 
 class LitePart:
-    """What a lite pool needs of `Pops`: to serve receives that wait, and to follow offsets that were reset."""
+    """The methods of `Pops` that `LiteSubscriptions` and `LiteExpiry` call."""
 
     def serve(self, pool: Pool) -> None:
         raise NotImplementedError
@@ -89,7 +89,7 @@ class LiteSubscriptions:
     """The subscriptions of all lite groups.
 
     Attributes:
-        count: how many there are, of all clients.
+        count: how many there are, including those of clients that have left until they are removed.
     """
 
     def __init__(
@@ -112,8 +112,8 @@ class LiteSubscriptions:
         self.count = 0
 
     def bind(self, name: str, topic: str) -> GroupConfig:
-        """Return the settings of the lite group of a parent topic. Where groups are created automatically, bind a group that
-        is new to the topic. Raises Refusal, LimitExceeded."""
+        """Return the settings of the lite group of a parent topic. Where groups are created automatically, bind the group to
+        the topic if it is bound to none and has no members or offsets. Raises Refusal, LimitExceeded."""
         if self._topics.get(topic) is None:
             hint = f"create it with `rocketlet topics create {topic} --lite`"
             raise Refusal(Reason.NO_TOPIC, f"No topic route info of {topic}: {hint}")
@@ -141,7 +141,7 @@ class LiteSubscriptions:
         return self.check_bound(name, topic) if self._settings.get(name) is not None else None
 
     def _is_used(self, name: str) -> bool:
-        """Return True if the group has consumed something as a group that is not a lite group."""
+        """Return True if the group has members, or offsets in queues."""
         group = self._groups.get(name)
         return group is not None and bool(group.members or group.offsets)
 
@@ -166,7 +166,7 @@ class LiteSubscriptions:
         return settings
 
     def _check(self, change: LiteSync) -> Work[None]:
-        """Raises Refusal for a request that is invalid whatever the state."""
+        """Check what does not depend on the state of groups and topics. Raises Refusal."""
         if len(change.names) > MAX_SYNCED_LITE_TOPICS:
             reason = f"the request has {len(change.names)} lite topics; expected up to {MAX_SYNCED_LITE_TOPICS}"
             raise Refusal(Reason.TOO_MANY_LITE_SUBSCRIPTIONS, reason)
@@ -181,7 +181,8 @@ class LiteSubscriptions:
             raise Refusal(Reason.ILLEGAL_OFFSET, f"{policy.name.lower()}: got {value}; expected 0 or more")
 
     def sync(self, change: LiteSync) -> Work[None]:
-        """Change the subscriptions of a client, some at a time, after its earlier changes. Raises Refusal."""
+        """Change the subscriptions of a client, some at a time, after its earlier changes; a removal of all ends these.
+        Raises Refusal."""
         second = int(self._clock.monotonic_s())
         if second != self._second:
             self._second, self._synced = second, AddressShares(self._limits.max_lite_syncs_per_s)
@@ -193,7 +194,7 @@ class LiteSubscriptions:
         try:
             yield from self._sync(change)
         except Refusal:
-            synced.give_back(address)  # it counts only if the changes are made
+            synced.give_back(address)  # a refused request does not count
             raise
 
     def _sync(self, change: LiteSync) -> Work[None]:
@@ -205,7 +206,7 @@ class LiteSubscriptions:
             while any(subscriber.names for _, subscriber in left):
                 yield
             return
-        if change.session.is_closed:  # since the names were checked; nothing would remove the subscriptions
+        if change.session.is_closed:  # since the names were checked, so nothing would remove the subscriptions later
             return
         group = self.check_bound(change.group, change.parent)
         while (known := self._subscriber(change)) is not None and known.is_syncing:
@@ -277,10 +278,9 @@ class LiteSubscriptions:
     def _changes(
         self, group: GroupConfig, pool: LitePool, subscriber: LiteSubscriber, change: LiteSync
     ) -> Iterator[None]:
-        """Make the changes, one after the other."""
         if change.action is LiteAction.COMPLETE_ADD:
             if change.names == subscriber.names.keys():
-                return  # as nearly always
+                return  # the usual case
             wanted = dict.fromkeys(change.names)
             for name in [name for name in subscriber.names if name not in wanted]:
                 self._remove(pool, subscriber, name)
@@ -342,7 +342,8 @@ class LiteSubscriptions:
             _notify(group, other, name)
 
     def _set_offset(self, pool: LitePool, name: str, option: LiteOffset) -> None:
-        """Set the group's offset in a lite topic. If the offset changes, receipt handles from before become invalid."""
+        """Set the group's offset in a lite topic that has messages. If the offset changes or the group has deliveries there,
+        receipt handles from before no longer acknowledge anything."""
         policy, value = option
         lite = self._pools.lites.of(pool.topic).get(name)
         if policy is OffsetPolicy.LAST or lite is None:
@@ -364,11 +365,11 @@ class LiteSubscriptions:
     # Clients that are gone
 
     def client_gone(self, client: PopClient) -> None:
-        """Forget the subscriptions of a client."""
+        """Remove the subscriptions of a client, some at a time."""
         self._remove_all(self._left(client))
 
     def _left(self, client: PopClient, group: str | None = None) -> _Left:
-        """Take a client out of the pools of one group or of all."""
+        """Take a client out of the lite pools of one group or of all, and return these with its subscribers."""
         found = self._pools.clients.get(client)
         pools = [pool for pool in found.lite_pools if isinstance(pool, LitePool)] if found is not None else []
         left = [(pool, pool.leave(client)) for pool in pools if group in (None, pool.group)]
@@ -390,11 +391,11 @@ class LiteSubscriptions:
             yield
 
     def pool_deleted(self, pool: LitePool) -> None:
-        """The group or its parent topic is deleted."""
+        """Remove the subscriptions of a pool whose group or parent topic is deleted."""
         self.count -= pool.remove_subscriptions()
 
     def expire(self) -> None:
-        """Forget the subscriptions of clients that have not synchronized them for too long."""
+        """Remove the subscriptions of clients that have not synchronized them for LITE_SYNC_S."""
         before_s = self._clock.monotonic_s() - LITE_SYNC_S
         for pool in self._pools.lite_pools():
             silent = [client for client, item in pool.subscribers.items() if item.synced_s < before_s]
@@ -407,24 +408,24 @@ def _others(pool: LitePool, subscriber: LiteSubscriber, name: str) -> list[LiteS
 
 
 def _notify(group: GroupConfig, subscriber: LiteSubscriber, name: str) -> None:
-    """Notify a client that another one has taken over a lite topic."""
+    """Notify a client that another client has a lite topic of an exclusive group."""
     if subscriber.session is not None:
         subscriber.session.tell(LiteTaken(group.name, name, subscriber.client.client_id))
 
 
 # ------------------------------------------------------------------------------
-# Expiration: a lite topic without a message for the time that its parent topic names is deleted, at that time.
+# Expiration: if the parent topic has an expiration time, a lite topic that got no message for this time is deleted.
 #
 # While a client is subscribed whose group has messages of it left, it is kept until the group has finished them, or
 # retention deletes them. Otherwise the messages that a group has not finished are counted and reported.
 #
 # A client that was connected needs some time to come back. So a lite topic is kept for LITE_SYNC_S after such a client has
-# left. Which clients an earlier run of the broker had is unknown, so a lite topic from before the start of the broker does
-# not expire within LITE_SYNC_S, unless it has got a message since the start.
+# left. Which clients an earlier run of the broker had is unknown, so a lite topic without a message since the start of the
+# broker is kept for LITE_SYNC_S from the start, except after an upgrade (`_delete_returned`).
 
 
 class LiteExpiry:
-    """Deletes lite topics when their time is over.
+    """Deletes lite topics that have expired, or of which retention has left no message.
 
     Attributes:
         expired: how many were deleted since the start.
@@ -452,7 +453,8 @@ class LiteExpiry:
         self._set_timer()
 
     def _delete_returned(self) -> None:
-        """Delete expired lite topics that no group has an offset in. The earlier release had deleted them."""
+        """Delete expired lite topics that no group has an offset in. The release that wrote the data folder stored no
+        deletions, so it may have deleted them."""
         for lites in self._lites.by_parent():
             for lite in list(lites.values()):
                 expires_ms = self._expires_ms(lite)
@@ -467,19 +469,19 @@ class LiteExpiry:
             self._timer.cancel()
 
     def appended(self, lites: Iterable[LiteTopic]) -> None:
-        """Lite topics have new messages: one of them may be the only one."""
+        """Keep lite topics with new messages no longer, and set the timer for their expiration if none is set."""
         for lite in lites if self._kept else ():
             self._kept.pop(lite, None)
         if self._timer is None and any(self._minutes(lite.queue.topic) != NO_EXPIRATION for lite in lites):
             self._set_timer()
 
     def settings_changed(self, topic: TopicConfig) -> None:
-        """A topic is new, or has other settings."""
+        """Set the timer again if a topic with lite topics is new or has other settings."""
         if topic.is_lite:
             self._set_timer()
 
     def _minutes(self, parent: str) -> int:
-        """Return how long lite topics of a topic are kept without a message."""
+        """Return for how long lite topics of a topic are kept without a message, or NO_EXPIRATION."""
         topic = self._topics.get(parent)
         return topic.lite_expiration_min if topic is not None and topic.is_lite else NO_EXPIRATION
 
@@ -488,7 +490,7 @@ class LiteExpiry:
         return None if minutes == NO_EXPIRATION else self._lites.last_ms(lite) + minutes * 60_000
 
     def _deadline_ms(self, lite: LiteTopic) -> int | None:
-        """Return when a lite topic may be deleted."""
+        """Return when a lite topic may be deleted; None if it does not expire."""
         expires_ms = self._expires_ms(lite)
         if expires_ms is None or self._lites.last_ms(lite) >= self._started_ms:
             return expires_ms
@@ -515,7 +517,7 @@ class LiteExpiry:
             left, now_ms = LITE_EXPIRED_AT_ONCE, self._clock.time_ms()
             for lites in self._lites.by_parent():
                 due_ms = self._first_ms(lites)
-                if due_ms is not None and due_ms <= now_ms:  # else kept lite topics would use up what is left
+                if due_ms is not None and due_ms <= now_ms:  # else only kept ones are due, and would use up `left`
                     left -= self._expire_some(lites, left, now_ms)
         except Exception:
             log.exception("lite_topics_not_expired")
@@ -536,8 +538,8 @@ class LiteExpiry:
         return count
 
     def check_kept(self) -> None:
-        """Delete lite topics that were kept for a group whose client has unsubscribed since, or has not come back, and those
-        without messages that the disk refused to delete."""
+        """Check again up to LITE_EXPIRED_AT_ONCE of the lite topics that were kept: delete those without messages, and those
+        that have expired and that no group needs any more."""
         self._pools.forget_left()
         for lite in list(islice(self._kept, LITE_EXPIRED_AT_ONCE)):
             del self._kept[lite]
@@ -556,8 +558,8 @@ class LiteExpiry:
         )
 
     def _readers(self, lite: LiteTopic) -> list[LitePool]:
-        """Return the pools of a parent topic, including those of groups without members that have an offset in the lite
-        topic."""
+        """Return the pools of a parent topic. For a bound group without one that has an offset in the lite topic, a pool is
+        created."""
         parent = lite.queue.topic
         for group in lite.groups:  # a group without members has no pool
             if self._pools.is_bound(group, parent):
@@ -565,13 +567,14 @@ class LiteExpiry:
         return self._pools.lite_pools(parent)
 
     def finished(self, lite: LiteTopic) -> None:
-        """A group has finished all messages of a lite topic, which may have been kept for it."""
+        """Delete a lite topic, all of whose messages a group has finished, if it has expired and no other group needs it."""
         due_ms = self._deadline_ms(lite)
         if due_ms is not None and due_ms <= self._clock.time_ms() and not self.is_needed(lite):
             self.delete(lite)
 
     def delete(self, lite: LiteTopic) -> bool:
-        """Delete a lite topic, with the offsets and deliveries of all groups. Return False if the disk refuses that."""
+        """Delete a lite topic, with the offsets and deliveries of all groups, and report the messages that a group has not
+        finished. Return False if the disk refuses the deletion."""
         parent = lite.queue.topic
         pools = [pool for pool in self._readers(lite) if pool.has(lite)]
         of_pools = [(pool, pool.lost(lite, lite.next)) for pool in pools]
@@ -604,8 +607,8 @@ class LiteExpiry:
             del self._kept[lite]
 
     def retained(self) -> Work[None]:
-        """Retention has deleted messages: count those that groups had not finished, and delete the lite topics that have
-        none left, some at a time."""
+        """Count the messages deleted by retention that groups had not finished, and delete lite topics that have none left,
+        some at a time."""
         for parent in self._lites.parents:
             lost: Counter[str] = Counter()
             shortened = yield from self._lites.shortened(parent)

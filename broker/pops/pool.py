@@ -59,8 +59,8 @@ log = structlog.get_logger("rocketlet.pops")
 # ------------------------------------------------------------------------------
 # The deliveries of one queue in a pool.
 #
-# Offsets below `next` that are not in `unfinished` are finished, so nothing is kept of them. A delivery keeps the position
-# of its first pop: `unfinished` is in the order of offsets, and its first entry is the offset to commit.
+# Offsets below `next` that are not in `unfinished` are finished or were skipped, and nothing is kept of them. A delivery
+# keeps the position of its first pop: `unfinished` is in the order of offsets, and its first entry is the offset to commit.
 
 
 class QueueDeliveries:
@@ -68,18 +68,17 @@ class QueueDeliveries:
 
     Args:
         number: stands for this queue and group in the journal.
-        begin: the first offset that the group has not popped.
+        begin: the offset from which the group pops.
 
     Attributes:
-        reported: the offset that these deliveries committed last. Any other committed offset means that an
-            administrator has reset it.
-        limit: how many deliveries may be unfinished.
+        reported: the offset that these deliveries committed last. Any other committed offset was set by a reset.
+        limit: how many deliveries may be unfinished before no new message is popped.
         is_passed: True if `next` has moved since the journal last recorded it.
         gives_new: False while the queue leaves the pool, so that no message is popped for the first time.
-        gives_again: False if leaving takes long, so that no message is redelivered either.
+        gives_again: False once leaving takes long, so that no message is redelivered either, unless the order requires it.
         is_ended: True once the queue has left the pool, or the pool has ended.
-        is_late: True if the queue leaves only when its messages are finished in their order.
-        fresh_behind: deliveries in state BEHIND that the journal does not have yet.
+        is_late: True once the log has a warning that the queue must stay until messages are finished in order.
+        fresh_behind: deliveries that were put BEHIND others, and that the journal does not have yet.
     """
 
     def __init__(self, number: int, pool: Pool, queue: ConsumeQueue, begin: int, store: Store, limits: Limits) -> None:
@@ -112,7 +111,8 @@ class QueueDeliveries:
         return next(iter(self.unfinished), self.next)
 
     def before_finished(self) -> list[Delivery]:
-        """Return the unfinished deliveries before a finished one. A single offset cannot express them."""
+        """Return the unfinished deliveries before a message that is finished or was skipped. A single offset cannot
+        express them."""
         end = self.next
         for offset in reversed(self.unfinished):
             if offset != end - 1:
@@ -145,13 +145,11 @@ class QueueDeliveries:
     # Popping
 
     def take(self, request: PopRequest, wanted: int, room: int, allowed: int) -> list[TakenDelivery]:
-        """Return messages for a receive. The messages count as popped once `deliver` is called. None counts as popped
-        if `take` raises.
+        """Return messages for a receive. They count as popped once `deliver` is called.
 
         Args:
             wanted: the maximum number of messages.
-            room: the maximum number of bytes. A first message of a result, for which `room` is all that the request has,
-                may be larger.
+            room: the maximum number of bytes. If it is all of `request.max_bytes`, the first message may be larger.
             allowed: how many of them may be popped for the first time.
         """
         taken: list[TakenDelivery] = []
@@ -169,7 +167,7 @@ class QueueDeliveries:
         return taken
 
     def put_back(self, taken: Iterable[TakenDelivery]) -> None:
-        """Make messages visible again that were taken and not delivered."""
+        """Make messages available again that were taken and not delivered."""
         for delivery, _ in taken:
             if delivery.offset in self.unfinished:
                 heappush(self._visible, delivery.offset)
@@ -248,7 +246,7 @@ class QueueDeliveries:
         position = max(self.next, self.queue.begin)
         allowed = min(allowed, self.limit - len(self.unfinished))
         subscription, matches = request.subscription, request.matches
-        # The index knows the hashes of tags only, and two tags may share one.
+        # The index has the hashes of tags only, and two tags may share one.
         tags = (
             subscription.tags if matches is None and subscription is not None and not subscription.takes_all else None
         )
@@ -301,7 +299,7 @@ class QueueDeliveries:
             self._order.add(delivery)
 
     def peek(self, wanted: int) -> list[Delivered]:
-        """Return the next messages, without handles and without popping them."""
+        """Return the next messages that were never popped, without handles and without popping them."""
         position = max(self.next, self.queue.begin)
         if position >= self.queue.next:
             return []
@@ -343,7 +341,7 @@ class QueueDeliveries:
         self._free(delivery)
 
     def refuse(self, delivery: Delivery) -> None:
-        """Make a message visible again whose acknowledgement the disk has refused."""
+        """Make a message visible again whose acknowledgement could not be written, unless it was popped again since."""
         if delivery.state is DeliveryState.ACKNOWLEDGED:
             delivery.transition(Event.REFUSE)
             self._free(delivery)
@@ -358,7 +356,8 @@ class QueueDeliveries:
             self._free(first)
 
     def finish(self, deliveries: Iterable[Delivery]) -> None:
-        """Finish deliveries whose acknowledgement is on the disk, except those that were popped again since."""
+        """Finish deliveries whose acknowledgement is written, except those that were popped again since. In an ordered
+        group, a delivery stays until all earlier ones of its message group are acknowledged."""
         if not self.is_in_order:
             unfinished, group = self.unfinished, self.pool.of
             for delivery in deliveries:
@@ -379,7 +378,7 @@ class QueueDeliveries:
             self.pool.of.unfinished -= 1
 
     def restart(self, offset: int, now_ms: int) -> None:
-        """Continue from another offset. Receipt handles from before become invalid."""
+        """Continue from another offset. Receipt handles from before no longer acknowledge anything."""
         self.clear()
         self.next = self.reported = offset
         self.floor_ms = max(self.floor_ms, now_ms + 1)
@@ -405,7 +404,7 @@ class QueueDeliveries:
     # Order
 
     def set_order(self, is_in_order: bool) -> None:
-        """Apply the group's setting. Raises what reading raises; the next receive then retries."""
+        """Start or stop keeping messages in order. Raises the errors of reading; the next receive then retries."""
         if is_in_order:
             self._order = self._order_of_all()
         self.is_in_order = is_in_order
@@ -449,7 +448,7 @@ class QueueDeliveries:
 
     @property
     def lag_offset(self) -> int:
-        """The offset after which as many messages lie as are not finished."""
+        """An offset as far before the end of the queue as the group's lag."""
         return self.next - len(self.unfinished)
 
     def unfinished_before(self, offset: int) -> int:
@@ -468,7 +467,7 @@ class QueueDeliveries:
 
 
 # ------------------------------------------------------------------------------
-# A receive, from its request to its result. Each protocol server has a subclass that encodes the result.
+# Receives. Each protocol server has a subclass that encodes the result.
 
 
 _arrivals = count()
@@ -481,12 +480,12 @@ class Receive(Generic[ReplyTo]):
 
     Attributes:
         reply_to: what the protocol server needs to respond.
-        pool: where it waits; None if it does not.
-        arrival: increases with each receive: the one that waits longest is served first.
+        pool: the pool in which it waits or has waited; None if it never waited for a message.
+        arrival: increases with each receive.
         is_over: True if it has its result or was cancelled.
         queue_id: the queue for whose messages it waits; None if it is any queue.
         address: the address of its client; empty without a session.
-        charged_bytes: what its session pays while it waits.
+        charged_bytes: the bytes that are charged to its session while it waits for a message.
     """
 
     __slots__ = ("address", "arrival", "charged_bytes", "is_over", "pool", "queue_id", "reply_to", "request", "timer")
@@ -522,7 +521,7 @@ class Receive(Generic[ReplyTo]):
 
 
 class PoolClient:
-    """A client of one pool: its last request, and the session that pays for this record; None once that is gone."""
+    """A client of one pool: its last request, and the session that is charged for this object, unless that is gone."""
 
     __slots__ = ("_charged_bytes", "asked_s", "of", "pool", "session", "wanted")
 
@@ -548,7 +547,7 @@ class PoolClient:
 
 
 def firsts(ready: OrderedDict[Ready, None]) -> Iterator[Ready]:
-    """Yield the first one as often as there are some now. The caller moves each to the end, or removes it."""
+    """Yield the first entry, up to once for each entry that there is now. The caller moves each to the end, or removes it."""
     for _ in range(len(ready)):
         if not ready:
             return
@@ -559,16 +558,16 @@ class Pool:
     """The pool of one group and topic: its queues with their deliveries, its clients, and the receives that wait.
 
     Attributes:
-        queues: the deliveries by queue id, for queues that were popped.
+        queues: the deliveries by queue id, for queues that a receive has tried; in a lite pool by lite topic.
         ready: the queues that may have a message, in the order in which they were served or became ready.
-        clients: the clients that pop. One of the clients' sessions is charged for what the pool keeps for all of them.
+        clients: the clients that pop, up to `max_members` of them. One of their sessions is charged for the pool.
         waits: how many receives wait.
-        used_s: when a client asked last.
+        used_s: the time of the last receive.
         is_cut: True if the last receive stopped before the end of a queue because its filter matched none of the
             messages that were read, so that this queue has more messages to read.
         is_in_order: True if a client has asked for the messages in order.
-        urgent_percent: how many of 100 receives begin with the highest level, if the topic's messages have priorities; -1
-            if they have none.
+        urgent_percent: how many of 100 receives begin with the highest level, unless another level has waited for
+            LEVEL_WAIT_S; -1 for a topic without priorities, and for an ordered group.
         owned: the queues that the pool may serve; None if they are all of the topic (`division`).
         leaving: owned queues that other members are to get, and since when.
         epochs: the epochs of the pool's leases.
@@ -592,7 +591,7 @@ class Pool:
         self.is_served_later = False
         self.is_in_order = False
         self.urgent_percent = -1
-        self._other_percent = 0  # of a receive that begins with another level, so that these are spread evenly
+        self._other_percent = 0  # increases with each receive; at 100, one of them begins with another level
         # the level that has waited longest, and when a receive first passed it over
         self._passed: tuple[int, float] | None = None
         self.owned: set[int] | None = None
@@ -608,12 +607,12 @@ class Pool:
         return False
 
     def is_used(self, now_s: float) -> bool:
-        """Return True if a receive waits, a message is unfinished, or a client asked lately."""
+        """Return True if a receive waits, a message is unfinished, or the last receive was within POOL_IDLE_S."""
         is_fresh = now_s - self.used_s < POOL_IDLE_S
         return is_fresh or self.waits > 0 or any(item.unfinished for item in self.queues.values())
 
     def pay(self) -> None:
-        """Charge a client's session for the pool and its queues. No session is charged once all clients are gone."""
+        """Charge one client's session for the pool and its queues, if a client has a session."""
         size = POOL_BYTES + len(self.group) + len(self.topic) + DELIVERIES_BYTES * len(self.queues)
         if self._payer is None:
             sessions = (client.session for client in self.clients.values())
@@ -632,7 +631,7 @@ class Pool:
     # Receives that wait
 
     def hold(self, receive: Receive[Any]) -> None:
-        """Let a receive wait. The receive is charged to its session, and counts as one of its held pulls."""
+        """Let a receive wait. If it has a session, it is charged to it, and counts as one of the session's held pulls."""
         receive.pool = self
         self._waiting.setdefault(receive.queue_id, OrderedDict())[receive] = None
         self.waits += 1
@@ -663,11 +662,11 @@ class Pool:
             session.charge(-receive.charged_bytes)
 
     def waiting(self) -> list[Receive[Any]]:
-        """Return all receives that wait, in no order."""
+        """Return all receives that wait, in no particular order."""
         return [receive for waiting in self._waiting.values() for receive in waiting]
 
     def next_receive(self) -> Receive[Any] | None:
-        """Return the receive that waits longest among those for which a queue may have a message."""
+        """Return the receive that waits longest among those for which a queue may have a message; None without one."""
         found: Receive[Any] | None = None
         if self.ready and (waiting := self._waiting.get(None)):
             found = next(iter(waiting))
@@ -681,7 +680,7 @@ class Pool:
     # Its queues
 
     def places(self, request: PopRequest) -> Iterator[int]:
-        """Yield the ready queues in the order in which a receive tries them. The caller calls `rotate` for each."""
+        """Yield the ready queues that a receive tries, in this order. The caller calls `rotate` for each."""
         if self.urgent_percent >= 0 and not request.is_strict:
             yield from self._levels(request) if self.ready else ()
             return
@@ -694,7 +693,7 @@ class Pool:
     def _levels(self, request: PopRequest) -> list[int]:
         """Return the ready levels in the order in which a receive tries them: from the highest to the lowest. The level
         that has waited longest comes first if receives have passed it over for LEVEL_WAIT_S, so that it does not starve,
-        and in as many receives as `urgent_percent` leaves."""
+        and in 100 - `urgent_percent` of 100 receives."""
         levels = sorted(self.ready, reverse=True)
         longest = next(iter(self.ready))
         if request.count <= 0:  # a receive that only checks whether there is a message
@@ -726,14 +725,15 @@ class Pool:
             self.ready[queue_id] = None
 
     def refresh(self, queue_id: int) -> None:
-        """Find whether a queue is ready in which a delivery was finished or released."""
+        """Find whether a queue is ready in which a delivery was finished or released. If the pool has no clients, `unused`
+        checks it."""
         if queue_id not in self.ready:
             self.rotate(queue_id)
         if not self.clients:
             self._pools.note_unused(self)
 
     def rest(self) -> int:
-        """Return how many messages of the popped queues no client has been given yet."""
+        """Return how many messages of `queues` were not read yet."""
         found = 0
         for deliveries in self.queues.values():
             found += max(deliveries.queue.next - deliveries.next, 0)
@@ -749,7 +749,7 @@ class Pool:
         )
 
     def divide(self) -> None:
-        """Serve only owned queues from now on: members pull, too."""
+        """Serve only owned queues from now on, because members pull, too."""
         self.owned = set()
         self.ready.clear()
 
@@ -786,13 +786,13 @@ class Pool:
 
 
 class PoppingClient:
-    """What is kept of a client in all pools, until none of it is left.
+    """The state of a client in all pools. It is removed when the four dictionaries are empty.
 
     Attributes:
         pools: the client in each pool that it pops.
-        lite_pools: the pools of lite topics in which it has subscriptions.
+        lite_pools: the pools of lite topics that it has joined.
         receives: its receives that wait.
-        extended: its messages whose visibility timeouts the broker extends, for as long as it has contact.
+        extended: its deliveries that the broker extends, while the client has contact and up to MAX_RENEWED_S.
         contact_s: when the client was last in contact.
     """
 
@@ -814,7 +814,7 @@ class Pools:
     """Every pool, and the clients of all pools.
 
     Attributes:
-        all: the pools; a group has its own by topic.
+        all: the pools; `ConsumerGroup.pools` has those of a group by topic.
         clients: clients with a pool, subscriptions to lite topics, a receive that waits, or a message that is extended.
         receives: how many receives wait, by the address of their client.
     """
@@ -841,7 +841,8 @@ class Pools:
         self._by_request: OrderedDict[PoolClient, None] = OrderedDict()
         self._of_session: dict[Session, dict[PoolClient, None]] = {}
         self._extending: dict[PoppingClient, None] = {}
-        self._unused: OrderedDict[Pool, None] = OrderedDict()  # without clients, in the order in which these left
+        # pools that may have no clients, in the order in which these left
+        self._unused: OrderedDict[Pool, None] = OrderedDict()
         self.receives = AddressShares(runtime.limits.max_waiting_receives)
 
     # Making
@@ -851,7 +852,7 @@ class Pools:
         return cast("Pool | None", of.pools.get(topic)) if of is not None else None
 
     def get_or_make(self, request: PopRequest) -> Pool:
-        """Return the pool of a receive. Raises LimitExceeded if the group has too many offsets."""
+        """Return the pool of a receive, created if there is none. Raises LimitExceeded if the group has too many offsets."""
         pool = self.find(request.group, request.topic)
         if pool is None:
             starts = list(self._starts(request))
@@ -868,7 +869,6 @@ class Pools:
         return pool
 
     def add(self, pool: Pool) -> None:
-        """Add a pool that is new."""
         self.all[pool] = None
         self._groups.add_pool(pool.of, pool.topic, pool)
         self._unused[pool] = None
@@ -877,9 +877,9 @@ class Pools:
         return self._clock.monotonic_s()
 
     def _starts(self, request: PopRequest) -> Iterator[tuple[ConsumeQueue, int]]:
-        """Yield the queues of the topic, and where the group continues. A group that is new to the topic starts at the end
-        if the request says so; else at the first message if retention has not deleted it, as for all groups of this
-        broker; else at the first or the last message, as the request says."""
+        """Yield the topic's queues that have an index, with the offset where the group continues: its own; for a group new to
+        the topic the end if `from_end` is set; else the first message if retention has not deleted it; else the first or
+        the last stored message, by `from_first`. A queue that is new to the group starts at its first message."""
         group, topic = request.group, request.topic
         is_known = self._offsets.knows(group, topic)
         for queue_id in range(self._topics.queues_of(topic)):
@@ -898,7 +898,7 @@ class Pools:
         return queue.begin if is_first else max(queue.next - 1, queue.begin)
 
     def open_queue(self, pool: Pool, queue_id: int) -> QueueDeliveries:
-        """Return the deliveries of a queue, made at its first pop."""
+        """Return the deliveries of a queue, created if there are none."""
         found = pool.queues.get(queue_id)
         if found is None:
             queue = self._store.queue(pool.topic, queue_id)
@@ -1005,7 +1005,7 @@ class Pools:
 
     def session_lost(self, session: Session) -> Work[None]:
         """Remove the clients of a session that is gone, some at a time. Clients of divided pools stay until
-        `remove_client`, so that they keep their share while they reconnect."""
+        `remove_client` or `remove_idle_clients`, so that a gRPC client keeps its share while it reconnects."""
         for number, client in enumerate(self._of_session.pop(session, ()), 1):
             if client.session is session:
                 client.session = None
@@ -1022,7 +1022,7 @@ class Pools:
             self._remove(item)
 
     def remove_idle_clients(self, before_s: float) -> None:
-        """Remove the clients of pools that have not asked since."""
+        """Remove clients from the pools in which their last receive was before this time."""
         while self._by_request and (client := next(iter(self._by_request))).asked_s < before_s:
             self._remove(client)
 
@@ -1060,7 +1060,7 @@ class Pools:
             self.remove_if_idle(client)
 
     def record_contact(self, client: PopClient) -> None:
-        """Record that a client has called or sent a heartbeat."""
+        """Record that a client has called or sent a heartbeat, if it has state here."""
         found = self.clients.get(client)
         if found is not None:
             found.contact_s = self._clock.monotonic_s()
@@ -1111,8 +1111,8 @@ class Pools:
         return False
 
     def peek(self, group: str, topic: str, queue_id: int | None, wanted: int) -> list[Delivered]:
-        """Return the messages that would be popped next, up to the size of a result, without handles and without
-        popping them. Raises the errors of reading."""
+        """Return messages of ready queues that were never popped, up to the size of a result, without handles and without
+        popping them. Creates the pool if there is none. Raises the errors of reading and of `get_or_make`."""
         request = PopRequest(group, topic, PopClient(""), wanted, 0, queue_id=queue_id)
         pool = self.get_or_make(request)
         found: list[Delivered] = []
@@ -1173,8 +1173,7 @@ class Pools:
         return pool.waits if pool is not None else 0
 
     def numbers(self, group: str, topic: str) -> dict[int, PopNumbers]:
-        """Return the figures by queue id, for queues that were popped. Queues that were not popped are left out,
-        because their committed offset is enough."""
+        """Return the figures by queue id, for queues with deliveries. For other queues the committed offset is enough."""
         pool = self.find(group, topic)
         return {} if pool is None else {queue_id: of.numbers() for queue_id, of in pool.queues.items()}
 
@@ -1192,7 +1191,7 @@ class Pools:
         return of.unfinished if of is not None else 0
 
     def clients_of(self, group: str) -> dict[str, list[Subscription]]:
-        """Return what each client that popped in the group in the last two minutes wants, by client id."""
+        """Return the latest subscriptions of the clients in the group's pools, by client id."""
         found: dict[str, list[Subscription]] = {}
         for pool in self.of_group(group):
             for item in pool.clients.values():

@@ -74,8 +74,8 @@ log = structlog.get_logger("rocketlet.pops")
 # ------------------------------------------------------------------------------
 # Messages shared among the clients of a group: each message is in flight to one client at a time.
 #
-# A protocol server passes in a `Receive`, and gets its result immediately or by `Receive.respond`. Acknowledgements get
-# their responses once they are written to the disk. One write serves the acknowledgements of an event-loop iteration.
+# A protocol server passes in a `Receive`, and gets its result immediately, or by `Receive.respond` or `fail`. One write to
+# the journal serves the acknowledgements of an event-loop iteration. Their responses follow once it has ended or failed.
 
 
 _UNBURIED_HINT = "the messages stay in flight, and the broker retries every second; free disk space, or delete topics"
@@ -91,7 +91,7 @@ class Pops(LitePart):
 
     Args:
         frames: the journal of popped messages.
-        routes: finds the queues of a topic on all brokers, because members divide them all.
+        routes: finds the queues of a topic on all brokers, among which the members of a group are divided.
         flusher: syncs what was written before a response; None if responses do not wait for the device.
     """
 
@@ -137,10 +137,10 @@ class Pops(LitePart):
         self._adopt()
 
     def _adopt(self) -> None:
-        """Continue from the last run: handles stay valid, and deadlines stay as they are.
+        """Continue the deliveries of the last run, with their receipt handles and deadlines.
 
-        The broker extends none of these deliveries any more. The last run may have ended before their response reached the
-        client, which then does not know them although its heartbeats continue."""
+        The broker extends none of these deliveries any more. The last run may have ended before the response with them
+        reached the client, whose heartbeats continue nevertheless."""
         kept = self._journal.read(is_expected=self._offsets.has_pops)
         for deliveries in self.pools.adopt(kept, self._journal.last_number, self._journal.monotonic_s):
             for delivery in deliveries.unfinished.values():
@@ -156,9 +156,9 @@ class Pops(LitePart):
 
     def receive(self, receive: Receive[Any]) -> PopResult | None:
         """Return the result of a receive, or None if it waits: for its filter to be parsed, or for a message. A receive
-        that waited gets its result by `respond`, unless it was cancelled.
+        that waited gets its result by `respond`, or an error by `fail`, unless it was cancelled.
 
-        Messages that do not reach their client must go back by `put_back`.
+        The caller passes messages that do not reach their client to `put_back`.
 
         Raises:
             Refusal: The filter cannot be parsed, or too many filters wait.
@@ -214,7 +214,7 @@ class Pops(LitePart):
                 self._end(receive, result)
 
     def _end_unparsed(self, receive: Receive[Any]) -> None:
-        """End a receive whose account has changed while it waited for its filter."""
+        """End a receive whose session's account has changed while it waited for its filter."""
         self._end(receive, PopResult(Why.NOTHING_NEW))
 
     def _admit(self, request: PopRequest, pool: Pool | None, now_s: float) -> str | None:
@@ -285,7 +285,7 @@ class Pops(LitePart):
         now_ms: int,
         found: list[Delivered],
     ) -> int:
-        """Add taken messages to those found for a client. Returns their size."""
+        """Put taken messages in flight, and add them to those found for a client. Returns their size in bytes."""
         for delivery, _ in taken:  # in order, a message may be in flight to another client
             if delivery.renewals >= 0:
                 self.pools.stop_extending(delivery)
@@ -316,9 +316,9 @@ class Pops(LitePart):
         attempt = tried(delivery.attempts + reconsume_times_in(record))
         return Delivered(record, queue.topic, queue.queue_id, delivery.offset, attempt, handle, delivery.pop_ms)
 
-    # Repeated receives in ordered groups: a client that did not get a result repeats the receive with the same attempt
-    # id, and gets the same messages. Otherwise the client would wait until the invisible time of messages that it never
-    # received has passed.
+    # Repeated receives in ordered and lite groups: a client that did not get a result repeats the receive with the same
+    # attempt id, and gets those of its messages that are still in flight. Otherwise it would wait until the invisible time
+    # of messages that it never received has passed.
 
     def _record_attempt(self, request: PopRequest, given: list[GivenDelivery]) -> None:
         self._attempts[request.attempt] = given
@@ -326,8 +326,8 @@ class Pops(LitePart):
             self._attempts.popitem(last=False)
 
     def _repeat(self, request: PopRequest) -> PopResult | None:
-        """Extend the visibility timeout of the messages in flight of an earlier receive with the same attempt id, and
-        return these messages; None if there are none."""
+        """Return the messages of an earlier receive with this attempt id that are still in flight, with a new visibility
+        timeout; None without any."""
         given = self._attempts.pop(request.attempt, None)
         still = [item for item in given or () if item.is_in_flight]
         found: list[Delivered] = []
@@ -344,7 +344,7 @@ class Pops(LitePart):
     # Receives that wait
 
     def appended(self, queues: Iterable[ConsumeQueue]) -> None:
-        """Serve the receives that wait for messages of these queues."""
+        """Serve the receives that wait for messages of these queues. Lite pools are served by `lite_appended`."""
         for queue in dict.fromkeys(queues):
             for pool in [pool for pool in self.pools.of_topic(queue.topic) if not pool.is_lite]:
                 pool.offer(queue.queue_id)
@@ -380,13 +380,13 @@ class Pops(LitePart):
                 return
 
     def _serve_later(self, pool: Pool) -> None:
-        """Serve the receives of a pool in the next event-loop iteration, because a filter had to stop early."""
+        """Serve the receives of a pool in the next event-loop iteration."""
         if pool.waits and not pool.is_served_later:
             pool.is_served_later = True
             self._clock.call_soon(self._serve, pool)
 
     def _end(self, receive: Receive[Any], result: PopResult) -> None:
-        """Give a receive its result, unless it has one."""
+        """Give a receive its result, unless it has one or was cancelled."""
         if receive.is_over:
             return
         if receive.pool is not None:
@@ -394,7 +394,7 @@ class Pops(LitePart):
         receive.is_over = True
         try:
             receive.respond(result)
-        except Exception:  # a protocol server that fails must not harm the sender of the message
+        except Exception:  # a protocol server that fails must not fail the request that stored the message
             request = receive.request
             log.exception("receive_not_answered", group=request.group, topic=request.topic)
             self.put_back(request.group, request.topic, result.messages)
@@ -402,7 +402,8 @@ class Pops(LitePart):
     # Outcomes of messages
 
     def put_back(self, group: str, topic: str, messages: Iterable[Delivered]) -> None:
-        """Make messages of a result visible that did not reach its client. Their attempts do not count."""
+        """Make messages of a result visible that did not reach its client, if they are still in flight by its handles. Their
+        attempts do not count."""
         for message in messages:
             found = self.pools.delivery(group, message.topic, message.handle)
             if isinstance(found, AckStatus) or found[1].state is not DeliveryState.IN_FLIGHT:
@@ -424,7 +425,7 @@ class Pops(LitePart):
         topics: Sequence[str] | None = None,
     ) -> None:
         """Acknowledge messages by their receipt handles. `answer` is called with an outcome for each, once the
-        acknowledgements are written to the disk or the write has failed; immediately if no message is acknowledged.
+        acknowledgements are written to the disk or the write has failed; immediately if no outcome is DONE or LATE.
 
         Args:
             topics: the topic of each message, if they differ, as those of lite topics do.
@@ -442,7 +443,7 @@ class Pops(LitePart):
         self._writer.answer_when_written(outcomes, answer)
 
     def _finish(self, deliveries: QueueDeliveries, delivery: Delivery) -> AckStatus:
-        """Acknowledge a delivery. The delivery is finished once the acknowledgement is written to the disk."""
+        """Acknowledge a delivery, and return the outcome that it has unless the write fails."""
         if delivery.renewals >= 0:
             self.pools.stop_extending(delivery)
         if delivery.state is DeliveryState.ACKNOWLEDGED:
@@ -464,13 +465,14 @@ class Pops(LitePart):
         renews: bool = False,
         takes_late: bool = True,
     ) -> Changed:
-        """Change the invisible time of a message; 0 is a nack, which redelivers the message immediately, or
+        """Change the invisible time of a message; 0 is a nack, which makes a message in flight visible immediately, or
         dead-letters it after its last attempt. From now on, the broker does not extend the invisible time on its own. A
         finished message stays finished, because another client may have acknowledged it.
 
         Args:
-            is_counted: False if this delivery does not count as an attempt.
-            is_alone: True if that does not extend to the messages of a lite topic that were popped together with this one.
+            is_counted: False if this delivery does not count as an attempt. In a lite topic, the same change is then made to
+                the messages in flight that were popped together with this one.
+            is_alone: True if these other messages stay as they are.
             renews: True if the client still handles the message.
             takes_late: as for `ack`.
         """
@@ -501,8 +503,8 @@ class Pops(LitePart):
         return Changed(outcome, handle, delivery.pop_ms, until_ms - delivery.pop_ms)
 
     def _suspend(self, deliveries: LiteDeliveries, suspended: Delivery, invisible_ms: int) -> None:
-        """Change the invisible time of the other messages that were popped together with a suspended one, because their
-        client suspends all of them."""
+        """Change the invisible time of the other messages in flight that were popped together with a suspended one, because
+        their client suspends all of them."""
         for delivery in deliveries.batch_of(suspended):
             if delivery is not suspended:
                 if delivery.renewals >= 0:
@@ -512,8 +514,8 @@ class Pops(LitePart):
                 self._prolong(deliveries, delivery, self._clock.monotonic_s() + invisible_ms / 1000)
 
     def to_dead_letters(self, group: str, topic: str, handle: str, reason: str, answer: Answered) -> None:
-        """Store a copy in the group's dead-letter topic and acknowledge the message; a second time does nothing. Raises
-        StoreError if the message cannot be read or the copy cannot be stored."""
+        """Store a copy in the group's dead-letter topic and acknowledge the message, unless it is acknowledged already.
+        Raises the errors of `DeadLetterWriter.dead_letter`."""
         found = self.pools.delivery(group, topic, handle)
         if isinstance(found, AckStatus):
             outcome = found
@@ -526,8 +528,8 @@ class Pops(LitePart):
     # Deadlines
 
     def delayed_wait_s(self) -> float | None:
-        """Return how long it takes until the first delayed message is redelivered; None without one. Checks each message in
-        flight: for tests."""
+        """Return how long it takes until the first deadline of a delayed message; None without one. For tests, because it
+        checks every unfinished delivery."""
         due_s = (
             item.deadline_s
             for deliveries in self.pools.deliveries()
@@ -550,7 +552,7 @@ class Pops(LitePart):
             self.division.progressed(deliveries.pool)
 
     def _extended_s(self, delivery: Delivery) -> float | None:
-        """Return the new deadline of a delivery that the broker extends; None if it does not."""
+        """Return the new deadline of a delivery that the broker extends, and count the extension; None if it does not."""
         if delivery.renewals < 0 or delivery.client is None:
             return None
         client, now_s = self.pools.clients.get(delivery.client), self._clock.monotonic_s()
@@ -567,8 +569,8 @@ class Pops(LitePart):
         self._record_changed(deliveries, delivery)
 
     def _redeliver(self, deliveries: QueueDeliveries, delivery: Delivery, reason: str) -> None:
-        """Make a message visible again, or dead-letter it if it has had all its attempts. If the dead letter cannot be
-        stored, the message stays in flight, and storing is retried after `DEAD_LETTER_RETRY_S`."""
+        """Make a message visible again, or dead-letter it if it can be read and has had all its attempts. If the dead letter
+        cannot be stored, the message stays in flight, and storing is retried after `DEAD_LETTER_RETRY_S`."""
         settings = self._settings.get(deliveries.group)  # messages of a deleted group do not create it
         attempts = delivery.attempts
         if settings is not None and deliveries.queue.topic.startswith(names.RETRY_PREFIX):
@@ -588,8 +590,8 @@ class Pops(LitePart):
             self._finish(deliveries, delivery)
 
     def _report_unburied(self, deliveries: QueueDeliveries, error: Exception) -> None:
-        """Report a dead letter that cannot be stored, such as on a full disk or with a full table of topics: to `doctor` for
-        as long as it lasts, and to the log every ten minutes."""
+        """Report a dead letter that cannot be stored: to `doctor` until REFUSED_S after the last retry, and to the log, each
+        StoreError and LimitExceeded at most once in REPORT_AGAIN_S."""
         group, reason = deliveries.group, str(error)
         self.unburied.note((group, reason), f"{group}: {reason}")
         if not isinstance(error, StoreError | LimitExceeded):
@@ -601,7 +603,7 @@ class Pops(LitePart):
         if delivery.renewals >= 0:
             self.pools.stop_extending(delivery)
         deliveries.release(delivery)
-        if delivery.deadline_s > self._clock.monotonic_s():  # else the journal knows it by the deadline
+        if delivery.deadline_s > self._clock.monotonic_s():  # else the journal has the deadline that has passed
             self._record_changed(deliveries, delivery)
         deliveries.pool.refresh(deliveries.key)
 
@@ -610,7 +612,8 @@ class Pops(LitePart):
         self._writer.write_soon()
 
     def finished(self, queues: Iterable[QueueDeliveries]) -> None:
-        """Serve receives that wait because too many messages were unfinished, and hand over queues that have become free."""
+        """Serve waiting receives and hand over leaving queues, because acknowledgements of these queues were written, or were
+        refused by the disk."""
         for deliveries in queues:
             pool = deliveries.pool
             if not deliveries.is_ended:
@@ -667,12 +670,8 @@ class Pops(LitePart):
 
     def release_queue(self, pool: Pool, queue_id: int, *, is_lost: bool) -> bool:
         """End the deliveries of a queue that members pull from now on, from its lowest unfinished offset. Returns False if
-        that must wait until something is finished.
-
-        Args:
-            is_lost: True if the pool has lost its lease. The release then does not wait, and no message is sent back to
-                the retry topic, so finished messages after an unfinished one are redelivered.
-        """
+        unfinished messages are sent back to the retry topic first (`_sends_back`); if they may not be, finished messages
+        after them are redelivered. is_lost: True if the pool has lost its lease, so that no message is sent back."""
         deliveries = pool.queues.get(queue_id)
         if deliveries is None:
             return True
@@ -712,8 +711,7 @@ class Pops(LitePart):
     # Clients that are gone
 
     def expire_clients(self) -> None:
-        """Redeliver messages in flight to clients without contact, and remove what is kept of clients and pools that are not
-        used any more."""
+        """Redeliver the messages that the broker extends for clients without contact, and remove unused clients and pools."""
         self.lite.expire()
         self.expiry.check_kept()
         for client in self.pools.silent_clients():
@@ -760,8 +758,8 @@ class Pops(LitePart):
                 yield
 
     def connection_lost(self, client: PopClient, heard_s: float) -> None:
-        """Handle the loss of a connection whose last data arrived at `heard_s`. Messages delivered since then may not have
-        reached the client, so the broker no longer extends them."""
+        """Handle the loss of a connection whose last data arrived at `heard_s`. Messages popped since then may not have
+        reached the client, so the broker does not extend them again."""
         found = self.pools.clients.get(client)
         for delivery in found.extended if found is not None else ():
             if delivery.since_s >= heard_s:
@@ -770,7 +768,7 @@ class Pops(LitePart):
 
     def response_lost(self, client: PopClient, times_ms: Collection[int]) -> None:
         """Handle a client that cancelled a receive after its response was written. The client may not have got the messages
-        popped at these times, so the broker no longer extends them."""
+        popped at these times, so the broker does not extend them again."""
         found = self.pools.clients.get(client)
         for delivery in reversed(found.extended) if found is not None else ():
             if delivery.pop_ms < min(times_ms):
@@ -860,18 +858,18 @@ class Pops(LitePart):
         deliveries.end()
 
     def _write_now(self) -> None:
-        """Write the journal. If the disk refuses that, the whole file is rewritten as soon as the disk takes it."""
+        """Write the journal. After StoreFull, `saving` rewrites the whole file."""
         try:
             self._journal.write()
         except StoreFull as error:
             log.error("save_failed", reason=str(error))
 
     def saving(self) -> Job[None]:
-        """Rewrite the journal if it has become long. Raises StoreFull; the next call retries."""
+        """Write the journal, or rewrite it if it is long or lacks records. Raises StoreFull; the next call retries."""
         yield from self._journal.saving(self.pools.deliveries)
 
     def stop(self) -> None:
-        """End all receives that wait. Messages in flight stay in flight over a restart."""
+        """End all receives that wait, and close the journal. Messages in flight stay in flight over a restart."""
         self._is_stopped = True
         self._deadlines.stop()
         self.division.stop()
@@ -892,13 +890,13 @@ class Pops(LitePart):
         return self.pools.receives.count
 
     def is_popped(self, group: str, topic: str) -> bool:
-        """Return True if clients of the group pop the topic now, or have unfinished messages of it."""
+        """Return True if the group has a pool of the topic that is used (`Pool.is_used`)."""
         pool = self.pools.find(group, topic)
         return pool is not None and pool.is_used(self._clock.monotonic_s())
 
 
 class GivenDelivery(NamedTuple):
-    """A delivery as an attempt was given it."""
+    """A delivery in the result of a receive with an attempt id."""
 
     deliveries: QueueDeliveries
     delivery: Delivery
@@ -932,8 +930,8 @@ class JournalWriter:
         self.commit_soon(deliveries)
 
     def answer_when_written(self, outcomes: list[AckStatus], answer: Answered) -> None:
-        """Call `answer` with the outcomes of one request when its acknowledgements are on the disk, or with the outcome
-        `NOT_KEPT` for them if writing them fails; immediately if the request acknowledges nothing."""
+        """Call `answer` with the outcomes of one request when its acknowledgements are written, and synced if responses wait
+        for that; with `NOT_KEPT` for them if that fails; immediately if no outcome is DONE or LATE."""
         for outcome in outcomes:
             if outcome is AckStatus.DONE or outcome is AckStatus.LATE:
                 self._waiting.append((outcomes, answer))
@@ -954,7 +952,7 @@ class JournalWriter:
             self._clock.call_soon(self.write)
 
     def write(self) -> None:
-        """Write everything that happened in this event-loop iteration."""
+        """Write the records of this event-loop iteration, commit offsets, and respond to the acknowledgements."""
         self._is_writing = False
         acked, self._acked = self._acked, {}
         waiting, self._waiting = self._waiting, []
@@ -990,14 +988,14 @@ class JournalWriter:
         self._pops.finished(acked)
 
     def commit(self, deliveries: QueueDeliveries) -> None:
-        """Commit the queue's lowest unfinished offset, unless the queue has left its pool."""
+        """Commit the queue's lowest unfinished offset, unless the queue has left its pool or its offset was reset."""
         committed = deliveries.committed
         if committed != deliveries.reported and not deliveries.is_ended and not self.follow_reset(deliveries):
             deliveries.save_offset(self._offsets, committed)
             deliveries.reported = committed
 
     def follow_reset(self, deliveries: QueueDeliveries) -> bool:
-        """Continue from the group's offset if it was reset, such as by an administrator. Returns True if it was."""
+        """Continue from the group's offset if it is not the one that was committed here last. Returns True if so."""
         offset = deliveries.saved_offset
         if offset is None or offset == deliveries.reported:
             return False
@@ -1008,7 +1006,7 @@ class JournalWriter:
 
 
 def _answer(waiting: Iterable[tuple[list[AckStatus], Answered]], *, is_kept: bool = True) -> None:
-    """Answer requests. A protocol server that fails must not keep the others from their responses."""
+    """Respond to requests. An error of one response does not keep the others from theirs."""
     for outcomes, answer in waiting:
         if not is_kept:
             outcomes = [AckStatus.NOT_KEPT if outcome.is_done else outcome for outcome in outcomes]
@@ -1021,9 +1019,9 @@ def _answer(waiting: Iterable[tuple[list[AckStatus], Answered]], *, is_kept: boo
 # ------------------------------------------------------------------------------
 # The deadlines of all deliveries of a broker: one heap and one timer.
 #
-# An entry is a batch, so a receive of 32 messages costs one entry. A delivery that gets another deadline gets another
-# entry, and its earlier entry does not count for it any more. Finished deliveries stay in the heap until they are half of
-# it, so acknowledging costs nothing.
+# An entry is a batch, so 32 messages that a receive pops from one queue cost one entry. A delivery that gets another
+# deadline gets another entry, and its earlier entry does not count for it any more. Entries of finished deliveries are
+# removed when they are due or the heap has doubled, so acknowledging costs nothing.
 
 
 _MIN_ENTRIES = 1024
@@ -1031,7 +1029,7 @@ _Entry = tuple[float, int, QueueDeliveries, Sequence[Delivery]]
 
 
 class Deadlines:
-    """Passes deliveries to `Pops.expire` when their deadline has passed. Times are of the monotonic clock, s."""
+    """Passes deliveries to `Pops.expire` when their deadline has passed. Times are seconds of the monotonic clock."""
 
     def __init__(self, clock: Clock, pops: Pops) -> None:
         self._clock = clock
@@ -1073,7 +1071,7 @@ class Deadlines:
         now_s = self._clock.monotonic_s()
         late_s = now_s - self._due_s
         try:
-            if late_s > STANDSTILL_S:  # the process was frozen: acknowledgements that came meanwhile are not read yet
+            if late_s > STANDSTILL_S:  # the process was suspended: acknowledgements that arrived are not read yet
                 self._postpone(now_s, late_s)
             else:
                 self._expire_until(now_s)
@@ -1106,7 +1104,7 @@ class Deadlines:
                 self._expire_all(deliveries, due, now_s)
 
     def _expire_all(self, deliveries: QueueDeliveries, due: list[Delivery], now_s: float) -> None:
-        """Expire deliveries. If this fails, set another deadline for those in flight, so that none is without one."""
+        """Expire deliveries. If this fails, set another deadline for those that are left in flight without one."""
         try:
             self._pops.expire(deliveries, due)
         except Exception:
@@ -1125,7 +1123,7 @@ class Deadlines:
 
 
 def _counts_for(delivery: Delivery, number: int) -> bool:
-    """Return True if a delivery in flight has its deadline by that entry."""
+    """Return True if a delivery is in flight, and the entry of this number is its latest."""
     return delivery.entry == number and delivery.state is DeliveryState.IN_FLIGHT
 
 
@@ -1146,7 +1144,7 @@ class DeadLetterWriter:
 
     def dead_letter(self, deliveries: QueueDeliveries, delivery: Delivery, reason: str) -> None:
         """Store a copy in the group's dead-letter topic. Raises StoreError if the message cannot be read, or the copy cannot
-        be stored."""
+        be stored; LimitExceeded if the topic cannot be created because there are too many."""
         record = deliveries.message(delivery.offset)
         name = names.dlq_topic(deliveries.group)
         topic = self._topics.ensure(TopicConfig(name, 1, 1), self._store.end)
@@ -1162,7 +1160,8 @@ class DeadLetterWriter:
         )  # fmt: skip
 
     def may_send_back(self, name: str) -> bool:
-        """Return True if messages may be sent back: the group keeps no order, and a member reads its retry topic."""
+        """Return True if by its settings the group is not ordered and has retry queues, and a member subscribes to its
+        retry topic."""
         settings, group, topic = self._settings.get(name), self._groups.get(name), names.retry_topic(name)
         may_be = settings is not None and not settings.consume_orderly and settings.retry_queues > 0
         return may_be and group is not None and any(topic in item.subscriptions for item in group.members.values())
