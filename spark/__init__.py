@@ -1,4 +1,4 @@
-"""RocketMQ topics as Spark streams and tables. A streaming query is a member of the consumer group.
+"""RocketMQ topics as Spark streams and tables. By default, a streaming query is a member of a consumer group.
 
     import rocketlet.spark
     rocketlet.spark.register(spark)
@@ -104,7 +104,7 @@ def stop(query: StreamingQuery, timeout_s: float = STOP_TIMEOUT_S) -> None:
         timeout_s: maximum time to wait for the running batch
     Raises:
         TimeoutError: the batch takes longer; the query then continues
-        RuntimeError: the session was not registered, or the query belongs to Spark Connect
+        RuntimeError: no session of this driver was registered, or the query belongs to Spark Connect
     """
     if not hasattr(query, "_jsq"):
         raise RuntimeError(
@@ -142,7 +142,8 @@ class _Hold:
         self._renewed_s = float("-inf")
         self._begun = query.lastProgress
         self.is_passed = False
-        """True if a source of another format, which cannot be held, has finished a batch since the hold began."""
+        """True if the query also reads a source of another format, which cannot be held, and has finished a batch since the
+        hold began."""
 
     def renew(self) -> None:
         progress: Any = self._query.lastProgress
@@ -221,8 +222,8 @@ def _listen(spark: SparkSession) -> None:
 
 
 def _worker_fault(spark: SparkSession) -> str | None:
-    """Return the reason why workers on this machine would not find this package; None if they would, or if this is
-    unknown."""
+    """Return the reason why this machine's workers would not find this package: their Python is missing, or is in another
+    folder than this process's; otherwise None, as for workers of other machines whose Python is here, too."""
     try:
         context = spark.sparkContext
     except Exception:  # Spark Connect: another machine runs the workers

@@ -49,7 +49,7 @@ class RocketletReader(DataSourceReader):
         return to_partitions(addresses, read, ranges, seen.marks, messages, self._columns)
 
     async def _messages(self, view: View, ranges: Ranges, seen: BrokerOffsets) -> dict[Queue, Fingerprint]:
-        """Return the fingerprint of one message for each topic and broker without an identity."""
+        """Return the fingerprint of one message for each topic and broker without an identity, if it can be read."""
         of_part = {part_of(queue): queue for queue in to_read(ranges)}
         queues = [queue for part, queue in of_part.items() if not seen.marks.get(part, UNMARKED).identity]
         found = await asyncio.gather(*(view.extents.fingerprint(queue, ranges[queue][1] - 1) for queue in queues))
@@ -59,7 +59,7 @@ class RocketletReader(DataSourceReader):
         """Return the range of a queue.
 
         Raises:
-            ConfigError: the end is not in the queue, or is below the start
+            ConfigError: the end is beyond the queue's end, or is below a start that is not `earliest`
             DataLossError: the start has expired, and failOnDataLoss is set
         """
         read, extent = self._options.read, seen.extents[queue]
@@ -67,7 +67,7 @@ class RocketletReader(DataSourceReader):
             raise ConfigError(f"endingOffsets names {queue} at {end}, which ends at {extent.end}")
         if (
             begin > end and read.start.of(queue) != "first"
-        ):  # expired messages may have moved the first offset beyond the committed one
+        ):  # retention may have moved the first offset beyond the end that was chosen
             raise ConfigError(
                 f"{queue}: the start {begin} is after the end {end}; correct the starting or ending option"
             )
@@ -134,7 +134,8 @@ def to_partitions(
 
 
 def packed(spans: Sequence[QueueRange]) -> list[list[QueueRange]]:
-    """Combine short ranges into tasks of up to one Arrow batch, because a task costs more than reading a few messages."""
+    """Combine short consecutive ranges into tasks of up to one Arrow batch, because a task costs more than reading a few
+    messages. A longer range is a task of its own."""
     groups: list[list[QueueRange]] = []
     rows = 0
     for span in spans:

@@ -63,10 +63,8 @@ class TopicSnapshot:
         return bool(self.identity or self.newest_ms)
 
     def is_of_another(self, before: TopicSnapshot) -> bool:
-        """Return True if the topic is another one than before.
-
-        The result is also True after a change between an Apache broker, which reports no identity, and a Rocketlet
-        broker; and False if either snapshot has neither an identity nor a store time.
+        """Return True if the topic's identity has changed, including from or to none, as after a change between an Apache
+        broker, which reports none, and a Rocketlet broker; False if either snapshot has neither an identity nor a time.
         """
         return self.is_known and before.is_known and self.identity != before.identity
 
@@ -150,7 +148,7 @@ def ranges_by_topic(ranges: Ranges) -> dict[str, Any]:
 
 
 def from_offset(offset: Mapping[str, Any]) -> MicroBatch:
-    """Return the batch of a logged offset. Raises ValueError if another source has written the offset."""
+    """Return the batch of a logged offset. Raises ValueError if this is not an offset of this source."""
     try:
         about = offset.get(_ABOUT, {})
         marks = {
@@ -188,8 +186,8 @@ def _range(text: str) -> Range:
 
 
 def check_resumed(batch: MicroBatch, options: StreamOptions) -> None:
-    """Check that a checkpoint belongs to a query with the same membership and, for a member, the same group. Raises
-    ConfigError.
+    """Check that a checkpoint belongs to a query with the same membership and, for a member, the same group, unless the
+    checkpoint does not have the membership. Raises ConfigError.
 
     The batches of another kind of query do not contain where this query must start.
     """
@@ -209,7 +207,7 @@ def check_resumed(batch: MicroBatch, options: StreamOptions) -> None:
 
 
 def check_topics(ranges: Ranges, options: ReadOptions) -> None:
-    """Check that the query reads the topics of all ranges. Raises ConfigError."""
+    """Check that a query of named topics reads the topics of all ranges that are not empty. Raises ConfigError."""
     read = {queue.topic for queue, (begin, end) in ranges.items() if begin < end}
     foreign = sorted(read - {*options.topics, names.retry_topic(options.group)})
     if foreign and options.topics:
@@ -253,7 +251,7 @@ def shared_out(
         served_last: the queue that was served last. The queue after that one comes first, so that a limit below one
             message per queue does not starve any queue.
     Returns:
-        The cut ranges, in the order of serving.
+        The ranges that are not empty, in the order of serving if they were cut.
     """
     costs = costs or {}
     total = sum((end - begin) * costs.get(queue, 1) for queue, (begin, end) in available.items())

@@ -1,5 +1,5 @@
 """Message records as Arrow columns: the bytes of a pull become columns without a Python object per message, except for
-compressed bodies and for messages without a unique key."""
+compressed bodies, ids of messages without a unique key, and pulls with unreadable records or properties that are no UTF-8."""
 
 from __future__ import annotations
 

@@ -40,7 +40,8 @@ IDLE_INTERVAL_S: Final = (
 ROUTE_RETRY_S: Final = 0.2  # pause after a failed route request
 FINGERPRINTS: Final = 4  # messages of each topic and broker by which a checkpoint recognizes the broker's data
 SAMPLE_MESSAGES: Final = 32  # messages of each queue whose average size estimates that of the next ones
-MAX_PATIENCE_STEP_S: Final = 10.0  # maximum time that counts between two failures
+# maximum time between two failures that counts for pollTimeoutMs and deliveryTimeoutMs
+MAX_PATIENCE_STEP_S: Final = 10.0
 END_TIMEOUT_S: Final = 5.0  # time that a stopped query waits for the driver's report of its last batch
 LEDGER_POLL_INTERVAL_S: Final = 0.01  # interval at which the ledger is polled
 # interval at which the ledger is polled for the end of a running batch, long before the next trigger
@@ -54,14 +55,15 @@ STOP_POLL_INTERVAL_S: Final = 0.002  # interval at which an idle query is looked
 
 PULL_MESSAGES: Final = 4096  # messages that a task requests in one pull
 PULL_BYTES: Final = 1024 * 1024  # message bytes that a task requests in one pull; Apache's brokers return fewer
-READ_BATCH_BYTES: Final = 512 * 1024  # minimum size of messages in an Arrow batch, unless fewer are available
+# size of pulled messages at which a task makes an Arrow batch, unless arrowBatchSize or the end of the range comes first
+READ_BATCH_BYTES: Final = 512 * 1024
 PLAIN_BYTES: Final = 128 * 1024 * 1024  # decompressed bodies in an Arrow batch; one body has 64 MiB at most
-PREFETCH_BYTES: Final = 4 * 1024 * 1024  # rows that pass through the driver with one batch
+PREFETCH_BYTES: Final = 4 * 1024 * 1024  # maximum size of the rows that the driver reads for one batch
 PREFETCH_TIMEOUT_S: Final = 1.0  # timeout of a read in the driver
 FIRST_RETRY_S: Final = 0.1  # pause before the first retry of a read or send, doubled for each further retry
 LAST_RETRY_S: Final = 2.0  # maximum pause between two retries of a read or send
 
 # Writing
 
-LANES: Final = 4  # concurrent batches without a key
+LANES: Final = 4  # concurrent requests of a task with rows of one topic that choose no queue
 PIECE_BYTES: Final = 64 * 1024 * 1024  # size of rows that are encoded together; Arrow's arrays end at 2 GiB

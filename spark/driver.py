@@ -90,11 +90,11 @@ class Ledger:
         os.replace(new, path)
 
     def hold(self, group: str) -> None:
-        """Keep the group's queries in this driver from starting a batch, for 10 s or until `release`."""
+        """Keep the group's queries in this driver from starting a batch, until `release` or `HOLD_S` after the last call."""
         (self._folder / f"{_prefix(group)}{HOLD}").touch()
 
     def hold_all(self) -> None:
-        """Keep all queries in this driver from starting a batch, for 10 s or until `release_all`."""
+        """Keep all queries in this driver from starting a batch, like `hold`, until `release_all`."""
         (self._folder / HOLD).touch()
 
     def release(self, group: str) -> None:
@@ -104,7 +104,7 @@ class Ledger:
         (self._folder / HOLD).unlink(missing_ok=True)
 
     def is_held(self, group: str) -> bool:
-        """Return True while a hold is in force. Remove and log a hold that its driver has not renewed within 10 s."""
+        """Return True while a hold is in force. Remove and log a hold that was not renewed within `HOLD_S`."""
         return any(self._is_in_force(self._folder / name) for name in (f"{_prefix(group)}{HOLD}", HOLD))
 
     def _is_in_force(self, path: Path) -> bool:
@@ -119,12 +119,12 @@ class Ledger:
         return False
 
     def record_end(self) -> None:
-        """Record that a query has ended without finishing a batch."""
+        """Record that a query has ended of which no batch was recorded."""
         (self._folder / ENDED).write_text(str(time.time_ns()))
 
     def wait_finished(self, group: str, planned: dict[str, Any], before: dict[str, Any], timeout_s: float) -> bool:
-        """Wait until the driver has recorded the last planned batch or the end of the query, and return True if Spark
-        has finished the batch.
+        """Wait until the driver has recorded the last planned batch or the end of the query, up to the timeout, and return
+        True if the batch was recorded.
 
         Args:
             group: group of the query

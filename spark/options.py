@@ -44,7 +44,7 @@ from .config import (
 )
 
 # ------------------------------------------------------------------------------
-# The options of sources and sinks. The error for an invalid option names the option and its allowed values.
+# The options of sources and sinks.
 
 
 CONNECTION: Final = {
@@ -388,8 +388,7 @@ def _connect(given: ParsedOptions) -> Connect:
 
 
 # ------------------------------------------------------------------------------
-# Parsing of options: numbers, choices, durations and positions. The error for an invalid value names the allowed
-# values.
+# Parsing of options: numbers, choices, durations and positions.
 
 
 SPARKS_OWN: Final = ("path", "checkpointlocation", "queryname", "outputmode")
@@ -444,7 +443,7 @@ class ParsedOptions:
     def __init__(
         self, options: Mapping[str, str], allowed: Mapping[str, str], kinds: Mapping[str, Mapping[str, str]]
     ) -> None:
-        """Check the names of the options. Raises ConfigError for an unknown one.
+        """Check the names of the options. Raises ConfigError for an unknown one, and if none is an option of this format.
 
         Args:
             options: the options that the user has set
@@ -588,7 +587,7 @@ def _queue_id(number: Any) -> int:
 
 
 # ------------------------------------------------------------------------------
-# The columns of rows: RocketMQ's, and those of Spark's Kafka connector, with which a job runs unchanged on RocketMQ.
+# The columns of rows: RocketMQ's, and those of Spark's Kafka connector, which a job written for that connector can keep.
 
 
 CREATE_TIME: Final = 0  # Kafka's timestampType for a time that the sender has set

@@ -41,11 +41,13 @@ T = TypeVar("T")
 class Planner:
     """Planner of a query's batches.
 
-    The constructor connects, but does not wait for messages. The public methods are called from Spark's thread and run
-    in the planner's thread.
+    The constructor connects, but does not wait for messages. The public methods are called from Spark's thread, and wait
+    for what they start in the planner's thread.
 
     Raises:
         RocketletError: no name server is reachable, or a topic does not exist
+        ConfigError: the query cannot start where its options say, or a broker rejects the filter
+        DataLossError: the topics are in another cluster than the checkpoint's, and failOnDataLoss is set
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class Planner:
             resumed: newest batch in the checkpoint; empty in a new query
             is_unfinished: True if Spark runs the resumed batch again
             ledger: where the driver records finished batches; None if the driver records none
-            min_rows: minimum messages in a batch, except for the first one
+            min_rows: minimum messages in a batch, except in the first one and in a query that ends on its own
             max_delay_s: maximum time to wait for `min_rows`
         """
         self.share = share
@@ -133,7 +135,7 @@ class Planner:
             max_bytes: maximum bytes of messages in the batch, by the mean size of a sample
         Raises:
             DataLossError: messages are lost, and failOnDataLoss is set
-            ConnectionFailed: brokers stay unreachable for `pollTimeoutMs`
+            ConnectionFailed: no broker answers for `pollTimeoutMs`
             RocketletError: a query that ends on its own cannot read a queue
         """
         failing = FailureTimeout(self._options.poll_timeout_s)
@@ -153,12 +155,12 @@ class Planner:
 
     @property
     def planned(self) -> MicroBatch | None:
-        """The batch that Spark runs; None after it is finished."""
+        """The planned batch, as far as is known still run by Spark; None after it is finished."""
         return None if self._running in (EMPTY, self._done) else self._running
 
     @property
     def done(self) -> MicroBatch:
-        """The last batch that Spark has reported as finished."""
+        """The last batch that Spark or the ledger has reported as finished; empty before the first."""
         return self._done
 
     @property
@@ -167,8 +169,8 @@ class Planner:
         return set(self._missing)
 
     def readable(self, batch: MicroBatch) -> Ranges:
-        """Return the ranges of a batch, without ranges of topics that were recreated since the batch was planned.
-        Raises DataLossError."""
+        """Return the ranges of a batch, without ranges of topics that were recreated since an earlier run planned the batch.
+        With failOnDataLoss, such a topic raises DataLossError."""
         return batch.ranges if batch == self._batch else self._call(self._readable(batch))
 
     def set_targets(self) -> None:
@@ -222,7 +224,7 @@ class Planner:
         await self.share.finish(batch)
 
     async def _watch(self, ledger: Ledger) -> None:
-        """Finish a batch as soon as the driver has recorded its end.
+        """Finish a batch within about `LEDGER_WATCH_S` after the driver has recorded its end.
 
         `latestOffset` reports the same only at the next trigger. Until then, the group's committed offsets would be
         stale, and its queues could not be handed over.
@@ -279,7 +281,7 @@ class Planner:
     def _waits(self, available: Ranges) -> bool:
         """Return True if the batch should wait for more rows.
 
-        As with Kafka's source, the first batch does not wait, and neither does a query that ends on its own.
+        As with Kafka's source, the first batch after a start does not wait, and neither does a query that ends on its own.
         """
         if not self._min_rows or self._targets is not None or self._planned_s is None:
             return False
@@ -287,8 +289,8 @@ class Planner:
         return not is_late and sum(end - begin for begin, end in available.values()) < self._min_rows
 
     def _within(self, seen: BrokerOffsets) -> dict[Queue, int]:
-        """Return the next offset of each queue whose broker answered. An offset outside of its queue is moved into the
-        queue."""
+        """Return the next offset of each free queue whose broker answered. An offset outside of its queue is moved into the
+        queue, or raises DataLossError with failOnDataLoss."""
         fail = self._options.fail_on_data_loss
         within: dict[Queue, int] = {}
         for queue, position in self.share.free().items():
@@ -365,7 +367,7 @@ class Planner:
                 self._course.add_message(queue, message)
 
     def _restart_topic(self, part: Part, seen: BrokerOffsets) -> None:
-        """Move all queues of a recreated topic to its start. Raises DataLossError if failOnDataLoss is set."""
+        """Move the free queues of a recreated topic to its start. Raises DataLossError if failOnDataLoss is set."""
         fail = self._options.fail_on_data_loss
         for queue, position in self.share.free().items():
             if part_of(queue) == part and queue in seen.extents:
@@ -374,7 +376,8 @@ class Planner:
                 self._rewind(queue, begin)
 
     async def _readable(self, batch: MicroBatch) -> Ranges:
-        """Return the ranges of a batch that is run again, without ranges of topics that were recreated."""
+        """Return the ranges of a batch that is run again, without ranges of topics that were recreated. With failOnDataLoss,
+        such a topic raises DataLossError."""
         queues = [queue for queue, (begin, end) in batch.ranges.items() if begin < end]
         seen = await self._view.extents.of(queues)
         recreated_parts = await self._recreated(seen)
@@ -411,8 +414,8 @@ class Planner:
     # Queues that are in no route
 
     def _check_cluster(self, topics: list[str]) -> None:
-        """Check that a broker in the checkpoint still has each topic. Raises DataLossError if only other brokers have
-        the topic."""
+        """Check that a broker in the checkpoint still has each topic. If only other brokers have it, log that, or raise
+        DataLossError with failOnDataLoss."""
         for topic in topics:
             known = {broker_name for of, broker_name in self._course.marks if of == topic}
             there = {queue.broker_name for queue in self._view.routed([topic])}

@@ -81,7 +81,7 @@ def _clipped(span: Range, filters: Sequence[Filter]) -> Range:
 
 
 def _tags(filters: Sequence[Filter]) -> set[str] | None:
-    """Return the tags that rows may have; None if rows may have any tag, or a tag that a tag expression cannot contain."""
+    """Return the tags that rows may have; None if a tag expression cannot express them, or if no filter limits them."""
     found = [set(wanted) for item in filters if _column(item) == "tags" and (wanted := _values(item)) is not None]
     if not found:
         return None

@@ -75,7 +75,8 @@ class Task(InputPartition):
 
 
 def read_task(task: InputPartition) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a task. Raises DataLossError, RocketletError or MessageError; Spark then retries the task."""
+    """Yield the rows of a task. Raises DataLossError, RocketletError or MessageError; Spark then fails the task, and may
+    retry it."""
     if not isinstance(task, Task):  # Spark's own partition, for a batch read without tasks
         return
     keep_freed()
@@ -159,7 +160,7 @@ def _batch(
 
 
 def _report_lost(span: QueueRange, reason: str) -> None:
-    """Log lost messages. Raises DataLossError if failOnDataLoss is set."""
+    """Log lost messages, or raise DataLossError if failOnDataLoss is set."""
     text = f"{shown(span.queue)}: of the planned range {span.begin} to {span.end}, {reason}"
     if span.fail_on_data_loss:
         raise DataLossError(f"{text}; {WITHOUT}")
@@ -188,7 +189,7 @@ class _Pulls:
         self._pull: asyncio.Task[Frame] | None = None
 
     async def is_of_another(self) -> bool:
-        """Return False if the topic still has a message that it had when the batch was planned."""
+        """Return True unless the topic still has a message that it is known to have had when the batch was planned."""
         if self._span.message is None:
             return True
         queue, message = self._span.message

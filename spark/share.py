@@ -157,9 +157,9 @@ class OwnedQueues(Protocol):
 
 
 # ------------------------------------------------------------------------------
-# The query as a member of the consumer group. A queue whose range is in a running batch is released only after Spark
-# has finished the batch. The query also subscribes to the group's retry topic, because messages that other members
-# failed to handle may be redelivered to the query.
+# The query as a member of the consumer group. A queue whose range is in a running batch is released after Spark has
+# finished the batch, or after `releaseTimeoutMs`. The query also subscribes to the group's retry topic, because messages
+# that other members failed to handle may be redelivered to the query.
 
 
 @dataclass(slots=True)
@@ -206,7 +206,7 @@ class QueryMember:
         """Args:
         options: options of the query
         resumed: newest batch in the checkpoint
-        is_unfinished: True if Spark runs the resumed batch again; its queues are released only after it is finished
+        is_unfinished: True if Spark runs the resumed batch again, so that its queues are in a running batch
         """
         self._options = options.read
         self._resumed = resumed
@@ -307,7 +307,7 @@ class QueryMember:
         """Set the start of newly assigned queues, and commit.
 
         A queue starts at the group's offset, unless this query has finished a later offset that it could not commit
-        before its lease ended. The queue then continues at the finished offset.
+        before its lease ended, and the group's offset was not reset since. Then it continues at the finished offset.
         """
         for queue, reading in self._readings.items():
             if reading.is_fresh and queue in seen.extents:
@@ -428,7 +428,7 @@ class QueryMember:
             self._cut_off[queue] = reading.position
 
     def is_running(self, queue: Queue) -> bool:
-        return False  # a batch that still runs commits with the epoch of the old lease, which the broker rejects
+        return False  # the commit of a batch that still runs has the epoch of the old lease, which Rocketlet's brokers reject
 
     async def ended(self, queue: Queue) -> None: ...
 
@@ -944,8 +944,7 @@ def _now_s() -> float:
 
 
 # ------------------------------------------------------------------------------
-# Data loss: an offset that is no longer in its queue. The error names the queue, the required offset and the offsets
-# that the broker holds.
+# Data loss: an offset that is no longer in its queue, or a queue that has no route any more.
 
 
 MOVED = (
@@ -1028,8 +1027,7 @@ def unrouted(queue: Queue, readable: int, unread: int) -> RocketletError:
 def retired(queue: Queue, *, fail: bool) -> None:
     """Log that a range cannot be read because its broker is not registered. Raises DataLossError if `fail` is True."""
     text = (
-        f"{shown(queue)}: no name server has a route to {queue.broker_name}, which holds messages of a batch that is run "
-        "again"
+        f"{shown(queue)}: no name server has a route to {queue.broker_name}, which holds messages of the planned batch"
     )
     if fail:
         raise DataLossError(f"{text}. Start the broker; {WITHOUT}")

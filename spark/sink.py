@@ -66,9 +66,9 @@ log = get_logger("rocketlet.spark")
 # ------------------------------------------------------------------------------
 # Rows as messages, for `write`; `stream_sink.py` uses the same functions for `writeStream`.
 #
-# Each row is stored at least once, and possibly several times, because a task that Spark retries, or a batch that a
-# restarted query runs again, sends its rows again. Rows with a column messageId keep their id, so that readers can
-# recognize duplicates.
+# Each row of a write that succeeds is stored at least once, and possibly several times, because a task that Spark retries,
+# or a batch that a restarted query runs again, sends its rows again. Rows with a messageId keep their id, so that readers
+# can recognize duplicates.
 
 
 T = TypeVar("T")
@@ -95,7 +95,7 @@ class RocketletWriter(DataSourceArrowWriter):
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
-        """Send the rows of a task, on an executor. Raises RocketletError; Spark then retries the task."""
+        """Send the rows of a task, on an executor. Raises RocketletError; Spark then fails the task, and may retry it."""
         with plainly():
             return send_all(self._options, iterator)
 
@@ -150,7 +150,8 @@ def send_all(options: WriteOptions, batches: Iterator[pa.RecordBatch]) -> Sent:
 
 
 async def _with_retries(work: Callable[[], Awaitable[T]], options: WriteOptions) -> T:
-    """Return the result of `work`, retried while brokers or name servers are unreachable. Raises RocketletError."""
+    """Return the result of `work`, retried for `delivery_timeout_s` while brokers or name servers are unreachable or busy, or
+    a topic is not found. Raises RocketletError."""
     failing, delay_s = FailureTimeout(options.delivery_timeout_s), FIRST_RETRY_S
     while True:
         try:
@@ -178,7 +179,7 @@ class _Sender:
         self.sent = Sent()
 
     async def send(self, batch: pa.RecordBatch) -> None:
-        """Wait until all earlier rows are stored, and start to send these, so that rows with the same key stay in
+        """Wait until all earlier rows are stored, and start to send these, so that rows with the same queueKey stay in
         order.
 
         Raises:
@@ -193,7 +194,7 @@ class _Sender:
             await asyncio.sleep(0)  # let the new tasks send their requests
 
     async def flush(self) -> None:
-        """Wait until all rows are stored. Raises RocketletError."""
+        """Wait until the rows of all sends that were started are stored. Raises RocketletError."""
         sends, self._sends = self._sends, []
         for failure in await asyncio.gather(*sends, return_exceptions=True):
             if failure is not None:
@@ -206,8 +207,8 @@ class _Sender:
         await asyncio.gather(*self._sends, return_exceptions=True)
 
     async def _sends_of(self, batch: pa.RecordBatch) -> list[Work]:
-        """Return the sends that may run concurrently: one per queue for rows with keys, up to `LANES` for other rows,
-        and one for each delayed row. Raises MessageIllegal."""
+        """Return the sends that may run concurrently: one per queue for rows that choose a queue, up to `LANES` per topic for
+        other rows, one for each delayed row, and one for all illegal rows. Raises MessageIllegal."""
         batch, unreadable = as_ours(batch)
         entries = to_entries(batch, self._ids)
         targets, codes = await self._targets(batch)
@@ -256,8 +257,8 @@ class _Sender:
     def _illegal(
         self, batch: pa.RecordBatch, faulty: Array, targets: list[Target | MessageIllegal], codes: Array
     ) -> list[Outgoing]:
-        """Return the rows that cannot be sent as messages for the topic of illegal rows. Raises MessageIllegal if there
-        is no such topic."""
+        """Return messages for the topic of illegal rows, one for each faulty row. Raises MessageIllegal if there is no such
+        topic."""
         diverted: list[Outgoing] = []
         for number in np.flatnonzero(faulty).tolist():
             target, row = targets[codes[number]], batch.slice(number, 1)
@@ -421,7 +422,7 @@ COLUMNS: Final[dict[str, tuple[str, tuple[type[DataType], ...]]]] = {
     "tags": ("STRING: the message's tag", _TEXT),
     "properties": ("MAP<STRING, STRING>; RocketMQ's own names in it are skipped", (MapType,)),
     "delayLevel": ("INT: 1 to 18, delivered later; 0 or null: immediately", _NUMBER),
-    "queueKey": ("STRING: rows of a task with the same queueKey are sent to the same queue, in order", _TEXT),
+    "queueKey": ("STRING: rows of a task with the same topic and queueKey are sent to the same queue, in order", _TEXT),
     "queueId": ("INT: the id of the queue to send to; null for any queue", _NUMBER),
     "brokerName": ("STRING: the broker of the queue; required with queueId if several brokers have the topic", _TEXT),
     "messageId": ("STRING: the message's unique key, kept when the row is sent again", _TEXT),

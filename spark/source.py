@@ -58,7 +58,8 @@ class Prefetch:
     tasks read the rows.
 
     Args:
-        most_rows: maximum messages in a batch that is read while it is planned; 0 disables the prefetch
+        most_rows: maximum messages in a batch that is read while it is planned; 0 disables the prefetch. After a batch whose
+            rows are too large, half of its number of messages is the maximum.
     """
 
     def __init__(self, most_rows: int) -> None:
@@ -77,7 +78,7 @@ class Prefetch:
             return None
         try:
             found = _read(task)
-        except OWN_ERRORS:  # the task will get the same error, wait longer, and report it
+        except OWN_ERRORS:  # the task retries for longer, and reports the error if it lasts
             return None
         if found is None:
             self._most_rows = count // 2
@@ -105,11 +106,12 @@ def _read(task: Task) -> list[pa.RecordBatch] | None:
 #   would leave members behind that nobody serves. The planner is therefore created at the first request for offsets,
 #   and is not pickled.
 # - Spark calls `commit` only when it builds the next batch, which never happens on an idle topic. `latestOffset`
-#   receives the end of the finished batch at every trigger, so the group's offsets are committed there.
+#   receives the end of the finished batch at every trigger, so the group's offsets are committed there, if the planner
+#   has not found the batch in the ledger before.
 # - `query.stop()` kills Spark's process for the reader. The planner therefore runs in a child of that process
 #   (`driver.py`), which checks in the ledger whether Spark has finished the last batch, and then calls `stop`.
-# - A queue that is released and assigned again starts at the group's offset. A replay reads the ranges that the
-#   checkpoint holds.
+# - A queue that is released and assigned again starts at the group's offset, or at a later one that the query has
+#   finished. A replay reads the ranges that the checkpoint holds.
 # - Each query starts two processes, and the first process only checks which methods the reader has. Modules for
 #   planning and reading are therefore imported where they are used.
 
@@ -233,7 +235,7 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         never."""
 
     def stop(self) -> None:
-        """Commit the last batch if Spark has finished it, and close the planner.
+        """Commit the last batch of a member if the ledger shows that Spark has finished it, and close the planner.
 
         Spark calls this at the end of the query, in the planner's process, after it has closed that process's socket.
         """

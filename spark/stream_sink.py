@@ -22,7 +22,7 @@ class RocketletStreamWriter(DataSourceStreamArrowWriter):
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
-        """Send the rows of a task, on an executor. Raises RocketletError; Spark then retries the task."""
+        """Send the rows of a task, on an executor. Raises RocketletError; Spark then fails the task, and may retry it."""
         with plainly():
             return send_all(self._options, iterator)
 

@@ -82,10 +82,8 @@ def uses_internals() -> Iterator[None]:
 
 
 def _is_ours(error: AttributeError | ImportError | TypeError) -> bool:
-    """Return True if the missing name belongs to this package.
-
-    A TypeError is PySpark's if a class is missing in the JVM: py4j then returns a package, which is not callable.
-    """
+    """Return True if the missing name belongs to this package, or if a TypeError is not about a missing class of the JVM, for
+    which py4j returns a package, which is not callable."""
     if isinstance(error, TypeError):
         return "JavaPackage" not in str(error)
     if isinstance(error, ImportError):
