@@ -49,9 +49,9 @@ class Routes:
 
     Args:
         clock: the clock
-        networks: the networks of this machine. With them, a client receives for the broker of this process the address
-            at which the client has reached the name server, or the broker's external address if the client is outside
-            of these networks.
+        networks: the networks of this machine. With them, a client outside of these networks receives the brokers'
+            external addresses; other clients receive for the broker of this process the address at which they have reached
+            the name server, until `tell_registered`.
         limits: limits of the name server
     """
 
@@ -81,8 +81,8 @@ class Routes:
         session: Session | None,
         external: str | None = None,
     ) -> Work[str | None]:
-        """Register a broker, and return the master's address for a slave. Nothing is stored before the last piece of
-        work. Raises LimitExceeded."""
+        """Register a broker's address, and return the address of its master; None without a master. Nothing is stored before
+        the last piece of work. Raises LimitExceeded."""
         fresh: dict[str, QueueData] = {}
         for number, topic in enumerate(topics, 1):
             fresh[topic.name] = QueueData(name, topic.read_queues, topic.write_queues, topic.perm, topic.sys_flag)
@@ -203,12 +203,13 @@ class Routes:
         return self._entries
 
     def departed(self) -> list[Departed]:
-        """Return brokers with topics that departed at most DEPARTED_KEPT_S ago."""
+        """Return brokers that departed at most DEPARTED_KEPT_S ago with topics, and have not registered again; the newest
+        ones if there are more than `max_departed_brokers`."""
         limit_ms = self.clock.time_ms() - DEPARTED_KEPT_S * 1000
         return [broker for broker in self._departed.values() if broker.left_ms >= limit_ms]
 
     def forget_departed(self, name: str) -> bool:
-        """Forget a departed broker. Return False if the name is unknown."""
+        """Remove a broker from the departed ones. Return False if it is none of them."""
         return self._departed.pop(name, None) is not None
 
     @property
@@ -240,7 +241,8 @@ class Routes:
         self._unregister_addresses(list(self._of_connection.get(session, ())))
 
     def expire(self) -> list[Session]:
-        """Unregister brokers without a registration for 120 s, and return their sessions, which the caller must close."""
+        """Unregister the addresses of other brokers without a registration or `refresh` for `heartbeat_limit_s`. Return the
+        sessions that registered them, which the caller must close."""
         # RouteInfoManager.BROKER_CHANNEL_EXPIRED_TIME
         limit = self.clock.monotonic_s() - self.limits.heartbeat_limit_s
         silent = {
@@ -260,7 +262,7 @@ class Routes:
         return entry.version if entry else None
 
     def refresh(self, address: str) -> None:
-        """Record that the broker at this address is alive."""
+        """Let a registered address count as registered just now."""
         entry = self._addresses.get(address)
         if entry is not None:
             entry.seen_s = self.clock.monotonic_s()
@@ -313,15 +315,15 @@ class Routes:
         return list(found)
 
     def set_write(self, name: str, *, allowed: bool) -> Work[int]:
-        """Permit or forbid writes to a broker's topics, and return their number."""
+        """Permit reads and writes of a broker's topics, or forbid writes, and return the number of topics."""
         broker = self._brokers.get(name)
         if broker is None:
             return 0
         for number, topic in enumerate(list(broker.topics), 1):
             queues = broker.topics.get(topic)
             if queues is not None:
-                # RouteInfoManager.operateWritePermOfBroker: in force until the broker registers changed topics, as in
-                # Apache's name server.
+                # RouteInfoManager.operateWritePermOfBroker: in force until the broker registers the topic with another data
+                # version, as in Apache's name server.
                 perm = PERM_READ_WRITE if allowed else queues.perm & ~PERM_WRITE
                 broker.topics[topic] = msgspec.structs.replace(queues, perm=perm)
             if number % SLICE == 0:
@@ -329,8 +331,8 @@ class Routes:
         return len(broker.topics)
 
     def put_kv(self, namespace: str, key: str, value: str) -> None:
-        """Store a value. Raises LimitExceeded beyond 10,000 keys in a namespace, 100 namespaces, or 8,388,608
-        characters altogether."""
+        """Store a value. Raises LimitExceeded beyond `max_kv_namespaces`, `max_kv_keys` in a namespace, or `max_kv_chars`
+        altogether."""
         table = self.kv.get(namespace, {} if len(self.kv) < self.limits.max_kv_namespaces else None)
         if table is None or (key not in table and len(table) >= self.limits.max_kv_keys):
             namespaces, keys = self.limits.max_kv_namespaces, self.limits.max_kv_keys
@@ -375,8 +377,8 @@ class Networks:
     gateways: frozenset[IPv4Address] = frozenset()
 
     def is_outside(self, address: str) -> bool:
-        """Return True if a client at this address (without port) cannot reach this machine's own address. An IPv6
-        client can, because its address is not translated."""
+        """Return True if a client at this address (without port) is taken to be unable to reach this machine's own address:
+        it has the IPv4 address of a gateway, or one outside of this machine's networks."""
         if is_loopback(address):
             return False
         try:

@@ -55,7 +55,7 @@ _SHOWN: Final = (
 
 async def put_account(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     """UPDATE_AND_CREATE_ACL_CONFIG: create or change an account. Fields that are not given stay unchanged, except
-    `admin`, which becomes false, as with Apache's broker."""
+    `admin`, which becomes false, as with Apache's broker, and the previous secret, which ends with a new one."""
     header = read(PutAccount, frame.ext)
     given: dict[str, Any] = {
         "whiteRemoteAddress": header.white_remote_address,
@@ -128,7 +128,7 @@ def acl_config(broker: BrokerController, connection: RemotingConnection, frame: 
 
 def identify(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     if broker.acl is None:
-        raise Refused(ResponseCode.NO_PERMISSION, "this broker has no accounts; nobody needs to identify itself")
+        raise Refused(ResponseCode.NO_PERMISSION, "this broker has no accounts, so no client needs to authenticate")
     prove(broker.acl, connection, frame)
     return answer(frame)
 
@@ -148,7 +148,7 @@ async def _changed(frame: Frame, code: int, change: Callable[[], None]) -> Buffe
 
 
 def _parts(text: str | None) -> list[str] | None:
-    """Return the pieces between commas. Commas within braces do not separate, as in 10.0.0.{1,2}."""
+    """Return the pieces between commas; None for None. Commas within braces do not separate, as in 10.0.0.{1,2}."""
     if text is None:
         return None
     pieces, depth = [""], 0
@@ -172,7 +172,8 @@ def _parts(text: str | None) -> list[str] | None:
 #     Topic:*, Group:*                          defaultTopicPerm, defaultGroupPerm
 #
 # Everything else is refused with a reason: other actions and resources (userType Super has them), prefixes such as
-# `Topic:orders-*`, source addresses, and users that are disabled. Responses contain no passwords.
+# `Topic:orders-*`, source addresses, and users that are disabled. Only Pub for a group is ignored if Sub is given, too.
+# Responses contain no passwords.
 
 
 _SUPER, _NORMAL = "super", "normal"
@@ -252,7 +253,7 @@ def list_users(broker: BrokerController, connection: RemotingConnection, frame: 
 
 
 def _is_super(user: UserAccount) -> bool:
-    """Raises Refused for what plain_acl.yml cannot express."""
+    """Return True for the user type Super. Raises Refused for an unknown type, and for a disabled user."""
     if (user.user_status or "enable").lower() != "enable":
         raise Refused(
             ResponseCode.INVALID_PARAMETER, "userStatus: accounts cannot be disabled; delete the user instead"
@@ -376,7 +377,7 @@ def _acl_of(entry: Mapping[str, Any], part: str = "") -> dict[str, Any]:
 
 
 def _user_name(subject: str) -> str:
-    """Raises Refused."""
+    """Return the name in `User:NAME`. Raises Refused for other text."""
     kind, colon, name = subject.partition(":")
     if not colon or kind.lower() != "user" or not name:
         raise Refused(ResponseCode.INVALID_PARAMETER, f"subject: got {subject[:100]!r}; expected User:NAME")
@@ -384,7 +385,7 @@ def _user_name(subject: str) -> str:
 
 
 def _resource(text: str) -> tuple[str, str]:
-    """Raises Refused."""
+    """Return `topic` or `group`, and the name or `*`. Raises Refused for another resource or an invalid name."""
     kind, _, name = text.partition(":")
     if kind.lower() not in _FIELDS or not name or (_EVERY in name and name != _EVERY):
         reason = f"resource: got {text[:100]!r}; expected Topic:NAME, Group:NAME, Topic:* or Group:*"
@@ -396,7 +397,7 @@ def _resource(text: str) -> tuple[str, str]:
 
 
 def _permission(item: AclEntry) -> _Change:
-    """Raises Refused for what plain_acl.yml cannot express."""
+    """Return the permission that an entry of an ACL sets. Raises Refused for an entry that plain_acl.yml cannot express."""
     kind, name = _resource(item.resource)
     if item.source_ips:
         reason = f"sourceIps of {item.resource}: permissions hold for every address; leave the addresses out"

@@ -1,4 +1,4 @@
-"""Remoting requests of administrators: groups, topics, accounts, broker settings, monitoring."""
+"""Remoting requests of tools: groups, topics, broker settings, monitoring."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def _columns(broker: BrokerController, group: str, topics: list[str], *, times: 
 
 
 def _progress(broker: BrokerController, group: str, topics: list[str]) -> Work[Iterator[tuple[Queue, QueueProgress]]]:
-    """Return the progress of a group in topics. Each row costs a read of the disk, when it is taken."""
+    """Return the progress of a group in topics. A row may read the disk when it is taken."""
     found: list[Iterator[tuple[Queue, QueueProgress]]] = []
     for topic in topics:
         rows = yield from broker.progress.rows(group, topic)
@@ -204,7 +204,8 @@ def consumed_by(broker: BrokerController, connection: RemotingConnection, frame:
 
 
 def time_span(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
-    """QUERY_CONSUME_TIME_SPAN: return the store times of the first, last, and last consumed message of each queue."""
+    """QUERY_CONSUME_TIME_SPAN: return the store times of the first, last, and last consumed message of each queue; -1 for a
+    message that does not exist."""
     header = read(TopicGroup, frame.ext)
     if broker.topics.get(header.topic) is None:
         return answer(frame, ResponseCode.TOPIC_NOT_EXIST, remark=f"topic[{header.topic}] not exist")
@@ -228,8 +229,9 @@ def _times(broker: BrokerController, rows: Iterable[tuple[Queue, QueueProgress]]
 
 
 def correction_offset(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
-    """QUERY_CORRECTION_OFFSET: return for each queue the lowest offset that some groups have committed, or -1 if the
-    compared group has not committed a lower one."""
+    """QUERY_CORRECTION_OFFSET: return for each queue the lowest offset that one of some groups has committed and that the
+    queue still has; -1 if the compared group has committed the same or a higher one. Queues without such an offset are left
+    out."""
     header = read(CorrectionOffset, frame.ext)
     topic = header.topic
     groups = (header.filter_groups or "").split(",") if header.filter_groups else broker.offsets.groups_of(topic)
@@ -251,7 +253,7 @@ def correction_offset(broker: BrokerController, connection: RemotingConnection, 
 
 
 def clone_offsets(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
-    """CLONE_GROUP_OFFSET: copy the committed offsets of a group to another group."""
+    """CLONE_GROUP_OFFSET: copy the committed offsets of a group in one topic, or in all, to another group."""
     header = read(CloneOffset, frame.ext)
     topics = [header.topic] if header.topic else broker.offsets.topics_of(header.src_group)
     for topic in topics:
@@ -263,8 +265,8 @@ def clone_offsets(broker: BrokerController, connection: RemotingConnection, fram
 
 
 def reset_offset(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
-    """INVOKE_BROKER_TO_RESET_OFFSET: send the new offsets to the group's members. If the group has no members, return
-    an error, and the tool commits the offsets. Offsets of popped queues are set here.
+    """INVOKE_BROKER_TO_RESET_OFFSET: send the new offsets to the group's members. Offsets of popped queues are set here. If
+    the group has no members and does not pop the topic, return an error, and the tool commits the offsets.
 
     If `isForce` is false, only lower offsets are applied, as with Apache's broker, unless the request names a single
     queue.
@@ -313,8 +315,8 @@ def reset_offset(broker: BrokerController, connection: RemotingConnection, frame
 
 
 def _reset_popped(broker: BrokerController, header: ResetOffset, offsets: Mapping[Queue, int]) -> None:
-    """Reset the pop pools of queues. Clients can then no longer acknowledge messages of these queues that they have in
-    flight."""
+    """Set the offsets of those queues that clients of the group pop. Clients can then no longer acknowledge messages that
+    they have popped from a queue whose offset has changed."""
     pool = broker.pops.pools.find(header.group, header.topic)
     for queue, offset in offsets.items():
         if pool is not None and pool.serves(queue.queue_id):
@@ -342,8 +344,8 @@ def _wanted_offset(broker: BrokerController, queue: ConsumeQueue | None, header:
 
 
 def consumer_status(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers | None:
-    """INVOKE_BROKER_TO_GET_CONSUMER_STATUS: query the members' offsets. The response follows when all have responded or
-    timed out."""
+    """INVOKE_BROKER_TO_GET_CONSUMER_STATUS: query the offsets of all members, or of one. The response follows when all of
+    these have responded, disconnected or timed out, and leaves out members without a valid response."""
     header = read(TopicGroup, frame.ext)
     group = broker.groups.get(header.group)
     asked = {
@@ -383,8 +385,8 @@ def consumer_status(broker: BrokerController, connection: RemotingConnection, fr
 
 
 def forward(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers | None:
-    """GET_CONSUMER_RUNNING_INFO and CONSUME_MESSAGE_DIRECTLY: forward the request to the named member, and return the
-    member's response."""
+    """GET_CONSUMER_RUNNING_INFO and CONSUME_MESSAGE_DIRECTLY: forward the request to the named member. The response follows
+    when the member has responded, disconnected or timed out."""
     header = read(AskMember, frame.ext)
     group = broker.groups.get(header.consumer_group)
     member = next(
@@ -409,7 +411,7 @@ def forward(broker: BrokerController, connection: RemotingConnection, frame: Fra
 
     def answered(reply: Answer | None) -> None:
         if reply is not None and len(reply.body) > MAX_TABLE_BYTES:
-            remark = f"the answer of {header.client_id} has {len(reply.body)} bytes; {MAX_TABLE_BYTES} are passed on"
+            remark = f"the response of {header.client_id} has {len(reply.body)} bytes; maximum {MAX_TABLE_BYTES}"
             connection.write(answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark))
         elif reply is None:
             remark = f"consumer <{header.consumer_group}> <{header.client_id}> did not answer in time"
@@ -424,7 +426,7 @@ def forward(broker: BrokerController, connection: RemotingConnection, frame: Fra
 
 
 def _passed_on(request: Frame, reply: Answer) -> Buffers:
-    """Return the response of a member, which may be connected to the gRPC server."""
+    """Return a member's response for the tool. For a member of the gRPC server, it has only the success and the body."""
     if isinstance(reply.detail, Frame):
         came = reply.detail
         return answer(request, came.code, dict(came.ext), came.body, came.remark)
@@ -473,7 +475,7 @@ def update_groups(broker: BrokerController, connection: RemotingConnection, fram
 
 def _put_group(broker: BrokerController, connection: RemotingConnection, group: bodies.GroupConfig) -> None:
     broker.group_configs.put(group)
-    if group.lite_topic:  # other groups get their retry topic when their first member joins
+    if group.lite_topic:  # other groups get their retry topic later, for example when their first member joins
         broker.ensure_retry_topic(group, connection)
 
 
@@ -482,8 +484,8 @@ def _subscribed(group: Group | None) -> list[str]:
 
 
 def _owners(broker: BrokerController, name: str, group: Group | None) -> Work[dict[tuple[str, int], str]]:
-    """Return the client id of each queue's owner by topic and queue id: the client that has locked the queue, or the
-    foreign member that reads it without a lock."""
+    """Return the client id of the owner of each owned queue, by topic and queue id: the client that has locked the queue, or
+    the foreign member that reads it without a lock; `SHARED_OWNER` for queues of a topic that clients pop."""
     owners = broker.groups.owners(name)
     looks = 0
     found, now_s = broker.groups.get(name), broker.clock.monotonic_s()
@@ -530,7 +532,7 @@ def _member(member: Member, *, pops: bool) -> dict[str, Any]:
 
 
 def _popper(client_id: str, wanted: Iterable[Subscription]) -> dict[str, Any]:
-    """Return the description of a gRPC client that pops. A gRPC client sends no heartbeats to the remoting server."""
+    """Return the description of a client that pops and is no member, such as a gRPC client."""
     return {
         "clientId": client_id,
         "peer": "",
@@ -779,7 +781,8 @@ def _waiting() -> Iterator[tuple[str, int]]:
 
 
 def _latencies(broker: BrokerController) -> dict[str, Any]:
-    """Return the durations of sends and pulls, each rounded up to the upper bound of its histogram bucket."""
+    """Return the durations of sends and pulls, each rounded up to the upper bound of its histogram bucket; those in the last
+    bucket count as twice its lower bound."""
     puts = [broker.request_times[code] for code in _SENDS]
     pulls = [broker.request_times[code] for code in _PULLS]
     counts = [0] * len(_LEVEL_NAMES)
@@ -945,7 +948,8 @@ def create_topics(broker: BrokerController, connection: RemotingConnection, fram
 
 
 async def delete_topic(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """DELETE_TOPIC_IN_BROKER. The response follows when the topic's index files are deleted."""
+    """DELETE_TOPIC_IN_BROKER. The response follows when the topic's index files are deleted. Raises Refused if the disk is
+    full."""
     return await _delete_topics(broker, frame, [read(TopicName, frame.ext).topic])
 
 
@@ -1010,7 +1014,8 @@ def system_topics(broker: BrokerController, connection: RemotingConnection, fram
 
 
 def topic_stats(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
-    """GET_TOPIC_STATS_INFO: return the range of offsets of each queue, and the store time of its last message."""
+    """GET_TOPIC_STATS_INFO: return the range of offsets of each queue, and the store time of its last message; 0 for an empty
+    queue."""
     name = read(TopicName, frame.ext).topic
     topic = broker.topics.get(name)
     if topic is None:
@@ -1031,7 +1036,7 @@ def _range(broker: BrokerController, topic: str, queue_id: int) -> Range:
 
 
 def query_consume_queue(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """QUERY_CONSUME_QUEUE: return up to `MAX_QUERY_ENTRIES` entries of a queue's index."""
+    """QUERY_CONSUME_QUEUE: return up to `MAX_QUERY_ENTRIES` index entries of a queue from the requested offset on."""
     header = read(ConsumeQueueQuery, frame.ext)
     queue = broker.store.queues.get((header.topic, header.queue_id))
     if queue is None:

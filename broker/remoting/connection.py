@@ -1,4 +1,4 @@
-"""One client's remoting connection: frames in and out, who sent a request, what it needs, how a response is encoded."""
+"""A client's remoting connection, the encoding of requests and responses, permission rules, and authorization."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ _UNREACHED = (
     errno.EHOSTUNREACH,
     errno.ENETUNREACH,
     errno.ENETDOWN,
-)  # the client need not know of these
+)  # errors of a lost connection that the client may still consider open
 
 
 class Host(Protocol):
@@ -134,13 +134,22 @@ class Host(Protocol):
 
 
 class RemotingConnection(Client):
-    """One client's connection to the remoting port, and the `Session` of this client. `active_s` is the loop's time of
-    the last read or write, `heard_s` that of the last read. `known` is the result of authentication, which `access`
-    keeps here. `is_left` is False if the broker has closed the connection or the client became unreachable. `number` is
-    unique to the connection. `beat` has the body of the last heartbeat and its decoded content. `read_bytes` counts
-    bytes from the client, with TLS after decryption, which `records` does. `broker_name` is the name of the peer broker
-    that has proved that it sends on this connection; `is_proving` is True while this is being checked. `pulls` has the
-    checked pulls. `requests` has the bytes that are read and not served yet."""
+    """A client's connection to the remoting port, and the `Session` of this client.
+
+    Attributes:
+        active_s: Monotonic time of the last read, or of the last write while the client read its responses.
+        beat: The body of the last heartbeat and its decoded content; None if it was too large to keep.
+        broker_name: The name of the peer broker that has confirmed that it sends on this connection; empty without one.
+        heard_s: Monotonic time of the last read.
+        is_left: False if the broker has closed the connection or it was lost with one of `_UNREACHED`.
+        is_proving: True while the name of a peer broker is being confirmed.
+        known: The result of authentication, which `access` stores here.
+        number: A number that no other connection of this process has.
+        pulls: The checked pulls.
+        read_bytes: The number of bytes from the client, decrypted if it uses TLS.
+        records: Passes the client's TLS records to the decryption; None without TLS.
+        requests: The bytes that are read and not served yet.
+    """
 
     __slots__ = (
         "_answering_bytes",
@@ -227,7 +236,8 @@ class RemotingConnection(Client):
 
     @property
     def is_reading(self) -> bool:
-        """True if the socket is read. The socket is not read while requests that were read before wait to be served."""
+        """True if nothing keeps the socket from being read: unread responses, a response in progress (`hold`), or
+        requests that wait to be served."""
         return not (self.is_paused or self.is_held or self.requests.has_frame or self._is_in_line)
 
     @property
@@ -237,7 +247,8 @@ class RemotingConnection(Client):
 
     @property
     def reached(self) -> str:
-        """The broker's address that the client has connected to, as `host:port`; empty once the connection is gone."""
+        """The broker's address that the client has connected to, as `host:port`; empty if the transport does not have
+        it, for example with TLS after the connection was lost."""
         found = None if self._transport is None else self._transport.get_extra_info("sockname")
         if not found:
             return ""
@@ -256,9 +267,9 @@ class RemotingConnection(Client):
         self.active_s = self.heard_s = self._host.now_s()
         self.read_bytes += len(data)
         requests = self.requests
-        has_kept = requests.data and requests.has_frame  # which wait for something
+        has_kept = requests.data and requests.has_frame  # earlier requests wait to be served
         if requests.feed(data) and not (has_kept or self.is_paused or self.is_held):
-            if self._had_much:  # small requests of others go first
+            if self._had_much:  # requests of other clients go first
                 self._had_much = False
                 self._host.behind.call(self._go_on)
             else:
@@ -268,12 +279,13 @@ class RemotingConnection(Client):
                     self._serve()
                 if requests.data:
                     self._join_line()
-        # Memory other than held pulls changes with a read, and is counted immediately; the sweep counts held pulls
+        # What remains of the read is counted immediately. If nothing remains, the next sweep counts the connection,
+        # because the read may have led to a held pull.
         idle_bytes = self.charged_bytes + self.held_pulls * HELD_PULL_BYTES
         if requests.data or requests.waiting or self.counted_bytes > idle_bytes:
             self._host.memory.count(self)
         else:
-            self._host.memory.mark(self)  # a pull may be held now
+            self._host.memory.mark(self)
 
     # Turns
 
@@ -302,8 +314,8 @@ class RemotingConnection(Client):
             self.note_served(used_s)
 
     def _join_line(self) -> None:
-        """Serve the requests that wait in later event-loop iterations, in turn with other addresses. Pause reading
-        until then."""
+        """If requests wait that can be served, serve them in later event-loop iterations, in turn with other addresses,
+        and pause reading until then."""
         if self._has_more and not self._is_in_line:
             self._is_in_line = True
             self.pause_reading()
@@ -317,13 +329,13 @@ class RemotingConnection(Client):
         self._read_on()
 
     def is_news(self, event: str) -> bool:
-        """Return True if this event of the client's address was not logged recently, so that a client that repeats it
-        does not fill the log."""
+        """Return True if this event of the client's address is to be logged, and count it as logged. Return False if it
+        was logged recently, or too many others were (`Reports`), so that clients cannot fill the log."""
         return self._host.reports.is_due(self.peer, event)
 
     def charge(self, size: int) -> None:
-        """Add to the memory that other parts keep for this client until it disconnects, in bytes; negative to release
-        some."""
+        """Add bytes to the memory that is counted for this client in addition to its buffers and held pulls; negative to
+        release some."""
         self.charged_bytes += size
         if not size or self._transport is None or self._transport.is_closing():
             return
@@ -333,8 +345,8 @@ class RemotingConnection(Client):
             self._host.memory.mark(self)
 
     def keep_beat(self, beat: tuple[bytes, Heartbeat] | None) -> None:
-        """Keep the last heartbeat, so that an identical one is not parsed again, unless it has more than
-        `KEPT_BEAT_BYTES`. The bytes of the heartbeat are charged to this connection."""
+        """Keep a heartbeat in place of the last one, so that an identical one is not parsed again; only forget the last
+        one if `beat` is None or has more than `KEPT_BEAT_BYTES`. The kept bytes are charged to this connection."""
         known = self.beat
         if beat is not None and len(beat[0]) > KEPT_BEAT_BYTES:
             beat = None
@@ -343,19 +355,20 @@ class RemotingConnection(Client):
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes of responses that are not written to the socket yet."""
+        """The number of bytes in the transport's write buffer."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def held_bytes(self) -> int:
-        """Return the memory of the connection: requests that are not served, responses that are not written, held
-        pulls, and the memory that other parts keep for the client (`charge`)."""
+        """Return the memory that is counted for the connection, in bytes: requests that are not served, TLS records that
+        are not decrypted, the write buffer, held pulls, and charges (`charge`)."""
         unread = self.unsent_bytes
         if self.records is not None:
             unread += self.records.held_bytes
         return self.requests.held_bytes + unread + self.held_pulls * HELD_PULL_BYTES + self.charged_bytes
 
     def is_changing(self) -> bool:
-        """True if the memory will shrink on its own, when the client reads or its requests are served."""
+        """Return True if requests, TLS records or responses wait, so that the memory may shrink without further data from
+        the client."""
         if self.requests.has_frame or (self.records is not None and self.records.held_bytes):
             return True
         return self.unsent_bytes > 0
@@ -373,11 +386,11 @@ class RemotingConnection(Client):
             self.abort()
 
     def write(self, buffers: Buffers) -> None:
-        """Pass all buffers to the transport. Do nothing on a closed connection."""
+        """Pass the buffers to the transport; do nothing on a closed connection."""
         transport = self._transport
         if transport is None or transport.is_closing() or not buffers:
             return
-        if not self.is_paused:  # unread bytes do not keep a connection alive
+        if not self.is_paused:  # a client that does not read its responses does not count as active
             self.active_s = self._host.now_s()
         self._host.memory.mark(self)
         if len(buffers) == 1:
@@ -400,8 +413,8 @@ class RemotingConnection(Client):
         self.write([encode_request(number, question)])
 
     def when_read(self, action: Callable[[], None]) -> None:
-        """Call `action`, which writes: immediately, or while the client does not read its responses, once it reads them
-        again; never if the connection is lost before."""
+        """Call `action`, which writes a response. While the client does not read its responses, call it later, or never
+        if the connection is lost before."""
         if self.is_paused:
             self._later.append(action)
         else:
@@ -433,17 +446,16 @@ class RemotingConnection(Client):
         self._go_on()
 
     def _go_on(self) -> None:
-        """Serve waiting requests, unless the client has stopped reading responses again, or the connection is
-        closed."""
+        """Make the calls that `when_read` has delayed, then serve waiting requests. Stop where the client no longer reads
+        its responses, and do nothing while a response is in progress or if the connection is closed."""
         if self.is_paused or self.is_held or self._transport is None or self._transport.is_closing():
             return
         end_s = time.perf_counter() + PIECE_S
         while self._later and not self.is_paused:
             self._later.popleft()()
-            if time.perf_counter() > end_s:  # the remaining actions follow in the next event-loop iteration
+            if time.perf_counter() > end_s:  # the remaining calls follow in the next event-loop iteration
                 asyncio.get_running_loop().call_soon(self._go_on)
                 return
-        # Requests are served in the order of their arrival, on which clients may rely
         if self._has_more and not self._is_in_line:
             self._serve_now()
         self._join_line()
@@ -461,7 +473,7 @@ class RemotingConnection(Client):
         self._farewell = action
 
     def on_lost(self, action: Callable[[RemotingConnection], None]) -> None:
-        """Call `action(connection)` once when the connection is gone."""
+        """Call `action(connection)` when the connection is lost: once, even if it was added several times."""
         if action not in self._lost:
             self._lost.append(action)
 
@@ -476,7 +488,7 @@ class RemotingConnection(Client):
         self._host.closed(self)
 
     def pause_reading(self) -> None:
-        """Pause reading until `go_on`."""
+        """Pause reading until `_read_on`."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
@@ -500,7 +512,7 @@ class RemotingConnection(Client):
 
 # ------------------------------------------------------------------------------
 # The pulls of a connection that have passed the checks. A client repeats its pull of a queue with other offsets; such a
-# pull is not checked again.
+# pull is not checked again until the generation has changed (`Generation` in `runtime`).
 
 
 _Place = tuple[ExtValue, ExtValue, ExtValue]  # group, topic, queue id as the client writes them
@@ -528,10 +540,11 @@ class Again(NamedTuple):
 
 
 class KeptPulls:
-    """The last checked pull of each queue and group, for up to `MAX_CHECKED_PULLS`. Pulls are charged to their session.
+    """The last checked pull of each group and queue, up to `MAX_CHECKED_PULLS`; the oldest is dropped first. Pulls are
+    charged to their session.
 
-    `named` has the pulls that the compiled module may repeat, by the bytes of the header without the offsets: one key for
-    each queue and group, which is charged, too."""
+    `named` has those that the compiled module may repeat, by the bytes of the header without the offsets: at most one key
+    for each group and queue. Keys are charged, too."""
 
     __slots__ = ("_is_new", "_names", "_pulls", "named")
 
@@ -542,8 +555,8 @@ class KeptPulls:
         self._names: dict[_Place, bytes] = {}
 
     def name(self, session: Session, data: bytes, at: int, frame: Frame) -> None:
-        """Let the compiled module repeat a pull that was just kept, if its response has the encoding of the request, and it
-        does not filter by tags.
+        """Let the compiled module repeat a pull that was just kept, if its response has the encoding of the request, it has
+        no filter, and the module can read it (`fast.pull_key`). Do nothing if no pull was kept.
 
         Args:
             session: the client that is charged
@@ -566,22 +579,22 @@ class KeptPulls:
             session.charge(len(key))
 
     def like(self, frame: Frame) -> Again | None:
-        """Return the checked pull that a pull repeats, with the offsets of the repetition; None if something else than
-        the offsets and the signature differs."""
+        """Return the checked pull that a pull repeats, with the offsets of the repetition. Return None if no such pull is
+        kept, an offset is invalid, or something else than the offsets and the signature differs."""
         ext = dict(frame.ext)
         try:
             kept = self._pulls[ext["consumerGroup"], ext["topic"], ext["queueId"]]
             offset, commit_offset = int(ext.pop("queueOffset")), int(ext.pop("commitOffset"))
             _check_offsets(offset, commit_offset)
-        except (KeyError, ValueError, StructError):  # the full decoding refuses the pull with a reason
+        except (KeyError, ValueError, StructError):  # the caller decodes the pull, and refuses an invalid one
             return None
-        ext.pop(SIGNATURE, None)  # it was authorized
+        ext.pop(SIGNATURE, None)  # the signature of this pull was verified before
         if ext != kept.constant or (frame.language, frame.serialize_type) != (kept.language, kept.serialize_type):
             return None
         return Again(kept.checked, offset, commit_offset)
 
     def keep(self, session: Session, frame: Frame, checked: CheckedPull | None) -> None:
-        """Keep a pull in place of the last one of its queue. If `checked` is None, only forget the last one."""
+        """Keep a pull in place of the last one of its group and queue. If `checked` is None, only forget the last one."""
         ext = frame.ext
         place = ext["consumerGroup"], ext["topic"], ext["queueId"]
         self._forget(session, place)
@@ -631,7 +644,7 @@ def encode_event(event: Event) -> bytes:
 
 
 def encode_request(number: int, question: Question) -> bytes:
-    """Return the frame of a request. The client's response will have the same number."""
+    """Return the frame of a request. Its number identifies the client's response."""
     code, ext, body = _asked(question)
     return encode(Frame(code, number, ext, body))
 
@@ -687,8 +700,8 @@ def _asked(question: Question) -> Content:
 
 
 def _handed_on(by: ForwardedRequest) -> Ext:
-    """Return the tool's header fields for the client to which its request is forwarded, without the tool's credentials,
-    which the client could use."""
+    """Return the tool's header fields for the client to which the request is forwarded, with the group and client id, and
+    without the tool's credentials, which the client could use."""
     fields: Ext = {name: value for name, value in by.fields.items() if name not in CREDENTIALS}
     return {**fields, "consumerGroup": by.group, "clientId": by.client_id}
 
@@ -728,7 +741,7 @@ Reply = Buffers | Work[Buffers] | Coroutine[Any, Any, Buffers] | None
 """A handler's result: the bytes to write; or work or a coroutine that makes them and has not started; or None if
 another event brings the response, such as the end of a held pull, or if there is no response."""
 
-JAVA = int(Language.JAVA)  # as Java brokers say; Go reads other names as unknown
+JAVA = int(Language.JAVA)  # the language in responses of Java brokers; Go clients do not know every other one
 _NONE: Ext = {}
 _new_tuple = tuple.__new__
 
@@ -765,14 +778,14 @@ _CODES: Mapping[Reason, int] = {
 
 
 def refused(refusal: Refusal, ext: Ext = _NONE) -> Refused:
-    """Return the remoting error for a refusal, which both protocol servers share."""
+    """Return the remoting error for a refusal by the state."""
     return Refused(_CODES[refusal.reason], str(refusal), ext)
 
 
 def answer(request: Frame, code: int = 0, ext: Ext = _NONE, body: bytes = b"", remark: str | None = None) -> Buffers:
-    """Return the response to a request. Raises Refused for a body that does not fit into a frame."""
+    """Return the response to a request. Raises Refused for a body of more than `MAX_TABLE_BYTES`."""
     if len(body) > MAX_TABLE_BYTES:
-        raise Refused(ResponseCode.SYSTEM_ERROR, f"the answer has {len(body)} bytes, more than a frame takes")
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"the response has {len(body)} bytes; maximum {MAX_TABLE_BYTES}")
     if remark is None and request.serialize_type == MSGPACK:  # the most frequent case with Rocketlet clients
         return [encode_msgpack(code, RESPONSE_FLAG, request.opaque, JAVA, ext, body)]
     return [encode(_frame(request, code, ext, body, remark))]
@@ -785,16 +798,16 @@ def answer_pieces(request: Frame, ext: Ext, pieces: list[Buffer], remark: str) -
 
 
 def _frame(request: Frame, code: int, ext: Ext, body: bytes, remark: str | None) -> Frame:
-    # this runs for each response, and a Frame's own constructor costs twice as much
+    # called very often, and a Frame's own constructor takes twice as long
     fields = code, request.opaque, ext, body, RESPONSE_FLAG, remark, JAVA, VERSION, reply_type(request)
     return _new_tuple(Frame, fields)
 
 
 def small(request: Frame) -> Frame:
-    """Return a copy of a request without its header fields and body, which its response does not need, so that a
-    request that waits takes little memory."""
+    """Return a copy of a request without its header fields and body, with all that its response needs, so that a request
+    that waits takes little memory."""
     code, opaque, _, _, flag, remark, language, version, _ = request
-    # this runs for each held pull, and `_replace` takes three times as long
+    # called for each held pull, and `_replace` takes three times as long
     return _new_tuple(Frame, (code, opaque, _NONE, b"", flag, remark, language, version, reply_type(request)))
 
 
@@ -809,10 +822,10 @@ def reply_type(request: Frame) -> int:
 # ------------------------------------------------------------------------------
 # The rules beside the handlers in the table: the permissions that each request needs.
 #
-# Where Apache's PlainAccessValidator has a rule for a code, the rule is the same here. Apache's broker accepts signed
-# requests with other codes without a permission. Here, a request about a topic or group needs permission for that topic
-# or group, and one about the whole broker needs an administrator. A request for a message by its position needs
-# permission for the message's topic.
+# Where Apache's PlainAccessValidator has a rule for a code, the rule is the same here, except that
+# CONSUMER_SEND_MSG_BACK needs permission for the message's topic, too. Apache's broker accepts signed requests with other
+# codes without a permission. Here, most of them need permission for the topic or group that they name, or for the topic of
+# the message at the position that they name, or an administrator (see the tables in `dispatch`).
 
 
 PUB, SUB, ANY = Permission.PUB, Permission.SUB, Permission.ANY
@@ -828,9 +841,9 @@ Needs = Callable[[Frame, StoredRecords | None], Iterable[Need]]
 
 
 class Rule(NamedTuple):
-    """The rule of a request code. A request passes if it comes from a white address, or from an account that is an
-    administrator or has the permissions of `needs`; with `is_admin`, only an administrator passes. `needs` raises the
-    same errors as a handler for headers and bodies that cannot be decoded."""
+    """The rule of a request code. A request from a white address passes. Other requests need an account that has the
+    permissions of `needs` (`Account.may`), and that is an administrator if `is_admin`. `needs` raises the same errors as a
+    handler for headers and bodies that cannot be decoded."""
 
     is_admin: bool
     needs: Needs | None = None
@@ -906,15 +919,16 @@ def _corrected(frame: Frame, records: StoredRecords | None) -> list[Need]:
 
 
 def _message_at(position: int, records: StoredRecords | None) -> list[Need]:
-    """Return the permission for a message named by its position in the log. For a delayed or half message, the
-    permission is that of the system topic where the message waits, because the message may never be delivered to its
-    destination."""
+    """Return the permission for a message named by its position in the log; none if there is no message. For a delayed or
+    half message, the permission is that of the system topic where the message waits, because the message may never be
+    delivered to its destination."""
     record = records.record_at(position) if records is not None else None
     return [topic(record.topic, SUB)] if record is not None else []
 
 
 def _ended(frame: Frame, records: StoredRecords | None) -> list[Need]:
-    """Return the permission to send to the topic for which a half message is meant."""
+    """Return the permission to send to the topic for which a half message is meant, or to the topic of a message that is
+    no half message; none if there is no message."""
     position = read(EndTransaction, frame.ext).commit_log_offset
     record = records.record_at(position) if records is not None else None
     if record is None:
@@ -924,8 +938,8 @@ def _ended(frame: Frame, records: StoredRecords | None) -> list[Need]:
 
 
 def _sent_back(frame: Frame, records: StoredRecords | None) -> list[Need]:
-    """Return the permissions for the group and for the message's topic. The message is redelivered to the group, so
-    without the topic's permission a group could read any message."""
+    """Return the permissions for the group and for the topic of the message, if there is one. The message is redelivered
+    to the group, so without the topic's permission a group could read any message."""
     header = read(SendBack, frame.ext)
     return [group(header.group), *_message_at(header.offset, records)]
 
@@ -965,10 +979,12 @@ CLONE = fields(topics=("topic",), groups=("srcGroup", "destGroup"))
 
 
 # ------------------------------------------------------------------------------
-# Finds the account of a request, which contains the account's access key and is signed with its secret.
+# Finds the account of a request, which contains the account's access key and is signed with its secret, unless it comes
+# from a white address.
 #
 # With TLS, a Rocketlet client authenticates its connection once (IDENTIFY): it signs the channel binding of this
-# connection, so that the signature is useless on another one. The connection's other requests then need no signature.
+# connection, so that the signature is useless on another one. The connection's other requests then need no signature
+# until the account's secret is changed.
 
 
 def authorize(
@@ -995,8 +1011,8 @@ def _has_signed(frame: Frame, signer: Signer) -> bool:
 
 
 def identify(acl: Acl, connection: RemotingConnection, frame: Frame) -> None:
-    """IDENTIFY: authenticate the connection as an account. Raises Refused; the client then continues to sign each
-    request."""
+    """IDENTIFY: authenticate the connection as an account. Raises Refused without TLS, for an unknown account, or for a
+    signature that does not match; the client then continues to sign each request."""
     channel = connection.channel
     account = acl.file.policy.accounts.get(str(frame.ext.get(ACCESS_KEY)))
     is_proven = (
@@ -1007,5 +1023,6 @@ def identify(acl: Acl, connection: RemotingConnection, frame: Frame) -> None:
     )
     if not is_proven:
         raise Refused(
-            ResponseCode.NO_PERMISSION, "an account identifies itself by TLS, and signs the connection's channel"
+            ResponseCode.NO_PERMISSION,
+            "IDENTIFY needs TLS, a known account, and its signature of the connection's channel binding",
         )

@@ -51,21 +51,23 @@ log = structlog.get_logger("rocketlet.dispatch")
 # ------------------------------------------------------------------------------
 # Passes the frames of one socket read to their handlers.
 #
-# Sends are staged one by one and committed together, before any other request of the same read is handled and before a
-# response is written: one log append and one socket write per socket read. Every other request goes to the handler in the
-# table for its code. With accounts or `--admin loopback`, a request is authorized here before it is staged or handled.
+# Consecutive sends are staged, and committed together before the next other request is handled and before their responses
+# are written: usually one log append and one socket write per socket read. Large batches are stored on their own. Every
+# other request goes to the handler in the table for its code. With accounts or `--admin loopback`, a request is authorized
+# here before it is staged or handled, unless it repeats a request that was authorized under the same accounts.
 
 
 Handler = Callable[[RemotingConnection, Frame], Reply]
 
-# Requests of readers. Such a request may create a group or its retry topic; if that cannot be stored, the reader gets
-# its response nevertheless.
 _PULL_MESSAGE: Final = int(Code.PULL_MESSAGE)
 _PULL: Final = Frame(_PULL_MESSAGE)
 PULLS = frozenset((RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE))
+# Requests of readers. Such a request may create a group or its retry topic; if these cannot be synced to the device, the
+# reader gets its response nevertheless.
 READS = PULLS | {RequestCode.HEART_BEAT, RequestCode.QUERY_CONSUMER_OFFSET}
 
-# errors that an invalid request may cause; struct.error is raised for a number that is too large for its field
+# errors whose text is returned to the client and not logged; struct.error is raised for a number that is too large for its
+# field
 _CLIENT_FAULTS = (
     HeaderError,
     BodyError,
@@ -79,8 +81,8 @@ _CLIENT_FAULTS = (
 
 
 class Dispatch:
-    """The handlers of the servers in this process: a broker, a name server, or both. Without `acl`, requests need no
-    permission."""
+    """The handlers of the servers in this process: a broker, a name server, or both. Without `acl`, every client may make
+    every request, except administration if `admin_is_local`."""
 
     def __init__(
         self,
@@ -112,8 +114,9 @@ class Dispatch:
         self._times: dict[int, Histogram] = dict(broker.request_times) if broker is not None else {}
 
     def serve(self, connection: RemotingConnection) -> None:
-        """Serve the requests that a connection has read, for up to `PIECE_S`. The remaining requests stay in
-        `connection.requests`, as do those of a client that does not read its responses."""
+        """Serve requests that a connection has read: at least one, and further ones for up to `PIECE_S`. Stop before if the
+        client does not read its responses, or if a response is made in pieces. The remaining requests stay in
+        `connection.requests`."""
         out: Buffers = []
         reply: Reply
         requests, sends, unwritten_bytes, is_first = connection.requests, self._sends, 0, True
@@ -174,7 +177,7 @@ class Dispatch:
                 connection.write(out)
 
     def _take_answer(self, connection: RemotingConnection, frame: Frame, began_s: float) -> float:
-        """Pass a client's response to a request of the broker on. Return the time at which the next request starts."""
+        """Pass on a client's response to a request of the broker. Return the time at which the next request starts."""
         if self._broker is None:
             return began_s
         self._broker.clients.answer(connection, frame.opaque, read_response(frame))
@@ -192,8 +195,7 @@ class Dispatch:
         return True
 
     def _work_on(self, connection: RemotingConnection, frame: Frame, work: Work[Buffers]) -> None:
-        """Make a response in pieces of work, one per event-loop iteration. The client's next requests wait until
-        then."""
+        """Make a response in pieces, in turn with other long work. The client's next requests wait until it is made."""
         connection.hold(len(frame.body))
         self._answering.take(connection.address)
         self._turns.do(self._work(connection, frame, work), connection.address)
@@ -223,11 +225,13 @@ class Dispatch:
 
     @property
     def _written(self) -> int:
-        """A number that grows with each write that must be on the device before it is acknowledged."""
+        """A number that grows with each write that must be on the device before it is acknowledged; 0 without `--flush
+        sync`."""
         return self._flusher.written if self._flusher is not None else 0
 
     def _write(self, connection: RemotingConnection, frame: Frame, reply: Buffers, written: int) -> None:
-        """Write a response; with `--flush sync`, once the data that was written since `written` is on the device."""
+        """Write a response, unless the request is one-way. If data was written since `written` with `--flush sync`, write it
+        once the data is on the device; if the sync fails, refuse the request, unless it is one of `READS`."""
         if frame.flag & ONEWAY_FLAG:
             reply = []
         if self._flusher is None or self._flusher.written == written:
@@ -267,8 +271,8 @@ class Dispatch:
         return True
 
     def _settle(self, sends: Sends, connection: RemotingConnection, out: Buffers, began_s: float) -> None:
-        """Commit the staged messages and write the responses; with `--flush sync`, once the messages are on the device.
-        In the metrics of request times, each send counts with the time of all of them."""
+        """Commit the staged messages and write the responses; with `--flush sync`, once the messages are on the device, or
+        refusals if the sync fails. In the metrics of request times, each send counts with the time of all of them."""
         staged = sends.staged
         code, count = staged[0].code, len(staged) + sends.more
         out += sends.settle()
@@ -280,7 +284,7 @@ class Dispatch:
             self._flusher.after_sync(partial(connection.write, out), partial(self._refuse, connection, staged))
 
     def _refuse(self, connection: RemotingConnection, staged: list[Staged]) -> None:
-        """Report to the producers that their messages may not be on the device."""
+        """Report to clients that what their requests have stored may not be on the device."""
         remark = FULL_REMARK + str(self._broker.store.fault if self._broker else "")
         for frame in awaited(staged):
             connection.write(not_stored(frame, remark))
@@ -299,7 +303,6 @@ class Dispatch:
         return reply or []
 
     def _work(self, connection: RemotingConnection, frame: Frame, work: Work[Buffers]) -> Work[None]:
-        """Make a response in pieces. The client's later requests wait until then."""
         written = self._written
         try:
             reply = yield from work
@@ -314,9 +317,9 @@ class Dispatch:
         connection.go_on()
 
     def _check(self, connection: RemotingConnection, frame: Frame, rule: Rule) -> None:
-        """Check whether the client may make a request, before it is staged or handled. Raises Refused."""
+        """Raises Refused if the client may not make the request, and a handler's errors if it cannot be decoded."""
         if self._admin_is_local and rule.is_admin and frame.code not in OF_BROKERS:
-            _refuse_strangers(connection, frame)
+            _refuse_other_machines(connection, frame)
         if self._acl is not None:
             authorize(self._acl, connection, frame, rule, self._records)
 
@@ -340,9 +343,9 @@ class Dispatch:
             return self._fault(connection, frame, error)
 
     def _repeat_pulls(self, connection: RemotingConnection, began_s: float) -> Buffers | None:
-        """Return the responses to the next requests, as far as these are pulls that repeat checked pulls; None if the
-        next request is no such pull. In the metrics of request times, each of these pulls counts with the time of all
-        of them."""
+        """Return the responses to the next requests, as far as these are pulls that the compiled module can repeat; None if
+        the next request is no such pull. Responses that wait for the device are written later, and not returned. In the
+        metrics of request times, each of these pulls counts with the time of all of them."""
         requests, named, written = connection.requests, connection.pulls.named, self._written
         if self._broker is None or not named or not self._may_repeat(connection):
             return None
@@ -357,8 +360,8 @@ class Dispatch:
         return []
 
     def _may_repeat(self, connection: RemotingConnection) -> bool:
-        """Return True if the client's account is still known. The client's repeated pulls were authorized when they
-        were checked."""
+        """Return False if the broker has accounts and the client's account is no longer known. The permissions of the
+        client's pulls were checked before, and a change of the accounts ends their repetition."""
         if self._has_checks:
             try:
                 self._check(connection, _PULL, KNOWN)
@@ -385,14 +388,14 @@ class Dispatch:
         return None
 
     def _forget_staged(self) -> None:
-        """Discard messages that a failed handler has staged and not committed, so that the next handler does not commit
+        """Discard messages that a failed handler has staged and not committed, so that the next commit does not store
         them."""
         if self._broker is not None:
             self._broker.store.roll_back()
 
     def _fault(self, connection: RemotingConnection, frame: Frame, error: Exception) -> Buffers:
-        """Return the response to a request whose handler raised: because of an invalid request, a full disk, or a
-        defect of the broker, which is logged."""
+        """Return the response to a request whose handler raised: because the request was refused or invalid, the disk is
+        full, or the broker has a defect, which is logged unless the client's address has repeated it."""
         if isinstance(error, Refused):
             return error.answer(frame)
         if isinstance(error, Refusal):
@@ -407,8 +410,8 @@ class Dispatch:
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=f"{type(error).__name__}: {error}")
 
 
-def _refuse_strangers(connection: RemotingConnection, frame: Frame) -> None:
-    """Check that an administrative request comes from this machine, for `--admin loopback`. Raises Refused."""
+def _refuse_other_machines(connection: RemotingConnection, frame: Frame) -> None:
+    """Raises Refused for an administrative request that does not come from a loopback address, for `--admin loopback`."""
     if not is_loopback(connection.address):
         if connection.is_news("admin_refused"):
             log.warning("admin_refused", request=request_name(frame.code), peer=connection.peer)
@@ -421,16 +424,14 @@ def _refuse_strangers(connection: RemotingConnection, frame: Frame) -> None:
 # ------------------------------------------------------------------------------
 # The tables of request codes, each with its handler and its permission rule.
 #
-# A new request needs a line here and one in docs/compatibility.md. `Dispatch` authorizes a request before it calls the
-# handler.
+# A new request needs a line here and one in docs/compatibility.md.
 
 
 BrokerHandler = Callable[[BrokerController, RemotingConnection, Frame], Reply]
 NameServerHandler = Callable[[Routes, RemotingConnection, Frame], Reply]
-"""Raises `Refused` and what a client's request may cause."""
+"""Handlers raise `Refused`, `Refusal`, `StoreFull`, or another error of `_CLIENT_FAULTS`."""
 
-# Sends are staged one by one and committed together (`messages.Sends`). Large batches are stored by
-# `messages.store_batch`.
+# Sends are staged and committed together (`messages.Sends`). Large batches are stored by `messages.store_batch`.
 SENDS: Mapping[int, Rule] = {
     Code.SEND_MESSAGE: connection.SEND,
     Code.SEND_MESSAGE_V2: connection.SEND_V2,

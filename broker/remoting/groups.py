@@ -82,8 +82,8 @@ def heartbeat(broker: BrokerController, connection: RemotingConnection, frame: F
 def introduced(
     broker: BrokerController, connection: RemotingConnection, beat: bodies.Heartbeat, language: int, version: int
 ) -> None:
-    """Make a client a member of its groups from its response to GET_CONSUMER_RUNNING_INFO, as a heartbeat would. The
-    client's next heartbeat may contain another client id. Raises Refused, Refusal, LimitExceeded."""
+    """Make a client a member of a group from its response to GET_CONSUMER_RUNNING_INFO, as a heartbeat would. The client's
+    next heartbeat may contain another client id. Raises Refused, Refusal, LimitExceeded."""
     _check(broker, connection, beat)
     broker.clients.heartbeat(connection, beat.client_id, (), language, version)
     _take(broker, connection, beat, language, version)
@@ -105,14 +105,14 @@ def _forget_presumed(broker: BrokerController, connection: RemotingConnection, b
 def _take(
     broker: BrokerController, connection: RemotingConnection, beat: bodies.Heartbeat, language: int, version: int
 ) -> list[str]:
-    """Register a client in its groups. Return the conflicts between members of these groups, for a Rocketlet member,
-    which logs them."""
+    """Register a client in its groups. Return the reported conflicts between members of the groups in which it is a
+    Rocketlet member, which logs them."""
     faults: list[str] = []
     for consumer in beat.consumers:
         group = broker.groups.heartbeat(connection, beat.client_id, consumer, language, version)
         if group.awaited_readers or group.lost_readers:
             for queue in broker.locks.readers_back(group, beat.client_id):
-                # the client still handles messages that it got before the restart
+                # the client may still handle messages that it got before the restart
                 broker.watch.record_pull(connection, group, queue.key)
         broker.locks.join(connection, group.name)
         if consumer.queue_counts:
@@ -124,7 +124,7 @@ def _take(
 
 def _check(broker: BrokerController, connection: RemotingConnection, beat: bodies.Heartbeat) -> None:
     """Check a heartbeat before the client is registered in any of its groups. Create settings and retry topics of new
-    groups. Raises Refused, Refusal, LimitExceeded."""
+    groups, if the broker may create groups. Raises Refused, Refusal, LimitExceeded."""
     for consumer in beat.consumers:
         settings = broker.group_configs.ensure(consumer.group)
         if settings is not None and settings.strict:
@@ -144,7 +144,7 @@ def _beat_of(connection: RemotingConnection, body: bytes) -> bodies.Heartbeat:
     if connection.beat is not None and connection.beat[0] == body:
         return connection.beat[1]
     beat = bodies.decode_heartbeat(body)
-    # Check all names before anything is registered, so that a refused heartbeat has no effect.
+    # Check all names before anything is registered, so that a heartbeat with an invalid name has no effect.
     for consumer in beat.consumers:
         fault = names.group_fault(consumer.group)
         if fault:
@@ -220,8 +220,8 @@ def _list_given(broker: BrokerController, connection: RemotingConnection, frame:
     """Return the response to a member that allocates the queues of all its topics by one member list, as Apache's
     clients do."""
     group = broker.groups.get(name)
-    # With a list that lacks it, a reader that is no member again since the restart would drop its queues while its
-    # handlers run.
+    # A reader that has not joined again since the restart would drop its queues while its handlers run, if it got a list
+    # without itself.
     if group is None or (connection not in group.members and group.misses_readers):
         return _listed(frame, name, [])
     return _listed(frame, name, broker.draining.lists.current_list(group, connection))
@@ -235,7 +235,8 @@ def _listed(frame: Frame, name: str, client_ids: list[str]) -> Buffers:
 
 
 def _place_or_share(group: ConsumerGroup, connection: RemotingConnection, frame: Frame, topic: str) -> Ext:
-    """Return a member's position or share in a topic, with which it does not need the member list."""
+    """Return a member's position in a topic, with which it does not need the member list, and its share if it has requested
+    the share and the broker allocates the topic's queues."""
     member = group.members.get(connection)
     client_id = member.client_id if member else ""
     if member is not None and EXT_SEEN_QUEUES in frame.ext:
@@ -247,8 +248,8 @@ def _place_or_share(group: ConsumerGroup, connection: RemotingConnection, frame:
 
 
 def _seen_queues(group: ConsumerGroup, topic: str | None) -> Ext:
-    """Return the numbers of a topic's queues as the members see them, for a member whose route lacks a broker at the
-    moment."""
+    """Return the numbers of a topic's queues as the members see them, for a member whose route lacks a broker; nothing
+    without a topic."""
     return {EXT_SEEN_QUEUES: group_bodies.encode_seen_queues(group.seen_queues(topic).of_brokers)} if topic else {}
 
 
@@ -261,11 +262,11 @@ def lock(broker: BrokerController, connection: RemotingConnection, frame: Frame)
     epochs = broker.locks.lock(request, connection)
     if request.offsets:
         return answer(frame, body=group_bodies.encode_locked(epochs, _commit(broker, connection, request, epochs)))
-    # The response contains the offsets of newly locked queues, so that a member can start without another request.
     if not request.handover or request.epochs:
         # Apache's clients treat queues that are not in the response as locked by another client, and retry.
         remark = "this broker keeps no more locks; retry later" if broker.locks.refused > refused else None
         return answer(frame, body=group_bodies.encode_locked(epochs), remark=remark)
+    # The response contains the committed offsets of newly locked queues, so that a member needs no further request.
     group = broker.groups.get(request.group)
     found = {queue: group.offset(queue.topic, queue.queue_id) for queue in epochs} if group is not None else {}
     offsets = {queue: offset for queue, offset in found.items() if offset is not None}
@@ -328,8 +329,8 @@ def _commit_and_unlock(
 
 
 def _unlock(broker: BrokerController, connection: RemotingConnection, request: group_bodies.LockRequest) -> list[str]:
-    """Free a member's queues. The offsets of the queues are written to the disk first, because the next owner continues
-    from them."""
+    """Free the queues that a member owns, and return the reasons why others were not freed. The offsets of the freed queues
+    are written to the disk first, because the next owner continues from them."""
     group = broker.groups.get(request.group)
     if group is not None:
         wanted = [group.queue(queue.topic, queue.queue_id) for queue in request.queues]
@@ -341,8 +342,8 @@ def _unlock(broker: BrokerController, connection: RemotingConnection, request: g
 def _foreign_client(
     broker: BrokerController, connection: RemotingConnection, request: group_bodies.LockRequest
 ) -> str | None:
-    """Return the reason why a connection may not lock or unlock queues for a client id; None if it may. The client ids
-    of Apache's clients are not checked."""
+    """Return the reason why the connection of a Rocketlet client may not lock or unlock queues for a client id; None if it
+    may. Apache's clients are not checked."""
     if not request.handover:
         return None
     group = broker.groups.get(request.group)
@@ -355,7 +356,8 @@ def _foreign_client(
 
 
 def check_client(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers | None:
-    """CHECK_CLIENT_CONFIG: check that the broker supports the client's filter."""
+    """CHECK_CLIENT_CONFIG: check that the broker supports the client's filter. For a new SQL92 filter, the response follows
+    when it is parsed."""
     wanted = group_bodies.decode_client_check(frame.body).subscription
     kind = (wanted and wanted.expression_type) or TAG
     expression = (wanted and wanted.sub_string) or ""
@@ -386,20 +388,21 @@ def _checked(broker: BrokerController, frame: Frame, expression: str) -> Buffers
 
 
 # ------------------------------------------------------------------------------
-# Apache's push consumers that pull without a heartbeat become members immediately: after a restart of the broker, or on a new
-# connection.
+# An Apache push consumer that pulls without a heartbeat, after a restart of the broker or on a new connection, becomes a
+# member by its running info before its next heartbeat.
 #
 # The next heartbeat of such a consumer comes up to 30 s later (MQClientInstance.startScheduledTask), and no response of
 # a broker makes Java's client send one earlier. The broker therefore queries the client's running info
 # (ClientRemotingProcessor.getConsumerRunningInfo), which contains its subscriptions and its queues, but not its client
-# id. The broker assumes the id of the client that has read the queue last.
+# id. The broker assumes the id of the client that has read the queue last. If it does not know that id, or a member has it,
+# the consumer becomes a member with its heartbeat.
 
 
 Place = tuple[str, str, int]  # group, topic, queue id
 
 
 def ask_who(broker: BrokerController, connection: RemotingConnection, frame: Frame, place: Place) -> None:
-    """Query the running info of a client that pulls a queue, unless a query to it is in flight."""
+    """Query the running info of a client that pulls a queue, unless a request to it is in flight or too many are."""
     if not broker.clients.is_asked(connection):
         question = RunningWanted(ForwardedRequest(place[0], broker.groups.queue(*place).last_reader_id or "", {}))
         answered = partial(_answered, broker, connection, place, frame.language, frame.version)
@@ -434,7 +437,7 @@ def _checked_heartbeat(
     broker: BrokerController, connection: RemotingConnection, place: Place, client_id: str, body: bytes
 ) -> Heartbeat | None:
     """Return the heartbeat that the client would send, from its running info; None if the client does not read the
-    queue, is not permitted to read all its topics, or reports too much."""
+    queue, is not permitted to read all its topics, or reports too much. Raises BodyError, SubscriptionError."""
     if len(body) > MAX_RUNNING_INFO_BYTES:
         return None
     running = decode_running(body)
@@ -458,12 +461,11 @@ def _may_read(broker: BrokerController, connection: RemotingConnection, running:
 
 
 # ------------------------------------------------------------------------------
-# QUERY_ASSIGNMENT of 5.x: the broker computes the share of a member that requests it, or makes the member pop.
+# QUERY_ASSIGNMENT of 5.x: the broker computes the share of the member that requests it, or lets the member pop.
 
 
 async def query_assignment(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """QUERY_ASSIGNMENT. The response follows once the topic's route is known, which may need a request to a name
-    server."""
+    """QUERY_ASSIGNMENT. Finding the topic's route may need a request to a name server."""
     request = group_bodies.decode_assignment_request(frame.body)
     if request.strategy not in allocation.COMPUTED:
         remark = f"the strategy {request.strategy} is unknown; use {', '.join(allocation.COMPUTED)}"
@@ -506,15 +508,14 @@ def _share(broker: BrokerController, request: group_bodies.AssignmentRequest, ro
 
 
 async def agree_on_members(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """AGREE_ON_MEMBERS, Rocketlet's own request: another broker reports its state of a group that has foreign members
-    on both brokers."""
+    """AGREE_ON_MEMBERS, Rocketlet's own request: another broker reports its state of a group with foreign members."""
     header = read(AgreeOnMembers, frame.ext)
     fault = names.group_fault(header.consumer_group)
     if fault:
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
     for text in (header.broker_name, header.digest, header.token):
         if len(text) > MAX_ID_CHARS:
-            remark = f"a name, digest or token has {len(text)} characters; {MAX_ID_CHARS} are allowed"
+            remark = f"a name, digest or token has {len(text)} characters; maximum {MAX_ID_CHARS}"
             return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
     members = decode_agreed_members(frame.body)
     group = broker.groups.get(header.consumer_group)
@@ -523,7 +524,7 @@ async def agree_on_members(broker: BrokerController, connection: RemotingConnect
         broker.draining.on_peer_update(header, members)  # has no effect if the sender is not a peer of the group
         return answer(frame)
     if connection.is_proving or not broker.peers.may_ask:
-        return answer(frame, ResponseCode.SYSTEM_BUSY, remark="other brokers are being asked whether they said so")
+        return answer(frame, ResponseCode.SYSTEM_BUSY, remark="too many confirmations are in flight; retry later")
     connection.is_proving = True
     return await _hear_if_confirmed(broker, connection, frame, peer.address, header, members)
 
@@ -547,17 +548,17 @@ async def _hear_if_confirmed(
         return answer(frame)
     if connection.is_news("peer_unverified"):
         log.warning("peer_unverified", peer=connection.peer, broker=header.broker_name, address=address)
-    remark = f"{header.broker_name}, asked at {address}, does not say that this word is its own"
+    remark = f"the broker {header.broker_name} at {address} has not confirmed that it sent this request"
     return answer(frame, ResponseCode.NO_PERMISSION, remark=remark)
 
 
 def confirm_word(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """CONFIRM_WORD, Rocketlet's own request: confirm to another broker that this broker has sent it the message with a
-    token."""
+    """CONFIRM_WORD, Rocketlet's own request: confirm to another broker that a token is the one with which this broker sends
+    it AGREE_ON_MEMBERS."""
     header = read(ConfirmWord, frame.ext)
     if compare_digest(header.token.encode(), broker.draining.agreement.token(header.broker_name).encode()):
         return answer(frame)
-    return answer(frame, ResponseCode.NO_PERMISSION, remark=f"{broker.config.name} did not say so")
+    return answer(frame, ResponseCode.NO_PERMISSION, remark=f"the token is not one of the broker {broker.config.name}")
 
 
 # ------------------------------------------------------------------------------
@@ -565,10 +566,12 @@ def confirm_word(broker: BrokerController, connection: RemotingConnection, frame
 
 
 def query_consumer_offset(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """QUERY_CONSUMER_OFFSET. For a group without an offset, Apache's broker returns 0 if the queue still has its first
-    message (ConsumerManageProcessor.queryConsumerOffset), so that "latest" starts at 0. A Rocketlet client may request
-    an error instead, or the end of the queue; then the ends of all queues of the topic are stored as the group's
-    offsets, so that members that start at the same time agree."""
+    """QUERY_CONSUMER_OFFSET. For a group without an offset in the queue, this broker returns 0 if the queue still has its
+    first message, and an error otherwise, as Apache's broker does (ConsumerManageProcessor.queryConsumerOffset), so that
+    "latest" starts at 0. A Rocketlet client may request an error in both cases, or the end of the queue. In the latter
+    case the ends of all queues of the topic are stored as the group's offsets, so that members that start at the same time
+    agree; if the group has offsets in other queues of the topic, the queue is newer than the group, and its beginning is
+    returned."""
     header = read(QueueOffset, frame.ext)
     group, topic = header.consumer_group, header.topic
     offset = broker.offsets.get(group, topic, header.queue_id)

@@ -82,8 +82,8 @@ Staged = Frame | EncodedSends
 
 
 class Sends:
-    """The sends of one socket read. Sends are staged one by one, or several in one call of the compiled module, and
-    committed together."""
+    """The consecutive sends of a connection that are committed together. They are staged one by one, or several in one
+    call of the compiled module."""
 
     def __init__(self, broker: BrokerController) -> None:
         self._sending = broker.sending
@@ -113,11 +113,13 @@ class Sends:
         return True
 
     def pass_queue(self, account: bytes, frame: Frame) -> None:
-        """Allow `stage_run` to stage the account's next sends to the queue of a staged send."""
+        """Allow `stage_run` to stage the account's next plain sends to the queue of a staged send, until the generation
+        changes."""
         self._sending.pass_queue(account, _send_header(frame))
 
     def settle(self) -> Buffers:
-        """Commit the staged sends, and return their responses in order. One-way sends have no response."""
+        """Commit the staged sends, and return their responses in order; refusals if they cannot be stored. One-way sends
+        have no response."""
         staged, self.staged, self.more = self.staged, [], 0
         try:
             placed = self._sending.commit()
@@ -241,7 +243,7 @@ def pull_message(broker: BrokerController, connection: RemotingConnection, frame
 
 
 def _pull_response(connection: RemotingConnection, frame: Frame, outcome: Pulled | PullFault) -> None:
-    """Respond to a pull that was held."""
+    """Respond to a pull that was not answered immediately."""
     if isinstance(outcome, Pulled):
         connection.write(_encoded(frame, outcome))
     elif isinstance(outcome, Refusal):
@@ -260,7 +262,8 @@ def _encoded(frame: Frame, pulled: Pulled) -> Buffers:
 
 
 # ------------------------------------------------------------------------------
-# Request-reply: SEND_REPLY_MESSAGE stores a reply in the reply topic, and sends it to the client that waits for it.
+# Request-reply: SEND_REPLY_MESSAGE stores a reply in the reply topic, and sends it to the client that waits for it, if that
+# client is connected.
 
 
 REPLY_TO_CLIENT = "REPLY_TO_CLIENT"
@@ -268,8 +271,10 @@ PUSH_REPLY_TIME = "PUSH_REPLY_TIME"
 
 
 def send_reply(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers | None:
-    """Store a reply and send it to the waiting client. The response follows when that client has responded: code 0, or
-    1 if the client is gone, does not respond or fails. Raises Refused for an invalid body or invalid properties."""
+    """Store a reply and send it to the client that the property REPLY_TO_CLIENT names. The response follows when that client
+    has responded: code 0, or 1 if it fails, disconnects or does not respond in time. A reply without the property is not
+    stored. A reply to a client that is gone is stored, and its response is code 1. Raises Refusal for a reply that is too
+    large."""
     is_v2 = frame.code == RequestCode.SEND_REPLY_MESSAGE_V2
     header = read_send_v2(frame.ext) if is_v2 else read(SendMessage, frame.ext)
     client_id = props.find(header.properties, REPLY_TO_CLIENT)
@@ -346,7 +351,7 @@ _RECALL_CODES = {
 
 
 def recall_message(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
-    """RECALL_MESSAGE. The response follows when the recall is stored."""
+    """RECALL_MESSAGE. The response follows when the recall is stored, or when the message is found not to be waiting."""
     header = read(RecallMessage, frame.ext)
     if broker.topics.get(header.topic) is None:
         return answer(frame, ResponseCode.TOPIC_NOT_EXIST, remark=f"topic[{header.topic}] not exist")
@@ -383,8 +388,9 @@ def end_transaction(broker: BrokerController, connection: RemotingConnection, fr
 # ------------------------------------------------------------------------------
 # Messages by id and by key: VIEW_MESSAGE_BY_ID and QUERY_MESSAGE.
 #
-# A search by a key reads the topic's messages of the requested times, newest first, in pieces, so that sends need no key
-# index. One search of a client runs at a time (`FairQueue`), and its other requests are served meanwhile.
+# A search by a key reads the topic's messages of the requested times, newest first and up to SEARCHED_ENTRIES, in pieces, so
+# that sends need no key index. One search of a client runs at a time (`FairQueue`), and its other requests are served
+# meanwhile.
 
 
 _NO_INDEX: Ext = {"indexLastUpdateTimestamp": 0, "indexLastUpdatePhyoffset": 0}
@@ -400,7 +406,8 @@ def view_message(broker: BrokerController, connection: RemotingConnection, frame
 
 
 def query_message(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> None:
-    """QUERY_MESSAGE. The response follows when the search has finished."""
+    """QUERY_MESSAGE. The response follows when the search has finished. Raises LimitExceeded if too many searches of the
+    client wait."""
     header = read(QueryMessage, frame.ext)
     by_unique_key = str(frame.ext.get("_UNIQUE_KEY_QUERY", "")).lower() == "true"
     limit = UNIQUE_KEY_MESSAGES if by_unique_key else min(max(header.max_num, 1), MAX_QUERY_MESSAGES)
@@ -432,7 +439,7 @@ def _found(
     connection: RemotingConnection, frame: Frame, search: Search, header: QueryMessage, limit: int
 ) -> Work[Buffers]:
     """Return the response with up to `limit` messages that have the key, oldest first; the newest ones if there are
-    more, or if they exceed `MAX_QUERY_BYTES`."""
+    more, or if they exceed `MAX_QUERY_BYTES`. It is an error response if no message was found."""
     found: list[bytes] = []
     total = 0
     if header.key:
@@ -452,7 +459,7 @@ def _found(
         return answer_pieces(frame, _NO_INDEX, [*reversed(found)], "")
     if search.is_cut:
         remark = (
-            f"none of the newest {SEARCHED_ENTRIES} messages has the key; ask for an earlier time, or a shorter one"
+            f"none of the newest {SEARCHED_ENTRIES} messages has the key; request an earlier or shorter range of times"
         )
         return answer(frame, ResponseCode.SYSTEM_ERROR, _NO_INDEX, remark=remark)
     remark = "can not find message, maybe time range not correct"

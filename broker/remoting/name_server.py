@@ -39,7 +39,7 @@ def register_broker(routes: Routes, connection: RemotingConnection, frame: Frame
     header = read(RegisterBroker, frame.ext)
     for text in (header.cluster_name, header.broker_name, header.broker_addr, header.external_addr or ""):
         if len(text) > MAX_ID_CHARS:
-            remark = f"a name or address has {len(text)} characters; {MAX_ID_CHARS} are allowed"
+            remark = f"a name or address has {len(text)} characters; maximum {MAX_ID_CHARS}"
             return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
     if header.body_crc32 and header.body_crc32 != zlib.crc32(frame.body) & 0x7FFFFFFF:
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark="crc32 not match")
@@ -72,7 +72,7 @@ def unregister_broker(routes: Routes, connection: RemotingConnection, frame: Fra
 
 
 def _refuse_if_ours(routes: Routes, connection: RemotingConnection, name: str, address: str) -> None:
-    """Raises Refused for a client that registers or unregisters under the name of the broker in this process, because
+    """Raises Refused for a client that registers or unregisters the name or address of the broker in this process, because
     one such request would direct all clients elsewhere."""
     fault = routes.ownership_fault(name, address)
     if fault:
@@ -97,8 +97,7 @@ def cluster(routes: Routes, connection: RemotingConnection, frame: Frame) -> Buf
 
 
 def departed(routes: Routes, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """GET_DEPARTED_BROKERS, Rocketlet's own request: return brokers that were registered and are not registered any
-    more."""
+    """GET_DEPARTED_BROKERS, Rocketlet's own request (see `Routes.departed`)."""
     return answer(frame, body=admin_bodies.encode_departed(routes.departed()))
 
 
@@ -134,8 +133,8 @@ def delete_topic(routes: Routes, connection: RemotingConnection, frame: Frame) -
 
 
 def data_version(routes: Routes, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """QUERY_DATA_VERSION: return whether the topics of a broker have changed since it registered, so that it must
-    register again."""
+    """QUERY_DATA_VERSION: return `changed` as true if the broker is not registered with this version of its topics, so that
+    it must register again. Otherwise the request counts as a registration."""
     header = read(BrokerName, frame.ext)
     known = routes.version(header.broker_addr)
     changed = known is None or known != bodies.decode_data_version(frame.body)
@@ -145,7 +144,7 @@ def data_version(routes: Routes, connection: RemotingConnection, frame: Frame) -
     return answer(frame, ext={"changed": changed}, body=body)
 
 
-# Key-value settings, kept in memory. mqadmin stores in them which topics are ordered.
+# Key-value settings, kept in memory. For example, mqadmin stores in them which topics are ordered.
 
 
 def put_kv(routes: Routes, connection: RemotingConnection, frame: Frame) -> Buffers:
@@ -181,8 +180,8 @@ def kv_list(routes: Routes, connection: RemotingConnection, frame: Frame) -> Buf
 
 
 def wipe_write(routes: Routes, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
-    """WIPE_WRITE_PERM_OF_BROKER: remove the write permission from the routes of a broker's topics. A topic that the
-    broker registers with changed settings is writable again."""
+    """WIPE_WRITE_PERM_OF_BROKER: remove the write permission from the routes of a broker's topics. A topic gets its own
+    permission back when the broker registers it with another data version."""
     name = read(BrokerNameOnly, frame.ext).broker_name
     count = yield from routes.set_write(name, allowed=False)
     return answer(frame, ext={"wipeTopicCount": count})
@@ -199,7 +198,8 @@ def topics_of_cluster(routes: Routes, connection: RemotingConnection, frame: Fra
 
 
 def system_topics(routes: Routes, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """GET_SYSTEM_TOPIC_LIST_FROM_NS: return the names of clusters and brokers, which are also names of topics."""
+    """GET_SYSTEM_TOPIC_LIST_FROM_NS: return the names of clusters and brokers, which are also names of topics, and the
+    address of one broker."""
     brokers = routes.brokers()
     names = dict.fromkeys(name for broker in brokers for name in (broker.cluster, broker.name))
     address = next((address for broker in brokers for address in broker.addresses.values()), "")

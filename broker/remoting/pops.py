@@ -1,5 +1,5 @@
-"""Requests of remoting clients that pop messages (POP, since 5.0), from topics and from lite topics: the checks in
-Apache's order, and the responses.
+"""Remoting requests of clients that pop messages (POP, since 5.0), from topics and from lite topics, and reports on lite
+topics. A receive is checked in Apache's order.
 
 A client acknowledges a message by its receipt handle, which the broker adds to the returned record as the property
 POP_CK."""
@@ -105,7 +105,8 @@ _NO_MESSAGES = write(PopMessageResult(0, 0, 0, 0))  # Java's client logs four er
 
 
 def pop_message(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers | None:
-    """POP_MESSAGE. The response follows when there is a message, or when the poll time is over."""
+    """POP_MESSAGE. Without a message, the response follows when there is one, when the poll time is over, or when the receive
+    ends otherwise, for example because the topic is deleted."""
     header = read(PopMessage, frame.ext)
     _check_waits(broker, connection, header)
     _check_reading(broker)
@@ -164,8 +165,8 @@ def sync_lite_subscriptions(
     broker: BrokerController, connection: RemotingConnection, frame: Frame
 ) -> Buffers | Work[Buffers]:
     """LITE_SUBSCRIPTION_CTL: change the lite topics to which the client of this connection is subscribed. Rocketlet's
-    clients repeat all their subscriptions every 30 s. Most requests are one piece of work, which is done immediately, so
-    that any number of clients may synchronize at the same time."""
+    clients repeat all their subscriptions every 30 s. The first piece of work is done immediately. Most requests have no
+    further one, so that they do not count against the limit of long requests."""
     work = _syncing(broker, connection, frame)
     try:
         next(work)
@@ -202,7 +203,8 @@ def _lite_client(connection: RemotingConnection, client_id: str) -> PopClient:
 
 def client_of(broker: BrokerController, connection: RemotingConnection, group: str) -> PopClient:
     """Return the client that pops, which is identified by its connection. The client id, used in reports, is that of
-    the group's member on the connection, or that of the connection's only client; otherwise the peer address."""
+    the group's member on the connection, or that of the connection's only client; otherwise the peer address and the
+    connection's number."""
     found = broker.groups.get(group)
     member = found.members.get(connection) if found else None
     client_id = member.client_id if member is not None else broker.clients.only_id(connection)
@@ -210,8 +212,6 @@ def client_of(broker: BrokerController, connection: RemotingConnection, group: s
 
 
 class PopReceive(Receive[Frame]):
-    """A POP_MESSAGE."""
-
     __slots__ = ("_broker", "_connection")
 
     def __init__(
@@ -224,7 +224,8 @@ class PopReceive(Receive[Frame]):
 
     def respond(self, result: PopResult) -> None:
         connection = self._connection
-        if connection.is_closed or connection.is_paused:  # the client reads its responses too slowly
+        # Messages for a client that is gone, or does not read its responses, go to other clients
+        if connection.is_closed or connection.is_paused:
             self._broker.pops.put_back(self.request.group, self.request.topic, result.messages)
             connection.when_read(lambda: connection.write(self.encode(PopResult(Why.NOTHING_NEW))))
         else:
@@ -249,8 +250,8 @@ class PopReceive(Receive[Frame]):
 
 
 class PopLiteReceive(PopReceive):
-    """A POP_LITE_MESSAGE. The response contains the number of earlier attempts of each record. The response has no
-    queue ids and offsets, which are in the receipt handles."""
+    """A POP_LITE_MESSAGE. The response with messages has the number of earlier attempts of each record, and no queue ids and
+    offsets, which are in the receipt handles."""
 
     __slots__ = ()
 
@@ -266,8 +267,8 @@ class PopLiteReceive(PopReceive):
 
 
 def _check_waits(broker: BrokerController, connection: RemotingConnection, header: PopMessage | PopLiteMessage) -> None:
-    """Raises Refused for a pop that arrives after its client has stopped waiting for the response, by the client's own
-    clock."""
+    """Raises Refused for a pop that arrives more than LATE_POLL_MS after the end of its poll time, which is counted from the
+    client's own time stamp. A pop without a time stamp or poll time is accepted."""
     if header.born_time <= 0 or header.poll_time <= 0:
         return
     late_ms = broker.clock.time_ms() - header.born_time - header.poll_time
@@ -293,7 +294,7 @@ def _check_invisible(invisible_ms: int) -> None:
 
 
 def _subscription(header: PopMessage) -> Subscription | None:
-    """Return the filter; None if all messages match."""
+    """Return the filter; None if all messages match. Raises Refused for an invalid or unknown filter."""
     try:
         found = parse_subscription(header.topic, header.exp, kind=header.exp_type or TAG)
     except SubscriptionError as error:
@@ -324,8 +325,11 @@ def _check_topic(
 
 
 def _check_group(broker: BrokerController, name: str, *, in_order: bool = False) -> None:
-    """Check that the group exists and may consume; create it if that is allowed. in_order: True to create it as an
-    ordered group."""
+    """Raises Refused if the group may not consume, or does not exist and may not be created.
+
+    Args:
+        in_order: True to create the group as an ordered group.
+    """
     group = broker.group_configs.ensure(name, orderly=in_order)
     if group is None:
         raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{name}] not exist")
@@ -337,8 +341,8 @@ def _check_group(broker: BrokerController, name: str, *, in_order: bool = False)
 
 
 def ack_message(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers | None:
-    """ACK_MESSAGE. The code is 0 even if the message is not in flight, as with Apache's broker. The response follows
-    when the acknowledgement is written to the disk."""
+    """ACK_MESSAGE. The response follows when the acknowledgement is written to the disk. Its code is 0 even if the message is
+    not in flight, as with Apache's broker; it is an error if the queue does not have the offset, or if the write fails."""
     header = read(AckMessage, frame.ext)
     topic, queue = _settled_in(broker, header)
     if not (queue is not None and queue.begin <= header.offset <= queue.next):
@@ -351,9 +355,9 @@ def ack_message(broker: BrokerController, connection: RemotingConnection, frame:
 def _settled_in(
     broker: BrokerController, header: AckMessage | ChangeInvisibleTime
 ) -> tuple[str, ConsumeQueue | LiteTopic | None]:
-    """Return the topic and queue in which a message is settled. For a lite topic, these are the name under which its
-    offsets are kept, and the lite topic. A client may leave the lite topic out, because the receipt handle has it.
-    Raises Refused, Refusal."""
+    """Return the topic and queue in which a message is settled; None as the queue if it has no messages. For a lite topic,
+    these are the name under which its offsets are kept, and the lite topic. A client may leave the lite topic out, because
+    the receipt handle has it. Raises Refused, Refusal."""
     name = header.lite_topic
     if not name and broker.lites.is_parent(header.topic):
         handle = decode_handle(header.extra_info)
@@ -368,7 +372,7 @@ def _settled_in(
 
 
 def _queue(broker: BrokerController, topic: str, queue_id: int) -> ConsumeQueue | None:
-    """Return a queue; None if it has no messages yet. Raises Refused if the topic does not have the queue."""
+    """Return a queue; None if it never had a message. Raises Refused if the topic does not have the queue."""
     config = broker.topics.get(topic)
     if config is None:
         raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!")
@@ -401,8 +405,8 @@ def _answer_rejection(connection: RemotingConnection, frame: Frame, outcomes: Se
 
 
 def batch_ack_message(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers | None:
-    """BATCH_ACK_MESSAGE: acknowledge messages of several pops. Acknowledgements of messages that are not in flight are
-    ignored."""
+    """BATCH_ACK_MESSAGE: acknowledge messages of several pops, none of a lite topic. Acknowledgements of messages that are
+    not in flight are ignored."""
     acks = decode_batch_acks(frame.body)
     if not acks:
         return answer(frame, ResponseCode.NO_MESSAGE, remark="batch ack is empty")
@@ -432,9 +436,9 @@ def _handles(broker_name: str, ack: BatchAck) -> list[str]:
 
 
 def change_invisible_time(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers | None:
-    """CHANGE_MESSAGE_INVISIBLETIME. The receipt handle stays valid, because the response repeats its pop time. If a
-    Rocketlet client rejects the message with this request, the response follows when the dead letter and the
-    acknowledgement are written to the disk."""
+    """CHANGE_MESSAGE_INVISIBLETIME. The receipt handle stays valid until the message is redelivered, because the response
+    repeats its pop time. If a Rocketlet client rejects the message with this request, the response follows when the dead
+    letter and the acknowledgement are written to the disk, or could not be."""
     header = read(ChangeInvisibleTime, frame.ext)
     topic, queue = _settled_in(broker, header)
     if not (queue is not None and queue.begin <= header.offset < queue.next):
@@ -461,12 +465,11 @@ def change_invisible_time(broker: BrokerController, connection: RemotingConnecti
     return answer(frame, ext=write(ChangedInvisibleTime(changed.pop_ms, changed.invisible_ms, 0)))
 
 
-# Looking
+# Waiting and reading without popping
 
 
 def notification(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers | None:
-    """NOTIFICATION: like a POP_MESSAGE that returns no messages. The response follows when there is a message to pop,
-    or when the poll time is over."""
+    """NOTIFICATION: like a POP_MESSAGE, but the response only reports whether there is a message to pop."""
     header = read(Notification, frame.ext)
     _check_reading(broker)
     _check_topic(broker, header.topic, header.queue_id)
@@ -488,8 +491,6 @@ def notification(broker: BrokerController, connection: RemotingConnection, frame
 
 
 class NotificationReceive(PopReceive):
-    """A NOTIFICATION."""
-
     __slots__ = ()
 
     def encode(self, result: PopResult) -> Buffers:
@@ -507,11 +508,13 @@ def polling_info(broker: BrokerController, connection: RemotingConnection, frame
 
 
 def peek_message(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """PEEK_MESSAGE: return the messages that the group would get next, without popping them."""
+    """PEEK_MESSAGE: return the next messages that the group has not popped yet, without popping them. Messages that will be
+    redelivered and those of lite topics are not returned."""
     header = read(PeekMessage, frame.ext)
     _check_reading(broker)
     if header.max_msg_nums > MAX_POP_MESSAGES:
-        raise Refused(ResponseCode.INVALID_PARAMETER, f"more than {MAX_POP_MESSAGES} messages are asked for")
+        remark = f"the request wants {header.max_msg_nums} messages; maximum {MAX_POP_MESSAGES}"
+        raise Refused(ResponseCode.INVALID_PARAMETER, remark)
     _check_topic(broker, header.topic, header.queue_id)
     _check_group(broker, header.consumer_group)
     queue_id = header.queue_id if header.queue_id >= 0 else None
@@ -528,7 +531,8 @@ def peek_message(broker: BrokerController, connection: RemotingConnection, frame
 
 
 def set_request_mode(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """SET_MESSAGE_REQUEST_MODE: set whether a group's members pull a topic's queues or pop its messages."""
+    """SET_MESSAGE_REQUEST_MODE: set whether QUERY_ASSIGNMENT lets a group's members pull a topic's queues or pop its
+    messages."""
     mode = decode_request_mode(frame.body)
     if mode.topic.startswith(RETRY_PREFIX):
         remark = "retry topic is not allowed to set mode"
@@ -541,7 +545,6 @@ def set_request_mode(broker: BrokerController, connection: RemotingConnection, f
 
 
 def request_modes(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """GET_ALL_MESSAGE_REQUEST_MODE."""
     return answer(frame, body=encode_request_modes(broker.request_modes))
 
 
@@ -600,7 +603,6 @@ def _check_lite_group(broker: BrokerController, name: str) -> LitePool:
 
 
 def parent_topic_info(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
-    """GET_PARENT_TOPIC_INFO."""
     topic = _check_parent(broker, read(TopicName, frame.ext).topic)
     groups = yield from _lite_groups(broker, [topic.name])
     value = {
@@ -640,7 +642,8 @@ def lite_topic_info(broker: BrokerController, connection: RemotingConnection, fr
 
 
 def lite_client_info(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """GET_LITE_CLIENT_INFO: the subscriptions of a client; the count is -1 for a client that has none."""
+    """GET_LITE_CLIENT_INFO: the subscriptions of a client in a group; the count is -1 if the group does not have the
+    client."""
     header = read(LiteClientOf, frame.ext)
     _check_parent(broker, header.parent_topic)
     pool = _check_lite_group(broker, header.group)
@@ -662,7 +665,7 @@ def lite_client_info(broker: BrokerController, connection: RemotingConnection, f
 
 
 def lite_group_info(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
-    """GET_LITE_GROUP_INFO: what a lite group has not finished, in one lite topic or in all."""
+    """GET_LITE_GROUP_INFO: the lag of a lite group, in one lite topic or in all."""
     header = read(LiteGroupOf, frame.ext)
     pool = _check_lite_group(broker, header.group)
     value: dict[str, Any] = {"group": header.group, "parentTopic": pool.topic, "liteTopic": header.lite_topic}
@@ -698,8 +701,8 @@ def _lite_offsets(broker: BrokerController, pool: LitePool, lite: LiteTopic) -> 
 
 
 def _lite_lag(lag: LiteLag) -> dict[str, Any]:
-    """Return what a group has not finished in a lite topic. Rocketlet's own fields: the number of messages in flight, and
-    when the first message that is not in flight was stored, or 0."""
+    """Return the lag of a group in a lite topic. The last two fields are Rocketlet's own: the number of messages in flight,
+    and when the first unfinished message that is not in flight was stored, or 0."""
     return {
         "liteTopic": lag.name,
         "lagCount": lag.messages,
@@ -710,7 +713,8 @@ def _lite_lag(lag: LiteLag) -> dict[str, Any]:
 
 
 def trigger_lite_dispatch(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
-    """TRIGGER_LITE_DISPATCH: find again which lite topics have messages for the clients of a group, and serve them."""
+    """TRIGGER_LITE_DISPATCH: find again which lite topics have messages for the clients of a group, or for one of them, and
+    serve the waiting receives of the group."""
     header = read(LiteDispatch, frame.ext)
     yield from broker.pops.lite.offer_all(_check_lite_group(broker, header.group), header.client_id or "")
     return answer(frame)

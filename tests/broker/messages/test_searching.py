@@ -127,7 +127,7 @@ async def test_a_search_reads_no_more_than_the_newest_messages(wire: Wire, monke
     monkeypatch.setattr(index, "SEARCHED_ENTRIES", 3)
     assert await bodies_of(wire, query("k1")) == [b"1"]
     answer = await wire.call(RequestCode.QUERY_MESSAGE, query("k0"))
-    assert (answer.code, "ask for an earlier time" in (answer.remark or "")) == (1, True)
+    assert (answer.code, "request an earlier or shorter range" in (answer.remark or "")) == (1, True)
 
 
 STANDING = "turn_s", -1  # no work gets a turn
