@@ -1,7 +1,7 @@
-"""The clock, tasks, deferred work and thread pool that all parts of a broker run on.
+"""The clock, tasks, deferred work and device thread that all parts of a broker run on.
 
-`Clock` is the only source of time. `Tasks` owns background tasks. Long work is done in pieces, so that one request does not
-block the event loop."""
+`Clock` is the source of time for state. `Tasks` owns background tasks. Long work is done in pieces, so that one request does
+not block the event loop."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ tasks_log = structlog.get_logger("rocketlet.tasks")
 
 
 # ------------------------------------------------------------------------------
-# The broker's only source of time, so that tests can move it.
+# The broker's source of time for state, so that tests can move it.
 #
 # State that expires, becomes due or gets a timestamp, such as messages, leases and members, uses the broker's `Clock`
 # and its `call_later`. A test moves a `MovableClock` forward, so that delayed messages, leases, transaction checks and
 # retention become due immediately. The simulation replaces the time module and the event loop instead, which makes the
 # same `Clock` virtual.
 #
-# Timeouts of requests to another process, such as a name server, and deadlines of gRPC calls use the event loop's own
-# time.
+# Timeouts of requests to another process, such as a name server, use the event loop's own time, and time slices use
+# `time.perf_counter`.
 
 
 class Timer(Protocol):
@@ -109,7 +109,7 @@ class MovableClock(Clock):
         self._wait()
 
     def _wait(self) -> None:
-        """Schedule the first timer in the event loop."""
+        """Schedule the first timer in the event loop, unless the clock stands."""
         if self._is_advancing:  # `advance` calls this once at its end
             return
         if self._next is not None:
@@ -143,12 +143,12 @@ class _MovableTimer:
 # Cooperative scheduling: long work is done in pieces, so that other clients wait for a few ms and not for the whole
 # work.
 #
-# Work is a generator that yields after each piece (`protocol.bodies.Work`). The first piece runs immediately if the
-# time slice of this event-loop iteration (a turn) is not used up. All waiting work shares one time slice between two
-# polls of the sockets, whatever its amount, and runs a piece each in round-robin order: each client address in its
-# turn, however many connections it has, and every other piece the broker's own work.
+# Work is a generator that yields after each piece (`protocol.bodies.Work`). It starts immediately if no other work waits and
+# the time slice of this event-loop iteration (a turn) is not used up. All waiting work shares one time slice between two
+# polls of the sockets, whatever its amount, and runs a piece each in round-robin order: each client address in its turn,
+# however many connections it has, and every other piece the broker's own work, if there is some.
 #
-# Requests that were just read are served immediately as long as that is short (`Moment`); longer ones become such work.
+# Requests that were just read are served immediately for a short time (`Moment`); the remaining ones become such work.
 
 
 class Turns:
@@ -163,7 +163,7 @@ class Turns:
         self._end_s = 0.0
 
     def do(self, work: Work[Any], address: str = "") -> None:
-        """Do the work, immediately if time is left in this turn and no other work waits.
+        """Do the work. Start immediately if time is left in this turn and no other work waits, otherwise in the next turn.
 
         Args:
             address: The address of the client whose work it is; empty for the broker's own.
@@ -185,15 +185,15 @@ class Turns:
             asyncio.get_running_loop().call_soon(self._turn)
 
     def call(self, action: Callable[..., object], *arguments: Any) -> None:
-        """Schedule a short call as work of one piece, because there may be very many."""
+        """Make a short call as the broker's own work of one piece, because there may be very many."""
         self.do(_call(action, arguments))
 
     def call_for(self, address: str, action: Callable[..., object], *arguments: Any) -> None:
-        """Schedule a short call as work of a client, from the next turn on."""
+        """Make a short call as work of a client, from the next turn on."""
         self.do_later(_call(action, arguments), address)
 
     def do_alone(self, name: str, begin: Callable[[], Work[None]]) -> None:
-        """Do the first piece immediately and the rest in turns; nothing if earlier work of this name is not done yet."""
+        """Do the first piece immediately and the rest in turns. Do nothing if earlier work of this name is not done yet."""
         if name not in self._alone:
             self._alone.add(name)
             work = self._ending(name, begin())
@@ -243,8 +243,8 @@ class Turns:
 
 
 class Moment:
-    """The time spent on requests since the event loop last polled the sockets. Beyond MOMENT_S in all, or a share of it for
-    one address, further requests become work in turns."""
+    """The time spent on the requests of larger reads since the event loop last polled the sockets. Beyond MOMENT_S in all, or
+    ADDRESS_SHARE of it for one address, the requests of further larger reads become work in turns."""
 
     def __init__(self) -> None:
         self.used_s = 0.0
@@ -268,7 +268,8 @@ class Moment:
 
 
 class OnePerIteration:
-    """A queue of calls, of which each iteration of the event loop makes one, after the input of its sockets was served."""
+    """A queue of calls, of which each event-loop iteration makes one. A call is made in the iteration after `call` at the
+    earliest, so that other sockets with input at that time are served before."""
 
     def __init__(self) -> None:
         self._waiting: deque[Callable[[], None]] = deque()
@@ -303,7 +304,8 @@ class FairQueue:
         return sum(map(len, self._waiting.values()))
 
     def join(self, client: object, work: Work[None]) -> None:
-        """Run the work when it is the client's turn. Raises LimitExceeded if too many requests of this client wait."""
+        """Run the work when it is the client's turn. Raises LimitExceeded if too many requests of this client wait, or after
+        `stop`."""
         line = self._waiting.get(client)
         if self._is_stopped or (line is not None and len(line) >= self._max_waiting):
             raise LimitExceeded(f"{self._max_waiting} requests such as this one wait already; retry later")
@@ -311,7 +313,7 @@ class FairQueue:
         self._begin()
 
     def stop(self) -> None:
-        """Start no more work. Running work ends with its current piece."""
+        """Drop the waiting work, and start no more. Running work ends after its current piece."""
         self._is_stopped = True
         self._waiting.clear()
 
@@ -398,8 +400,8 @@ class Tasks:
 # ------------------------------------------------------------------------------
 # Work that also waits for the device, for example to save a state file.
 #
-# A job is a generator. A job yields None after each piece of work, and yields calls that may wait for the device. A
-# broker makes these calls in a thread, so that a slow disk does not block the event loop. `run` makes them immediately.
+# A job is a generator. A job yields None after each piece of work, and yields calls that may wait for the device. `Device`
+# makes these calls in a thread, so that a slow disk does not block the event loop. `run` makes them immediately.
 
 
 T = TypeVar("T")
@@ -415,8 +417,8 @@ def make_all(calls: Iterable[Call]) -> None:
 
 
 async def do(job: Job[T], make: Callable[[Call | None], Awaitable[object]]) -> T:
-    """Do a job and return its result. `make` makes the job's calls, and yields to the loop for None. Raises the job's
-    exceptions."""
+    """Do a job and return its result. `make` makes the calls that the job yields; for None, it may yield to the loop. An
+    exception of `make` is raised in the job. Raises the job's exceptions."""
     fault: Exception | None = None
     while True:
         try:
@@ -459,7 +461,7 @@ class Device:
         self._jobs = asyncio.Lock()
 
     async def do(self, job: Job[T]) -> T:
-        """Do a job in pieces and return its result. Raises the job's exceptions."""
+        """Do a job after all earlier ones, and return its result. Raises the job's exceptions."""
         async with self._jobs:
             return await do(job, self._make)
 
@@ -467,8 +469,8 @@ class Device:
         await (asyncio.sleep(0) if call is None else self.make([call]))
 
     async def make(self, calls: list[Call]) -> None:
-        """Make the calls in the thread, after all earlier ones, and return when they are done. An empty list waits for the
-        earlier calls only."""
+        """Make the calls in the thread, after all earlier ones, and return when they are done. Raises the exception of the
+        first call that fails; the calls after it are not made. An empty list waits for the earlier calls only."""
         await asyncio.get_running_loop().run_in_executor(self._thread, make_all, calls)
 
     def end(self) -> None:
@@ -507,13 +509,13 @@ class Histogram:
 # ------------------------------------------------------------------------------
 # The number by which cached checks are invalidated.
 #
-# The checks of a request depend on topics, groups and their members, permissions, leases and drains. Every change of these
-# increments the generation. A passed check is valid for the same request until the generation differs from the one that was
-# read before the check. Results that depend on the current time are not cached.
+# The checks of a request depend on topics, groups and their members, permissions, leases and drains. A change of these that
+# may refuse a request that has passed increments the generation. A passed check is valid for the same request until the
+# generation differs from the one that was read before the check. Results that depend on the current time are not cached.
 
 
 class Generation:
-    """A number that every change increments. Call `increment` after the change; any thread may call it."""
+    """The number. Call `increment` after such a change; any thread may call it."""
 
     __slots__ = ("_numbers", "number")
 
@@ -549,11 +551,11 @@ class Runtime:
     """The clock, limits, tasks, deferred work and generation of one broker. Each part takes from it what it needs.
 
     Args:
-        clock: the source of time for state that expires, is due or is stamped.
+        clock: the source of time for state that expires, becomes due or gets a timestamp.
         limits: the limits in force.
         generation: the number by which cached checks are invalidated; the accounts' file has it, too.
-        tasks: background tasks; a test may pass its own.
-        turns: long work in pieces; a test may pass its own.
+        tasks: background tasks.
+        turns: long work in pieces.
     """
 
     __slots__ = ("clock", "generation", "limits", "tasks", "turns")

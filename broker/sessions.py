@@ -1,8 +1,7 @@
 """Connected clients as the state sees them, whether they connected by remoting or by gRPC.
 
-A `Session` is the identity of a client: state charges memory to it, sends it events and requests, and refuses requests with a
-`Refusal`. This module also holds the producers by group, the memory budget of all clients, and the generation number by
-which cached checks are invalidated."""
+A `Session` is the identity of a client: state charges memory to it, and sends it events and requests. This module also has
+the reasons of refusals, the producers by group, the memory budget of all clients, and limits by address."""
 
 from __future__ import annotations
 
@@ -57,7 +56,8 @@ def is_loopback(address: str) -> bool:
 
 
 class Session(Protocol):
-    """A client, hashable by identity. The session's charges count against `--memory` until the session is gone.
+    """A client, hashable by identity. The session's charges count against `--memory` until they are released or the session
+    is gone.
 
     Attributes:
         known: The result of authentication, which `access` keeps here.
@@ -105,7 +105,8 @@ class Session(Protocol):
 
     @property
     def reached(self) -> str:
-        """The broker's address that the client connected to, as `host:port`; empty once the session is gone."""
+        """The broker's address that the client connected to, as `host:port`; empty if it is unknown, which it may be once the
+        session is gone."""
         ...
 
     @property
@@ -114,11 +115,11 @@ class Session(Protocol):
         ...
 
     def tell(self, event: Event) -> None:
-        """Send an event, which has no response. Ignored if the session is closed."""
+        """Send an event, which has no response. Ignored if the session is closed, or its protocol has no such event."""
         ...
 
     def ask(self, number: int, question: Question) -> None:
-        """Send a request. The protocol server passes the response to `Clients.answer` with the same number."""
+        """Send a request. The protocol server passes the response, if there is one, to `Clients.answer` with this number."""
         ...
 
     def charge(self, size: int) -> None:
@@ -126,11 +127,12 @@ class Session(Protocol):
         ...
 
     def is_news(self, event: str) -> bool:
-        """Return True if this event was not logged for the client's address lately. The event then counts as logged."""
+        """Return True if this event is to be logged for the client's address (`Reports`). The event then counts as logged."""
         ...
 
     def when_read(self, action: Callable[[], None]) -> None:
-        """Call `action`, which writes a response, as soon as the client reads."""
+        """Call `action`, which writes a response: immediately, unless the client does not read its responses. Then call it
+        once the client reads again, or never if the session is gone before."""
         ...
 
     def on_lost(self, action: Callable[[Session], None]) -> None:
@@ -138,11 +140,11 @@ class Session(Protocol):
         ...
 
     def close(self) -> None:
-        """Close the session when everything written has been sent."""
+        """Close the client's connection when everything written has been sent."""
         ...
 
     def abort(self) -> None:
-        """Close the session immediately."""
+        """Close the client's connection immediately."""
         ...
 
 
@@ -151,10 +153,10 @@ class Session(Protocol):
 
 
 class GroupChanged(NamedTuple):
-    """The members of a group have changed, or `topic` has other queues.
+    """The members of a group have changed, or its queues of `topic`.
 
     `places` has, by topic, the receiver's position among the members; `shares` its queues where the broker allocates them.
-    With them the receiver need not request the member list. If both are None, earlier ones are no longer valid.
+    With them a Rocketlet member need not request the member list. If both are None, earlier ones are no longer valid.
     """
 
     group: str
@@ -179,8 +181,8 @@ class LiteTaken(NamedTuple):
 
 
 class OffsetsReset(NamedTuple):
-    """An administrator has reset the offsets of a group in a topic. `is_for_cpp`: the body is a list of queues, as C++
-    clients read it."""
+    """An administrator has reset the offsets of a group in a topic. `is_for_cpp`: True if the administrator's tool is a C++
+    client; the queues are then encoded as C++ clients read them."""
 
     topic: str
     group: str
@@ -244,12 +246,12 @@ class Answer(NamedTuple):
 
 
 _NONE: frozenset[str] = frozenset()
-MAX_NUMBER = 0x7FFF_FFFF  # of a request to a client; the remoting protocol numbers its requests up to here
+MAX_NUMBER = 0x7FFF_FFFF  # greatest number of a request to a client: a signed number of 32 bits
 Answered = Callable[[Answer | None], None]
 
 
 class Accounts(Protocol):
-    """The accounts of sessions, where a broker has any."""
+    """The accounts of a broker."""
 
     def account_name(self, session: Session) -> str:
         """Return the access key of a session's account; empty without one."""
@@ -261,7 +263,7 @@ class Accounts(Protocol):
 
 
 class Clients:
-    """The producers and client ids of all sessions. `accounts` is None if every client may do everything."""
+    """The producers and client ids of all sessions, and requests to them. `accounts` is None if the broker has none."""
 
     def __init__(self, runtime: Runtime, accounts: Accounts | None = None) -> None:
         self._limits = runtime.limits
@@ -289,9 +291,9 @@ class Clients:
     ) -> None:
         """Record a client and its producer groups.
 
-        If `is_asked`, replies to the client id are sent to this session from now on, unless a session of another account
-        has the id. Raises LimitExceeded if the session has too many client ids or producer groups (`Limits.max_client_ids`,
-        `max_producer_groups`).
+        If `is_asked`, replies to the client id are sent to this session from now on, unless an open session of another
+        account has the id. Raises LimitExceeded if the session has too many client ids or producer groups
+        (`Limits.max_client_ids`, `max_producer_groups`).
         """
         ids, known = self._ids.get(session, _NONE), self._groups.get(session, _NONE)
         if client_id not in ids or not known.issuperset(groups):
@@ -304,8 +306,8 @@ class Clients:
                 self._producers.setdefault(group, {})[session] = info
 
     def _may_have(self, session: Session, client_id: str) -> bool:
-        """Return True if a session may take over a client id: a client that reconnected may, but one of another account would
-        receive the first one's replies."""
+        """Return True if a session may take over a client id: the id is free, its session is closed, or both sessions are of
+        one account. A session of another account would receive the first one's replies."""
         former, accounts = self._by_id.get(client_id, session), self._accounts
         if former is session or former.is_closed or accounts is None:
             return True
@@ -316,9 +318,11 @@ class Clients:
         ids, known = self._ids.get(session, _NONE), self._groups.get(session, _NONE)
         fresh = known.union(groups)
         if client_id not in ids and len(ids) >= self._limits.max_client_ids:
-            raise LimitExceeded(f"a connection goes by {self._limits.max_client_ids} client ids at most")
+            raise LimitExceeded(f"the connection has {len(ids)} client ids; maximum {self._limits.max_client_ids}")
         if len(fresh) > max(self._limits.max_producer_groups, len(known)):
-            raise LimitExceeded(f"a connection is in {self._limits.max_producer_groups} producer groups at most")
+            raise LimitExceeded(
+                f"the connection would be in {len(fresh)} producer groups; maximum {self._limits.max_producer_groups}"
+            )
         session.charge(MEMBER_BYTES * (len(fresh) - len(known) + (client_id not in ids)))
         self._ids[session] = ids | {client_id}
         self._groups[session] = fresh
@@ -441,7 +445,7 @@ class Reason(Enum):
     BAD_EXPRESSION = auto()
     """The subscription's expression cannot be parsed."""
     NOT_SUBSCRIBED = auto()
-    """No member of the group subscribes to the topic, or the group has none."""
+    """No member of the group subscribes to the topic, or the group has no members."""
     UNKNOWN_MEMBER = auto()
     """The client has sent no heartbeat, and pulls a queue that a member of the group reads."""
     SUBSCRIPTION_NOT_LATEST = auto()
@@ -473,7 +477,7 @@ class Refusal(Exception):
 # A connection counts itself when it holds something large. A sweep counts the others that have read or written since, so
 # that idle ones cost nothing. Beyond the budget, connections of the address that holds most are closed, until another
 # address holds more or the budget is met: first connections with large holdings, the longest silent one first, then the
-# others by size. Neither one large request nor very many small ones can therefore use up another address's share.
+# others by size.
 
 
 def subscription_bytes(subscription: Subscription) -> int:
@@ -497,11 +501,11 @@ class Holder(Protocol):
     def held_bytes(self) -> int: ...
 
     def is_changing(self) -> bool:
-        """True if the holding will shrink on its own, for example when the client reads."""
+        """Return True if the holding may shrink without further data from the client, for example when the client reads."""
         ...
 
     def is_news(self, event: str) -> bool:
-        """Return True if this event was not logged for the client's address lately. The event then counts as logged."""
+        """Return True if this event is to be logged for the client's address (`Reports`). The event then counts as logged."""
         ...
 
     def abort(self) -> None: ...
@@ -541,11 +545,11 @@ class Memory:
             table.pop(holder, None)
 
     def sweeping(self) -> Work[None]:
-        """Count the marked connections, and close some beyond the budget."""
+        """Count the marked connections, and close some if the sum is beyond the budget."""
         for number in range(len(self._marked)):
             if number % SLICE == SLICE - 1:
                 yield
-            if not self._marked:  # the rest was closed meanwhile
+            if not self._marked:  # the others were closed meanwhile
                 break
             holder, _ = self._marked.popitem()
             if holder.is_changing():
@@ -566,7 +570,7 @@ class Memory:
             self._holding.pop(holder, None)
 
     def _make_room(self) -> None:
-        """Close connections until the budget is met. If only small ones can be closed, close some more than needed, so that
+        """Close connections until the budget is met. Once only small ones can be closed, close some more than needed, so that
         this is not repeated for each read."""
         victims: dict[str, list[Holder]] = {}
         sums: Counter[str] = Counter()
@@ -616,11 +620,11 @@ def _order(holder: Holder) -> tuple[bool, float]:
 
 
 # ------------------------------------------------------------------------------
-# Recent refusals, which are reported for as long as clients repeat them.
+# Recent events, such as refusals, which are reported for as long as clients repeat them.
 
 
 class Recent:
-    """The latest text of each of the last `MAX_REFUSED` keys, until the key was not recorded for `keep_s`."""
+    """The latest text of each of the `MAX_REFUSED` keys that were recorded last, for `keep_s`."""
 
     def __init__(self, clock: Clock = MACHINE, keep_s: float = REFUSED_S) -> None:
         self._now_s = clock.monotonic_s
@@ -634,17 +638,17 @@ class Recent:
             del self._latest[next(iter(self._latest))]
 
     def texts(self) -> list[str]:
-        """Return the texts, newest last."""
+        """Return the texts that were recorded in the last `keep_s`, newest last."""
         since_s = self._now_s() - self._keep_s
         return [text for at_s, text in self._latest.values() if at_s >= since_s]
 
 
 # ------------------------------------------------------------------------------
-# Logging of clients' errors. A client that keeps retrying does not fill the log.
+# Which errors of clients are logged, so that a client that keeps retrying does not fill the log.
 
 
 class Reports:
-    """Allows one report for each address and reason in REPORT_AGAIN_S, and a limited number in all."""
+    """Allows one report for each address and reason in an interval of REPORT_AGAIN_S, and up to MAX_REPORTED_PEERS of all."""
 
     def __init__(self, clock: Clock = MACHINE) -> None:
         self._now_s = clock.monotonic_s
@@ -669,12 +673,12 @@ class Reports:
 
 
 _EXPECTED: Final = frozenset((20000, 30000, 40401, 40013, 40100))
-"""Codes that are no failure: success, no message, an expired receipt handle, and refused permissions, which `access`
-reports."""
+"""Codes that are no failure: success, several results, no message, an expired receipt handle, and refused permissions, which
+`access` reports."""
 
 
 class GrpcClientStats:
-    """The responses by method and code, and recent failures."""
+    """The responses by method and code, the open connections, recent failures, and outdated clients."""
 
     def __init__(self, clock: Clock) -> None:
         self.answers: Counter[tuple[str, str]] = Counter()
@@ -685,7 +689,7 @@ class GrpcClientStats:
         self.outdated = self._outdated.texts
 
     def answered(self, method: str, code: int, reason: str, client: str) -> None:
-        """Count a response. `client` is the client's id and address."""
+        """Count a response, and record it if its code is a failure. `client` is the client's id and address."""
         self.answers[method, str(code)] += 1
         if code not in _EXPECTED:
             self._failed.note((method, code, client), f"{code} {method} of {client}: {reason[:MAX_NAMED_CHARS]}")
@@ -695,7 +699,7 @@ class GrpcClientStats:
         self._outdated.note(client, f"{client}: {reason}")
 
     def ended(self, method: str, status: int) -> None:
-        """Count a call that ended with a gRPC status and without a message."""
+        """Count a call that ended with a gRPC status and without a message or headers before."""
         self.answers[method, f"gRPC {status}"] += 1
 
 
@@ -704,8 +708,9 @@ class GrpcClientStats:
 
 
 class AddressShares:
-    """The use of a limit by address. One address may use only ADDRESS_SHARE of the limit, so that it cannot lock other
-    addresses out. Loopback may use all of it, because a proxy on this machine may serve many clients."""
+    """The use of a limit by address, which callers check with `has_room`. One address may use only ADDRESS_SHARE of the
+    limit, so that it alone cannot lock other addresses out. Loopback may use all of it, because a proxy on this machine may
+    serve many clients."""
 
     __slots__ = ("_of_address", "count", "most")
 

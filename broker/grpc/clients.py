@@ -50,8 +50,8 @@ log = structlog.get_logger("rocketlet.grpc")
 
 
 # ------------------------------------------------------------------------------
-# The gRPC clients that have open connections, by account and client id, each with the Telemetry stream on which the
-# broker sends it commands.
+# The gRPC clients that have open connections, by account and client id, each with its Telemetry stream, if it has opened
+# one. The broker sends commands on that stream.
 #
 # A client sends its settings on its Telemetry stream. The broker serves clients without settings, too, because some
 # clients resend their settings only five minutes after a restart of the broker.
@@ -66,11 +66,11 @@ class GrpcClient:
     """A gRPC client: one client id of one account, on one or more connections.
 
     Attributes:
-        connections: The connections on which the client has sent calls.
-        connection: The one of them whose memory account the client is charged to.
-        stream: The Telemetry stream; None unless it is open.
+        connections: The open connections on which the client is registered.
+        connection: The one of them that is charged for the client.
+        stream: The Telemetry stream on which the client has sent settings; None unless it is open.
         topics: The topics to which the client publishes, from its settings.
-        group: The consumer group of the client; empty for a producer.
+        group: The consumer group of the client; empty for a client that has named none, such as a producer.
     """
 
     def __init__(self, client_id: str, connection: ClientTransport, account: str, send_event: SendEvent) -> None:
@@ -127,11 +127,12 @@ class GrpcClient:
         return self._is_gone or self.connection.is_closed
 
     def tell(self, event: Event) -> None:
-        """Send the event on the client's Telemetry stream. Without an open stream, nothing is sent."""
+        """Send the event on the client's Telemetry stream. Nothing is sent without an open stream, or if gRPC has no command
+        for the event."""
         self._send_event(self, event)
 
     def ask(self, number: int, question: Question) -> None:
-        """Do nothing: the gRPC protocol has no request from broker to client, so the question times out."""
+        """Do nothing: the gRPC protocol has no such request from broker to client, so the question times out."""
 
     def charge(self, size: int) -> None:
         """Charge memory to the client's connection. Ignored once the client is gone: its charges were refunded then."""
@@ -175,8 +176,9 @@ class GrpcClients:
 
     Args:
         send_event: Writes an event on a client's Telemetry stream.
-        lost: Called for each client of a closed connection, with the time of the last data on it (monotonic, in seconds).
-            A client whose last connection closed has no `connections` left.
+        lost: Called for a client that is detached from a connection because that was closed, or from its last connection
+            for another reason, with the time of the last data on the connection (monotonic, in seconds). After its last
+            connection, a client has no `connections` left.
     """
 
     def __init__(
@@ -197,7 +199,8 @@ class GrpcClients:
     def hear(self, call: GrpcCall) -> GrpcClient:
         """Return the client of a call; register it if it is new. Equal client ids of two accounts are two clients.
 
-        Raises StatusError if the limit on clients is reached for the connection or the address.
+        Raises StatusError if the connection has too many client ids, or the broker too many clients of which none can be
+        removed.
         """
         connection = call.session
         client = self._clients.get((call.account, call.client_id))
@@ -210,7 +213,7 @@ class GrpcClients:
         return client
 
     def is_heard(self, call: GrpcCall) -> bool:
-        """True if the client of the call is registered."""
+        """Return True if the client of the call is registered, on whichever connection."""
         return (call.account, call.client_id) in self._clients
 
     def _take(self, client: GrpcClient | None, call: GrpcCall) -> GrpcClient:
@@ -218,11 +221,13 @@ class GrpcClients:
         key, connection = (call.account, call.client_id), call.session
         ids = self._of_connection.get(connection)
         if ids is not None and len(ids) >= self._limits.max_grpc_ids:
-            raise LimitExceeded(f"a connection goes by {self._limits.max_grpc_ids} client ids at most")
+            raise LimitExceeded(f"the connection has {len(ids)} client ids; maximum {self._limits.max_grpc_ids}")
         if client is not None:
             client.connections[connection] = connection
         elif len(self._clients) >= self._limits.max_grpc_clients and not self._make_room(connection):
-            raise LimitExceeded(f"this broker knows {self._limits.max_grpc_clients} gRPC clients; close some")
+            raise LimitExceeded(
+                f"this broker has {self._limits.max_grpc_clients} gRPC clients (the maximum); close some"
+            )
         else:
             client = self._clients[key] = GrpcClient(call.client_id, connection, call.account, self._send_event)
         if ids is None:
@@ -232,10 +237,11 @@ class GrpcClients:
         return client
 
     def _make_room(self, newcomer: Session) -> bool:
-        """Remove clients of the address that has most, on its connection with most client ids, least recently active first.
+        """Detach the least recently active half of the clients from the connection with most client ids, at the address with
+        most. Return True if the broker then has fewer clients than its limit.
 
-        Return False, and remove nothing, if the newcomer's address or connection would then have more than that one. A
-        removed client is registered again by its next call.
+        Return False, and detach nothing, if the newcomer's address, or its connection at the same address, has about as many
+        clients itself. A removed client is registered again by its next call.
         """
         sums: Counter[str] = Counter()
         for connection, ids in self._of_connection.items():
@@ -252,7 +258,7 @@ class GrpcClients:
         for account, client_id in oldest[: max(len(ids) // 2, 1)]:
             self.leave(account, client_id, crowded)
         if newcomer.is_news("grpc_clients_forgotten"):
-            hint = f"this broker knows {self._limits.max_grpc_clients} gRPC clients, and most are of this address"
+            hint = f"this broker has {self._limits.max_grpc_clients} gRPC clients (the maximum), most of them of this address"
             log.warning("grpc_clients_forgotten", address=address, clients=sums[address], hint=hint)
         return len(self._clients) < self._limits.max_grpc_clients
 
@@ -265,7 +271,8 @@ class GrpcClients:
         self._of_connection.pop(connection, None)
 
     def leave(self, account: str, client_id: str, connection: Session) -> bool:
-        """Detach a client from a closed connection. Return True if that was its last one, so that the client is gone."""
+        """Detach a client from a connection that has closed, or on which the client has terminated or is removed. Return True
+        if that was its last one, so that the client is gone."""
         key = (account, client_id)
         client = self._clients.get(key)
         if client is None or client.connections.pop(connection, None) is None:
@@ -322,11 +329,11 @@ class GrpcCall:
     Attributes:
         account: The access key that the call was authenticated with; empty without one.
         session: The client's connection.
-        due_s: The client's deadline in the loop's time, in seconds; None without one.
+        due_s: The client's deadline by the broker's monotonic clock, in seconds; None without one.
         answers: Writes the response. The test kit may replace it.
         callers: Counts responses for the metrics, and records failed calls and outdated clients for `doctor`.
         namespace: The resource namespace of the topics in messages for the client.
-        keep_answered: Registers a function that is called if the client cancels the call after the response was written.
+        keep_answered: Registers a function for `on_given_up`.
     """
 
     __slots__ = (
@@ -436,20 +443,20 @@ class GrpcCall:
         self.end()
 
     def on_abort(self, action: Callable[[], None]) -> None:
-        """Call `action` if the client cancels the call, or the connection is lost, before the response was written."""
+        """Call `action` if the client cancels the call, or the connection is lost, before the response has ended. Only the
+        last `action` is called."""
         self._aborted = action
 
     def on_given_up(self, action: Callable[[], None]) -> None:
-        """Call `action` if the client cancels the call after its response was written; the loss of the connection does
-        not call it."""
+        """Call `action` if the client cancels the call after its response was written, unless KEPT_RECEIVES later responses
+        were registered since. The loss of the connection does not call it."""
         self.keep_answered(self.stream.id, action)
 
     def is_late(self, now_s: float) -> bool:
-        """True if the client's deadline has passed."""
+        """Return True if the client's deadline has passed."""
         return self.due_s is not None and now_s >= self.due_s
 
     def abort(self) -> None:
-        """Handle the cancellation of the call."""
         if self._aborted is not None:
             self._aborted()
 
@@ -478,15 +485,16 @@ class HandlerContext:
     acl: Acl | None
 
     def may_publish(self, call: GrpcCall, topic: str) -> bool:
-        """True if the account of an authorized call may publish to a topic."""
+        """Return True if the account of a call that was just authorized may publish to a topic."""
         return self.acl is None or self.acl.may_publish(call.session, topic)
 
 
 # ------------------------------------------------------------------------------
 # QueryRoute and QueryAssignment: where a topic's queues are.
 #
-# A route has the address by which the client reached this broker. Apache's proxy returns its configured address, which
-# clients outside of a container's network cannot reach.
+# A route has for this broker the endpoints in the request, or else the address by which the client reached the broker, and
+# for other brokers their registered addresses. Apache's proxy returns its configured address, which clients outside of a
+# container's network cannot reach.
 
 
 _NONE, _READ, _WRITE, _READ_WRITE = 1, 2, 3, 4
@@ -507,16 +515,17 @@ TYPES: Final = {
 
 
 def announced_types(topic: TopicConfig) -> tuple[int, ...]:
-    """Return the types that routes announce.
+    """Return the message types that routes announce.
 
-    A topic without a type takes all, but priorities are announced for topics of that type only, because Java's client 5.0.3
-    fails at a route with a type that it does not know.
+    A topic without a type accepts messages with a priority, but these are announced for topics of the type PRIORITY only,
+    because Java's client 5.0.3 fails at a route with a type that it does not know.
     """
     return TYPES.get(topic.message_type, _ALL_TYPES)
 
 
 def accepted_types(topic: TopicConfig) -> tuple[int, ...]:
-    """Return the message types that a topic accepts. A topic without a type accepts all, because topics of 4.9 have none."""
+    """Return the message types that a topic accepts. A topic without a type, such as one created by a client of 4.9, accepts
+    all but lite messages."""
     if topic.message_type in ("", "UNSPECIFIED"):
         return (*_ALL_TYPES, *TYPES["PRIORITY"])
     return TYPES[topic.message_type]
@@ -541,10 +550,10 @@ def query_route(context: HandlerContext, call: GrpcCall, request: Any) -> Work[N
 def query_assignment(
     context: HandlerContext, call: GrpcCall, request: Any
 ) -> Work[None] | Coroutine[Any, Any, Work[None]]:
-    """Return the same assignment to every client of a group.
+    """Return the same queues to every client of a group.
 
-    The assignment has one entry for each broker, which stands for all of its queues; in an ordered group, an entry for
-    each queue.
+    The assignment has one entry for each broker with readable queues, which stands for all of its queues; in an ordered
+    group that is no lite group, an entry for each queue.
     """
     name = topic_of(request.topic)
     group = group_of(request.group)
@@ -602,8 +611,8 @@ def _in_pieces(
 ) -> Work[None]:
     """Send a response with queues, which are copies of a pattern with their own id and permission.
 
-    A response may have thousands of queues, each with the client's endpoints. The response is therefore encoded in
-    parts, and charged to the client until it is sent.
+    A response may have thousands of queues, each with endpoints. The response is therefore encoded in parts, which are
+    charged to the client's connection until they are passed to HTTP/2.
     """
     parts = [response.SerializeToString()]
     kept_bytes = 0
@@ -625,10 +634,10 @@ def _in_pieces(
 
 
 def _holdings(context: HandlerContext, name: str, creates: bool, route: Route | None) -> list[Holding]:
-    """Return the queues of a topic by broker, this broker first.
+    """Return the queues of a topic by broker, this broker first if it has the topic.
 
     Args:
-        creates: True if a missing topic may be created, because the account may publish and a send would create it.
+        creates: True if the account may publish. A topic that no broker has is then created, if a send would create it.
 
     Raises StatusError if no broker has the topic and it may not be created.
     """
@@ -650,10 +659,8 @@ def _holdings(context: HandlerContext, name: str, creates: bool, route: Route | 
 
 
 def _created(context: HandlerContext, name: str) -> TopicConfig | None:
-    """Create a topic. Clients request the route before they send, so the topic that a send would create is created here.
-
-    Raises StatusError.
-    """
+    """Create and return the topic that a send would create, because clients request the route before they send. Return None
+    if a send would not create it. Raises StatusError if the disk is full."""
     broker = context.broker
     if name.startswith((names.RETRY_PREFIX, names.DLQ_PREFIX)):
         return None
@@ -681,7 +688,7 @@ def _pattern(call: GrpcCall, request: Any, holding: Holding) -> Any:
 
 
 def endpoints_of(address: str) -> Any:
-    """Return the endpoints of `host:port`."""
+    """Return the endpoints of `host:port`; port 0 if the text has no valid port."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     endpoints = Endpoints()

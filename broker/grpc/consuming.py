@@ -62,8 +62,8 @@ log = structlog.get_logger("rocketlet.grpc")
 
 
 # ------------------------------------------------------------------------------
-# ReceiveMessage. The response is a stream: a status, the messages, the delivery time. If the client cancels the call, its
-# messages become available again.
+# ReceiveMessage. The response is a stream: a status, the messages, the delivery time. If the client cancels the call before
+# the response has ended, its messages become visible again.
 
 
 _TAG = 1
@@ -86,7 +86,8 @@ _LATE: Final = frozenset((Why.TOO_MANY_WAIT, Why.PULLED, Why.FAILED, Why.TOO_MAN
 
 
 class GrpcReceive(Receive[GrpcCall]):
-    """A ReceiveMessage call. `given` has the delivered messages for as long as the client may still cancel the call."""
+    """A ReceiveMessage call. `given` has the messages of the response, which are put back if the client cancels the call
+    before the response has ended."""
 
     __slots__ = ("_context", "given")
 
@@ -96,7 +97,7 @@ class GrpcReceive(Receive[GrpcCall]):
         self.given: tuple[Delivered, ...] = ()
 
     def begin(self) -> None:
-        """Pop messages, or wait for some. Raises Refusal for a filter that cannot be parsed."""
+        """Pop messages and respond, or wait for some. Raises Refusal, for example for a filter that cannot be parsed."""
         self.reply_to.on_abort(self.abort)
         try:
             result = self._context.broker.pops.receive(self)
@@ -206,7 +207,8 @@ class GrpcReceive(Receive[GrpcCall]):
                 self.reply_to.on_given_up(partial(pops.response_lost, self.request.client, times_ms))
 
     def _takes_bytes(self) -> float:
-        """Return the size of the largest message that the client accepts. A larger one would fail each of its receives."""
+        """Return the size of the largest message that the client accepts; infinity for a client without this limit. A larger
+        message would fail each of its receives."""
         return SMALL_CLIENT_BYTES if self.reply_to.text(b"x-mq-language").upper() in _SMALL_CLIENTS else math.inf
 
     def _give_up(self, delivered: Delivered, reason: str) -> None:
@@ -268,7 +270,7 @@ def _receive(context: HandlerContext, call: GrpcCall, request: Any) -> None:
         session=client,
     )
     if request.batch_size <= 0:
-        end(context, call, Code.MESSAGE_NOT_FOUND, "no messages were asked for")
+        end(context, call, Code.MESSAGE_NOT_FOUND, f"batch_size: got {request.batch_size}; expected 1 or more")
     else:
         try:
             GrpcReceive(context, call, wanted).begin()
@@ -277,10 +279,9 @@ def _receive(context: HandlerContext, call: GrpcCall, request: Any) -> None:
 
 
 def _wait_ms(call: GrpcCall, request: Any, request_timeout_s: float) -> int:
-    """Return how long the receive may wait for messages. A deadline of the call limits that time, with a margin.
-
-    A request without `long_polling_timeout` waits until half of the client's request timeout is left, as at Apache's proxy.
-    """
+    """Return how long the receive may wait for messages, up to MAX_POLL_S. A deadline of the call limits that time, with a
+    margin. Without `long_polling_timeout`, the margin is half of the client's request timeout, as at Apache's proxy.
+    Raises StatusError for a negative timeout."""
     wait_s, margin_s = MAX_POLL_S, request_timeout_s / 2
     if request.HasField("long_polling_timeout"):
         wait_s, margin_s = duration_ms(request.long_polling_timeout) / 1000, DEADLINE_MARGIN_S
@@ -331,7 +332,7 @@ def _is_wanted(subscription: Subscription | None, record: Record) -> bool:
 
 
 def end(context: HandlerContext, call: GrpcCall, code: int, reason: str) -> None:
-    """End a receive without messages."""
+    """End a receive without messages, unless it has ended."""
     if not call.is_over:
         _send_status(call, code, reason)
         _send_time(context, call)
@@ -367,7 +368,7 @@ _ACK_CODES: Final = {
 
 
 def ack_message(context: HandlerContext, call: GrpcCall, request: Any) -> None:
-    """Acknowledge messages. The response is sent when the acknowledgements are on the disk."""
+    """Acknowledge messages. The response is sent when the acknowledgements are written to the disk, or the write failed."""
     group, topic = group_of(request.group), topic_of(request.topic)
     if not 0 < len(request.entries) <= MAX_ACKS:
         raise StatusError(Code.BAD_REQUEST, f"a call acknowledges 1 to {MAX_ACKS} messages, not {len(request.entries)}")
@@ -466,7 +467,8 @@ _LANGUAGES: Final = {
 
 
 def telemetry(context: HandlerContext, call: GrpcCall, command: Any) -> None:
-    """Handle a command of the stream; None if the client has ended the stream."""
+    """Handle settings that a client sends on its stream; `command` is None if the client has ended the stream. Other commands
+    are ignored."""
     if command is None:
         call.end()
         return
@@ -532,8 +534,8 @@ def _closed(context: HandlerContext, client: GrpcClient, call: GrpcCall) -> None
 
 
 def _publish(context: HandlerContext, call: GrpcCall, client: GrpcClient, topics: tuple[str, ...]) -> None:
-    """Register a producer, so that its transactions can be checked. The topic's name is used as the producer group.
-    Raises StatusError."""
+    """Register a producer, so that its transactions can be checked. The name of each topic is used as a producer group.
+    Raises StatusError if these are too many."""
     language = _LANGUAGES.get(call.text(b"x-mq-language"), Language.OTHER)
     try:
         context.broker.clients.heartbeat(client, client.client_id, topics, int(language), _VERSION, is_asked=False)
@@ -588,7 +590,7 @@ def heartbeat(context: HandlerContext, call: GrpcCall, request: Any) -> Any:
 
 
 def _check_version(call: GrpcCall) -> None:
-    """Report a consumer that cannot read its settings: with its first heartbeat and with each later one."""
+    """Record a Node client whose version cannot read the settings of consumers, at each heartbeat, for `doctor`."""
     version = call.text(b"x-mq-client-version")
     if call.text(b"x-mq-language").upper() not in _NODE or not (found := _is_version(version)):
         return
@@ -607,8 +609,8 @@ def notify_termination(context: HandlerContext, call: GrpcCall, request: Any) ->
 
 
 def tell(do: Callable[[Work[None]], object], client: GrpcClient, event: Event) -> None:
-    """Send an event on a client's Telemetry stream: a check of a half message to a producer, a lite topic that another client
-    has taken over to a lite consumer."""
+    """Send an event on a client's Telemetry stream, if it is open: a check of a half message to a producer, a lite topic that
+    another client has taken over to a lite consumer. Other events are not sent."""
     call = client.stream
     if call is None or call.is_over:
         return

@@ -24,7 +24,8 @@ _OPTIONS: Final = {
 
 
 def sync_lite_subscription(context: HandlerContext, call: GrpcCall, request: Any) -> Work[None]:
-    """Change the lite topics that a client is subscribed to. A client sends all of them every 30 s, up to 20,000."""
+    """Change the lite topics that a client is subscribed to. Clients repeat all of them, which may be many thousands. Raises
+    StatusError."""
     topic, name = topic_of(request.topic), group_of(request.group)
     if not 0 <= request.action < len(LiteAction):
         raise StatusError(Code.BAD_REQUEST, f"action: got {request.action}; expected 0 to {len(LiteAction) - 1}")
@@ -56,7 +57,8 @@ def _offset(request: Any) -> LiteOffset:
 
 
 def settle_lite(context: HandlerContext, settings: Any) -> GroupConfig:
-    """Return the settings of the group of a lite client. Raises StatusError if the client's settings do not fit it."""
+    """Return the settings of the group of a lite client. Where groups are created automatically, a new group is bound to the
+    client's topic. Raises StatusError if the client's settings do not fit the group."""
     entries = settings.subscription.subscriptions
     if len(entries) != 1:
         raise StatusError(Code.BAD_REQUEST, f"a lite consumer has one topic, got {len(entries)}")
@@ -67,6 +69,6 @@ def settle_lite(context: HandlerContext, settings: Any) -> GroupConfig:
 
 
 def fill_lite(subscription: Any, group: GroupConfig) -> None:
-    """Add what lite clients read of their group's settings."""
+    """Add the limits that lite clients read from their settings."""
     subscription.lite_subscription_quota = group.lite_quota if group.lite_quota >= 0 else MAX_SYNCED_LITE_TOPICS
     subscription.max_lite_topic_size = MAX_LITE_NAME_CHARS

@@ -58,14 +58,15 @@ log = structlog.get_logger("rocketlet.sending")
 
 
 # ------------------------------------------------------------------------------
-# SendMessage: the messages of all calls of a socket read are staged one by one, and stored together.
+# SendMessage: the messages of consecutive calls of a socket read are staged one by one, and stored together.
 
 
 _Answers = list[tuple[GrpcCall, Any]]
 
 
 class GrpcSends:
-    """The SendMessage calls of one socket read. `staged` has their responses, which are sent when the messages are stored."""
+    """The consecutive SendMessage calls whose messages are stored together. `staged` has the responses that are sent if the
+    messages are stored."""
 
     def __init__(self, context: HandlerContext) -> None:
         self._context = context
@@ -76,7 +77,7 @@ class GrpcSends:
         """Stage the call's messages. If bodies must be decompressed first, return the work that does both.
 
         Raises:
-            StatusError: The messages are refused, and nothing of the call is staged.
+            StatusError, Refusal: A message is refused, and nothing of the call is staged.
         """
         broker = self._context.broker
         if not request.messages or len(request.messages) > MAX_SEND_MESSAGES:
@@ -96,8 +97,8 @@ class GrpcSends:
     def _decompressing(self, call: GrpcCall, name: str, sent: list[AcceptedMessage]) -> Work[None]:
         """Decompress the bodies in pieces, then stage the messages.
 
-        A body of 4 KB may inflate to 4 MiB. All bodies of a call together may therefore inflate to the size that an
-        uncompressed call may have.
+        A body of 4 KB may inflate to 4 MiB. All bodies of a call together may therefore inflate to at most the size that an
+        uncompressed call may have. Raises StatusError, Refusal.
         """
         inflater = Inflater(MAX_CALL_BYTES)
         for number, item in enumerate(sent):
@@ -141,7 +142,8 @@ class GrpcSends:
         return topic
 
     def settle(self) -> None:
-        """Store the staged messages and send the responses, with `--flush sync` after the messages are on the device."""
+        """Store the staged messages and send the responses, with `--flush sync` after the messages are on the device. If that
+        fails, refuse the calls."""
         staged, self.staged = self.staged, []
         broker = self._context.broker
         try:
@@ -157,7 +159,8 @@ class GrpcSends:
 
 
 def _queue_of(topic: TopicConfig, sent: AcceptedMessage, count: int) -> int:
-    """Return the queue of a message: by the hash of its message group if it has one, otherwise a random queue."""
+    """Return the queue of a message: by the hash of its message group if it has one and is the only message of its call, as
+    at Apache's proxy, otherwise a random queue."""
     if sent.group_key and count == 1:
         return zlib.crc32(sent.group_key.encode()) % topic.write_queues
     return random.randrange(topic.write_queues)
@@ -264,7 +267,7 @@ def checked(message: Any, topic: str, now_ms: int, max_delay_ms: int = MAX_TIMER
     system = message.system_properties
     body = message.body
     if len(body) > MAX_BODY_BYTES:
-        raise StatusError(Code.MESSAGE_BODY_TOO_LARGE, f"the body has {len(body)} bytes; {MAX_BODY_BYTES} are allowed")
+        raise StatusError(Code.MESSAGE_BODY_TOO_LARGE, f"the body has {len(body)} bytes; maximum {MAX_BODY_BYTES}")
     if not body:
         raise StatusError(Code.MESSAGE_BODY_EMPTY, "the message has no body")
     found = _user_properties(message)
@@ -304,7 +307,7 @@ def checked(message: Any, topic: str, now_ms: int, max_delay_ms: int = MAX_TIMER
 def _user_properties(message: Any) -> dict[str, str]:
     found = dict(message.user_properties)
     if len(found) > MAX_USER_PROPERTIES:
-        reason = f"the message has {len(found)} properties; {MAX_USER_PROPERTIES} are allowed"
+        reason = f"the message has {len(found)} properties; maximum {MAX_USER_PROPERTIES}"
         raise StatusError(Code.MESSAGE_PROPERTIES_TOO_LARGE, reason)
     for name, value in found.items():
         if name in RESERVED:
@@ -333,7 +336,7 @@ def _add_transaction(found: dict[str, str], system: Any) -> None:
     if system.HasField("orphaned_transaction_recovery_duration"):
         seconds = system.orphaned_transaction_recovery_duration.seconds
         if not 0 <= seconds <= MAX_RECOVERY_S:
-            reason = f"the transaction is to be recovered after {seconds} s; 0 to {MAX_RECOVERY_S} are allowed"
+            reason = f"orphaned_transaction_recovery_duration: got {seconds} s; expected 0 to {MAX_RECOVERY_S}"
             raise StatusError(Code.BAD_REQUEST, reason)
         found[CHECK_IMMUNITY] = str(seconds)
 
@@ -373,7 +376,8 @@ def _add_lite_topic(found: dict[str, str], name: str, kind: int) -> int:
 
 
 def _group_key(found: dict[str, str], system: Any) -> str:
-    """Return the message group, and store it as the property where clients of 4.9 look for it; empty without a group."""
+    """Return the message group, and store it as the property where clients of 4.9 look for it. Without a group, return that
+    property if the client has set it, or an empty text."""
     if system.HasField("message_group"):
         key: str = system.message_group
         if not key.strip() or has_control(key) or len(key.encode()) > MAX_GROUP_KEY_BYTES:
@@ -440,7 +444,8 @@ def filling(
 
 
 def _filling_body(message: Any, system: Any, record: Record, inflater: Inflater) -> Work[None]:
-    """Fill in the decompressed body, because no compression is supported by all clients."""
+    """Fill in the body, decompressed because no compression is supported by all clients. A body that cannot be decompressed
+    is returned as it is, and marked as gzip."""
     body, encoding = record.body, _IDENTITY
     if record.sys_flag & SYS_COMPRESSED:
         try:
@@ -527,7 +532,8 @@ def end_transaction(context: HandlerContext, call: GrpcCall, request: Any) -> An
 
 
 def _place(transaction_id: str) -> tuple[int, int]:
-    """Return the position in the log and the offset in the half queue. Raises StatusError."""
+    """Return the half message's position in the log and its offset in the half queue. Raises StatusError for an id that this
+    broker cannot have made."""
     if not _is_id(transaction_id):  # int() accepts signs, blanks and underscores, too
         raise StatusError(Code.INVALID_TRANSACTION_ID, "the transaction's id was not given by this broker")
     position, offset = int(transaction_id[:16], 16), int(transaction_id[16:], 16)
@@ -537,7 +543,7 @@ def _place(transaction_id: str) -> tuple[int, int]:
 
 
 def asking(call: GrpcCall, half: Record) -> Work[None]:
-    """Send a producer the command to check the outcome of a half message, on its Telemetry stream."""
+    """Send a producer the command to check the outcome of a half message, on its Telemetry stream, if that is still open."""
     command = TelemetryCommand()
     asked = command.recover_orphaned_transaction_command
     yield from filling(asked.message, half, Inflater(), 1, call.namespace)
@@ -554,7 +560,8 @@ _CODES: Final = {RecallFault.ILLEGAL_HANDLE: Code.BAD_REQUEST, RecallFault.NOT_W
 
 
 def recall_message(context: HandlerContext, call: GrpcCall, request: Any) -> None:
-    """Recall a timed message. The response is sent when the recall is on the device, with `--flush sync`."""
+    """Recall a timed message. The response is sent when the recall is stored, with `--flush sync` when it is on the device;
+    or when the message is found not to be waiting. Raises StatusError."""
     topic = topic_of(request.topic)
     if context.broker.topics.get(topic) is None:
         raise StatusError(Code.TOPIC_NOT_FOUND, f"No topic route info of {topic}")

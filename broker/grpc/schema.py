@@ -45,7 +45,6 @@ def _class(name: str) -> Any:
 
 AckMessageRequest = _class("AckMessageRequest")
 AckMessageResponse = _class("AckMessageResponse")
-AckMessageResultEntry = _class("AckMessageResultEntry")
 Assignment = _class("Assignment")
 ChangeInvisibleDurationRequest = _class("ChangeInvisibleDurationRequest")
 ChangeInvisibleDurationResponse = _class("ChangeInvisibleDurationResponse")
@@ -71,7 +70,6 @@ ReceiveMessageResponse = _class("ReceiveMessageResponse")
 Resource = _class("Resource")
 SendMessageRequest = _class("SendMessageRequest")
 SendMessageResponse = _class("SendMessageResponse")
-SendResultEntry = _class("SendResultEntry")
 Settings = _class("Settings")
 SyncLiteSubscriptionRequest = _class("SyncLiteSubscriptionRequest")
 SyncLiteSubscriptionResponse = _class("SyncLiteSubscriptionResponse")
@@ -151,7 +149,7 @@ _REASONS: Final[Mapping[Reason, Code]] = {
 
 
 def refused(refusal: Refusal) -> StatusError:
-    """Return the gRPC status error for a refusal, which both protocol servers share."""
+    """Return the gRPC status error for a refusal by the state."""
     return StatusError(_REASONS[refusal.reason], str(refusal))
 
 
@@ -190,14 +188,15 @@ def is_of_group(request: Any) -> list[Need]:
 
 
 def check_count(settings: Any) -> None:
-    """Raise StatusError if the settings name more topics than a client may have."""
+    """Raises StatusError if the settings name more topics than a client may have."""
     count = max(len(settings.publishing.topics), len(settings.subscription.subscriptions))
     if count > MAX_SUBSCRIPTIONS:
-        raise StatusError(Code.BAD_REQUEST, f"the settings name {count} topics; {MAX_SUBSCRIPTIONS} are allowed")
+        raise StatusError(Code.BAD_REQUEST, f"the settings name {count} topics; maximum {MAX_SUBSCRIPTIONS}")
 
 
 def settles(command: Any) -> list[Need]:
-    """Return the permissions for a Telemetry command: a producer's topics, or a consumer's group and topics."""
+    """Return the permissions for a Telemetry command: a producer's topics, or a consumer's group and topics. Raises
+    StatusError for too many topics."""
     settings = command.settings
     check_count(settings)
     found = [topic(full_name(resource), PUB) for resource in settings.publishing.topics]
@@ -257,5 +256,5 @@ def set_resource(resource: Any, name: str, namespace: str) -> None:
 
 
 def has_control(text: str) -> bool:
-    """True if a text has control characters. Two of them separate properties in records."""
+    """Return True if a text has control characters. Two of them separate properties in records."""
     return _CONTROL(text) is not None

@@ -75,7 +75,7 @@ class CallServer(Protocol):
         ...
 
     def serve(self, ready: Ready) -> None:
-        """Serve as many calls as the time slice of one turn allows."""
+        """Serve calls for up to `PIECE_S`, at least one piece of the first."""
         ...
 
 
@@ -88,7 +88,7 @@ class GrpcConnection(asyncio.Protocol):
         self.connection = connection
         self.http2 = Http2()
         self.ready: Ready = deque()
-        # By stream, oldest first: what to call if the client cancels a call that was answered
+        # by stream, oldest first: the function to call if the client cancels a call after its response
         self._answered: dict[int, Callable[[], None]] = {}
         self._unfinished_bytes = 0
         self._charged_bytes = 0
@@ -110,7 +110,7 @@ class GrpcConnection(asyncio.Protocol):
         connection.note_served(time.perf_counter() - began_s)
 
     def _serve_some(self, data: bytes, end_s: float) -> bool:
-        """Read and serve calls until `end_s`. Return False if the time was over before all were served."""
+        """Read and serve calls until `end_s`. Return False if the time was over before all input was served."""
         connection = self.connection
         self._is_serving = True
         try:
@@ -131,7 +131,7 @@ class GrpcConnection(asyncio.Protocol):
                     return True
                 if time.perf_counter() > end_s:
                     return False
-        except Exception:  # a defect of the broker: only this client notices, and reconnects
+        except Exception:  # a defect of the broker: close only this client's connection, so that the client reconnects
             log.exception("connection_closed_requests_failed", peer=connection.peer)
             connection.abort()
         finally:
@@ -160,7 +160,7 @@ class GrpcConnection(asyncio.Protocol):
             call.begin()
 
     def _call_of(self, stream: Stream) -> GrpcCall:
-        """Raises CallFault."""
+        """Return the call of a request. Raises CallFault for an unknown method or an invalid timeout."""
         method = self.server.method_of(stream)
         left_s = grpc.timeout_s(stream.fields.get(b"grpc-timeout"))
         due_s = None if left_s is None else self.connection.heard_s + left_s
@@ -168,7 +168,8 @@ class GrpcConnection(asyncio.Protocol):
         return GrpcCall(self.connection, stream, method, due_s, answers, self.flush_soon, callers, self._keep_answered)
 
     def _keep_answered(self, stream_id: int, given_up: Callable[[], None]) -> None:
-        """Call `given_up` if the client cancels the call after its response was written."""
+        """Call `given_up` if the client cancels the call after its response was written. The last KEPT_RECEIVES functions are
+        kept."""
         self._answered[stream_id] = given_up
         self.connection.charge(ANSWERED_BYTES)
         if len(self._answered) > KEPT_RECEIVES:
@@ -239,7 +240,8 @@ class GrpcConnection(asyncio.Protocol):
     # Turns
 
     def go_on(self) -> None:
-        """Serve the remaining input in the turn of the client's address. Reading is paused until then."""
+        """Serve the remaining input in the turns of the client's address, with reading paused until then. Without such input,
+        resume reading."""
         connection = self.connection
         if self._is_in_line or connection.is_closed:
             return
@@ -261,7 +263,8 @@ class GrpcConnection(asyncio.Protocol):
     # Writing
 
     def flush_soon(self) -> None:
-        """Write the added responses in this iteration of the event loop, all in one write."""
+        """Write the added responses together: after the calls that are being served, or else in the next event-loop
+        iteration."""
         if not (self._is_serving or self._is_flush_due):
             self._is_flush_due = True
             asyncio.get_running_loop().call_soon(self._flush_due)
@@ -319,8 +322,8 @@ class GrpcConnection(asyncio.Protocol):
 # ------------------------------------------------------------------------------
 # Passes the calls of one socket read to their handlers.
 #
-# As in the remoting server, sends are staged one by one and committed together, before any other call of the same read is
-# handled and before a response is written. Every call is authorized before it is staged or handled.
+# As in the remoting server, consecutive sends are staged, and committed together before the next other call is handled and
+# before their responses are written. With accounts, a request is authorized before it is staged or handled.
 
 
 _CLIENT_FAULTS = (LimitExceeded, StoreError, OverflowError)
@@ -378,7 +381,7 @@ class GrpcServer:
         return GrpcConnection(self, connection)
 
     def method_of(self, stream: Stream) -> Method:
-        """Raises CallFault."""
+        """Return the method of a request. Raises CallFault if it is unknown, or if this process has no broker."""
         path = stream.fields[b":path"]
         method = self._methods.get(path)
         if method is not None:
@@ -453,7 +456,7 @@ class GrpcServer:
         return work
 
     def _answer_later(self, call: GrpcCall, response: Coroutine[Any, Any, Work[None]]) -> None:
-        """Raises LimitExceeded."""
+        """Respond in a task. Raises LimitExceeded if too many responses are being made."""
         assert self._context is not None
         address = call.session.address
         if not self._answering.has_room(address):
@@ -472,7 +475,8 @@ class GrpcServer:
             self._answering.give_back(call.session.address)
 
     def _fault(self, call: GrpcCall, error: Exception) -> None:
-        """Refuse a call because of an error of the client, of the disk, or of the broker itself."""
+        """Refuse a call because of an error of the client, of the disk, or of the broker itself. The latter is logged, unless
+        the client's address has repeated it."""
         name = call.method.name
         if isinstance(error, DecodeError):
             call.end(Status.INTERNAL, f"the {name} message cannot be decoded")
@@ -506,7 +510,7 @@ class GrpcServer:
 
 
 def authorize(acl: Acl, call: GrpcCall, request: Any) -> None:
-    """Authenticate a call and check its permissions. Raises StatusError."""
+    """Authenticate a call and check its permissions. Raises StatusError if it is refused."""
     fields = _credentials(call.text(b"authorization"))
     access_key = fields.get("Credential", "").partition("/")[0]
     try:
