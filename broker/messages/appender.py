@@ -1,4 +1,4 @@
-"""The only path of messages into the store: stage, then commit once per socket read."""
+"""The only path of messages into the store: stage, then commit, usually once per socket read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class Appender:
         self.stage_batch = store.stage_batch
 
     def commit(self) -> None:
-        """Write all staged messages. If this raises, for example StoreFull, all of them are discarded."""
+        """Write all staged messages, and report their queues. If this raises, for example StoreFull, all of them are
+        discarded."""
         if self.store.staged:
             self._appended(self.store.commit())
 
@@ -58,8 +59,8 @@ class Appender:
         reconsume_times: int | None = None,
         prepared_offset: int = 0,
     ) -> None:
-        """Stage a copy of a stored message in another queue: a delayed message that is due, a half message that was
-        committed, or a message that a consumer sent back."""
+        """Stage a copy of a stored message in a queue, for example of a delayed message that is due, a half message that was
+        committed, or a message that a consumer sent back. Arguments that are None are taken from the message."""
         self.stage(
             queue,
             record.body,

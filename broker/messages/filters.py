@@ -1,4 +1,4 @@
-"""SQL92 filters: parsed once per expression, and evaluated on the properties of a message."""
+"""SQL92 filters: parsed in pieces, cached by expression, and evaluated on the properties of a message."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Filter:
             return self._term(decode(properties)) is True
         except Incomparable:
             return False
-        # a defect of the evaluation only makes one message not match, and does not stop a reader
+        # after a defect of the evaluation, the message does not match; the reader continues
         except Exception as error:
             if self._on_fault is not None:
                 self._on_fault(error)
@@ -566,7 +566,7 @@ class _Waiting:
 
 
 class Filters:
-    """The known filters. `failed` is the number of messages for which a filter failed unexpectedly."""
+    """The cached filters. `failed` is the number of evaluations that failed unexpectedly."""
 
     def __init__(self, runtime: Runtime) -> None:
         limits = self._limits = runtime.limits
@@ -585,8 +585,8 @@ class Filters:
         return self._waiting.count
 
     def find(self, expression: str) -> Filter | None:
-        """Return the filter of an expression; None if it must be parsed first. Raises Refusal for an invalid
-        expression."""
+        """Return the filter of an expression; None if it is not cached and must be parsed first. Raises Refusal for an
+        expression that is cached as invalid."""
         found = self._known.pop(expression, None)
         if found is not None:
             self._known[expression] = found  # moves it to the end, so that it is evicted last

@@ -1,8 +1,8 @@
 """Held pulls, which wait for a message (long polling), for the queue to be assigned to their member, or only for a
 time.
 
-A held pull is answered when a matching message arrives, when its time ends, or when its queue, topic or member changes.
-Nothing scans held pulls periodically.
+A held pull is answered when its event occurs, when its time ends, or when another part ends the wait (`let_go`), for
+example because its topic was deleted or the broker stops. Nothing scans held pulls periodically.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ K = TypeVar("K")
 
 
 class Until(Enum):
-    """The event for which a pull waits. The timeout of the pull and the broker's stop also end the wait."""
+    """The event for which a pull waits, at most until its timeout."""
 
     MESSAGE = auto()
     """A matching message."""
@@ -60,7 +60,7 @@ class HeldPull:
     until: Until = Until.MESSAGE
 
     def is_wanted(self) -> bool:
-        """Return True if a message that may match has arrived since the last call."""
+        """Return True if a message that may match has arrived since the last call, or if the queue was recreated."""
         queue = self.queue
         if queue.next <= self.seen:
             # A queue that ends before offsets that the client has seen was recreated, so the client must get a
@@ -103,7 +103,8 @@ class HeldPulls:
         return self._shares.count
 
     def hold(self, pull: HeldPull, wait_s: float) -> bool:
-        """Hold a pull. Return False if too many pulls are held already, or if the broker stops."""
+        """Hold a pull for up to `wait_s`. Return False if too many pulls are held already, of all clients or of the client's
+        address, or if the broker stops."""
         address = pull.session.address
         if not self._shares.has_room(address) or self._is_stopped:
             return False
@@ -117,7 +118,8 @@ class HeldPulls:
         return True
 
     def wake(self, queues: list[ConsumeQueue]) -> None:
-        """Answer the pulls for which messages have arrived in these queues."""
+        """Answer the pulls for which messages have arrived in these queues: immediately, or in pieces if more than
+        `woken_at_once` pulls of a queue are held."""
         held = self._held
         if not held:
             return
@@ -165,7 +167,8 @@ class HeldPulls:
             self._remove(pull)
 
     def let_topic_go(self, topic: str) -> None:
-        """Answer all pulls of a deleted topic, which would otherwise miss the messages of a recreated topic."""
+        """Answer the pulls that wait for messages of a deleted topic. They would otherwise miss the messages of a recreated
+        topic."""
         for queue in [queue for queue in self._held if queue.topic == topic]:
             self._turns.do(self._let_all_go(list(self._held[queue])))
 
@@ -186,7 +189,7 @@ class HeldPulls:
         return [pull for pull in self._of.get(session, ()) if group in (None, pull.group)]
 
     def answer_all(self) -> None:
-        """Answer all pulls before the broker stops, so that clients are notified immediately, and hold no further ones."""
+        """Answer all pulls because the broker stops, and hold no further ones."""
         self._is_stopped = True
         for waiting in list(self._of.values()):
             for pull in list(waiting):
@@ -203,6 +206,8 @@ def _remove_from(table: dict[K, dict[HeldPull, None]], key: K, pull: HeldPull) -
 def _answer(pull: HeldPull) -> None:
     try:
         pull.answer()
-    except Exception:  # an error must not affect the sender whose message woke the pull
+    except (
+        Exception
+    ):  # close this client's connection; the error must not affect the sender whose message woke the pull
         log.exception("connection_closed_held_pull_failed", topic=pull.queue.topic, queue=pull.queue.queue_id)
         pull.session.abort()

@@ -45,7 +45,7 @@ notes_log = structlog.get_logger("rocketlet.notes")
 #
 # The index of a schedule queue contains the due time (ms) instead of the tag hash, so that waiting needs no read of
 # messages. The progress of each level is recorded in the log in the same append as the delivered messages (`Notes`),
-# and saved like offsets. After a kill, therefore, nothing is delivered twice.
+# and saved like offsets. After a kill, therefore, nothing is delivered twice, unless a note is damaged.
 #
 # Due times are by the machine's clock. If the clock was ahead and is corrected, messages that were stored meanwhile
 # seem to be due later, and so do all later messages of the level, including retries of all groups. From the detection
@@ -139,15 +139,14 @@ class Delays:
         return self.queue(level), with_real_queue(text, topic, queue_id), self.due_ms(level, self._store.now_ms)
 
     def level(self, wanted: int) -> int:
-        """Return the requested level, or the highest level if it is lower."""
-        # CommitLog.putMessage: a level above the highest level means the highest level
+        """Return a requested level, or the highest level if the requested one is above it, as CommitLog.putMessage does."""
         return min(wanted, len(self._levels_ms))
 
     def due_ms(self, level: int, now_ms: int) -> int:
         return now_ms + self._levels_ms[level - 1]
 
     def expect(self, level: int) -> None:
-        """Make sure that a timer runs for the first message of a level, after a message was stored there."""
+        """Set a timer for the first message of a level, after a message was stored there, unless one is set."""
         if level not in self._timers:
             self._set_timer(level)
 
@@ -186,7 +185,7 @@ class Delays:
         return due_ms - now_ms - self._ahead_ms[level]
 
     def _deliver(self, level: int) -> None:
-        """Deliver messages that are due, up to some hundreds, and set the next timer, even after an error."""
+        """Deliver messages that are due, up to DELAY_DELIVERIES_AT_ONCE, and set the next timer, even after an error."""
         try:
             self._deliver_due(level)
         except StoreFull as error:
@@ -239,12 +238,12 @@ class Delays:
 # their own topic when they are due.
 #
 # The index of that queue contains the delivery time (ms) instead of the tag hash, so that waiting needs no read of
-# messages. A key is a delivery time and an offset in that queue; `store/schedule.py` keeps the keys sorted, most of
-# them on disk.
+# messages. A key is a delivery time and an offset in that queue; `store/schedule.py` keeps the keys sorted, and all but the
+# newest of very many on the disk.
 #
 # Progress is the last delivered key. Progress is recorded in the log in the same append as the delivered messages
-# (`Notes`), and saved like offsets. After a kill, therefore, nothing is delivered twice. Waiting messages with an earlier key
-# than the progress, because the clock was set back, are recorded separately (`_behind`).
+# (`Notes`), and saved like offsets. After a kill, therefore, nothing is delivered twice, unless a note is damaged. Waiting
+# messages with an earlier key than the progress, because the clock was set back, are recorded separately (`_behind`).
 #
 # Retention drops the log's oldest segments. Waiting messages in them are stored again at the log's end first
 # (`carrying`).
@@ -326,8 +325,8 @@ class Timers:
         self.waiting_bytes = int(state.get("bytes", 0))
         self._recalled_path = folder / "recalled.json"
         self.journal = Journal(self._recalled_path)
-        # The end of the queue at the time of a recall, by delivery time, topic and unique key. A kill during `carrying`
-        # may leave two copies of a message, which are both recalled.
+        # By delivery time, topic and unique key of a recalled message: the end of the queue at the time of the recall. All
+        # copies before it are recalled, because a kill during `carrying` may leave two copies of a message.
         self._recalled: dict[tuple[int, str, str], int] = {}
         for *item, recalled_end in (*(read_state(self._recalled_path) or ()), *self.journal.read()):
             self._recalled[tuple(item)] = recalled_end
@@ -387,7 +386,7 @@ class Timers:
         return key <= self._delivered and offset not in self._behind
 
     def take(self) -> None:
-        """Add newly stored messages to the schedule, and make sure that a timer runs for the first one that is due."""
+        """Add newly stored messages to the schedule, and set the timer again if another message is due first."""
         first = self._schedule.next
         self._add_new()
         if self._is_started and (self._timer is None or self._schedule.next != first):
@@ -442,7 +441,7 @@ class Timers:
             self._timer = self._clock.call_later(min(max(wait_s, at_least_s), TIMER_POLL_INTERVAL_S), self._deliver)
 
     def _deliver(self) -> None:
-        """Deliver messages that are due, up to some hundreds, and set the next timer, even after an error."""
+        """Deliver messages that are due, up to `timer_deliveries_at_once`, and set the next timer, even after an error."""
         self._timer = None
         try:
             self._deliver_due()
@@ -501,7 +500,8 @@ class Timers:
     # Recalling
 
     def recalling(self, topic: str, due_ms: int, unique_key: str) -> Work[bool]:
-        """Recall a waiting message permanently, and return False if there is none. Raises StoreFull, LimitExceeded."""
+        """Recall the waiting message with this topic, delivery time and unique key. Return False if there is none. Raises
+        StoreFull, LimitExceeded."""
         found = False
         between = self._schedule.between(key_of(due_ms, 0), key_of(due_ms + 1, 0))
         keys = list(islice(between, self._limits.max_recall_looks))
@@ -548,8 +548,8 @@ class Timers:
     # Keeping
 
     def carrying(self, position: int) -> Job[int]:
-        """Store waiting messages before a position of the log again at its end. Return the position before which no
-        message waits, which is lower if the disk is full."""
+        """Store waiting messages before a position of the log again at its end, and save the progress. Return the position
+        before which no message waits, which is lower if the disk is full."""
         queue, had = self.queue, self._carried
         try:
             while (offset := max(self._carried, queue.begin)) < self._taken and queue.entry(offset)[0] < position:
@@ -672,8 +672,8 @@ def handle_of(text: str, topic: str, broker_name: str, due_ms: int) -> str:
 
 
 def recalling(timers: Timers, broker_name: str, topic: str, text: str) -> Work[Recall]:
-    """Recall the message of a handle. The recall is durable when this returns, like an acknowledged message. Raises
-    StoreFull, LimitExceeded."""
+    """Recall the message of a handle. The recall is written when this returns; with `--flush sync`, the caller waits until it
+    is on the device. Raises StoreFull, LimitExceeded."""
     try:
         handle = decode_handle(text)
     except HandleError as fault:
@@ -728,7 +728,7 @@ class Notes:
         self._appender.stage(self._queue, orjson.dumps(value), b"", 0, 0, 0, self._store.now_ms, self._store.store_host)
 
     def since(self, number: int) -> Iterator[Any]:
-        """Yield the values of a note and of all later notes, oldest first."""
+        """Yield the values of a note and of all later notes, oldest first. Unreadable notes are logged and skipped."""
         queue = self._queue
         for offset in range(max(number, queue.begin), queue.next):
             try:

@@ -45,7 +45,8 @@ _FORMAT_WITH_DELETIONS: Final = 2  # of the data folder
 
 
 class LiteTopic:
-    """The messages of a lite topic that are left: `begin` to `next` are their offsets. To deliveries it is a queue.
+    """The messages of a lite topic that retention has left, from the offset `begin` to before `next`. Some of them may be
+    lost. Deliveries use the lite topic as a queue.
 
     Attributes:
         name: its name in the parent topic.
@@ -112,12 +113,12 @@ class LiteTopic:
         entries.append(parent_offset)
 
     def lose_until(self, offset: int) -> None:
-        """The messages from `next` to an offset cannot be read."""
+        """Add entries for the messages from `next` to before an offset, which are lost."""
         while self.next < offset:
             self.append(_LOST)
 
     def parent_offset(self, offset: int) -> int | None:
-        """Return where a message is in the parent's queue; None if it is lost or not here."""
+        """Return a message's offset in the parent's queue; None if the message is lost, deleted by retention, or unknown."""
         index = offset - self._begin
         found = self._entry(index) if 0 <= index < self._count else _LOST
         return found if found >= self.queue.begin else None
@@ -129,15 +130,15 @@ class LiteTopic:
 
     @property
     def last_parent_offset(self) -> int | None:
-        """The offset of the newest message in the parent's queue; None without one."""
+        """The offset of the newest message in the parent's queue; None without one, or if it is lost."""
         return self.parent_offset(self.next - 1)
 
 
 class LiteChanges:
-    """The facts that lite topics report to the parts above them. The broker overrides what it needs."""
+    """Events that lite topics report to the parts above them. The broker overrides the methods that it needs."""
 
     def lite_appended(self, lites: list[LiteTopic]) -> None:
-        """Lite topics got messages."""
+        """Handle messages that were stored in these lite topics."""
 
 
 # ------------------------------------------------------------------------------
@@ -253,7 +254,7 @@ class LiteTopics:
     # Finding
 
     def of(self, parent: str) -> dict[str, LiteTopic]:
-        """Return the lite topics of a parent topic by name."""
+        """Return the lite topics of a parent topic by name. Build their index if the parent topic has none yet."""
         found = self._parents.get(parent)
         return found if found is not None else self._build(parent, {})
 
@@ -306,7 +307,8 @@ class LiteTopics:
     # Building
 
     def _indexed(self, parent: str, deleted: Mapping[int, _DeletedInQueue]) -> list[LiteTopic]:
-        """Build the index of a parent topic from its records. Return the lite topics by the place of their last message."""
+        """Build the index of a parent topic from its records. Return the lite topics, ordered by the position of their last
+        message."""
         found: dict[str, LiteTopic] = {}
         for queue in self._store.queues_of(parent):
             of_queue: dict[str, LiteTopic] = {}
@@ -321,7 +323,8 @@ class LiteTopics:
         return sorted(found.values(), key=_last_position)
 
     def _records(self, parent: str, queue: ConsumeQueue) -> Iterator[tuple[str, int, int]]:
-        """Yield the name, the offset in the lite topic and the offset in the queue of the messages of a queue."""
+        """Yield the name, the offset in the lite topic and the offset in the queue of each readable lite message of a
+        queue."""
         position, mark = queue.begin, _LITE_MARK.encode()
         while position < queue.next:
             fetched = self._store.fetch(queue, position, BULK_PULL_MESSAGES, max_bytes=BULK_PULL_BYTES)
@@ -347,7 +350,7 @@ class LiteTopics:
             raise Refusal(Reason.ILLEGAL_MESSAGE, reason)
 
     def place(self, parent: str, text: str, *, is_first: bool) -> StagedLite:
-        """Return the place of a message in its lite topic, which becomes one with the first message.
+        """Return the place of a message in its lite topic. The lite topic is created when its first message is committed.
 
         Args:
             parent: the topic to which the message is sent.
@@ -355,7 +358,8 @@ class LiteTopics:
             is_first: True if nothing else is staged.
 
         Raises:
-            Refusal: The topic is not a parent topic, the name is illegal, or there are too many lite topics.
+            Refusal: The topic is not a parent topic, the name is illegal, the message is delayed, urgent or transactional,
+                or there are too many lite topics.
         """
         name = props.find(text, props.LITE_TOPIC) or ""
         topic = self._topics.get(parent)
@@ -389,14 +393,14 @@ class LiteTopics:
         return StagedLite(parent, name, queue_id, offset, text)
 
     def restage(self, staged: Iterable[StagedLite | None]) -> None:
-        """Some staged messages were taken back, and these are left."""
+        """Compute the next offsets again after some staged messages were discarded. `staged` are the remaining ones."""
         self._staged.clear()
         for item in staged:
             if item is not None:
                 self._staged[item.parent, item.name] = item.offset + 1
 
     def append(self, committed: Iterable[tuple[StagedLite, int]]) -> None:
-        """Add messages that are in the log, each with its offset in the parent's queue, and wake their readers."""
+        """Add messages that are in the log, each with its offset in the parent's queue, and report their lite topics."""
         touched: dict[LiteTopic, None] = {}
         for staged, parent_offset in committed:
             of_parent = self.of(staged.parent)
@@ -414,7 +418,7 @@ class LiteTopics:
     # Reading
 
     def record(self, lite: LiteTopic, offset: int) -> bytes | None:
-        """Return a message's record; None if it is damaged or retention has deleted it."""
+        """Return a message's record; None if it is lost, damaged or unknown, or if retention has deleted it."""
         parent_offset = lite.parent_offset(offset)
         if parent_offset is None or parent_offset >= lite.queue.next:
             return None
@@ -440,7 +444,7 @@ class LiteTopics:
         return self.stored_ms(lite, lite.next - 1)
 
     def first_not_before(self, lite: LiteTopic, time_ms: int) -> int:
-        """Return the offset of the first message that was stored at that time or later."""
+        """Return the offset of the first message that was stored at that time or later; `next` if there is none."""
         low, high = lite.begin, lite.next
         while low < high:
             middle = (low + high) // 2
@@ -468,7 +472,7 @@ class LiteTopics:
 
     def deletions(self) -> Work[list[bytes]]:
         """Return the entries of the state file, one for each parent topic with deleted lite topics."""
-        # First: they must not be saved with the identity of a topic that was recreated meanwhile.
+        # Read before the first pause, because a topic that is recreated meanwhile has another identity.
         kept = [(parent, self._topics.identity(parent), dict(ends)) for parent, ends in self._deleted_ends.items()]
         found: list[bytes] = []
         for parent, identity, ends in kept:

@@ -44,12 +44,12 @@ log = structlog.get_logger("rocketlet.sending")
 # Sends messages: the checks, the topic and queue that a message goes to, and the place where a delayed or half
 # message waits.
 #
-# The messages of one socket read are staged one by one and stored together, by one append.
+# The messages of consecutive sends of a socket read are staged and stored together, by one append.
 
 
 _new_tuple = tuple.__new__
 _DELAY_MARK: Final = props.DELAY + props.NAME_END
-_LATER_MARK: Final = "DEL"  # all properties that keep a message back have it in their names
+_LATER_MARK: Final = "DEL"  # part of the names of all properties that delay a message
 _TAGS_MARK: Final = props.TAGS + props.NAME_END
 _WAIT_MARK: Final = props.WAIT + props.NAME_END
 _TRANSACTION_MARK: Final = props.TRANSACTION + props.NAME_END
@@ -57,7 +57,8 @@ _PRIORITY_MARK: Final = props.PRIORITY + props.NAME_END
 _LITE_MARK: Final = props.LITE_TOPIC + props.NAME_END
 
 
-# Of a body, of properties, of a batch in bytes and in messages, of a piece of a batch in both, of a header
+# limits for the compiled module: bytes of a body, bytes of properties, bytes and messages of a batch, bytes and messages of
+# a piece of a batch, bytes of a header
 _RUN_LIMITS: Final = (
     MAX_BODY_BYTES,
     SENT_PROPERTY_BYTES,
@@ -67,7 +68,7 @@ _RUN_LIMITS: Final = (
     PIECE_MESSAGES,
     MAX_REQUEST_HEADER_BYTES,
 )
-TO_A_TIME: Final = -1  # in the place of a delay level
+TO_A_TIME: Final = -1  # the delay level of a message that has a delivery time instead
 
 
 class LongBatch(Exception):
@@ -90,7 +91,7 @@ class Placed(NamedTuple):
     lite: StagedLite | None = None
 
 
-_PLACED_RUN: Final = Placed(-1, -1, -1)  # whose messages have their places in `EncodedSends`
+_PLACED_RUN: Final = Placed(-1, -1, -1)  # stands for messages whose places are in `EncodedSends`
 
 
 class _Later(NamedTuple):
@@ -184,9 +185,8 @@ class SendService:
         return sends
 
     def pass_queue(self, account: bytes, header: SendMessage) -> None:
-        """Allow `stage_run` to stage the account's next sends to the queue of a message that was just staged. The queue
-        counts as checked until the settings of a topic change. Sends to retry and dead-letter topics are always
-        checked."""
+        """Allow `stage_run` to stage the account's next sends to the queue of a message that was just staged, until the
+        generation changes or too many queues have passed. Queues of retry, dead-letter and lite topics never pass."""
         name, queue_id = key = header.topic, header.queue_id
         queue = self._store.queues.get(key)
         if queue is None or name[0] == "%" or key not in self._checked:
@@ -197,7 +197,8 @@ class SendService:
 
     def storing_batch(self, header: SendMessage, body: bytes, born_host: bytes) -> Work[list[Placed]]:
         """Store a large batch in pieces, and return the place of each piece. The form of all messages is checked before
-        any is stored. If the disk becomes full or the topic is deleted in between, a part of the batch stays stored."""
+        any is stored. If a later piece fails, for example because the disk is full or the topic was deleted, or if the broker
+        is killed, a part of the batch stays stored. Raises Refusal, StoreFull."""
         if len(body) > MAX_BODY_BYTES:
             raise too_large("batch", body)
         pieces: list[Piece] = []
@@ -288,8 +289,8 @@ class SendService:
         return _new_tuple(Placed, (position, queue_id, offset, None, later.level, is_half, later.recall_handle, lite))
 
     def _queue_id(self, header: SendMessage) -> int:
-        """Return the id of the queue for a message, and record that the queue has passed the checks. An unknown topic
-        is created if that is allowed. Raises Refusal."""
+        """Return the id of the queue for a message. A queue that the client has chosen then counts as checked, except in a
+        parent topic of lite topics. An unknown topic is created if that is allowed. Raises Refusal."""
         name, queue_id, generation = header.topic, header.queue_id, self._topics.generation.number
         topic = self._topics.get(name)
         if topic is None or name in names.UNSENDABLE_TOPICS:
@@ -425,11 +426,12 @@ def _short(body: bytes, shared: bytes) -> list[Piece]:
 
 
 def too_large(what: str, body: bytes) -> Refusal:
-    return Refusal(Reason.ILLEGAL_MESSAGE, f"the {what} has {len(body)} bytes; {MAX_BODY_BYTES} are allowed")
+    return Refusal(Reason.ILLEGAL_MESSAGE, f"the {what} has {len(body)} bytes; maximum {MAX_BODY_BYTES}")
 
 
 def _delay_level(text: str, delays: Delays) -> int:
-    """Return the delay level in a message's properties; 0 for none. Raises Refusal if it is not a number."""
+    """Return the delay level in a message's properties, at most the highest one; 0 for none. Raises Refusal if it is not a
+    number."""
     value = props.find(text, props.DELAY)
     if value is None:
         return 0
@@ -447,7 +449,7 @@ class Groups(Protocol):
     """The settings of consumer groups."""
 
     def __contains__(self, name: str) -> bool:
-        """Return True if the broker knows the group."""
+        """Return True if the broker has settings of the group."""
         ...
 
     def ensure(self, name: str) -> GroupConfig | None:
@@ -467,8 +469,8 @@ class Retries:
         self._statistics = statistics
 
     def check_new_topic(self, topic: str) -> None:
-        """Refuse to create the retry or dead-letter topic of an unknown group for a send, because a mistyped name would
-        create a topic that no member reads. Raises Refusal."""
+        """Raises Refusal for the retry or dead-letter topic of an unknown group, because a send with a mistyped name would
+        create a topic that no member reads."""
         for prefix in (names.RETRY_PREFIX, names.DLQ_PREFIX):
             group = topic.removeprefix(prefix)
             if group != topic and group not in self._groups:
@@ -490,7 +492,8 @@ class Retries:
         return dead.name, 0, props.without(text, props.DELAY)
 
     def send_back(self, header: SendBack) -> None:
-        """Retry a message that a consumer could not handle, or dead-letter it. Raises Refusal and StoreFull."""
+        """Retry a message that a consumer could not handle, or dead-letter it; drop it in a group without retries. Raises
+        Refusal, StoreFull."""
         settings = self._settings(header.group)
         # In a group without retries, the message is dropped and the client gets success, as with Apache's broker.
         if settings.retry_queues <= 0:
@@ -500,7 +503,7 @@ class Retries:
             raise Refusal(Reason.ILLEGAL, f"look message by offset failed, {header.offset}")
         is_last = is_last_attempt(record.reconsume_times + 1, settings, header.max_reconsume_times)
         given_up = is_last or header.delay_level < 0
-        # Each retry has a longer delay level, starting with 3 (10 s), as in
+        # Unless the client names a level, each retry has a longer one, starting with 3 (10 s), as in
         # SendMessageProcessor.asyncConsumerSendMsgBack.
         level = 0 if given_up else self._delays.level(header.delay_level or 3 + tried(record.reconsume_times))
         text = sent_back(record, _reason(header, record, given_up=given_up))
@@ -519,7 +522,7 @@ class Retries:
             self._delays.expect(level)
 
     def _settings(self, group: str) -> GroupConfig:
-        """Raises Refusal."""
+        """Return the settings of a group, created if that is allowed. Raises Refusal if there are none."""
         settings = self._groups.ensure(group)
         if settings is None:
             raise Refusal(Reason.NO_GROUP, f"subscription group [{group}] does not exist")
@@ -574,8 +577,8 @@ GIVEN_UP: Final = "its consumer gave it up"  # the reason of a dead letter for w
 
 
 def _reason(header: SendBack, record: Record, *, given_up: bool) -> str:
-    """Return the reason why a message was not handled, with the consumer's own text if it sent one, which Apache's
-    clients do not."""
+    """Return the reason why a message was not handled: for a dead letter, that it was given up or how many times it was
+    tried, and the consumer's own text if it sent one, which Apache's clients do not. Empty for a retry without a text."""
     shown = (header.reason or "")[:MAX_REASON_CHARS]
     said = "".join(char if char.isprintable() else " " for char in shown)
     if header.delay_level < 0:

@@ -65,8 +65,8 @@ class MessageChanges:
 class Topics:
     """The settings of all topics, by name.
 
-    `deleted` has the end of the log at the time of each deletion, for as long as the log may contain records of the
-    deleted topic.
+    `deleted` has the end of the log at the time of each deletion, for as long as the topic is not recreated and the log may
+    contain its records; the oldest deletions are dropped beyond `max_topics`.
     """
 
     def __init__(self, runtime: Runtime, config: BrokerConfig, changes: MessageChanges | None = None) -> None:
@@ -80,7 +80,7 @@ class Topics:
         self._identities: dict[str, str] = {}
         self.deleted: dict[str, int] = {}
         self.journal = Journal(self._path)
-        self._is_behind = False  # True if neither the file nor the journal has all topics
+        self._is_behind = False  # True if topics are missing in the file and the journal, because a save has failed
         self.is_current = False  # True if the file and the journal contain every topic that exists
         self.version = DataVersion(clock.time_ms())
         self._changes = changes or MessageChanges()
@@ -97,7 +97,8 @@ class Topics:
         self._load()
 
     def _built_in(self) -> Iterator[TopicConfig]:
-        """Yield the topics that Apache's TopicConfigManager creates at the start, with the same numbers of queues."""
+        """Yield the topics that exist from the start: those of Apache's TopicConfigManager, with the same numbers of queues,
+        and the broker's own."""
         config, levels = self._config, len(self._config.delay_levels_ms)
         yield TopicConfig(names.SELF_TEST_TOPIC, 1, 1)
         if config.auto_create_topics:
@@ -142,8 +143,8 @@ class Topics:
         return topic.read_queues if topic else 0
 
     def queue_now(self, name: str, queue_id: int) -> int | None:
-        """Return the queue for a message that has waited for `queue_id`: the same queue, or another one if the topic
-        was recreated with fewer queues; None if the topic no longer exists."""
+        """Return the queue for a message that has waited for `queue_id`: the same queue, or another one if the topic now has
+        fewer queues; None if the topic no longer exists."""
         topic = self._topics.get(name)
         if topic is None:
             return None
@@ -225,7 +226,7 @@ class Topics:
         return topic
 
     def ensure(self, topic: TopicConfig, position: int) -> TopicConfig:
-        """Return the existing topic, or create it. Raises the errors of `put`."""
+        """Return the existing topic of this name, whatever its settings, or create it. Raises the errors of `put`."""
         return self._topics.get(topic.name) or self.put(topic, position)
 
     def _restore(self, name: str, before: TopicConfig | None) -> None:
@@ -276,8 +277,8 @@ class Topics:
         self._identities.pop(name, None)
 
     def auto_create(self, name: str, template: str, queues: int, position: int) -> TopicConfig | None:
-        """Create a topic for a send to an unknown name, as a copy of the template; return None if the template lacks
-        the INHERIT permission."""
+        """Create a topic for a send to an unknown name, as a copy of the template. Return None if the template does not exist
+        or lacks the INHERIT permission. Raises the errors of `put`."""
         pattern = self._topics.get(template)
         if pattern is None or not pattern.perm & PERM_INHERIT:
             return None
@@ -330,7 +331,7 @@ class Topics:
 # ------------------------------------------------------------------------------
 # Counters for the rates that administrative tools show: messages stored per topic, and read per topic and group.
 #
-# Stored messages are computed from the ends of queues, so that a send costs nothing here; a pull costs one addition. A
+# Stored messages are computed from the ends of queues, so that a send costs nothing here; a pull costs two additions. A
 # sample with the counts since the previous sample is taken every 10 s and kept for one hour, within a memory limit. A
 # broker may have 500,000 queues, so work on all of them is done in pieces.
 
@@ -379,7 +380,7 @@ class Statistics:
         self._queues_of = topics.all_queues_of
         self._samples: deque[_Sample] = deque()
         self._sampled = 0  # number of counts in all samples
-        self.got: Counter[str] = Counter()  # by `topic@group`; incremented by pulls, like the next one
+        self.got: Counter[str] = Counter()  # messages that were read, by `topic@group`
         self.got_bytes: Counter[str] = Counter()
         self.sent_back: Counter[str] = Counter()
         self.boot_ms = clock.time_ms()
@@ -495,7 +496,8 @@ class Statistics:
         return Rate(count, count / max(self._clock.monotonic_s() - self._midnight_s, 1.0))
 
     def sums(self, name: str, now: Totals) -> tuple[int, int, int]:
-        """Return the sum of all keys at the start of yesterday, at the start of today, and now."""
+        """Return the sum of all keys at the start of yesterday, at the start of today, and now. A day that began before the
+        broker's start counts from its start."""
         return self._yesterday.sums[name], self._midnight.sums[name], now.sums[name]
 
     def since_start(self, now: Totals) -> Mapping[str, int]:

@@ -1,7 +1,8 @@
-"""Transactions: half messages wait in RMQ_SYS_TRANS_HALF_TOPIC until their producer commits or rolls back.
+"""Transactions: half messages wait in RMQ_SYS_TRANS_HALF_TOPIC until their producer commits or rolls back, or they are set
+aside.
 
 An outcome is recorded in RMQ_SYS_TRANS_OP_HALF_TOPIC, in the same append as the committed message. If a producer sends
-no outcome, the broker requests it from this producer or another one of its group (CHECK_TRANSACTION_STATE). After
+no outcome, the broker requests it from a connected producer of the same group (CHECK_TRANSACTION_STATE). After
 `transaction_check_max` requests (15 by default), or after the retention time, the message is moved to
 TRANS_CHECK_MAX_TIME_TOPIC. Unlike Apache's broker, this broker stores no new copy with each check, so that a late
 outcome still finds its half message, and a second commit stores nothing.
@@ -122,7 +123,8 @@ class Transactions:
                 self._halves[offset] = Half(position, stored_ms, checks.get(offset, 0))
 
     def _resolved(self, ops: range) -> Iterator[int]:
-        """Yield the offsets of half messages whose outcomes are recorded, and remember the outcomes."""
+        """Yield the offsets of half messages whose outcomes are recorded, and remember the outcomes. Unreadable records are
+        logged and skipped."""
         for offset in ops:
             try:
                 note = self._store.message(self._op_queue, offset)
@@ -164,8 +166,8 @@ class Transactions:
     # Outcomes
 
     def end(self, header: EndTransaction, *, shown_id: str = "") -> str | None:
-        """Commit or roll back. Return the reason why this is impossible; None on success. An outcome that was recorded
-        before changes nothing. Raises StoreFull.
+        """Commit or roll back. Return the reason why this is impossible; None on success. If the half message has an outcome
+        already, nothing changes, and the reason is None if the outcome is the same or no longer known. Raises StoreFull.
 
         Args:
             shown_id: the transaction id that consumers of the message see, if it is not the unique key.
@@ -263,7 +265,8 @@ class Transactions:
     # Checks
 
     def checking(self) -> Work[None]:
-        """Request the outcome of every half message that is old enough, one per piece of work."""
+        """Request the outcomes of half messages that are old enough, or set them aside after the last check, one per piece of
+        work. Stop if the disk is full."""
         now_ms = int(self._retention_time.now_s() * 1000)  # a wall clock that jumps ahead must not end all transactions
         keep_ms = self._settings.now.retain_hours * 3_600_000
         for offset, half in sorted(self._halves.items()):
@@ -299,8 +302,8 @@ class Transactions:
         return self._settings.now.transaction_timeout_s * 1000
 
     def _request_outcome(self, half: Half, record: Record) -> None:
-        """Request the outcome from a producer of the group. If none is connected, the check does not count, and the
-        message waits for a producer."""
+        """Request the outcome from a producer of the group that may send to the topic. If none is connected, the check does
+        not count, and the message waits for a producer."""
         session = self._clients.any_producer(
             props.find(record.properties, props.PRODUCER_GROUP) or "", real_queue(record)[0]
         )
