@@ -2,11 +2,11 @@
 
 server       listening sockets; runs the servers of a process
 tls          TLS for clients, certificates
-broker       a broker's state and its timers
+broker       the parts of a broker, and its timers
 runtime      clock, tasks, deferred work
 machine      the default memory budget, file descriptors, files that an operator edits
 config       every setting and limit
-sessions     connected clients, whichever protocol they speak, and the memory that they may hold
+sessions     connected clients, whichever protocol they use, and the memory that they may hold
 access       accounts and permissions
 nameserver   the name server's routes
 cluster      connections to name servers and to other brokers

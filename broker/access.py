@@ -48,8 +48,8 @@ log = structlog.get_logger("rocketlet.acl")
 #       groupPerms:
 #       - shipping=SUB
 #
-# Meaning and defaults are those of Apache's PlainPermissionManager. Where Apache interprets a mistake such as `PUB,SUB`
-# as DENY, this broker rejects the file with a reason.
+# Apart from the previous secret, meaning and defaults are those of Apache's PlainPermissionManager. Where Apache interprets a
+# mistake such as `PUB,SUB` as DENY, this broker rejects the file with a reason.
 
 
 GLOBAL_WHITE: Final = "globalWhiteRemoteAddresses"
@@ -78,7 +78,7 @@ _PERMISSIONS: Final = {
 
 
 class AclError(ValueError):
-    """The accounts are invalid. The text has the remedy, and contains no secret."""
+    """The accounts are invalid, or cannot be read or written. The text must not contain a secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +112,9 @@ class Account:
     def may(self, resource: str, needed: Permission) -> bool:
         """Return True if the account has a permission.
 
-        A permission for the single name has precedence. Otherwise the default permission applies, except that an
-        account that may use a group may also use its dead letters, and that only administrators may use inner topics.
+        A permission for the single name has precedence. Otherwise an administrator without such permissions may do
+        everything. For other accounts the default permission applies, except that an account that may use a group may also
+        use its dead letters, and that only administrators may use inner topics.
 
         Args:
             resource: a topic, or the retry topic of a group
@@ -271,16 +272,16 @@ def group(name: str) -> Need:
 
 
 # ------------------------------------------------------------------------------
-# If the broker or name server has accounts, every request is authorized here before it is staged or handled.
+# If the broker or name server has accounts, requests are authorized here before they are staged or handled.
 #
 # The order is Apache's (PlainPermissionManager.validate): a request from a global white address is accepted; the
 # account must exist; a request from the account's white address is accepted; the signature must be valid; then the
 # account needs the permissions for the request. The protocol server determines the account, the signature and the
 # required permissions of a request.
 #
-# The address of a session cannot change, so it is checked once. The signature is verified for every request, because it
-# also protects the request's content, and because without TLS a frame on a connection may come from a man in the
-# middle. A session that has authenticated in another way needs no signatures (`identified`).
+# The address of a session cannot change, so it is checked once for each version of the accounts. The signature is verified
+# for every request, because it also protects the request's content, and because without TLS a frame on a connection may
+# come from a man in the middle. A session that has authenticated by IDENTIFY needs no signatures (`identified`).
 
 
 _TRACE: Final = Need(names.TRACE_TOPIC, Permission.PUB)  # every account may send traces, as with Apache
@@ -335,8 +336,8 @@ class Known:
         return found
 
     def renewed(self, policy: Policy) -> Known:
-        """Return the record for another version of the policy. An account whose secret has changed must authenticate
-        again."""
+        """Return the record for another version of the policy. The session stays authenticated only if the account still has
+        the secret with which it has authenticated, as the present or the previous one."""
         known = Known(policy, f"{self.host}:0")
         known.access_key, known.asked = self.access_key, self.asked
         account = policy.accounts.get(self.identified.access_key) if self.identified else None
@@ -347,7 +348,7 @@ class Known:
 
 def shown_to(session: Session) -> Callable[[str], bool]:
     """Return a function that returns True if the account of the last request may see the name of a topic, because it
-    may send to it or read it."""
+    may send to it or read it. Without accounts, and from a white address, all names may be seen."""
     known = session.known
     if not isinstance(known, Known) or known.is_white:
         return lambda topic: True
@@ -365,6 +366,7 @@ class Acl:
     Attributes:
         refused: number of refused requests by reason
         former: number of uses of an account's previous secret, by account
+        recent: returns the texts of recent refusals
     """
 
     def __init__(self, file: AclFile) -> None:
@@ -376,7 +378,7 @@ class Acl:
         self.recent = self._recent.texts
 
     def look(self) -> bool:
-        """Return True if the file has changed and must be loaded."""
+        """Return True if the file has changed and must be loaded (`AclFile.look`)."""
         return self.file.look()
 
     def load(self) -> None:
@@ -384,7 +386,8 @@ class Acl:
         self.file.load()
 
     def known(self, session: Session) -> Known:
-        """Return the session's record under the policy in force."""
+        """Return the session's record under the policy in force. Close a session whose authentication has ended with an
+        earlier policy."""
         policy, known = self.file.policy, session.known
         if not isinstance(known, Known):
             known = session.known = Known(policy, session.peer)
@@ -392,7 +395,7 @@ class Acl:
             was_identified = known.identified is not None
             known = session.known = known.renewed(policy)
             if was_identified and known.identified is None:
-                session.close()  # its requests have no signatures; after a reconnect they have
+                session.close()  # its requests have no signatures; a client signs them until it authenticates again
         return known
 
     def account_of(self, session: Session, access_key: object, has_signed: Callable[[Signer], bool]) -> Account | None:
@@ -467,8 +470,8 @@ class Acl:
                 raise Unauthorized("permission", text, account.access_key)
 
     def has_changed(self, session: Session, before: Policy) -> bool:
-        """Return True if the policy has changed for a session: an account of its requests was changed or deleted, or
-        its address is a global white address now or no longer."""
+        """Return True if the policy has changed for a session: an account of its requests was changed, added or deleted, or
+        its address is a global white address now or no longer. False for a session without requests."""
         known, now = session.known, self.file.policy
         if not isinstance(known, Known):
             return False
@@ -477,18 +480,18 @@ class Acl:
         return any(before.accounts.get(key) != now.accounts.get(key) for key in known.asked)
 
     def account_name(self, session: Session) -> str:
-        """Return the access key of the account that a session is authenticated as, or has used last; empty without one."""
+        """Return the access key of the account that a session is authenticated as, or else has used last; empty without."""
         known = session.known
         if not isinstance(known, Known):
             return ""
         return known.identified.access_key if known.identified is not None else known.access_key
 
     def may_publish(self, session: Session, topic: str) -> bool:
-        """Return True if the account of the session's last request may send to a topic."""
+        """Return True if the account of the session's last request, or its white address, may send to a topic."""
         return self._may(session, topic, Permission.PUB)
 
     def may_subscribe(self, session: Session, topic: str) -> bool:
-        """Return True if the account of the session's last request may read a topic."""
+        """Return True if the account of the session's last request, or its white address, may read a topic."""
         return self._may(session, topic, Permission.SUB)
 
     def _may(self, session: Session, topic: str, permission: Permission) -> bool:
@@ -649,7 +652,7 @@ class AclFile:
 
     Attributes:
         policy: the accounts in force
-        generation: number that increases with each new policy
+        generation: the broker's generation, which each new policy increments
     """
 
     def __init__(self, path: Path) -> None:
@@ -668,7 +671,8 @@ class AclFile:
         return self._watched.look()
 
     def load(self) -> None:
-        """Load the file if it has changed. The broker runs this in a thread, because 1,000 accounts take 0.4 s."""
+        """Load the file if it has changed; log an invalid one. The broker runs this in a thread, because 1,000 accounts take
+        0.4 s."""
         with self._reading, suppress(AclError):
             if self._watched.has_changed:
                 self._load_changed()
@@ -718,7 +722,7 @@ class AclFile:
 
     @property
     def entries(self) -> Sequence[Mapping[str, Any]]:
-        """The accounts as they are in the file, including secrets."""
+        """The accounts as they were in the file when it was last read or written, including secrets."""
         return self._document.get(ACCOUNTS) or ()
 
     @property
@@ -733,8 +737,8 @@ class AclFile:
         return DataVersion(timestamp if isinstance(timestamp, int) else 0, counter if isinstance(counter, int) else 0)
 
     def put_account(self, entry: Mapping[str, Any]) -> None:
-        """Add an account, or change the fields of an existing one; fields that are missing in `entry` are not changed.
-        Raises AclError."""
+        """Add an account, or change the fields of an existing one. Fields that are missing in `entry` are not changed, but a
+        new secret removes the previous one. Raises AclError."""
 
         def change(document: Document) -> None:
             accounts = document.get(ACCOUNTS) or []
@@ -781,7 +785,7 @@ class AclFile:
 
     def _change(self, change: Callable[[Document], None]) -> None:
         """Change the present content of the file, which may be newer than the policy in force. The file is written
-        first, so that a change that cannot be stored does not take effect."""
+        first, so that a change that cannot be stored does not take effect. Raises AclError."""
         with self._reading:
             self._change_file(change)
 

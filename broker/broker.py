@@ -65,8 +65,9 @@ groups_log = structlog.get_logger("rocketlet.groups")
 class BrokerController:
     """Opens the data folder and recovers it. Raises StoreError if that fails.
 
-    routes: the table of the name server in the same process, if there is one. Each part that is created here gets the
-    parts that it needs. `clock` is the source of time of all parts.
+    Args:
+        routes: the table of the name server in the same process; None without one.
+        clock: the source of time for state.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class BrokerController:
         self._saving: asyncio.Task[None] | None = None
         self._is_stopping = False
 
-    # Parts. Each part uses only parts that are created before it.
+    # Parts. Each part gets only parts that are created before it.
 
     def _make_engine(self) -> None:
         limits, self.device = self.limits, Device()
@@ -146,7 +147,7 @@ class BrokerController:
         self.transactions = Transactions(runtime, path, self.settings, topics, appender, self.clients, time)
 
     def _read_groups(self, config: BrokerConfig) -> Frames:
-        """Read the stored settings and offsets of groups, and create the parts of sending that need them. Returns the
+        """Read the stored settings and offsets of groups, and create the parts of sending that need them. Return the
         file of popped messages."""
         folder, limits = config.data_dir, self.limits
         self.history = History(self.runtime)
@@ -334,7 +335,8 @@ class BrokerController:
         log.info("address_changed", address=self.config.address, external=self.config.external_address)
 
     def dropped(self, connection: Session) -> None:
-        """Remove the memberships, leases, held pulls and producers of a connection that is gone."""
+        """Remove the memberships, held pulls and producers of a connection that is gone, and its leases if the client has
+        closed it (`Session.is_left`). Do nothing while the broker stops."""
         if self._is_stopping:
             return
         self.groups.drop(connection)
@@ -344,7 +346,7 @@ class BrokerController:
         self.watch.connection_gone(connection)
 
     def note_turned_away(self, address: str, reason: str) -> None:
-        """Record a connection that was closed before a request, with the reason."""
+        """Record a connection that was refused or closed because of an error, with the reason."""
         self.turned_away.note((address, reason), f"{address}: {reason[:MAX_NAMED_CHARS]}")
 
     # Timers
@@ -361,7 +363,8 @@ class BrokerController:
         """Save all state of the broker: indexes, offsets, topics, groups, locks, pops, delays and transactions. A save that
         fails because the disk is full is retried the next time.
 
-        If `closes`, everything is on the device afterwards, so that the next start reads nothing again.
+        If `closes`, everything is on the device afterwards, so that the next start need not read the log, unless a save has
+        failed.
         """
         is_synced = closes or self.flusher is not None
         saves: list[Save] = []
@@ -369,7 +372,7 @@ class BrokerController:
             save = yield from state.preparing_save()
             if save is not None:
                 saves.append(save)
-        # The log first: progress that is kept while the message that was delivered is not would lose it.
+        # The log first, because a delivered message would be lost if only the progress behind it were saved.
         steps = [self.store.syncing(is_synced), *(save.saving(is_synced) for save in saves)]
         steps += [
             self.offsets.saving(is_synced),
@@ -404,7 +407,8 @@ class BrokerController:
             yield
 
     def ensure_retry_topic(self, group: GroupConfig, session: Session) -> None:
-        """Create a group's retry topic. Apache's tools find the brokers of a group by its route.
+        """Create a group's retry topic if it is missing, because Apache's tools find the brokers of a group by its route. If
+        the disk is full, log it and go on.
 
         Args:
             group: the settings of the group.
@@ -420,8 +424,8 @@ class BrokerController:
                 groups_log.error("retry_topic_save_failed", group=group.name, reason=str(error))
 
     def save_handovers_soon(self) -> None:
-        """Save the leases that expired, and the offsets of queues that were handed over, soon and together, so that a killed
-        broker has them."""
+        """Save the leases that expired, and the offsets of queues that were handed over, together after SAVE_LOCKS_DELAY_S,
+        so that they survive a kill of the broker."""
         if self._saving_locks is None:
             self._saving_locks = self.clock.call_later(SAVE_LOCKS_DELAY_S, self._save_locks)
 
@@ -438,7 +442,7 @@ class BrokerController:
 
 
 class _Changes(GroupChanges, LiteChanges):
-    """Passes the facts that lower parts report to those above them, which are made later."""
+    """Passes the events that lower parts report to the parts above them, which are created later."""
 
     def __init__(self, broker: BrokerController) -> None:
         self._broker = broker
@@ -495,7 +499,7 @@ def _store(config: BrokerConfig, clock: Clock) -> Store:
 
 
 def _store_host(address: str) -> bytes:
-    """The address in message ids. A host name is looked up."""
+    """Return the broker's address as message ids have it. A host name is looked up."""
     import socket
 
     host, _, port = address.rpartition(":")

@@ -36,7 +36,8 @@ groups_log = structlog.get_logger("rocketlet.groups")
 
 
 class FrameSigner:
-    """Signs frames with one of the accounts, whose secret may change. Raises AclError if the account does not exist."""
+    """Signs frames with one of the accounts, whose secret may change. Raises AclError if the account does not exist at the
+    start; if it is deleted later, frames are not signed."""
 
     def __init__(self, file: AclFile, access_key: str) -> None:
         if access_key not in file.policy.accounts:
@@ -46,7 +47,7 @@ class FrameSigner:
 
     def signed(self, frame: Frame) -> Frame:
         account = self._file.policy.accounts.get(self._access_key)
-        if account is None:  # removed from the file since; the name server refuses the frame with a reason
+        if account is None:  # deleted from the file since; a name server with accounts refuses the frame with a reason
             return frame
         ext = {**frame.ext, ACCESS_KEY: self._access_key}
         return frame._replace(ext={**ext, SIGNATURE: account.signer.signature(ext, frame.body)})
@@ -65,7 +66,8 @@ class Link:
         self._lock = asyncio.Lock()
 
     async def request(self, frame: Frame) -> Frame:
-        """Send a request and return its response. Raises OSError, TimeoutError or FrameError, and closes the connection."""
+        """Send a request and return its response. Raises OSError, TimeoutError, FrameError, or ValueError for an invalid
+        address, and closes the connection then."""
         async with self._lock, asyncio.timeout(REGISTER_TIMEOUT_S):
             try:
                 return await self._request(frame._replace(opaque=next(self._numbers)))
@@ -95,7 +97,7 @@ class Link:
 
     @property
     def is_fresh(self) -> bool:
-        """True if the server may be a new process: it closed the connection, or has not been connected to."""
+        """True if the server may be a new process, because there is no connection, or the server has closed it."""
         return self._streams is None or self._streams[0].at_eof()
 
     def close(self) -> None:
@@ -128,7 +130,8 @@ class NameServers:
         return any(link.is_fresh for link in self._links)
 
     async def find_route(self, topic: str) -> Route | None:
-        """Return a topic's route from the name server in this process, or else from the first that has it; None without."""
+        """Return a topic's route from the name server in this process. If there is none, request it from the others one after
+        the other, and return the first route. Return None without a route."""
         if self.local is not None:
             return self.local.route(topic)
         request = Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext=write(TopicName(topic)))
@@ -140,8 +143,8 @@ class NameServers:
         return None
 
     async def tell(self, frame: Frame) -> bool:
-        """Send a request to all name servers concurrently, and return when each has responded or failed. True if at least one
-        accepted it."""
+        """Send a request to all name servers in other processes concurrently, and wait until each has responded or failed.
+        Return True if at least one accepted it."""
         return any(await asyncio.gather(*(self._tell(link, frame) for link in self._links)))
 
     async def _tell(self, link: Link, frame: Frame) -> bool:
@@ -175,8 +178,8 @@ def _route(link: Link, answer: Frame) -> Route | None:
 # ------------------------------------------------------------------------------
 # A broker's connections to its peers, opened for the first request and closed when idle for long.
 #
-# Each peer gets one request at a time. Changes of a group during a request are sent in one request after it, in their latest
-# state.
+# Each peer gets one request at a time (except CONFIRM_WORD). Changes of a group during a request are sent in one request
+# after it, in their latest state.
 
 
 Make = Callable[[], Word | None]
@@ -200,14 +203,15 @@ class Peers:
 
     @property
     def is_idle(self) -> bool:
-        """True if no text waits to be sent to a peer."""
+        """True if no message to a peer is in flight or waits."""
         return not self._due
 
     def say(self, address: str, group: str, make: Make, failed: Failed) -> None:
-        """Send the message that `make` returns when the peer is free; nothing if it returns None.
+        """Send a message about a group once the peer has responded to earlier ones. `make` returns the message at that time,
+        or None to send nothing. A message about the same group that still waits is replaced.
 
-        `failed(is_for_good)` is called if the peer is unreachable or refuses the message; `is_for_good` is True if the peer
-        does not know the request code.
+        `failed(is_for_good)` is called if the peer is unreachable or refuses the message, or if there are too many
+        connections; `is_for_good` is True if the peer does not know the request code.
         """
         if self._is_closed:
             return
@@ -238,7 +242,7 @@ class Peers:
             self._close_later(address)
 
     async def _ask(self, address: str, frame: Frame) -> int | None:
-        """Return the response code; None if the peer is unreachable."""
+        """Return the response code; None if the peer is unreachable, or if there are too many connections."""
         if not self._has_room(address):
             return None
         link = self._links.setdefault(address, Link(address, self._tls, self._signer))
@@ -290,7 +294,7 @@ class Peers:
         if idle is not None:
             self._close_idle(idle)
         elif not self._is_crowded:
-            others = f"{self._limits.max_peer_links} others are asked just now"
+            others = f"all {self._limits.max_peer_links} connections to other brokers are in use"
             groups_log.warning("peer_unreachable", address=address, reason=others)
         self._is_crowded = idle is None
         return idle is not None
@@ -333,26 +337,28 @@ def _frame(word: Word) -> Frame:
 
 
 # ------------------------------------------------------------------------------
-# Registers the broker with name servers: at the start, every 30 s, whenever a topic changes, and at the end.
+# Registers the broker with name servers: at the start, every 30 s, and when a topic or the broker's settings change.
+# Unregisters it at the end.
 #
 # The name server in the broker's own process is called directly. Each other name server gets a connection, with one
 # request at a time.
 
 
 class RouteChanges(Protocol):
-    """The facts that a registration reports."""
+    """Events that a registration reports."""
 
     def topic_changed(self, topic: TopicConfig) -> None:
-        """The name servers know a topic as it is now."""
+        """Handle a changed topic, after it was registered with each name server that was reachable."""
         ...
 
     def topics_known(self) -> None:
-        """Every name server has the broker's topics now, even one that was unreachable when a topic changed."""
+        """Handle a registration of all topics with each name server that was reachable, including those that were
+        unreachable when a topic changed."""
         ...
 
 
 class Registration:
-    """is_registered: True if a name server took the last registration."""
+    """The broker's registration. `is_registered` is True if a name server has accepted the last one."""
 
     def __init__(
         self,
@@ -375,7 +381,7 @@ class Registration:
         self._due_s = clock.monotonic_s() + REGISTER_INTERVAL_S
 
     async def start(self) -> None:
-        """Register, and return when every name server has responded or failed."""
+        """Register all topics, and return when every name server has responded or failed."""
         self._is_running = True
         await self._register(list(self._topics))
         if self._name_servers.are_elsewhere:
@@ -393,7 +399,9 @@ class Registration:
         self._name_servers.close()
 
     def topic_changed(self, topic: TopicConfig) -> None:
-        """Register a topic that was created or changed. Ignored before `start`, which registers all topics."""
+        """Register a topic that was created or changed: immediately with the name server in this process, soon with others.
+        Ignored before `start`, which registers all topics. Beyond MAX_PENDING_TOPICS, the next registration of all topics
+        has the topic."""
         if not self._is_running:
             return
         self._register_locally([topic])
@@ -409,7 +417,7 @@ class Registration:
         self._wake.set()
 
     def moved(self, former: str) -> None:
-        """Handle a change of the broker's address."""
+        """Handle a change of the broker's address in the routes of the name server in this process, if there is one."""
         config, local = self._settings.now, self._name_servers.local
         if local is None:
             return
@@ -422,7 +430,7 @@ class Registration:
             self._wake.set()
 
     async def _run(self) -> None:
-        """Register when a topic has changed, a name server has closed its connection, or the interval is over."""
+        """Register when topics or settings have changed, a name server has closed its connection, or the interval is over."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -437,7 +445,7 @@ class Registration:
         changed, self._changed = self._changed, {}
         all_are_due = self._name_servers.any_is_fresh or not changed
         await self._register(list(self._topics) if all_are_due else list(changed.values()))
-        # Only now, because a notified member requests the route, and must not get the previous number of queues
+        # after the registration, because a notified member requests the route, and must not get the previous number of queues
         for topic in changed.values():
             self._changes.topic_changed(topic)
         if all_are_due:
@@ -469,7 +477,7 @@ class Registration:
             finish(work)
 
     def _as_permitted(self, topic: TopicConfig) -> TopicConfig:
-        """Return the topic with the broker's own permission, if that forbids reading or writing."""
+        """Return the topic, with the broker's own permission if that forbids reading or writing."""
         permission = self._settings.now.permission
         if permission & PERM_READ_WRITE == PERM_READ_WRITE:
             return topic

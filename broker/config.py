@@ -17,8 +17,8 @@ MAX_CONNECTIONS: Final = 10_000  # connections of one server; fewer if the proce
 ADDRESS_SHARE: Final = 0.5
 # fraction of the machine's or container's memory that connections may hold together if --memory is not given
 MEMORY_SHARE: Final = 0.25
-MIN_MEMORY_BYTES: Final = 64 * 1024 * 1024  # minimum memory that connections may hold together
-MEMORY_SWEEP_S: Final = 1.0  # interval at which the memory that connections hold is counted
+MIN_MEMORY_BYTES: Final = 64 * 1024 * 1024  # minimum memory that connections may hold together if --memory is not given
+MEMORY_SWEEP_S: Final = 1.0  # interval at which the memory of connections that have read or written is counted
 LARGE_HOLDING_BYTES: Final = 65_536  # connections that hold more than this are closed first when memory is short
 ROOM_SHARE: Final = 32  # when only smaller connections can be closed, 1/32 of the memory budget is freed
 STREAM_BYTES: Final = 2048  # memory counted for an open gRPC call, in addition to its messages
@@ -37,13 +37,15 @@ RESERVED_FILES: Final = 32  # file descriptors kept free for listening sockets, 
 MIN_OPEN_FILES: Final = 64  # minimum number of file descriptors with which a broker starts
 LISTEN_BACKLOG: Final = 1024  # connections that wait in the kernel to be accepted
 VIP_DISTANCE: Final = 2  # distance of the VIP channel's port below the broker's port, as Apache's clients compute it
-IDLE_LIMIT_S: Final = 120.0  # a connection that sends nothing for this long is closed
+IDLE_LIMIT_S: Final = 120.0  # a connection without data in either direction for this long is closed
 SWEEP_INTERVAL_S: Final = 10.0  # interval at which idle connections, silent members and silent brokers are looked up
 MOMENT_S: Final = 0.002  # time per event-loop iteration for requests that were just read
 TURN_S: Final = 0.003  # time per event-loop iteration for waiting requests and other long work together
 PIECE_S: Final = 0.001  # time for the requests of one connection before the event loop serves other connections
 NOTED_S: Final = 0.0001  # requests that take less time are not counted against their client's time
-SMALL_READ_BYTES: Final = 4096  # a socket read of up to this size is served immediately
+SMALL_READ_BYTES: Final = (
+    4096  # the requests of a socket read of up to this size are served even if MOMENT_S is used up
+)
 CALL_WORK: Final = 64  # HTTP/2 frames of a large socket read that are decoded at a time; a frame takes 3 us
 # request bodies above this size, except sent messages, are queued as long work; parsing 1 MiB takes 10 ms
 LARGE_REQUEST_BYTES: Final = 65_536
@@ -59,9 +61,8 @@ ASKED_BYTES: Final = 1024  # memory counted for each query to a member, charged 
 DRAIN_TIMEOUT_S: Final = 5.0  # time that a stopping broker waits for connections to close
 GARBAGE_SWEEP_S: Final = 1.0  # interval at which the garbage collector examines new objects
 GARBAGE_GROWTH: Final = 2.0  # memory growth factor after which the garbage collector examines all objects
-GARBAGE_MIN_BYTES: Final = (
-    128 * 1024 * 1024
-)  # minimum memory growth after which the garbage collector examines all objects
+# memory growth that must be added to this factor before the garbage collector examines all objects
+GARBAGE_MIN_BYTES: Final = 128 * 1024 * 1024
 MAX_METRICS_CONNECTIONS: Final = 16  # connections of the metrics port; one more closes the oldest
 METRICS_CLIENT_S: Final = 10.0  # time that a client of the metrics port may take to write or read
 
@@ -308,7 +309,7 @@ DEPARTED_KEPT_S: Final = 7 * 86_400.0  # time for which a departed broker is rem
 
 
 class LimitExceeded(Exception):
-    """More than a limit of this module allows. The text names what, and the limit."""
+    """A request exceeds a limit. The text names the limit."""
 
 
 N = TypeVar("N", int, float)
@@ -474,11 +475,16 @@ LIMITS: Final = Limits()
 
 @dataclass(frozen=True, slots=True)
 class BrokerConfig:
-    """A broker's settings. `address` is the one in routes, as `host:port`; `external_address` is for
-    clients that ask at a name server's external port. `default_queues`: how many queues a topic that a send creates gets at
-    most; clients ask for 4 (both are `defaultTopicQueueNums` in Apache's). `grpc_max_delay_hours`: how far ahead clients of
-    gRPC may set a delivery time (`maxDelayTimeMills` of Apache's proxy). `name_server_account`: the access key of the
-    account as which registrations are signed."""
+    """A broker's settings.
+
+    Attributes:
+        address: The broker's address in routes, as `host:port`.
+        external_address: The address in routes for clients outside of the brokers' network; None for the same one.
+        default_queues: The maximum number of queues of a topic that a send creates. Clients request 4. In Apache's broker and
+            client both numbers are called `defaultTopicQueueNums`.
+        grpc_max_delay_hours: How far ahead gRPC clients may set a delivery time (`maxDelayTimeMills` of Apache's proxy).
+        name_server_account: The access key of the account with which requests to name servers and other brokers are signed.
+    """
 
     data_dir: Path
     address: str

@@ -29,14 +29,15 @@ garbage_log = structlog.get_logger("rocketlet.garbage")
 
 
 # ------------------------------------------------------------------------------
-# The memory that the machine or the container has, and how much of it this process takes.
+# The memory that the machine or the container has, and how much of it this process uses.
 
 
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def default_budget() -> int:
-    """A quarter of the machine's memory, or of the container's."""
+    """Return the default of --memory: a quarter of the machine's memory, or of the container's limit if that is lower; at
+    least MIN_MEMORY_BYTES."""
     found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for path in _CGROUP_LIMITS:
         try:
@@ -49,7 +50,7 @@ def default_budget() -> int:
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process; 0 on systems other than Linux, which do not say."""
+    """Return the resident memory of this process; 0 on systems other than Linux, which do not report it."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except (OSError, ValueError, IndexError):
@@ -58,21 +59,19 @@ def resident_bytes() -> int:
 
 
 # ------------------------------------------------------------------------------
-# How many files the operating system lets this process open, and how they are shared out.
-#
-# Segments take half at most, connections the rest; a few stay free for listening sockets, state files and name
-# servers.
+# The number of files that this process may open, and its division: RESERVED_FILES stay free for listening sockets, state
+# files and name servers, segments of the store get at most half of the others, and connections get the rest.
 
 
 _WANTED = MAX_CONNECTIONS + MAX_OPEN_SEGMENTS + RESERVED_FILES
 
 
 class TooFewOpenFiles(Exception):
-    """The broker cannot run with so few."""
+    """The process may open fewer files than a server needs."""
 
 
 class OpenFileShares(NamedTuple):
-    """The limit of the process, and the shares of it."""
+    """The limit of the process, and how many of these files segments and connections may use."""
 
     allowed: int
     segments: int
@@ -80,7 +79,8 @@ class OpenFileShares(NamedTuple):
 
 
 def raise_limit() -> None:
-    """Raises the soft limit of open files up to the hard one, and logs a shortage."""
+    """Raise the soft limit of open files as far as a server needs and the hard limit allows, and log a shortage. Raises
+    TooFewOpenFiles."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _WANTED if hard == resource.RLIM_INFINITY else min(_WANTED, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -99,7 +99,7 @@ def raise_limit() -> None:
 
 
 def shares() -> OpenFileShares:
-    """How the open files that are allowed now are shared out. Raises TooFewOpenFiles if they are too few to run."""
+    """Return the division of the files that the process may open now. Raises TooFewOpenFiles if they are too few."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     allowed = _WANTED if soft == resource.RLIM_INFINITY else soft
     if allowed < MIN_OPEN_FILES:
@@ -117,7 +117,7 @@ def shares() -> OpenFileShares:
 # each other in a circle. The collector examines all objects, repeatedly while their number grows. With the 10,000
 # members of a large group this takes 130 ms, in which no client is served. A server is built to leave no circles
 # behind, however its clients leave. The collector therefore examines new objects only, and every second the survivors
-# are set aside, which takes almost no time. Circles that a library leaves are freed when the process's memory has grown
+# are set aside (`gc.freeze`), which takes almost no time. Circles that remain are freed when the process's memory has grown
 # by `GARBAGE_GROWTH` and `GARBAGE_MIN_BYTES` since the last examination of all objects, because the collector then
 # examines all objects again.
 
@@ -162,7 +162,7 @@ class Garbage:
 
 
 # ------------------------------------------------------------------------------
-# Files that an operator writes, such as certificates and accounts: have they changed, and how is one replaced?
+# Files that an operator writes, such as certificates and accounts: detection of changes, and atomic replacement.
 
 
 State = tuple[int, int, int] | None
@@ -234,8 +234,8 @@ def is_readable_by_all(path: Path) -> bool:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Replace a file atomically, synced to the device and with its previous permissions. Raises OSError; the file is
-    then unchanged."""
+    """Replace a file atomically, with its previous permissions. The new content is synced to the device before the file is
+    replaced. Raises OSError; the file is then unchanged."""
     temporary = path.with_name(f".{path.name}.new")
     try:
         _write_synced(temporary, data, path.stat().st_mode & 0o777)

@@ -44,8 +44,8 @@ log = structlog.get_logger("rocketlet.metrics")
 # Prometheus metrics and health checks of a broker.
 #
 # Imported only if a metrics port is configured. Names that start with `rocketlet_` are Rocketlet's own. Names that
-# start with `rocketmq_` are those of Apache's exporter (RMQMetricsCollector), with its labels, so that its dashboards
-# and alerts also work here.
+# start with `rocketmq_` are those of Apache's exporter (RMQMetricsCollector), with its labels, so that dashboards and
+# alerts that use these metrics also work here.
 
 
 _MINUTE_S = 60.0
@@ -108,7 +108,7 @@ class Collector:
         )
         yield self._gauge(
             "rocketlet_connections_held_bytes",
-            "Bytes held by connections: incomplete requests and unread responses",
+            "Memory counted for connections in bytes: waiting requests, unread responses, held pulls, memberships",
             self._memory.used_bytes,
         )
         yield self._gauge(
@@ -119,11 +119,9 @@ class Collector:
 
     async def _topics(self) -> list[Metric]:
         broker, place = self._broker, self._place
-        put = self._counter(
-            "rocketlet_messages_put", "Messages stored since the data folder was created", None, "topic"
-        )
+        put = self._counter("rocketlet_messages_put", "Messages stored in a topic since it was created", None, "topic")
         offset = self._gauge(
-            "rocketmq_producer_offset", "Messages stored since the data folder was created", None, "topic"
+            "rocketmq_producer_offset", "Messages stored in a topic since it was created", None, "topic"
         )
         tps = self._gauge("rocketmq_producer_tps", "Messages stored per second in the last minute", None, "topic")
         totals, rates = await _done(broker.statistics.all_rates(_MINUTE_S))
@@ -329,7 +327,8 @@ class Collector:
         return [lag, accumulated, offset, oldest, latency, levels]
 
     async def _levels(self, group: str, topic: str) -> list[int]:
-        """Return a group's lag in each level of a topic with priorities."""
+        """Return a group's lag in each level of a topic with priorities. The last of MAX_METRIC_LEVELS levels includes all
+        higher ones."""
         columns = await _done(self._broker.progress.columns(group, topic, times=False))
         lags = [max(end - at, 0) for end, at in zip(columns.broker_offsets, columns.consumer_offsets, strict=True)]
         last = MAX_METRIC_LEVELS - 1
@@ -426,8 +425,8 @@ class Measured(Protocol):
 class _Threads(ThreadingMixIn, WSGIServer):
     """A WSGI server with a thread for each connection.
 
-    If there are too many connections, the oldest one is closed: clients that connect without sending a request must not
-    use up the broker's threads and descriptors.
+    If there are too many connections, the oldest one is closed, so that clients that connect without sending a request do
+    not use up the broker's threads and descriptors.
     """
 
     daemon_threads = True
@@ -467,7 +466,8 @@ class _Quiet(WSGIRequestHandler):
 
 
 def _is_own(host: str) -> bool:
-    """Return True if a host name can only mean this machine, so that no other site can make it point here."""
+    """Return True for an IP address, and for a name of this machine. Other names may belong to a site that makes them point
+    here."""
     try:
         name = (urlsplit(f"//{host}").hostname or "").lower()
     except ValueError:
@@ -547,7 +547,8 @@ class MetricsPort:
         return [f"{text}\n".encode()]
 
     def _fault(self, *, is_ready: bool) -> str | None:
-        """Return the reason why the process is not alive or, with `is_ready`, not ready for clients; None if it is."""
+        """Return the reason why the event loop does not respond or, with `is_ready`, why the process is not ready for
+        clients; None without a reason."""
         try:
             return self._ask(self._measured.readiness() if is_ready else asyncio.sleep(0))  # type: ignore[no-any-return] # a text, or None
         except TimeoutError:

@@ -59,12 +59,12 @@ class Listening:
     """The ports and settings by which clients reach a server, and the permissions that clients need.
 
     Attributes:
-        external_port: A second port, for clients outside of the brokers' network; it returns routes with the brokers'
-            external addresses.
+        external_port: A second port, for clients outside of the brokers' network; routes that are requested there have the
+            external addresses of brokers that have one.
         grpc_port: An additional port for gRPC, which the other ports accept, too.
-        tls: TLS for all ports; None for plain text only.
-        acl: Accounts and their permissions; None to allow everything to everybody.
-        admin_is_local: True to accept administrative requests from this machine only.
+        tls: TLS for all ports but that of the metrics; None for plain text only.
+        acl: Accounts and their permissions; None to accept requests without an account.
+        admin_is_local: True to accept administrative requests from this machine only, except those of other brokers.
     """
 
     host: str = "127.0.0.1"
@@ -103,7 +103,8 @@ _NO_TAPS: Final = Taps()
 
 
 class Server:
-    """A context manager: listens until the block ends, then drains the connections and closes them."""
+    """A context manager: listens until the block ends, then closes the connections when their responses are written, or after
+    DRAIN_TIMEOUT_S."""
 
     def __init__(
         self, listening: Listening, *, broker: BrokerController | None, routes: Routes | None, taps: Taps = _NO_TAPS
@@ -131,7 +132,7 @@ class Server:
         self._connection_type = taps.connection_type
         self._tap_calls = taps.calls
         self._connections: dict[RemotingConnection, None] = {}
-        self._last_is_gone: asyncio.Event | None = None  # while it closes
+        self._last_is_gone: asyncio.Event | None = None  # set to an event when the server closes its connections
         self._server: asyncio.Server | None = None
         self._turns = broker.turns if broker is not None else Turns()
         self.handshakes = Handshakes(served.limits)
@@ -242,7 +243,7 @@ class Server:
         return make_server(self._broker, self._acl, self._tap_calls) if make_server is not None else None
 
     def _protocol_of(self, connection: RemotingConnection, first: bytes) -> asyncio.Protocol:
-        """Return the protocol for a client's first bytes, after TLS."""
+        """Return the protocol for a client's first bytes, which are decrypted if it uses TLS."""
         if not first.startswith(_HTTP2):
             return connection
         if self._loading is not None and not self._loading.done():
@@ -259,7 +260,8 @@ class Server:
         return connection
 
     async def _listen_for_vip(self) -> None:
-        """Listen on the VIP channel (the port minus 2), as Apache's broker does; skip it if the port is in use."""
+        """Listen on the VIP channel (the port minus 2), as Apache's broker does; log it and go on if that is impossible, for
+        example because the port is in use."""
         loop = asyncio.get_running_loop()
         port = int(self._broker.config.address.rpartition(":")[2]) - VIP_DISTANCE if self._broker else 0
         try:
@@ -271,7 +273,7 @@ class Server:
 
     @property
     def grpc_port(self) -> int | None:
-        """The additional port for gRPC, even if port 0 was given; None without one."""
+        """The additional port for gRPC that the server listens on, even if port 0 was given; None without one."""
         return int(self._grpc.sockets[0].getsockname()[1]) if self._grpc else None
 
     @property
@@ -296,17 +298,18 @@ class Server:
         self._of_address[connection.address] += 1
 
     def _refusal(self, connection: RemotingConnection) -> tuple[str, int]:
-        """Return the reason to refuse a connection, and the limit; an empty reason if it is accepted."""
+        """Return the reason to refuse a connection, and the limit; an empty reason if it is accepted, which may close another
+        connection."""
         if len(self._connections) >= self.max_connections and not self._make_room(connection.address):
-            return "there are too many; raise `ulimit -n`, or close idle clients", self.max_connections
+            return "too many connections; raise `ulimit -n`, or close idle clients", self.max_connections
         of_address = int(self.max_connections * ADDRESS_SHARE)
         if self._of_address[connection.address] >= of_address and not is_loopback(connection.address):
-            return "one address has too many", of_address
+            return "too many connections of one address", of_address
         return "", 0
 
     def _make_room(self, newcomer: str) -> bool:
-        """Close the longest silent connection of the address with most connections. Return False if that address has at most
-        one more than the newcomer's."""
+        """Close the longest silent connection of the address with most connections. Return False and close none if that
+        address has at most one more than the newcomer's, or if all of its connections are closing."""
         address = max(self._of_address, key=lambda item: self._of_address[item])
         if self._of_address[address] <= self._of_address[newcomer] + 1:
             return False
@@ -333,7 +336,8 @@ class Server:
             self._turns.do_alone("routes", self._routes.freeing)
 
     def _reload(self) -> None:
-        """Read changed TLS and account files in a thread, so that a slow device does not block the event loop."""
+        """Load changed TLS and account files in a thread, so that a slow device does not block the event loop. Apply accounts
+        that an earlier call has loaded."""
         self._tls.warn_of_expiry(self._clock.time_ms() / 1000)
         for settings in (self._tls, self._acl):
             if settings is not None and settings.look():
@@ -366,8 +370,8 @@ async def _load_grpc_ahead() -> None:
 def _load_grpc() -> type[GrpcServer] | None:
     """Return the class of the gRPC server; None without the extra `broker`.
 
-    The import of the gRPC server takes long, so a thread does it after the server is ready. Earlier clients wait
-    (`LazyProtocol`).
+    The import of the gRPC server takes long, so a thread does it after the server has started. gRPC clients that connect
+    before its end wait (`LazyProtocol`).
     """
     try:
         from .grpc.server import GrpcServer
@@ -397,16 +401,17 @@ def _aborting(connections: set[Session]) -> Work[None]:
 # 2. Plain text: the `RemotingConnection` or gRPC connection replaces it, without any cost from then on.
 # 3. TLS: the handshake waits for its turn (`Handshakes`). Then `loop.start_tls` inserts its own protocol at the socket, and
 #    `TlsRecords` is inserted before that. After the handshake, the connection writes to the encrypted transport.
-# 4. A client that the TLS mode does not allow is refused with a reason, if possible in its own protocol.
+# 4. A client that the TLS mode does not allow is refused: a remoting request by a response with the reason, a TLS client by
+#    an alert.
 
 
 _HANDSHAKE: Final = 22
 _NO_TLS_HERE: Final = bytes((21, 3, 1, 0, 2, 2, 40))  # a fatal alert, handshake_failure (RFC 5246, 7.2)
 _NO_TLS_REASON: Final = (
-    "a TLS client came to a port without TLS; give --tls-cert and --tls-key, or turn TLS off in the client"
+    "a TLS client connected to a port without TLS; give --tls-cert and --tls-key, or turn TLS off in the client"
 )
 _NO_PLAIN_REMARK: Final = (
-    "this port takes TLS connections only; turn TLS on in the client "
+    "this port accepts TLS connections only; turn TLS on in the client "
     "(rocketlet: Access(tls=True), --tls; Java: -Dtls.enable=true)"
 )
 
@@ -415,7 +420,8 @@ C = TypeVar("C", bound=Client)
 
 
 class TlsDetector(asyncio.Protocol, Generic[C]):
-    """A socket's protocol until the client's protocol is known; during a TLS handshake, the protocol above TLS.
+    """A socket's protocol until the client's protocol is known; from the start of a TLS handshake to the first decrypted
+    bytes, the protocol above TLS.
 
     Args:
         turns: Schedules the work of each client address.
@@ -482,7 +488,7 @@ class TlsDetector(asyncio.Protocol, Generic[C]):
         self._transport.close()
 
     def _hand_over(self, data: bytes) -> None:
-        """Give the socket to the client's protocol, which its first bytes show."""
+        """Set the client's protocol, which its first bytes show, and pass the bytes to it."""
         assert self._transport is not None
         protocol = self._make_protocol(self.connection, data)
         self._transport.set_protocol(protocol)
@@ -515,7 +521,7 @@ class TlsDetector(asyncio.Protocol, Generic[C]):
         return self._transport is None or self._transport.is_closing()
 
     async def shake_hands(self, first: bytes) -> None:
-        """Return when the connection is encrypted, or has ended."""
+        """Make the handshake, and return when the connection is encrypted, or has failed and is aborted."""
         try:
             await self._encrypt(first)
             self._tls.handshakes += 1
@@ -554,7 +560,7 @@ class TlsDetector(asyncio.Protocol, Generic[C]):
         self._use(encrypted)
 
     def _take_records(self, raw: asyncio.Transport, first: bytes) -> None:
-        """Pass the client's bytes through `TlsRecords` from now on."""
+        """Pass the client's bytes through `TlsRecords` from now on. The next handshake may then start."""
         if raw.is_closing():
             return
         tls = cast("asyncio.BufferedProtocol", raw.get_protocol())
@@ -606,8 +612,8 @@ class TlsDetector(asyncio.Protocol, Generic[C]):
 # The schedule of TLS handshakes.
 #
 # Every client that connects can request a private-key operation by sending a copied hello, which costs it nothing. 400 of
-# them blocked the event loop for 223 ms. Only a few handshakes therefore start at a time. The others wait in
-# round-robin order by client address, so that an address with very many handshakes delays mainly its own.
+# them blocked the event loop for 223 ms. Only a few handshakes therefore start at a time (`opening_handshakes`). The others
+# wait in round-robin order by client address, so that an address with very many handshakes delays mainly its own.
 
 
 class Entering(Protocol):
@@ -640,7 +646,7 @@ class Handshakes:
         return len(self._running)
 
     def begin(self, entering: Entering, first: bytes) -> None:
-        """Start a handshake, or queue it. `first` are the client's first bytes."""
+        """Start a handshake, or queue it; if too many wait, refuse one (`_drop`). `first` are the client's first bytes."""
         self._waiting.setdefault(entering.address, deque()).append((entering, first))
         self.waiting += 1
         if self.waiting > self._limits.max_waiting_handshakes:
@@ -648,7 +654,8 @@ class Handshakes:
         self._go_on()
 
     def opened(self, entering: Entering) -> None:
-        """Start the next handshake, because this one's private-key operation is done and the rest is cheap."""
+        """Start the next handshake, because this one's private-key operation is done and the rest is cheap, or because this
+        one has ended."""
         self._opening.discard(entering)
         self._go_on()
 
@@ -702,7 +709,8 @@ class Handshakes:
 
 
 class LazyProtocol(asyncio.Protocol):
-    """Keeps the client's bytes until `loading` is done, then gives them and the socket to the result of `make_protocol`."""
+    """Keeps the client's bytes until `loading` is done, then passes them and the socket to the result of `make_protocol`. If
+    `loading` is cancelled, because the server stops, the connection is closed."""
 
     def __init__(
         self, connection: ClientTransport, loading: asyncio.Future[None], make_protocol: Callable[[], asyncio.Protocol]

@@ -95,10 +95,10 @@ class ClientTransport(Session, Protocol):
     """Transport of a client.
 
     Attributes:
-        active_s: monotonic time of the last read or write
+        active_s: monotonic time of the last read, or of the last write while the client read its responses
         heard_s: monotonic time of the last read
         read_bytes: number of bytes received from the client
-        is_held: True while its requests wait
+        is_held: True while further requests wait for an earlier one
     """
 
     active_s: float
@@ -108,7 +108,7 @@ class ClientTransport(Session, Protocol):
 
     @property
     def may_serve(self) -> bool:
-        """True if the client's requests may be served immediately; otherwise they are queued."""
+        """True if a larger read of the client may be served immediately; otherwise its requests are queued."""
         ...
 
     def note_served(self, used_s: float) -> None:
@@ -120,7 +120,7 @@ class ClientTransport(Session, Protocol):
         ...
 
     def on_farewell(self, action: Callable[[], None]) -> None:
-        """Call `action` before the broker closes the connection."""
+        """Call `action` before `close` closes the connection; `abort` does not call it."""
         ...
 
     @property
@@ -137,7 +137,7 @@ class ClientTransport(Session, Protocol):
         ...
 
     def go_on(self) -> None:
-        """Resume reading."""
+        """Serve waiting requests, and resume reading unless something else prevents it."""
         ...
 
     def pause_writing(self) -> None: ...
@@ -158,7 +158,7 @@ TLS_MODES: Final[tuple[TlsMode, ...]] = ("permissive", "enforcing", "disabled")
 
 
 class TlsError(ValueError):
-    """The files or the mode are invalid. The text has the remedy."""
+    """The files or the mode are invalid. The text names the files, or the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class TlsFiles:
     Attributes:
         certificate: PEM file with the server's certificate, followed by intermediate certificates
         key: PEM file with the private key; None if it is in the file of the certificate
-        client_authority: PEM file; if set, every client needs a certificate that one of its certificates has signed
+        client_authority: PEM file; if set, every TLS client needs a certificate that one of its certificates has signed
     """
 
     certificate: Path
@@ -223,7 +223,7 @@ def _refuse_password() -> str:
 
 
 def _expiries(paths: Iterable[Path]) -> dict[Path, float]:
-    """Return the expiry of each file's certificates, in seconds since the epoch."""
+    """Return the earliest expiry of the certificates in each file that has a readable one, in seconds since the epoch."""
     found: dict[Path, float] = {}
     for path in paths:
         with contextlib.suppress(OSError):  # errors are reported where the file is used
@@ -237,9 +237,9 @@ def _date(time_s: float) -> str:
 
 
 class Tls:
-    """The TLS settings of a server: mode, certificate, and errors that were reported already.
+    """The TLS settings of a server: mode, certificates, counters, and recently refused clients.
 
-    Without files the mode must not be `enforcing`, and TLS is offered only with `signs_itself`.
+    Without files the mode must not be `enforcing`, and TLS is offered only with `signs_itself` in the mode `permissive`.
 
     Args:
         mode: permissive accepts TLS and plain connections, enforcing only TLS, disabled only plain connections
@@ -285,7 +285,7 @@ class Tls:
         return self.context is not None or self._signs_itself
 
     async def ready(self) -> ssl.SSLContext:
-        """Return the TLS context. A self-signed certificate is created at the first call if there are no files."""
+        """Return the TLS context for clients. Create a self-signed certificate at the first call if there are no files."""
         if self.context is None:
             made = await asyncio.to_thread(with_certificate, _context_of)
             if self.context is None:
@@ -343,7 +343,7 @@ class Tls:
         self._turned_away.note((address, reason), f"{address}: {reason[:MAX_NAMED_CHARS]}")
 
     def failed(self, peer: str, reason: str) -> None:
-        """Count and log a failed handshake, or a TLS connection that was ended."""
+        """Count and record a failed handshake, or a TLS connection that was ended; log it unless it was logged recently."""
         self.failed_handshakes += 1
         expired = [f"{path} expired on {_date(at_s)}" for path, at_s in self.expires_s.items() if at_s <= time.time()]
         reason = "; ".join([reason, *expired])
@@ -358,8 +358,8 @@ class Tls:
 # OpenSSL processes all bytes that it gets in one step while the event loop waits, and the client decides how expensive
 # this is:
 #
-# 1. Each message of a client in a handshake requires a private-key operation, 0.1 to 3 ms. Each of them is
-# therefore scheduled fairly between clients.
+# 1. A message of a client in a handshake may require a private-key operation, 0.1 to 3 ms. Decryption during handshakes is
+# therefore scheduled fairly between client addresses.
 # 2. A record may contain no data. A key update (RFC 8446, 4.6.3) has 27 bytes and takes 27 us, and OpenSSL accepts any
 # number of them: 1.9 MB of them blocked a broker for 1.1 s. Only a few records are therefore decrypted at a time, and
 # a client that sends many records without data is disconnected, as in Go's crypto/tls (maxUselessRecords). Ordinary
@@ -374,7 +374,7 @@ class RecordsOwner(Protocol):
     """The part of the server that has a client's `TlsRecords`."""
 
     def call_in_turn(self, action: Callable[[], None]) -> None:
-        """Call a function when the client's address has its turn."""
+        """Call a function later, when the client's address has its turn."""
         ...
 
     def end_flood(self) -> None:
@@ -410,7 +410,7 @@ class TlsRecords(asyncio.Protocol):
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that wait to be decrypted, plus encrypted bytes that the client has not read."""
+        """Bytes that wait to be decrypted, plus encrypted bytes that wait to be written to the socket."""
         return len(self._rest) + self._raw.get_write_buffer_size()
 
     def data_received(self, data: bytes) -> None:
@@ -422,8 +422,8 @@ class TlsRecords(asyncio.Protocol):
             self._owner.call_in_turn(self.go_on)
 
     def go_on(self) -> None:
-        """Decrypt as much as fits into one piece of work. The rest is decrypted in later pieces, or when requests no
-        longer wait."""
+        """Decrypt as much as fits into one piece of work, unless requests wait. The rest is decrypted in later pieces, or
+        when requests no longer wait."""
         if self._is_decrypting:
             return
         self._is_decrypting = True
@@ -500,9 +500,9 @@ def _feed(tls: asyncio.BufferedProtocol, data: bytes, raw: asyncio.Transport) ->
 
 
 # ------------------------------------------------------------------------------
-# Self-signed certificate, if none is configured: official 5.x clients in Java, Go, C# and C++ use TLS by default, and
-# verify no certificate. The certificate is created in memory when the first TLS client connects. Clients cannot use it
-# to verify the broker.
+# Self-signed certificate for `signs_itself`, if none is configured: official 5.x clients in Java, Go, C# and C++ use TLS by
+# default, and verify no certificate. The certificate is created when the first TLS client connects, and not kept on the disk.
+# Clients cannot use it to verify the broker.
 
 
 T = TypeVar("T")

@@ -131,7 +131,7 @@ async def test_clients_that_cannot_connect_and_calls_that_fail_are_named(
     assert sorted({finding.kind for finding in found}) == ["calls_failing", "connections_refused"]
     texts = "\n".join(finding.text for finding in found)
     assert "41302 SendMessage of host@1@0@test (127.0.0.1:" in texts
-    assert "127.0.0.1: a TLS client came to a port without TLS" in texts
+    assert "127.0.0.1: a TLS client connected to a port without TLS" in texts
     assert "pip install '.[broker]'" in texts
     await client.close()
 
