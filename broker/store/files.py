@@ -37,7 +37,7 @@ _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
 
 
 class StoreError(Exception):
-    """The error for a data folder that cannot be used in its present state. The text has the remedy."""
+    """The base of the store's errors. For a data folder that cannot be used in its present state, the text has the remedy."""
 
 
 class StoreFull(StoreError):
@@ -68,8 +68,8 @@ class OpenFiles:
         self._open: OrderedDict[str, int] = OrderedDict()
 
     def get(self, path: str, *, creates: bool = False) -> int:
-        """Return a descriptor for reads and appends. With `creates`, the file is created, or truncated if it exists.
-        Raises OSError."""
+        """Return a descriptor for reads and appends; for reads only on a read-only file system. With `creates`, a file that
+        is not open is created, or truncated if it exists. Raises OSError."""
         descriptor = self._open.get(path)
         if descriptor is None:
             while len(self._open) >= self._limit:
@@ -126,7 +126,7 @@ def read_state(path: Path, *, is_derivable: bool = False) -> Any:
 
 
 def find_state(path: Path, *, is_derivable: bool = False) -> State:
-    """Return what `read_state` returns, and whether it is the newest value."""
+    """Return the value that `read_state` returns, and True if it is the newest value. Raises StoreError."""
     faults: list[str] = []
     for source in (path, path.with_suffix(_OLD)):
         try:

@@ -313,8 +313,8 @@ class ConsumeQueue:
 # Reads of messages from the log: by queue and offset, by position, by time.
 #
 # Records that this process has written are read in large pieces, and checked by sums (`Written` in `log.py`). Older
-# records, and records with a wrong sum, are checked one by one. A damaged record is skipped, counted and logged, and
-# later records are delivered.
+# records, records with a wrong sum, and records that a filter examines are checked one by one. A damaged record is skipped,
+# and later records are delivered. The first `MAX_NOTED_DAMAGE` damaged records are counted and logged.
 
 
 @lru_cache(32)
@@ -357,7 +357,7 @@ class Reader:
 
     @property
     def damaged(self) -> frozenset[tuple[str, int, int]]:
-        """Damaged messages found so far: topic, queue id, offset."""
+        """Damaged messages found so far, up to MAX_NOTED_DAMAGE: topic, queue id, offset."""
         return frozenset(self._damaged)
 
     def fetch(
@@ -669,7 +669,7 @@ class Reader:
 
     def offset_by_time(self, queue: ConsumeQueue, timestamp_ms: int) -> Work[int]:
         """Return the offset for SEARCH_OFFSET_BY_TIMESTAMP: the message at that time, or else the nearest one before or
-        after it."""
+        after it; `begin` for an empty queue."""
         if queue.begin == queue.next:
             return queue.begin
         low = yield from self.first_not_before(queue, timestamp_ms)
@@ -743,8 +743,8 @@ class Search:
     def run(
         self, text: bytes, begin_ms: int, end_ms: int, is_wanted: Callable[[str], bool]
     ) -> Iterator[Sequence[Found]]:
-        """Yield the matching messages of each piece of work, newest first; a piece may have none. Raises StoreError for
-        unreadable messages.
+        """Yield the matching messages of each piece of work, newest first; a piece may have none. Damaged messages are
+        skipped. Stop after SEARCHED_ENTRIES index entries. Raises StoreError if the system refuses a read.
 
         Args:
             text: bytes that the record must contain

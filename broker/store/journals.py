@@ -111,7 +111,8 @@ class Journal:
         return self._unsynced.syncs()
 
     def shortening(self, save: Job[None]) -> Job[None]:
-        """Save the state file with all earlier changes, and keep only later changes in the journal. Raises StoreFull."""
+        """Save the state file with all earlier changes, and keep only later changes in the journal. If changes arrive during
+        each of `_ATTEMPTS` writes, the journal is not shortened. Raises StoreFull."""
         self._since = []
         aside = self._path.with_suffix(".journal-new")
         try:
@@ -371,7 +372,7 @@ def _write_frame(path: Path, data: bytes, mode: int, *, sync: bool) -> None:
 
 
 # ------------------------------------------------------------------------------
-# Journal of granted leases, which are written to disk before a member is notified.
+# Journal of granted leases, which are written before the response to the member.
 #
 # A broker that is killed and restarted must know every lease that a member holds. If it forgot a lease, it would grant
 # the queue to another member; if it forgot that a lease has ended, it would give the queue back to the previous owner.

@@ -43,7 +43,7 @@ from .files import Damaged, OpenFiles, StoreError, StoreFailed, StoreFull, Unrea
 # A sequence of append-only files, called segments. The name of each is the position of its first byte, in 20 digits.
 #
 # Positions do not change when old segments are dropped. Nothing is overwritten in place, so readers see acknowledged
-# bytes. If a segment is missing, or ends before the start of the next one, there is a gap. Reading in a gap raises
+# bytes. If a segment is missing, or ends before the start of the next one, there is a gap, in which `read` raises
 # Damaged.
 
 
@@ -82,7 +82,7 @@ class SegmentedFile:
         directory: folder of the segments
         segment_bytes: size at which the next segment is started
         open_files: cache of file descriptors
-        stays_open: True if the last segment keeps its own descriptor, so that an append never needs a new one
+        stays_open: True if the last segment keeps its own descriptor, so that an append to it needs no new one
         is_synced: True if the caller runs the calls of `syncs`; finished segments stay open until then
         sums: True if the CRC-32 of each segment's bytes is kept
     """
@@ -252,15 +252,15 @@ class SegmentedFile:
     # Reading
 
     def read(self, position: int, size: int) -> bytes:
-        """Return up to `size` bytes at `position`; fewer at the end. Raises StoreError for a dropped position, and
-        Damaged in a gap."""
+        """Return up to `size` bytes at `position`; fewer at the end. Raises StoreError for a dropped position, Damaged in a
+        gap, and Unreadable if the system refuses the read."""
         data, fault = self._read(position, size)
         if fault is not None:
             raise fault
         return data
 
     def read_up_to_damage(self, position: int, size: int) -> bytes:
-        """Return what `read` returns, but only the bytes before a damaged part. Raises StoreError for other errors."""
+        """Return what `read` returns, but only the bytes before a damaged part. Raises the other errors of `read`."""
         data, fault = self._read(position, size)
         if fault is not None and not isinstance(fault, Damaged):
             raise fault
@@ -590,12 +590,12 @@ class CommitLog(SegmentedFile):
 # ------------------------------------------------------------------------------
 # Marks: proofs that a record starts at a position, which no client can forge.
 #
-# The first record of each append has a mark at the end of its properties: a keyed hash of the record's position. The
-# key is random, created at each start, stored in `marks.json`, and never sent. A client may read the mark of any
-# record, but learns no mark of a position where no record starts. A client therefore cannot put a valid mark into a
-# body. Records that are written where the end of the log was lost have another key.
+# The first record of each append has a mark at the end of its properties, if these leave space for it: a keyed hash of the
+# record's position. The key is random, created at each start, stored in `marks.json`, and never sent. A client may read the
+# mark of any record, but learns no mark of a position where no record starts. A client therefore cannot put a valid mark into
+# a body. Records that are written where the end of the log was lost have another key.
 #
-# Records that are older than the first key have no marks. `begin` is the position of the first record with a mark.
+# Records that are older than the first key have no marks. `begin` is the position from which on there are marks.
 
 
 FILE: Final = "marks.json"
@@ -623,7 +623,7 @@ class Marks:
 
     @property
     def begin(self) -> int:
-        """Position from which on the first record of each append has a mark."""
+        """Position from which on the first records of appends have marks; NOWHERE without a key."""
         return self._epochs[0][0] if self._epochs else NOWHERE
 
     def mark(self, position: int) -> bytes:
@@ -672,7 +672,8 @@ def _mark(key: bytes, position: int) -> bytes:
 
 
 class Written:
-    """Sums at some positions of the log, from `begin` on, where the log ended when this object was created."""
+    """Sums at some positions of the log, from `begin` on: at first the log's end when this object was created, later a
+    position after it, because the oldest sums are dropped."""
 
     __slots__ = ("_end", "_places", "_sum", "_sums", "begin")
 

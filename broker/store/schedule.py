@@ -390,7 +390,8 @@ class Schedule:
     # Files
 
     def saving(self, delivered: Callable[[], int], behind: Callable[[], Iterable[int]]) -> Job[None]:
-        """Write runs that are only in memory, and merge files. Runs stay in memory if the disk refuses the write."""
+        """Write runs that are only in memory, merge files, and remove runs whose messages were all stored again. Runs stay in
+        memory if the disk refuses the write."""
         try:
             yield from self._writing()
             runs = self._mergeable()

@@ -55,7 +55,7 @@ flusher_log = structlog.get_logger("rocketlet.flusher")
 # The commit log and its indexes: append, read, search, expire.
 #
 # `stage` determines position, offset and bytes of a message, and `commit` writes all staged messages in one append. The
-# caller of `stage` must commit before anything else reads the store. The broker commits once per socket read.
+# caller of `stage` must commit before anything else reads the store.
 
 
 Carry = Callable[[int], Job[int]]
@@ -162,7 +162,8 @@ class Store:
         return found
 
     def _put_aside(self, found: Recovered) -> None:
-        """Save the damaged and torn bytes of the log in `damaged`, and truncate a torn end."""
+        """Save the damaged and torn bytes of the log in `damaged`, up to DAMAGE_ASIDE_BYTES of each part, and truncate a torn
+        end."""
         for position, size in (*found.damage, Damage(self._log.end - found.torn_bytes, found.torn_bytes)):
             data = (
                 self._log.read_up_to_damage(position, min(size, DAMAGE_ASIDE_BYTES))
@@ -187,7 +188,7 @@ class Store:
             log.error("marks_not_renewed", reason=str(error), hint="free space, then start the broker again")
 
     def sync_log(self, sync: bool = True) -> None:
-        """Sync everything committed to the device, if `sync` is True. Raises StoreFailed."""
+        """Sync everything committed to the device, if `sync` is True and the store has not failed. Raises StoreFailed."""
         if sync and self.fault is None:
             try:
                 self._log.sync()
@@ -200,7 +201,8 @@ class Store:
         run(self.checkpointing(sync, closes=closes))
 
     def checkpointing(self, sync: bool = False, *, closes: bool = False) -> Job[None]:
-        """Write everything committed so far to the index files, and record this in the checkpoint. Raises StoreFull.
+        """Write everything committed so far to the index files, and record this in the checkpoint. Do nothing if nothing has
+        changed, or if the store has failed. Raises StoreFull.
 
         Args:
             sync: True to sync the log and the checkpoint to the device
@@ -246,7 +248,7 @@ class Store:
         return entries
 
     def syncing(self, sync: bool = True) -> Job[None]:
-        """Sync everything committed to the device, if `sync` is True. Raises StoreFailed."""
+        """Sync everything committed to the device, if `sync` is True and the store has not failed. Raises StoreFailed."""
         if not sync or self.fault is not None:
             return
         if not self._log.is_synced_apart:
@@ -292,7 +294,7 @@ class Store:
         return queue
 
     def queues_of(self, topic: str) -> list[ConsumeQueue]:
-        """Return the queues of a topic that have got messages, even if the topic has fewer queues now."""
+        """Return the queues of a topic that have an index, even if the topic has fewer queues now."""
         return list(self._of_topic.get(topic, ()))
 
     def delete_topic(self, topic: str) -> None:
@@ -351,7 +353,7 @@ class Store:
 
     @property
     def damaged(self) -> frozenset[tuple[str, int, int]]:
-        """Damaged messages found since the start: topic, queue id, offset."""
+        """Damaged messages found since the start, up to MAX_NOTED_DAMAGE: topic, queue id, offset."""
         return self._reader.damaged
 
     def syncs(self) -> list[Call]:
@@ -446,7 +448,7 @@ class Store:
         """Stage the messages of the sends from a position of the data on, with the compiled module. `commit` writes the
         messages.
 
-        Return None, with nothing staged, if the module declines the first send.
+        Return None, with nothing staged, if the module declines the first send, or if one of the queues was deleted.
         """
         first_mark = b"" if self._staged else self._marks.mark(self._next)
         encoded = fast.take_sends(
@@ -481,7 +483,8 @@ class Store:
 
     @property
     def staged(self) -> int:
-        """The number of staged pieces, where a batch is one piece."""
+        """The number of staged pieces: messages, batches, and for each queue the sends that one call of the compiled module
+        has staged."""
         return len(self._staged)
 
     def roll_back(self, kept: int = 0) -> None:
@@ -520,7 +523,7 @@ class Store:
                     self.flush_index(queue)
 
     def flush_index(self, queue: ConsumeQueue, *, sync: bool = False) -> bool:
-        """Flush a queue's index, and sync it if `sync` is True; return False if there was nothing to write. Raises
+        """Flush a queue's index, and sync it if `sync` is True; return False if there was nothing to flush. Raises
         StoreFull. If the device failed, all writes stop."""
         try:
             wrote = queue.flush()
@@ -551,7 +554,7 @@ class Store:
         return run(self.expiring(Retention(older_than_s, total_bytes)))
 
     def expiring(self, retention: Retention, carry: Carry | None = None) -> Job[int]:
-        """Drop the oldest segments while they are expired, and return their number.
+        """Drop the oldest segments while they are expired, up to DELETE_LIMIT and never the last one. Return their number.
 
         Args:
             retention: decides which segments are expired
@@ -598,9 +601,9 @@ def _flags(sys_flag: int, born_host: bytes, store_host: bytes) -> int:
 # `--flush sync`: responses wait until the data that they confirm is on the device. One sync runs at a time, and serves
 # all responses that were waiting before it started.
 #
-# The data is in the commit log and in the journals of topics and groups. After a failed sync it is unknown what the
-# device holds, even if a later sync succeeds ("fsyncgate"). The store then accepts no more writes, and every waiting
-# sender gets an error.
+# The data is in the commit log and in journals, such as those of topics and groups. After a failed sync it is unknown what
+# the device has, even if a later sync succeeds ("fsyncgate"). The store then accepts no more writes, and `otherwise` is
+# called for every waiting response.
 
 
 Action = Callable[[], None]
@@ -725,7 +728,7 @@ class WriteAvailability:
             log.info("writes_resumed", free_bytes=self._free_now())
 
     def now(self) -> str | None:
-        """Return `lack`, or None if space was freed since. Without this check, the state might never end, because load
+        """Return `lack`, or None if ROOM_BYTES were freed since. Without this check, the state might never end, because load
         balancers send nothing to a broker that is not ready."""
         if self.lack is not None and self._free_now() - self._free_bytes >= ROOM_BYTES:
             self.wrote()
@@ -785,7 +788,7 @@ class RetentionTime:
 
     @property
     def ahead_s(self) -> float:
-        """How far the wall clock jumped ahead in seconds, while the time before the jump is used; otherwise 0."""
+        """Number of seconds that the wall clock jumped ahead, while retention uses the time before the jump; otherwise 0."""
         return self._ahead_s if self._clock.monotonic_s() < self._doubted_until_s else 0.0
 
     def now_s(self) -> float:
