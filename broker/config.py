@@ -243,9 +243,9 @@ PROGRESS_S: Final = 0.5  # interval at which a broker reports to its peers that 
 PEER_IDLE_S: Final = 60.0  # idle time after which a connection to another broker is closed
 MAX_NAMED_MEMBERS: Final = 10  # members that the report of a conflict names
 REPEATS_S: Final = 600.0  # time for which the reasons of possible redeliveries to foreign members are reported
-MAX_REFUSED: Final = 100  # clients for which the reason of a refused heartbeat is kept
-REFUSED_S: Final = 90.0  # a refused heartbeat that is not repeated for this long is no longer reported
-MAX_NAMED_CHARS: Final = 200  # length of each text of a refused heartbeat
+MAX_REFUSED: Final = 100  # recent refusals of each kind, such as refused heartbeats, that are kept for reports
+REFUSED_S: Final = 90.0  # a refusal that is not repeated for this long is no longer reported
+MAX_NAMED_CHARS: Final = 200  # length of a client's text, such as a client id, in a report or log event
 MAX_REASON_CHARS: Final = 500  # reason of a failed delivery, kept with the retry and the dead letter
 MAX_RETRY_QUEUES: Final = 64  # queues of a group's retry topic
 MAX_RETRY_TIMES: Final = 1_000_000  # maximum of a group's setting for retries
@@ -290,8 +290,10 @@ RECORDS_AT_ONCE: Final = (
 )
 RECORD_BYTES: Final = 16  # minimum average payload of TLS records
 MAX_EMPTY_RECORDS: Final = 64  # TLS records in excess of that average after which the connection is closed
-MAX_REPORTED_PEERS: Final = 1000  # addresses whose refusals are remembered, so that the log does not repeat them
-REPORT_AGAIN_S: Final = 600.0  # time for which a repeated refusal of an address is not logged again
+MAX_REPORTED_PEERS: Final = (
+    1000  # refusals, by address and reason, that are logged in one interval; further ones are not
+)
+REPORT_AGAIN_S: Final = 600.0  # interval in which a repeated refusal of an address is logged only once
 MAX_ACL_FILE_BYTES: Final = 1024 * 1024  # size of the account file
 SELF_SIGNED_DAYS: Final = 3650  # validity of the certificate that the broker signs itself; each start makes a new one
 CERTIFICATE_WARNING_S: Final = 14 * 86_400.0  # time before a certificate expires at which the log warns
@@ -364,9 +366,8 @@ class Limits:
     max_filters: int = 256  # parsed SQL92 filters that are cached, by least recent use
     known_filter_words: int = 200_000  # tokens of all cached filters; a token takes about 200 bytes
     max_held_pulls: int = 100_000  # held pulls of all connections
-    woken_at_once: int = (
-        16  # held pulls of one queue that are answered immediately; further ones yield to the event loop
-    )
+    # held pulls of one queue up to which a new message answers all of them immediately; more are answered in pieces
+    woken_at_once: int = 16
     max_recalled: int = 1_000_000  # recalled messages whose delivery time has not come
     max_recall_looks: int = 100_000  # messages with the same delivery time among which a recall searches
     max_searches: int = 4  # concurrent queries by key, one for each client
@@ -418,8 +419,9 @@ class Limits:
     max_reported_faults: int = 8  # conflicts that the response to a Rocketlet member's heartbeat contains
     # faults of a group that are logged in ten minutes; the group's history has further ones
     max_logged_faults: int = 20
-    checked_at_once: int = 128  # members of a group that are compared with each change
-    heartbeat_limit_s: float = 120.0  # a member without a heartbeat for this long is removed
+    checked_at_once: int = 128  # members up to which a group is compared immediately at each change; others in pieces
+    # a member without a heartbeat, or a broker without a registration, for this long is removed
+    heartbeat_limit_s: float = 120.0
     history_events: int = 10_000  # events kept for one group
     history_groups: int = 1000  # groups with kept events
     history_all_events: int = 200_000  # events of all groups; beyond, the oldest are removed

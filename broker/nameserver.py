@@ -194,7 +194,7 @@ class Routes:
 
     @property
     def addresses(self) -> list[str]:
-        """The addresses of brokers, in the order of their registration."""
+        """The addresses of brokers, in the order of their last registration."""
         return list(self._addresses)
 
     @property

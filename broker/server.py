@@ -281,11 +281,6 @@ class Server:
         """The port of the metrics, even if port 0 was given; None without one."""
         return self._metrics.port if self._metrics else None
 
-    @property
-    def vip_connections(self) -> int:
-        """The number of connections on the VIP channel."""
-        return sum(connection.is_vip for connection in self._connections)
-
     def opened(self, connection: RemotingConnection) -> None:
         fault, limit = self._refusal(connection)
         if fault:

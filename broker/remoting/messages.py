@@ -351,7 +351,7 @@ _RECALL_CODES = {
 
 
 def recall_message(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
-    """RECALL_MESSAGE. The response follows when the recall is stored, or when the message is found not to be waiting."""
+    """RECALL_MESSAGE. The response follows when the recall is stored or refused."""
     header = read(RecallMessage, frame.ext)
     if broker.topics.get(header.topic) is None:
         return answer(frame, ResponseCode.TOPIC_NOT_EXIST, remark=f"topic[{header.topic}] not exist")

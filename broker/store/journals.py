@@ -428,7 +428,7 @@ class PreviousRunLease(NamedTuple):
 
 
 def _changes(value: Any) -> list[Any]:
-    """Return a list of changes. Raises ValueError."""
+    """Return the value of a file or a line, which must be a list of changes. Raises ValueError if it is not."""
     if not isinstance(value, list):
         raise ValueError("the leases are not a list")
     return value

@@ -187,15 +187,6 @@ class Store:
         except StoreFull as error:
             log.error("marks_not_renewed", reason=str(error), hint="free space, then start the broker again")
 
-    def sync_log(self, sync: bool = True) -> None:
-        """Sync everything committed to the device, if `sync` is True and the store has not failed. Raises StoreFailed."""
-        if sync and self.fault is None:
-            try:
-                self._log.sync()
-            except StoreFailed as error:
-                self.fail(str(error))
-                raise
-
     def checkpoint(self, sync: bool = False, *, closes: bool = False) -> None:
         """Write a checkpoint in one step, like `checkpointing`."""
         run(self.checkpointing(sync, closes=closes))
@@ -252,7 +243,11 @@ class Store:
         if not sync or self.fault is not None:
             return
         if not self._log.is_synced_apart:
-            self.sync_log()
+            try:
+                self._log.sync()
+            except StoreFailed as error:
+                self.fail(str(error))
+                raise
             return
         try:
             # In one call, because messages that are acknowledged from now on depend on all of these syncs, and wait for
