@@ -634,7 +634,7 @@ def _numbers(host: str) -> tuple[int, ...]:
 # ------------------------------------------------------------------------------
 # The file of accounts: it is read at the start and when it changes, and rewritten by mqadmin's ACL commands.
 #
-# Needs PyYAML, which only brokers with accounts need: `pip install '.[acl]'`.
+# Needs PyYAML, which only servers with accounts need: `pip install '.[acl]'`.
 
 
 _VERSION: Final = "dataVersion"

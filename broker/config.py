@@ -216,7 +216,8 @@ MAX_PRIORITY: Final = (1 << 31) - 1  # the priority of a message, a Java int; th
 MAX_RECOVERY_S: Final = 3600  # maximum of a transaction's own time to its first check
 # request timeout assumed for gRPC clients without settings, which is the default of the official clients
 REQUEST_TIMEOUT_S: Final = 3.0
-DEADLINE_MARGIN_S: Final = 0.1  # time before a client's deadline at which a waiting receive is answered
+# time before a client's deadline at which a waiting receive with a long-polling timeout is answered
+DEADLINE_MARGIN_S: Final = 0.1
 MAX_POLL_S: Final = 20.0  # maximum time for which a receive waits for messages
 POLL_S: Final = 20.0  # long-polling timeout that the broker announces to clients
 RECEIVE_BATCH: Final = 32  # batch size that the broker announces to clients
@@ -304,7 +305,7 @@ RELOAD_INTERVAL_S: Final = 1.0
 # Name servers
 
 REGISTER_INTERVAL_S: Final = 30.0  # interval of registrations at name servers
-REGISTER_TIMEOUT_S: Final = 6.0  # timeout of a registration at a name server
+REGISTER_TIMEOUT_S: Final = 6.0  # timeout of a request to a name server or another broker
 REGISTER_POLL_INTERVAL_S: Final = 1.0  # interval at which closed connections to name servers are looked up
 MAX_PENDING_TOPICS: Final = 10_000  # changed topics that are registered before the next interval
 DEPARTED_KEPT_S: Final = 7 * 86_400.0  # time for which a departed broker is remembered

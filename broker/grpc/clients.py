@@ -532,7 +532,7 @@ def accepted_types(topic: TopicConfig) -> tuple[int, ...]:
 
 
 class Holding(NamedTuple):
-    """The queues of a topic on one broker. `address` is empty for this broker: the client already reached it."""
+    """The queues of a topic on one broker. `address` is empty for this broker, whose address the client knows."""
 
     queues: QueueData
     address: str

@@ -560,8 +560,8 @@ _CODES: Final = {RecallFault.ILLEGAL_HANDLE: Code.BAD_REQUEST, RecallFault.NOT_W
 
 
 def recall_message(context: HandlerContext, call: GrpcCall, request: Any) -> None:
-    """Recall a timed message. The response is sent when the recall is stored, with `--flush sync` when it is on the device;
-    or when the message is found not to be waiting. Raises StatusError."""
+    """Recall a timed message. The response is sent when the recall is stored, with `--flush sync` when it is on the device,
+    or when it is refused. Raises StatusError."""
     topic = topic_of(request.topic)
     if context.broker.topics.get(topic) is None:
         raise StatusError(Code.TOPIC_NOT_FOUND, f"No topic route info of {topic}")

@@ -274,7 +274,7 @@ def send_reply(broker: BrokerController, connection: RemotingConnection, frame: 
     """Store a reply and send it to the client that the property REPLY_TO_CLIENT names. The response follows when that client
     has responded: code 0, or 1 if it fails, disconnects or does not respond in time. A reply without the property is not
     stored. A reply to a client that is gone is stored, and its response is code 1. Raises Refusal for a reply that is too
-    large."""
+    large, StoreFull, and LimitExceeded if too many requests are open, although the reply is stored then."""
     is_v2 = frame.code == RequestCode.SEND_REPLY_MESSAGE_V2
     header = read_send_v2(frame.ext) if is_v2 else read(SendMessage, frame.ext)
     client_id = props.find(header.properties, REPLY_TO_CLIENT)

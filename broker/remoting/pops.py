@@ -294,7 +294,8 @@ def _check_invisible(invisible_ms: int) -> None:
 
 
 def _subscription(header: PopMessage) -> Subscription | None:
-    """Return the filter; None if all messages match. Raises Refused for an invalid or unknown filter."""
+    """Return the filter; None if all messages match. Raises Refused for an invalid tag expression, and for an
+    unknown kind of filter."""
     try:
         found = parse_subscription(header.topic, header.exp, kind=header.exp_type or TAG)
     except SubscriptionError as error:

@@ -41,7 +41,7 @@ class StoreError(Exception):
 
 
 class StoreFull(StoreError):
-    """The error after the operating system has refused a write. The store uses nothing of that write."""
+    """The error after the operating system has refused to write or remove a file. The store uses nothing of that write."""
 
 
 class StoreFailed(StoreFull):

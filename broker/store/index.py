@@ -76,7 +76,7 @@ _pack = ENTRY.pack
 
 @lru_cache(32)
 def _packer(count: int) -> Callable[..., bytes]:
-    """Return the struct that packs this many entries in one call."""
+    """Return a function that packs this many entries in one call."""
     return Struct(">" + "QIq" * count).pack
 
 
