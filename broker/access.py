@@ -382,7 +382,6 @@ class Acl:
         return self.file.look()
 
     def load(self) -> None:
-        """Load the file if it has changed."""
         self.file.load()
 
     def known(self, session: Session) -> Known:

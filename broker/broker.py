@@ -120,7 +120,7 @@ class BrokerController:
         clock, acl = self.clock, self.acl
         signer = FrameSigner(acl.file, config.name_server_account) if acl and config.name_server_account else None
         self.callers = GrpcClientStats(clock)
-        self.turned_away = Recent(clock)  # connections
+        self.turned_away = Recent(clock)
         self.clients = Clients(self.runtime, acl)
         self.name_servers = NameServers(config.name_servers, routes, self.tls, signer)
         self.peers = Peers(self.runtime, self.tls, signer)
@@ -255,7 +255,6 @@ class BrokerController:
 
     @property
     def config(self) -> BrokerConfig:
-        """The settings in force."""
         return self.settings.now
 
     # Life

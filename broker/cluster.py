@@ -251,7 +251,7 @@ class Peers:
             answer = await link.request(frame)
         except TimeoutError:
             reason = "timeout"
-        except (OSError, FrameError, ValueError) as error:  # ValueError: of an address
+        except (OSError, FrameError, ValueError) as error:  # ValueError: the address is invalid
             # The peer may have closed an idle connection: retry on a new one
             if was_open:
                 return await self._ask(address, frame)
@@ -279,7 +279,7 @@ class Peers:
         self._asking += 1
         try:
             return (await link.request(question)).code == ResponseCode.SUCCESS
-        except (OSError, FrameError, ValueError):  # ValueError: of an address
+        except (OSError, FrameError, ValueError):  # ValueError: the address is invalid
             return False
         finally:
             self._asking -= 1

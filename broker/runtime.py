@@ -239,7 +239,7 @@ class Turns:
         if address:
             del self._of_clients[address]
             if works:
-                self._of_clients[address] = works  # behind the other addresses
+                self._of_clients[address] = works  # after the other addresses
 
 
 class Moment:
@@ -325,7 +325,7 @@ class FairQueue:
             line = self._waiting.pop(client)
             work = line.popleft()
             if line:
-                self._waiting[client] = line  # behind the other clients'
+                self._waiting[client] = line  # after the other clients
             self._working.add(client)
             self._turns.do(self._doing(client, work))
 
@@ -411,7 +411,6 @@ Job = Generator[Call | None, None, T]
 
 
 def make_all(calls: Iterable[Call]) -> None:
-    """Make the calls one after the other."""
     for call in calls:
         call()
 

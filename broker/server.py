@@ -154,7 +154,6 @@ class Server:
 
     @property
     def connections(self) -> list[RemotingConnection]:
-        """The open connections."""
         return list(self._connections)
 
     @property

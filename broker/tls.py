@@ -111,9 +111,7 @@ class ClientTransport(Session, Protocol):
         """True if a larger read of the client may be served immediately; otherwise its requests are queued."""
         ...
 
-    def note_served(self, used_s: float) -> None:
-        """Record the time spent on the client's requests."""
-        ...
+    def note_served(self, used_s: float) -> None: ...
 
     def in_turn(self, work: Work[None]) -> None:
         """Do work for the client in pieces, which are scheduled fairly between client addresses."""

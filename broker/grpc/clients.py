@@ -453,7 +453,6 @@ class GrpcCall:
         self.keep_answered(self.stream.id, action)
 
     def is_late(self, now_s: float) -> bool:
-        """Return True if the client's deadline has passed."""
         return self.due_s is not None and now_s >= self.due_s
 
     def abort(self) -> None:

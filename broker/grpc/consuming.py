@@ -263,7 +263,7 @@ def _receive(context: HandlerContext, call: GrpcCall, request: Any) -> None:
         invisible_ms,
         wait_ms,
         queue_id,
-        False,  # like Apache's proxy, even in ordered groups
+        False,  # not strict, like Apache's proxy, even in ordered groups
         request.auto_renew,
         subscription,
         attempt_id=request.attempt_id[:MAX_ATTEMPT_CHARS] or None,

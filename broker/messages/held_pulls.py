@@ -86,8 +86,6 @@ def _is_wanted(pull: HeldPull) -> bool:
 
 
 class HeldPulls:
-    """The held pulls of all sessions."""
-
     def __init__(self, runtime: Runtime) -> None:
         limits = self._limits = runtime.limits
         self._clock = runtime.clock
@@ -99,7 +97,6 @@ class HeldPulls:
 
     @property
     def count(self) -> int:
-        """The number of held pulls."""
         return self._shares.count
 
     def hold(self, pull: HeldPull, wait_s: float) -> bool:
@@ -148,7 +145,6 @@ class HeldPulls:
         pull.session.when_read(lambda: _answer(pull))
 
     def is_held(self, pull: HeldPull) -> bool:
-        """Return True if the pull is still held."""
         return pull in self._of.get(pull.session, ())
 
     def _remove(self, pull: HeldPull) -> None:

@@ -41,7 +41,7 @@ _LITE_MARK: Final = props.LITE_TOPIC + props.NAME_END
 _LOST: Final = -1  # the entry of a message that cannot be read
 _ENTRY_BYTES: Final = 8
 _PACKED_BYTES: Final = 16 * _ENTRY_BYTES
-_FORMAT_WITH_DELETIONS: Final = 2  # of the data folder
+_FORMAT_WITH_DELETIONS: Final = 2  # first format of the data folder with deletions of lite topics
 
 
 class LiteTopic:

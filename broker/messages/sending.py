@@ -135,7 +135,7 @@ class SendService:
         self._cluster_text = f"{props.CLUSTER}{props.NAME_END}{config.cluster}"
         self._cluster_end = props.PAIR_END + self._cluster_text
         self._checked: set[tuple[str, int]] = set()  # topics and queues that have passed the checks of `_queue_id`
-        self._checked_at = -1  # generation of topics at which `_checked` was valid
+        self._checked_at = -1  # generation at which `_checked` is valid
         # Queues to which an account has sent a plain message, by account, topic and queue id, for the compiled module
         self._passed: dict[bytes, tuple[ConsumeQueue, bytes]] = {}
         host = self._store.store_host

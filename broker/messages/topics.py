@@ -294,7 +294,6 @@ class Topics:
         self.version = DataVersion(self._clock.time_ms(), self.version.counter + 1)
 
     def _append(self, change: dict[str, Any]) -> None:
-        """Append a change to the journal."""
         if self._is_behind:
             self._save()
         self._touch()
@@ -399,7 +398,6 @@ class Statistics:
             self.sent_back[key] += 1
 
     def totals(self) -> Work[Totals]:
-        """Return the present counts."""
         totals: dict[CountKey, int] = {}
         sums = dict.fromkeys((GOT, GOT_BYTES, SENT_BACK, PUT, PUT_BYTES), 0)
         for kind, counted in ((GOT, self.got), (GOT_BYTES, self.got_bytes), (SENT_BACK, self.sent_back)):

@@ -695,7 +695,7 @@ _OF_BROKER: Final = {"BROKER_PUT_NUMS": PUT, "BROKER_GET_NUMS": GOT}
 _STATS: Final = (PUT, PUT_BYTES, GOT, GOT_BYTES, SENT_BACK)
 _SENDS: Final = (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
 _PULLS: Final = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
-_LEVELS_MS: Final = (0, 10, 50, 100, 200, 500, 1_000, 2_000, 3_000, 4_000, 5_000, 10_000)  # StoreStatsService's
+_LEVELS_MS: Final = (0, 10, 50, 100, 200, 500, 1_000, 2_000, 3_000, 4_000, 5_000, 10_000)  # levels of StoreStatsService
 _LEVEL_NAMES: Final = (
     "<=0ms", "0~10ms", "10~50ms", "50~100ms", "100~200ms", "200~500ms", "500ms~1s", "1~2s", "2~3s", "3~4s", "4~5s", "5~10s",
     "10s~",
@@ -704,7 +704,6 @@ _UNLIMITED: Final = (1 << 31) - 1
 
 
 def runtime_info(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
-    """GET_BROKER_RUNTIME_INFO."""
     totals = yield from broker.statistics.totals()
     table = {
         **_identity(broker),
@@ -735,7 +734,7 @@ def _rates(stats: Statistics, totals: Totals) -> dict[str, Any]:
     table: dict[str, Any] = {
         "putTps": stats.rates(PUT, totals),
         "getTransferedTps": got_rates,
-        "getTransferredTps": got_rates,  # as 5.x spells it
+        "getTransferredTps": got_rates,  # the name in 5.x
         "getTotalTps": got_rates,
         "getFoundTps": got_rates,
         "getMissTps": "0.0 0.0 0.0",

@@ -203,7 +203,7 @@ class RemotingConnection(Client):
         self.records: Decryption | None = None
         self._farewell: Callable[[], None] | None = None
         self._answering_bytes = 0
-        self._had_much = False  # the last answers were large, as in a drain
+        self._had_much = False  # True if a large response was written since the last read
         self._later: deque[Callable[[], None]] = deque()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -493,7 +493,6 @@ class RemotingConnection(Client):
             self._transport.pause_reading()
 
     def set_protocol(self, protocol: asyncio.Protocol) -> None:
-        """Pass the socket's bytes to another protocol from now on."""
         if self._transport is not None:
             self._transport.set_protocol(protocol)
 
@@ -550,7 +549,7 @@ class KeptPulls:
 
     def __init__(self) -> None:
         self._pulls: dict[_Place, _Kept] = {}
-        self._is_new = False  # a pull was kept since one was named
+        self._is_new = False  # True if a pull was kept since the last call of `name`
         self.named: dict[bytes, CheckedPull] = {}
         self._names: dict[_Place, bytes] = {}
 

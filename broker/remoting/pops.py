@@ -178,7 +178,7 @@ def sync_lite_subscriptions(
 
 def _syncing(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
     for change in decode_lite_subscriptions(frame.body):
-        if connection.is_closed:  # while an earlier change was made
+        if connection.is_closed:  # closed while an earlier change was made
             break
         if fault := group_fault(change.group):
             raise Refused(ResponseCode.INVALID_PARAMETER, fault)

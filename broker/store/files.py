@@ -406,7 +406,6 @@ class Unsynced:
         self.has_new_name = False
 
     def wrote(self) -> None:
-        """Record a write."""
         self._is_synced = False
 
     def syncs(self) -> list[Call]:

@@ -142,13 +142,11 @@ class ConsumeQueue:
         return offset
 
     def extend_packed(self, entries: bytes, count: int, put_bytes: int) -> None:
-        """Append entries that are packed already."""
         self._tail += entries
         self.put_bytes += put_bytes
         self.next += count
 
     def remove_last(self, count: int) -> None:
-        """Remove the last entries."""
         del self._tail[len(self._tail) - count * ENTRY_BYTES :]
         self.next -= count
 
@@ -204,7 +202,6 @@ class ConsumeQueue:
         return self._entry
 
     def close(self) -> None:
-        """Close the file descriptors."""
         self._file.forget()
 
     # Recovery

@@ -182,7 +182,6 @@ _LAST_BYTES: Final = 64 * 1024
 
 
 def framed(content: bytes) -> bytes:
-    """Return the frame of a content."""
     return _HEAD.pack(len(content), zlib.crc32(content)) + content
 
 
@@ -288,7 +287,6 @@ class Frames:
             self._since = None
 
     def close(self) -> None:
-        """Close the file descriptor."""
         if self._descriptor is not None:
             disk.close(self._descriptor)
             self._descriptor = None

@@ -172,7 +172,6 @@ class Recovery:
     def run(
         self, checkpoint: Checkpoint | None, on_disk: Iterable[tuple[str, int]], *, rebuilds: bool = False
     ) -> Recovered:
-        """Recover, and return the result."""
         states = self._states(checkpoint) if checkpoint else {}
         for key, state in states.items():
             if self._is_wanted(*key, is_known=state.next > 0):  # a checkpoint contains no deleted topic
@@ -535,8 +534,6 @@ def _first_segment(source: Path) -> str:
 
 
 class _Copy:
-    """A copy in progress."""
-
     def __init__(self, source: Path, target: Path) -> None:
         self._source = source
         self._target = target

@@ -464,7 +464,7 @@ class Store:
         records = encoded.records
         for queue, entries, count, put_bytes in encoded.queues:
             queue.extend_packed(entries, count, put_bytes)
-            self._staged.append(records)  # the records of all queues, with the first queue
+            self._staged.append(records)  # all records are in the piece of the first queue
             self._staged_queues.append(queue)
             self._staged_counts.append(count)
             records = b""
@@ -730,7 +730,6 @@ class WriteAvailability:
         return self.lack
 
     def size_and_free_bytes(self) -> tuple[int, int]:
-        """Return the size of the disk and its free bytes."""
         return disk.size_and_free_bytes(self._folder)
 
     def _free_now(self) -> int:
