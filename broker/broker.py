@@ -407,7 +407,7 @@ class BrokerController:
 
     def ensure_retry_topic(self, group: GroupConfig, session: Session) -> None:
         """Create a group's retry topic if it is missing, because Apache's tools find the brokers of a group by its route. If
-        the disk is full, log it and go on.
+        the disk is full, only log it.
 
         Args:
             group: the settings of the group.

@@ -259,7 +259,7 @@ class Server:
         return connection
 
     async def _listen_for_vip(self) -> None:
-        """Listen on the VIP channel (the port minus 2), as Apache's broker does; log it and go on if that is impossible, for
+        """Listen on the VIP channel (the port minus 2), as Apache's broker does; only log it if that is impossible, for
         example because the port is in use."""
         loop = asyncio.get_running_loop()
         port = int(self._broker.config.address.rpartition(":")[2]) - VIP_DISTANCE if self._broker else 0
