@@ -1,13 +1,13 @@
-"""Spans and metrics of OpenTelemetry for producers and consumers, with the W3C context in message properties.
+"""Spans and metrics of OpenTelemetry for producers and consumers, with the trace context in message properties.
 
     from rocketlet.otel import TracedHandlers, TracedSends
 
     Producer(name_server, middleware=[TracedSends()])
     Consumer(name_server, "shop", "orders", handle, middleware=[TracedHandlers("shop")])
 
-Or nothing of this, and `opentelemetry-instrument python service.py`. The context travels in the properties `traceparent` and
-`tracestate`, where OpenTelemetry's agents for Java and Go look, too. Names follow OpenTelemetry's semantic conventions for
-messaging systems and RocketMQ.
+Or run `opentelemetry-instrument python service.py` without these lines. By default, the context is W3C's, in the properties
+`traceparent` and `tracestate`, which OpenTelemetry's agents for Java and Go read, too. Names follow OpenTelemetry's semantic
+conventions for messaging systems and RocketMQ.
 
 spans          spans and metrics around sends and handlers
 instrumentor   adds it to every producer and consumer

@@ -1,5 +1,5 @@
-"""`opentelemetry-instrument python service.py`, or `RocketletInstrumentor().instrument()`: every producer and
-consumer that is made from then on records spans and metrics, before their own middleware."""
+"""`opentelemetry-instrument python service.py`, or `RocketletInstrumentor().instrument()`: every producer and consumer that
+is created from then on records spans and metrics, before its own middleware, until `uninstrument()`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined] # it is not in __all__
-from rocketlet.client import Consumer, Producer, SharedConsumer
+from rocketlet.client import Consumer, LiteConsumer, Producer, SharedConsumer
 from wrapt import wrap_function_wrapper
 
 from .spans import TracedHandlers, TracedSends
@@ -29,17 +29,18 @@ class RocketletInstrumentor(BaseInstrumentor):  # type: ignore[misc] # it has no
 
         def consuming(
             init: Callable[..., None],
-            consumer: Consumer | SharedConsumer,
+            consumer: Consumer | SharedConsumer | LiteConsumer,
             given: tuple[Any, ...],
             named: dict[str, Any],
         ) -> None:
             group = given[1] if len(given) > 1 else named.get("group", "")
             init(*given, **named | {"middleware": [TracedHandlers(group, **providers), *named.get("middleware", ())]})
 
-        self._inits = {kind: kind.__init__ for kind in (Producer, Consumer, SharedConsumer)}
+        self._inits = {kind: kind.__init__ for kind in (Producer, Consumer, SharedConsumer, LiteConsumer)}
         wrap_function_wrapper("rocketlet.client.producer", "Producer.__init__", producing)
         wrap_function_wrapper("rocketlet.client.consumer", "Consumer.__init__", consuming)
         wrap_function_wrapper("rocketlet.client.shared_consumer", "SharedConsumer.__init__", consuming)
+        wrap_function_wrapper("rocketlet.client.lite_consumer", "LiteConsumer.__init__", consuming)
 
     def _uninstrument(self, **options: Any) -> None:
         for kind, init in self._inits.items():

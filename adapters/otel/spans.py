@@ -1,9 +1,9 @@
 """Middleware that records spans and metrics.
 
-A `send` is one span of kind PRODUCER; its context is put into the message. A handler for one message runs in a span of kind
-CONSUMER, a child of the sender's, so that a trace shows the whole way, and with the sender's baggage. A handler for a batch
-has a span with a link to each sender's. Names and attributes: OpenTelemetry's semantic conventions for messaging and for
-RocketMQ, version 1.37.
+A `send` is one span of kind PRODUCER; its context is put into the message. If a message has such a context, its handler
+runs in a span of kind CONSUMER that is a child of the sender's, with the sender's baggage. A handler for a batch has a span
+with a link to each sender's. Names and attributes: OpenTelemetry's semantic conventions for messaging and for RocketMQ,
+version 1.37.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class TracedSends:
 
 
 class TracedHandlers:
-    """Middleware of a `Consumer` or `SharedConsumer` of this group, for handlers of messages and of batches."""
+    """Middleware of a consumer of this group, for handlers of messages and of batches."""
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.semconv._incubating.attributes import messaging_attributes
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode
-from rocketlet import AdminClient, MessageTrace, Outgoing, Reject
+from rocketlet import AdminClient, LiteConsumer, MessageTrace, Outgoing, Reject
 from rocketlet.client import BrokerRefused, Consumer, Message, Producer, RetryLater, SharedConsumer
 from rocketlet.client.config import ClientLimits
 from rocketlet.otel import RocketletInstrumentor, TracedHandlers, TracedSends
@@ -296,6 +296,25 @@ async def test_the_instrumentor_traces_producers_and_consumers_that_say_nothing_
     async with Producer(rocketlet.address) as producer:
         await producer.send("orders", b"order")
     assert len(recorded.spans("send orders")) == 1
+
+
+async def test_instrumentor_traces_handlers_of_lite_consumers(rocketlet: Broker, recorded: Recorded) -> None:
+    async with AdminClient(rocketlet.address) as admin:
+        await admin.create_topic("chats", message_type="LITE")
+    instrumentor = RocketletInstrumentor()
+    instrumentor.instrument(**recorded.providers)
+    try:
+        async with (
+            LiteConsumer(rocketlet.address, "shop", "chats", lambda message: None, lite_topics=["a"]),
+            Producer(rocketlet.address) as producer,
+        ):
+            await producer.send("chats", b"hello", lite_topic="a")
+            await eventually(lambda: recorded.has("process chats"))
+    finally:
+        instrumentor.uninstrument()
+    (sent,), (processed,) = recorded.spans("send chats"), recorded.spans("process chats")
+    assert context(processed).trace_id == context(sent).trace_id
+    assert (processed.attributes or {})["messaging.consumer.group.name"] == "shop"
 
 
 # The message trace: what is written to its topic, and what goes wrong beside it.
