@@ -24,7 +24,7 @@ __all__ += client.__all__
 
 
 def __getattr__(name: str) -> Any:
-    """Loads the part of the client whose name is asked for, and keeps the name."""
+    """Return a public name, after loading the part of the client that has it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = globals()[name] = getattr(client, name)

@@ -1,4 +1,4 @@
-"""The address at which other machines reach this machine."""
+"""The address of this machine in its network."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import socket
 
 
 def local_address() -> str:
-    """Return this machine's IPv4 address, as RocketMQ's clients use it in their ids. Return 127.0.0.1 only if there is
-    no other."""
+    """Return this machine's IPv4 address on the route to other networks, as RocketMQ's clients use it in their ids;
+    127.0.0.1 if there is no such route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # sends nothing, and only selects the local address

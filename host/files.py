@@ -41,7 +41,7 @@ def read_file(path: str | Path, max_bytes: int) -> bytes:
 def locked_beside(path: Path) -> BinaryIO:
     """Open and lock `PATH.lock`, until it is closed or the process ends. Return the open file.
 
-    Raises BlockingIOError if another process has locked it. On systems that do not support locks, the file is only opened.
+    Raises BlockingIOError if it is locked already. On systems that do not support locks, the file is only opened.
     """
     file = path.with_name(f"{path.name}.lock").open("ab")
     try:

@@ -1,6 +1,6 @@
 """Keeps freed memory in the process for the next allocation.
 
-The C library returns large blocks to the system as soon as they are freed, and the system clears every page when it is
+GNU's C library returns large blocks to the system as soon as they are freed, and the system clears every page when it is
 allocated again. A process that allocates and frees megabytes continuously, such as a broker that stores batches, spends
 a tenth of its CPU time on that.
 """

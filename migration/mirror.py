@@ -47,14 +47,14 @@ log = get_logger("rocketlet.mirror")
 # 1. Each queue of the source is copied to a fixed queue of the target: the n-th queue of the source, ordered by broker and
 #    number, to queue n // brokers of broker n % brokers. The order of messages in a queue is therefore kept.
 # 2. A copy has an additional property, its origin: the position of the original. No other state is stored. A mirror that
-#    resumes finds the newest copy in the queue at the target and continues after its original, so that it misses no message
-#    after a crash of the mirror or of either cluster. The mirror looks for the newest copy among the last
-#    `MIRROR_LOOK_BACK` messages of the queue. If producers have sent more messages to the queue since, it begins as in a
-#    queue without copies.
+#    resumes finds the newest copy in the queue at the target and continues after its original, so that a crash of the mirror
+#    or of either cluster makes it miss no message that the source still has. The mirror looks for the newest copy among
+#    the last `MIRROR_LOOK_BACK` messages of the queue. If producers have sent more messages to the queue since, it begins
+#    as in a queue without copies.
 # 3. After a send without a response it is unknown whether the messages were stored. The newest copy shows it, unless the
-#    request is still in flight: then one batch is stored twice.
+#    request is still in flight: then one batch may be stored twice.
 # 4. A group's offset at the target is that of the first copy whose original the group has not consumed, found by binary
-#    search, because copies are in the order of their originals. Groups that have members at the target are not changed.
+#    search, because copies are in the order of their originals. Offsets of groups with members at the target stay.
 
 
 _KEPT: Final = frozenset((props.TAGS, props.KEYS))
@@ -131,9 +131,8 @@ class Waiting:
     """The numbers of messages at the source that are not due yet.
 
     Attributes:
-        retries: messages that wait for a retry, by group. The mirror does not copy them, so the group must handle them
-            at the source.
-        delayed: delayed messages, by topic. The mirror copies them when they are due.
+        retries: messages that wait for a retry, by group. The mirror does not copy them.
+        delayed: delayed messages, by topic. A mirror copies them if it runs when they are due, or later.
     """
 
     retries: Mapping[str, int]
@@ -147,8 +146,8 @@ class Mirror:
     - `groups`: the groups whose settings and progress are copied. Default: all groups that read these topics.
     - `begin`: the start position in queues that have no copies yet.
     - `way`: the messages that the target may have besides copies.
-    - `patience_s`: the time in seconds for which `run` retries while a cluster is unreachable; with `follow` it retries
-      until it is cancelled.
+    - `patience_s`: the time in seconds for which `run` retries without progress while a cluster is unreachable; with
+      `follow` it retries until it is cancelled.
 
     Raises RocketletError.
     """
@@ -201,7 +200,8 @@ class Mirror:
         await self._stack.aclose()
 
     async def run(self, *, follow: bool = False) -> None:
-        """Copy the present messages, then the progress of groups. With `follow`, continue until cancelled."""
+        """Copy the present messages, then the progress of groups. With `follow`, continue until cancelled, or until a cluster
+        refuses a request."""
         deadline_s, copied, logged = 0.0, -1, ""
         while True:
             try:
@@ -321,14 +321,16 @@ class Mirror:
                     copy.next = messages[-1].queue_offset + 1
 
     def _original_there(self, copy: QueueCopy, message: Message) -> int | None:
-        """Return the offset of the original at the target; None if the target does not have the original."""
+        """Return the offset of the original at the target if the target has it, which is known only in Way.RETURN; else
+        None."""
         origin = origin_of(message) if self._way is Way.RETURN else None
         if origin is None or origin[:2] != (copy.target.broker_name, copy.target.queue_id):
             return None
         return origin.offset
 
     async def _place(self, copy: QueueCopy, span: Range) -> int:
-        """Return the offset after the original of the newest copy, or the start position of a queue without copies."""
+        """Return the offset after the original of the newest copy among the last `MIRROR_LOOK_BACK` messages, or the start
+        position of a queue without copies."""
         there = (await self._target_as_copied([copy]))[copy.target]
         end = there.end
         while end > there.begin and there.end - end < MIRROR_LOOK_BACK:
@@ -356,8 +358,8 @@ class Mirror:
     async def _target_as_copied(self, copies: Iterable[QueueCopy]) -> Mapping[Queue, Range]:
         """Return the ranges of the target's queues, once they contain each copy that was acknowledged.
 
-        Apache's brokers index a message a moment after they acknowledge it (ReputMessageService). A copy that is missing
-        after some seconds was lost, and is copied again.
+        Apache's brokers index a message a moment after they acknowledge it (ReputMessageService). If a copy is missing for
+        longer, raise RequestTimeout, after which `run` continues after the newest copy.
         """
         wanted = {copy.target: copy.end for copy in copies}
         topic = next(iter(wanted)).topic
@@ -479,8 +481,8 @@ def _batches(copy: QueueCopy, messages: Iterable[Message]) -> Iterable[tuple[int
 
 
 def _entry(copy: QueueCopy, message: Message) -> BatchEntry:
-    """Return a message as the source has stored it, with its origin. Any message that a broker has stored can be copied;
-    if its properties are too long, some are dropped."""
+    """Return a copy of a message with its body as stored, its tag, keys, id and user properties, and its origin. Any message
+    that a broker has stored can be copied; if its properties are too long, some are dropped."""
     kept = {
         name: value
         for name, value in message.properties.items()

@@ -51,8 +51,8 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A group that may resume at the target, with the number of messages that wait for it, and how many of them are
-    retries."""
+    """A group that may resume at the target: the numbers of messages that wait for it there (`lag`), of retries that were
+    sent there in addition (`retries`), and of its dead letters (`dead`)."""
 
     name: str
     lag: int
@@ -186,8 +186,8 @@ class Move:
         """Make the source's topics read-only, copy the rest of their messages, and let the target's topics be written.
         Return the number of messages that were copied.
 
-        Until then the target's topics are read-only. No copy may follow a producer's message, or a group's offset could not
-        separate consumed and unconsumed messages.
+        Topics that the move has created at the target are read-only until then, because no copy may follow a producer's
+        message, or a group's offset could not separate consumed and unconsumed messages.
         """
         copied = await self.copy()
         topics = await self._source.topics()
@@ -242,8 +242,8 @@ class Move:
         return Taken(group, await self._checked(group), retries, dead)
 
     async def _retries(self, group: str) -> int:
-        """Send the group's pending retries to the target, each once. The group's offset at the source records the
-        progress."""
+        """Send the group's pending retries to the target, and return their number. The group's offset at the source records
+        the progress."""
         retry, moved, told = names.retry_topic(group), 0, -1
         while True:
             moved += await self._due_retries(group, retry)
@@ -275,8 +275,8 @@ class Move:
         return moved
 
     async def _retries_there(self, retry: str) -> set[Origin]:
-        """Return the originals of the newest retries at the target, because a move that was killed may have sent a retry
-        without committing its offset."""
+        """Return the originals of the last `MOVE_RETRIES_LOOK_BACK` retries of each queue at the target, because a move that
+        was killed may have sent a retry without committing its offset."""
         try:
             ranges = (await self._target.topic(retry)).ranges
         except TopicNotFound:

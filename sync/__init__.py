@@ -47,8 +47,8 @@ _loop = Loop()
 
 
 def _threaded(function: Callable[[Any], Any] | None) -> Any:
-    """Return a listener or check that runs the plain function in a thread, because it must not block the loop that all
-    clients share."""
+    """Return a listener or check that runs a plain function in a thread, because it must not block the loop that all clients
+    share. Coroutine functions are returned as they are."""
     if not callable(function) or inspect.iscoroutinefunction(function):
         return function
 
@@ -151,7 +151,8 @@ class Producer:
 
     @contextmanager
     def transaction(self, topic: str, body: bytes, **options: Unpack[MessageOptions]) -> Iterator[SendResult]:
-        """Send a message that consumers get when the block ends without an exception, and never if the block raises."""
+        """Send a message that consumers get when the block ends without an exception, as `rocketlet.Producer.transaction`
+        does. If the block raises, the message is rolled back."""
         block = self._producer.transaction(topic, body, **options)
         half = _loop.run(block.__aenter__())
         try:
@@ -332,7 +333,7 @@ class Consumer(Receiver):
         return _loop.run(self._consumer.positions())
 
     def lag(self) -> int:
-        """How many messages of its queues are not acknowledged yet."""
+        """Return the number of messages of this member's queues that are not acknowledged yet."""
         return _loop.run(self._consumer.lag())
 
 
@@ -445,8 +446,8 @@ AnyReceiver = TypeVar("AnyReceiver", Consumer, SharedConsumer, LiteConsumer)
 
 
 def receive_any(consumers: Sequence[AnyReceiver], *, timeout_s: float | None = None) -> tuple[AnyReceiver, Message]:
-    """Return the next message that any of these consumers receives, and that consumer. If several have one already, the
-    first of the sequence is asked first. Raises TimeoutError, and what `receive` raises."""
+    """Return the first of these consumers that receives a message, and the message. If several have one already, the order
+    of the sequence decides. Raises TimeoutError, and what `receive` raises."""
     arrived: list[tuple[AnyReceiver, Message]] = []
 
     async def receive(consumer: AnyReceiver) -> None:

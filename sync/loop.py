@@ -78,8 +78,8 @@ class Loop:
             raise
 
     def soon(self, action: Callable[[], object]) -> None:
-        """Schedule a function in the loop without waiting for it. The loop calls the function before coroutines that
-        `run` gets later. The garbage collector may call this in any thread, even while the interpreter exits."""
+        """Schedule a function in the loop, if it runs, without waiting for it. The loop calls the function before coroutines
+        that `run` gets later. The garbage collector may call this in any thread, even while the interpreter exits."""
         if self._loop is not None and not self._has_ended:
             self._loop.call_soon_threadsafe(action)
 

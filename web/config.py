@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 MAX_CONNECTIONS: Final = (
-    128  # connections of one port; beyond, the one that has waited longest for its client's request ends
+    128  # connections of one port; with more, the one that has waited longest for its client is closed
 )
-CLIENT_S: Final = 10.0  # how long a client may write nothing of its request, or read nothing of the answer
+# time after which a connection is closed whose client sends nothing of its request, or reads nothing of the response
+CLIENT_S: Final = 10.0

@@ -3,7 +3,7 @@
 uvicorn has no timeout for clients that do not finish their request or do not read the response, and its
 `limit_concurrency` rejects all new clients when there are too many. Therefore, a connection here is closed when the
 server has waited 10 s for its client. If there are too many connections, a new one replaces the connection whose client
-has been waited for longest.
+has been waited for longest, or is closed if no connection waits for its client.
 """
 
 from __future__ import annotations

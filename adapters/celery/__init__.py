@@ -10,8 +10,8 @@
 - `name_server`: the name servers, `HOST:PORT;HOST:PORT`; default: the host and port of the URL.
 - `access`: a `rocketlet.Access`, for TLS; the URL's user and password are an account's access key and secret key.
 - `queue_name_prefix`: precedes the names of topics and groups.
-- `consumer`, `producer`: options of `rocketlet.SharedConsumer` and `rocketlet.Producer`. A new group starts at its topic's
-  first message.
+- `consumer`, `producer`: options of `rocketlet.SharedConsumer` and `rocketlet.Producer`. Unless `start` is set, a new group
+  starts at its topic's first message.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from rocketlet import __version__ as version
 from rocketlet.client import Access, ConfigError, Message, RetryLater, RocketletError
 from rocketlet.sync import Producer, SharedConsumer, receive_any
 
-POLL_S: Final = 1.0  # for a message, before Celery's loop continues
-SETTLE_POLL_S: Final = 0.05  # the same while tasks run, because Celery's loop sends their acknowledgements
-FULL_POLL_S: Final = 0.005  # the same at the prefetch limit, where the next task waits for it
-FULL_S: Final = 1.0  # after this long at the prefetch limit, messages go to other workers
-PURGE_POLL_S: Final = 1.0  # without a message, after which a queue counts as empty
-MAX_DELAY: Final = timedelta(days=3)  # Apache's limit; a worker holds a task that is due later
+POLL_S: Final = 1.0  # maximum wait for a message, before Celery's loop continues
+SETTLE_POLL_S: Final = 0.05  # maximum wait while tasks run, because Celery's loop sends their acknowledgements
+FULL_POLL_S: Final = 0.005  # pause at the prefetch limit, before Celery's loop continues
+FULL_S: Final = 1.0  # time at the prefetch limit after which members pause, so that messages go to other workers
+PURGE_POLL_S: Final = 1.0  # time without a message after which a queue counts as empty
+MAX_DELAY: Final = timedelta(days=3)  # Apache's limit; the broker delivers a task that is due later after this time
 
 
 class _QoS(virtual.QoS):
@@ -61,8 +61,8 @@ def _requeue(consumer: SharedConsumer, message: Message) -> None:
 
 
 class Channel(virtual.Channel):
-    """A channel with one member for each queue that it consumes. The members leave when the channel is closed: a worker that
-    stops still acknowledges the tasks that it lets finish."""
+    """A channel with one member for each queue from which it gets messages. The members leave when the channel is closed, so
+    that a worker that stops can still acknowledge the tasks that it lets finish."""
 
     QoS = _QoS
     do_restore = False  # the broker redelivers what a member has not settled
@@ -76,7 +76,8 @@ class Channel(virtual.Channel):
         self._is_paused = False
 
     def drain_events(self, timeout: float | None = None, callback: Any = None) -> None:
-        """Deliver one message. Raises queue.Empty after the timeout, or after a shorter time while tasks are running."""
+        """Deliver one message. Raises queue.Empty if none arrives within the timeout, or within `POLL_S` (`SETTLE_POLL_S`
+        while tasks are running), and if the channel consumes no queue or is at the prefetch limit."""
         callback = callback or self.connection._deliver
         if not self._active_queues:
             raise Empty
@@ -98,7 +99,8 @@ class Channel(virtual.Channel):
         return bool(self._held)
 
     def _wait_for_room(self) -> None:
-        """Wait briefly at the prefetch limit. After `FULL_S`, give messages that arrive meanwhile to other workers."""
+        """Wait `FULL_POLL_S` at the prefetch limit. After `FULL_S` at it, pause the members, so that messages go to other
+        workers."""
         now_s = time.monotonic()
         if self._full_since_s is None:
             self._full_since_s = now_s
@@ -135,7 +137,7 @@ class Channel(virtual.Channel):
 
     def basic_consume(self, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **options: Any) -> None:
         super().basic_consume(queue, no_ack, callback, consumer_tag, **options)
-        if no_ack:  # the message is settled before its callback runs
+        if no_ack:  # the message is acknowledged before its callback runs
             deliver = self.connection._callbacks[queue]
 
             def settled(payload: dict[str, Any]) -> None:
@@ -165,7 +167,8 @@ class Channel(virtual.Channel):
         )
 
     def _purge(self, queue: str) -> int:
-        """Acknowledge what is waiting. Tasks that other workers hold stay with these."""
+        """Acknowledge messages until none arrives for `PURGE_POLL_S`, and return their number. Tasks that other workers hold
+        stay with these."""
         count = 0
         while True:
             try:
@@ -176,7 +179,7 @@ class Channel(virtual.Channel):
             count += 1
 
     def _delete(self, queue: str, *args: Any, **options: Any) -> None:
-        """Stop consuming. The topic stays, because its messages are kept for their retention time."""
+        """Leave the queue's group. The topic stays, because its messages are kept for their retention time."""
         if (member := self._members.pop(queue, None)) is not None:
             member.stop()
 
@@ -188,7 +191,7 @@ class Channel(virtual.Channel):
 
 
 def _due(eta: str | None) -> datetime | None:
-    """Return when the broker has to deliver a task; None for immediately."""
+    """Return when the broker has to deliver a task, in up to `MAX_DELAY`; None for immediately."""
     if eta is None:
         return None
     due = datetime.fromisoformat(eta)
@@ -203,7 +206,7 @@ class Transport(virtual.Transport):
     Channel = Channel
     default_port = 9876
     driver_type = driver_name = "rocketlet"
-    polling_interval = 0.01  # between drains of channels without consumers; the others wait for a message
+    polling_interval = 0.01  # pause in seconds after a drain that found no message
     connection_errors = (*virtual.Transport.connection_errors, RocketletError)
     channel_errors = (*virtual.Transport.channel_errors, RocketletError)
 
@@ -226,11 +229,11 @@ class Transport(virtual.Transport):
         return version
 
     def name_of(self, queue: str) -> str:
-        """Return the topic and group of a queue. Characters that topics cannot have become `-`."""
+        """Return the name of a queue's topic and group. Characters that topics cannot have become `-`."""
         return re.sub(r"[^%|a-zA-Z0-9_-]", "-", self._prefix + queue)
 
     def producer(self) -> Producer:
-        """Return this process's producer: a client does not survive a fork."""
+        """Return this process's producer, created at the first call and after a fork, which a client does not survive."""
         if self._producer is None or self._process != os.getpid():
             producer = Producer(self.name_server, "celery-senders", access=self.access, **self._options)
             producer.start()
@@ -249,8 +252,8 @@ class Transport(virtual.Transport):
         self._producer = None
 
     def drain_events(self, connection: Any, timeout: float | None = None) -> None:
-        """Deliver one message. Raises TimeoutError, also before the timeout while tasks are running: Celery then sends the
-        acknowledgements of those that have ended."""
+        """Deliver one message. Raises TimeoutError after the timeout, if there is one, or before it while tasks are running,
+        so that Celery sends the acknowledgements of those that have ended."""
         until_s = None if timeout is None else time.monotonic() + timeout
         while True:
             try:

@@ -8,8 +8,8 @@
     async def cook(dish: str) -> None: ...
 
 `taskiq worker tasks:broker` runs workers. taskiq decides when a task is acknowledged, by default after it has run, so
-that the task of a worker that dies is redelivered to another worker. Labels of a task: `delay_level` (1 to 18) delays
-it, `queue_key` sends tasks with the same key to the same queue.
+that the task of a worker that dies is redelivered. Labels of a task: `delay_level` (1 to 18) delays it, `queue_key` sends
+tasks with the same key to the same queue.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RocketletBroker(AsyncBroker):
     """A taskiq broker that sends tasks to a topic and receives them as a member of a group.
 
     - `topic`: the topic of the tasks.
-    - `group`: the consumer group of the workers. A new group starts at the first task.
+    - `group`: the consumer group of the workers. A new group starts at the first task, unless `start` is an option.
     - `options`: further options of `rocketlet.Consumer`.
 
     Results are stored in the backend that `with_result_backend` sets. A broker object can be started only once.
