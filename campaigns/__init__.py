@@ -8,7 +8,7 @@ cost, exhaustion   inputs that cost much, and attackers that take all of one res
 incidents   incidents of operators, and which tool names them
 faults      patches that plant faults, which campaigns and tests must notice
 common      limits, outcomes, and a broker in this process
-peers, corpus   peers without a socket, and the inputs of the fuzz campaigns
+corpus      the inputs of the fuzz campaigns
 store       a broker without sockets, what it acknowledged, and what is left
 __main__    runs a campaign by its name
 

@@ -18,11 +18,13 @@ import orjson
 import uvloop
 from rocketlet.broker.grpc import schema
 from rocketlet.protocol import http2
+from rocketlet.protocol.bodies import ConsumerData, Heartbeat, encode_heartbeat
 from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.frame import FrameReader
 from rocketlet.protocol.headers import CreateTopic, PullMessage, write
+from rocketlet.protocol.names import parse_subscription
 
-from .peers import GREETING, MAX_FRAME_BYTES, SEND, call_frames, head_block, request
+from tests.support.peers import GREETING, MAX_FRAME_BYTES, SEND, call_frames, head_block, request
 
 MIB = 1 << 20
 TOPIC = "attacked"
@@ -101,8 +103,8 @@ async def hold(address: str, size: int, parts: Callable[[int], Iterable[bytes]],
     return {"opened": size, "failed": failed, "closed": sum(reader.at_eof() for reader, _ in HELD)}
 
 
-def send(topic: str, body: bytes = b"x", queue: int = 0, code: int = Code.SEND_MESSAGE_V2, **fields: str) -> bytes:
-    return request(code, {**SEND, "a": "attacker", "b": topic, "d": 8, "e": queue, "j": 0, **fields}, body)
+def send(body: bytes = b"x", queue: int = 0) -> bytes:
+    return request(Code.SEND_MESSAGE_V2, {**SEND, "b": TOPIC, "e": queue}, body)
 
 
 def pulls(queues: Iterable[int]) -> bytes:
@@ -111,13 +113,9 @@ def pulls(queues: Iterable[int]) -> bytes:
 
 
 def heartbeat(client_id: str, groups: list[str], topics: list[str]) -> bytes:
-    subscriptions = [{"topic": topic, "subString": "*"} for topic in topics]
-    consumers = [
-        {"groupName": group, "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING",
-         "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET", "subscriptionDataSet": subscriptions}
-        for group in groups
-    ]  # fmt: skip
-    return request(Code.HEART_BEAT, {}, orjson.dumps({"clientID": client_id, "consumerDataSet": consumers}))
+    subscriptions = tuple(parse_subscription(topic, "*") for topic in topics)
+    consumers = tuple(ConsumerData(group, subscriptions=subscriptions) for group in groups)
+    return request(Code.HEART_BEAT, {}, encode_heartbeat(Heartbeat(client_id, consumers)))
 
 
 def creation(topic: str, queues: int) -> bytes:
@@ -131,14 +129,14 @@ async def connections(address: str, size: int) -> Found:
 
 async def unread(address: str, size: int) -> Found:
     """Pulls of 256 KiB, 200 by each of many clients that do not read."""
-    await ask(address, [send(TOPIC, bytes(60_000))] * 5)
+    await ask(address, [send(bytes(60_000))] * 5)
     return await hold(address, size, lambda _: [pulls([0] * 200)], reads=False)
 
 
 async def woken_pulls(address: str, size: int) -> Found:
     """Clients that hold 200 pulls of one queue each and do not read, while the queue gets messages."""
     found = await hold(address, size, lambda _: [pulls([40] * 200)], reads=False)
-    return found | await ask(address, [send(TOPIC, bytes(60_000), queue=40)])
+    return found | await ask(address, [send(bytes(60_000), queue=40)])
 
 
 async def unfinished_requests(address: str, size: int) -> Found:
@@ -202,36 +200,6 @@ async def changed_groups(address: str, size: int) -> Found:
     return {**created, "connections": len(found), "ended": [item["ended"] for item in found if "ended" in item]}
 
 
-async def requests(address: str, size: int) -> Found:
-    """Many small requests of one client."""
-    return await ask(address, [request(Code.GET_MAX_OFFSET, {"topic": TOPIC, "queueId": "0"})] * size)
-
-
-def _reply(client: str) -> bytes:
-    topic, code = "DefaultCluster_REPLY_TOPIC", Code.SEND_REPLY_MESSAGE_V2
-    return send(topic, code=code, i=f"REPLY_TO_CLIENT\x01{client}")
-
-
-async def replies(address: str, size: int) -> Found:
-    """Replies to a client that never responds. `unserved`: clients that are not served because of it."""
-    silent, waiting = await connect(address), await connect(address)
-    for name, streams in (("silent", silent), ("waiting", waiting)):
-        body = orjson.dumps({"clientID": name, "producerDataSet": [{"groupName": "p"}]})
-        await Client(streams).ask([request(Code.HEART_BEAT, {}, body)])
-    reader, writer = await connect(address)
-    writer.write(_reply("silent") * size)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(8):
-            await reader.read(1)  # a reply is refused: the limit of unanswered replies is reached
-    (await connect(address))[1].write(_reply("waiting"))
-    pushed: list[int] = []
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(5):
-            pushed = [frame.code for frame in FrameReader().feed(await waiting[0].read(MIB))]
-    is_served = pushed == [Code.PUSH_REPLY_MESSAGE_TO_CLIENT]
-    return {"replies": size, "unserved": [] if is_served else ["a client that waits for a reply"]}
-
-
 async def pools(address: str, size: int) -> Found:
     """Pops of many topics by 100 groups, once each."""
     topics = [f"popped-{number}" for number in range(max(size // 100, 1))]
@@ -248,7 +216,7 @@ async def flood_of_sends(connections: int, address: str, seconds: int) -> Found:
     async def flood() -> int:
         client, count = Client(await connect(address)), 0
         while asyncio.get_running_loop().time() < end_s:
-            await client.ask([send(TOPIC)] * BATCH)
+            await client.ask([send()] * BATCH)
             count += BATCH
         return count
 
@@ -282,10 +250,8 @@ ATTACKS: dict[str, tuple[Callable[[str, int], Awaitable[Found]], int]] = {
     "connections": (connections, 5000),
     "unread answers": (unread, 60),
     "woken pulls": (woken_pulls, 60),
-    "requests": (requests, 200_000),
     "groups": (groups, 5000),
     "changed groups": (changed_groups, 250),
-    "replies": (replies, 12_000),
     "sends of 1 connection": (partial(flood_of_sends, 1), 5),
     "sends of 8 connections": (partial(flood_of_sends, 8), 5),
     "frames of 1 connection": (partial(flood_of_frames, 1), 5),

@@ -3,19 +3,15 @@ in one place. The same seed makes the same inputs."""
 
 from __future__ import annotations
 
-import gzip
 import random
 import time
-import zlib
 from collections.abc import Callable
-from functools import cache
 from typing import Any, get_args, get_type_hints
 
 import orjson
 from rocketlet.broker.remoting.dispatch import BROKER_REQUESTS, NAME_SERVER_REQUESTS, SENDS
 from rocketlet.protocol import headers
 from rocketlet.protocol.codes import RequestCode
-from rocketlet.protocol.config import MAX_BODY_BYTES
 from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ, Frame, encode
 from rocketlet.protocol.message import BatchEntry, encode_batch
 
@@ -46,8 +42,6 @@ SQL = (
 )  # fmt: skip
 UNEXPECTED: tuple[Any, ...] = (None, [], {}, [1], "x", 0, -1, 2**31, 2**63 - 1, 1e300, True, {"a": []}, "9" * 400)
 MALFORMED = (b"", b"[", b"{}", b"null", b"5", b"\xff", b"{1:2}", b"[" * 2000, b'{"a":' * 1500, b"a=b\nc")
-OPAQUE = 1_234_567_890  # a placeholder for an opaque that our encoder would not write
-BOMB_BYTES = 300 * 1024 * 1024  # inflated
 
 SUBSCRIPTION = {
     "topic": TOPICS,
@@ -81,14 +75,10 @@ REGISTRATION = {
     }
 }
 BODIES: dict[int, Any] = {
-    RequestCode.HEART_BEAT: HEARTBEAT,
-    RequestCode.LOCK_BATCH_MQ: LOCK,
-    RequestCode.UNLOCK_BATCH_MQ: LOCK,
-    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: GROUP,
-    RequestCode.CHECK_CLIENT_CONFIG: CHECK,
-    RequestCode.QUERY_ASSIGNMENT: CHECK,
-    RequestCode.REGISTER_BROKER: REGISTRATION,
-}
+    RequestCode.HEART_BEAT: HEARTBEAT, RequestCode.LOCK_BATCH_MQ: LOCK, RequestCode.UNLOCK_BATCH_MQ: LOCK,
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: GROUP, RequestCode.CHECK_CLIENT_CONFIG: CHECK,
+    RequestCode.QUERY_ASSIGNMENT: CHECK, RequestCode.REGISTER_BROKER: REGISTRATION,
+}  # fmt: skip
 """Bodies in JSON; a tuple stands for one of its values."""
 
 
@@ -118,8 +108,6 @@ class Frames:
 
     def request(self, opaque: int) -> Frame:
         """Return a request with something unexpected in one place, or nowhere."""
-        if self._is(0.03):
-            return self._registration_request(opaque)
         code = self._pick(CODES if self._is(0.7) else FREQUENT)
         if self._is(0.03):
             code = self._pick(SMALL)
@@ -129,23 +117,8 @@ class Frames:
 
     def frame(self, opaque: int) -> bytes:
         """Return a frame, whole unless its length field is wrong."""
-        frame = self.request(opaque)
-        if frame.serialize_type == JSON and self._is(0.05):
-            number = str(self._pick(NUMBERS))
-            return _with_opaque(encoded(frame._replace(opaque=OPAQUE)), number if self._is(0.5) else f'"{number}"')
-        data = encoded(frame)
+        data = encoded(self.request(opaque))
         return data if self._is(0.85) else self._changed(data)
-
-    def _registration_request(self, opaque: int) -> Frame:
-        """Return the registration of an unknown broker, with all fields that a registration needs."""
-        is_compressed = self._is(0.7)
-        body = self._compressed() if is_compressed else self._json(REGISTRATION)
-        number = self._random.randrange(5)
-        ext = {
-            "brokerName": f"foreign-{number}", "brokerAddr": f"10.0.0.{number}:1", "clusterName": "c",
-            "haServerAddr": "", "brokerId": "0", "compressed": str(is_compressed).lower(), "bodyCrc32": "0",
-        }  # fmt: skip
-        return Frame(RequestCode.REGISTER_BROKER, opaque, ext, body)
 
     def _changed(self, data: bytes) -> bytes:
         """Change some bytes of the header or the body; the frame's length is right nine times of ten."""
@@ -204,8 +177,6 @@ class Frames:
             return encode_batch([BatchEntry(size(9), b"x" * size(9), self._properties()[:3000]) for _ in range(3)])
         if self._is(0.05):
             return self._pick(MALFORMED)
-        if code == RequestCode.REGISTER_BROKER and self._is(0.5):
-            return self._compressed()
         if code == RequestCode.UPDATE_BROKER_CONFIG:
             return f"{self._pick(('transactionTimeOut', 'x', 'brokerName'))}={self._pick(NUMBERS)}".encode()
         return self._json(BODIES.get(code) or self._pick(list(BODIES.values())))
@@ -229,24 +200,6 @@ class Frames:
             return {**value, name: self._spoiled(value[name])} if self._is(0.8) else value
         return [*value[:-1], self._spoiled(value[-1])] if isinstance(value, list) else value
 
-    def _compressed(self) -> bytes:
-        """Return a broker's topics as lines, with wrong counts and lengths, and seldom a lot of data."""
-        if self._is(0.1):
-            return _bomb()
-        lines = [f"{self._pick(TOPICS)} 4 {self._pick(SMALL)} 6 SINGLE_TAG".encode()] * 3
-        parts = [orjson.dumps({"timestamp": 1, "counter": 1}), *lines]
-        data = [len(part).to_bytes(4, "big") + part for part in parts]
-        data.insert(1, self._pick((3, 3, 0, 4, 2**31 - 1, 2**32 - 1)).to_bytes(4, "big"))
-        if self._is(0.2):
-            data[-1] = self._pick((b"\xff\xff\xff\xffx", b"\0", b""))
-        return zlib.compress(b"".join(data))
-
-
-@cache
-def _bomb() -> bytes:
-    stream = zlib.compressobj()
-    return b"".join(stream.compress(bytes(1 << 20)) for _ in range(BOMB_BYTES >> 20)) + stream.flush()
-
 
 def encoded(frame: Frame) -> bytes:
     """Return a frame; in JSON, with its numbers as text, if our encoder does not write its values."""
@@ -257,14 +210,6 @@ def encoded(frame: Frame) -> bytes:
         return encode(frame._replace(ext=ext, serialize_type=JSON, code=frame.code if abs(frame.code) < 2**60 else 999))
 
 
-def _with_opaque(data: bytes, opaque: str) -> bytes:
-    """Return a frame in JSON that was encoded with OPAQUE, with another opaque."""
-    size = int.from_bytes(data[5:8], "big")
-    header = data[8 : 8 + size].replace(b"%d" % OPAQUE, opaque.encode())
-    rest = data[4:5] + len(header).to_bytes(3, "big") + header + data[8 + size :]
-    return len(rest).to_bytes(4, "big") + rest
-
-
 # Messages of gRPC
 
 TEXTS = (
@@ -273,11 +218,6 @@ TEXTS = (
 )  # fmt: skip
 INTS = (0, 1, 1, 2, 3, 4, 10, 32, 33, -1, 2**31 - 1, -(2**31), 1000)
 LONGS = (*INTS, 2**63 - 1, -(2**63), 253_402_300_799)
-GZIPPED = (
-    gzip.compress(b"one") + gzip.compress(b"two"), gzip.compress(bytes(MAX_BODY_BYTES + 1)),
-    gzip.compress(bytes(MAX_BODY_BYTES))[:-8] + bytes(8), gzip.compress(b"") * 500,
-)  # fmt: skip
-"""Bodies in gzip: of several members, too large, with a wrong checksum."""
 NAMED = {"topic": "t", "group": "g"}
 HANDLES = ["0 1 1 1 0 broker-a 0 0"]
 """The last receipt handles that the broker returned."""
@@ -312,8 +252,6 @@ def filled(kind: Any, chance: random.Random, depth: int = 0) -> Any:
 def _value(field: Any, chance: random.Random) -> Any:
     if field.name == "receipt_handle" and chance.random() < 0.9:
         return chance.choice(HANDLES)
-    if field.type == field.TYPE_BYTES and field.name == "body" and chance.random() < 0.2:
-        return chance.choice(GZIPPED)
     makers: dict[int, Callable[[], Any]] = {
         field.TYPE_STRING: lambda: chance.choice(TEXTS),
         field.TYPE_BYTES: lambda: chance.randbytes(chance.choice((0, 1, 20, 1000, 70_000))),

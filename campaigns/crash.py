@@ -11,7 +11,7 @@ power  A model takes every system call of the store. The content of a file at it
 files  A file is cut, zeroed, overwritten, flipped, padded, emptied or deleted. A fault: a start that fails without the file's
        name, a message that is not as it was stored or is gone without a report, one whose bytes are in place and that is not
        found, other messages after a second start, an offset that is used twice, a whole index that is rebuilt, a delay
-       level that a damaged message stops, a second broker that gets in.
+       level that a damaged message stops.
 """
 
 from __future__ import annotations
@@ -23,35 +23,34 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import LIMITS, Limits
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.store import disk as system_calls
-from rocketlet.broker.store.files import Folder, StoreError, StoreFailed
+from rocketlet.broker.store.files import StoreError, StoreFailed
 from rocketlet.protocol import names
 from rocketlet.protocol.bodies import TopicConfig
 
 from .common import Limit, Outcome
 from .store import (
     LATE,
+    Damaged,
     Place,
     Popped,
     PowerCut,
     Timed,
     Work,
-    cut_log,
-    differences,
-    intact,
+    entries,
     is_reported,
     open_broker,
     put,
     read_all,
-)
+)  # fmt: skip
 
 STEPS = 60
 SEGMENT_BYTES = 10_000
@@ -72,18 +71,12 @@ FAILURES: dict[str, dict[str, tuple[int, float]]] = {
 SLOW_S = 0.002
 
 
-@contextmanager
-def standing_in(device: object) -> Iterator[None]:
+def standing_in(device: object) -> AbstractContextManager[object]:
     """Let the store call the public functions of a device instead of the operating system's."""
     names = [name for name in dir(device) if not name.startswith("_") and hasattr(system_calls, name)]
-    before = {name: getattr(system_calls, name) for name in names}
-    for name in names:
-        setattr(system_calls, name, getattr(device, name))
-    try:
-        yield
-    finally:
-        for name, call in before.items():
-            setattr(system_calls, name, call)
+    calls: dict[str, Any] = {name: getattr(device, name) for name in names}
+    patched: AbstractContextManager[object] = mock.patch.multiple(system_calls, **calls)
+    return patched
 
 
 class FailingDisk:
@@ -139,14 +132,6 @@ class FailingDisk:
         os.replace(source, target)
 
 
-def disk(limit: Limit, seed: int, folder: Path, outcome: Outcome) -> None:
-    loop = asyncio.new_event_loop()
-    for number in limit:
-        with attempt(folder, outcome) as work:
-            _on_failing_disk(work, random.Random(f"{seed}-{number}"), outcome, Work(loop))
-    loop.close()
-
-
 @contextmanager
 def attempt(folder: Path, outcome: Outcome) -> Iterator[Path]:
     """An empty folder for one try; an exception is a fault."""
@@ -157,6 +142,14 @@ def attempt(folder: Path, outcome: Outcome) -> Iterator[Path]:
     except Exception as error:
         outcome.fault(f"{type(error).__name__}: {error}".replace(str(folder), ""))
     shutil.rmtree(work, ignore_errors=True)
+
+
+def disk(limit: Limit, seed: int, folder: Path, outcome: Outcome) -> None:
+    loop = asyncio.new_event_loop()
+    for number in limit:
+        with attempt(folder, outcome) as work:
+            _on_failing_disk(work, random.Random(f"{seed}-{number}"), outcome, Work(loop))
+    loop.close()
 
 
 def _on_failing_disk(folder: Path, chance: random.Random, outcome: Outcome, work: Work) -> None:
@@ -170,7 +163,7 @@ def _on_failing_disk(folder: Path, chance: random.Random, outcome: Outcome, work
             device.kind = kind if start <= number < end else None
             before = len(work.acknowledged)
             try:
-                work.step(broker, chance, number)
+                work.step(broker, chance)
             except StoreError as error:
                 outcome.add(refused=1)
                 has_failed = has_failed or isinstance(error, StoreFailed)
@@ -182,10 +175,8 @@ def _on_failing_disk(folder: Path, chance: random.Random, outcome: Outcome, work
         broker.store.close()
         device.kind = kind if kind in ("full", "short", "slow") else None
         open_broker(folder, **settings).store.close()
-    if (
-        kind == "EIO on read"
-    ):  # a delayed message that the device refuses to return is reported as damaged, and set aside
-        work.late.clear()
+    if kind == "EIO on read":
+        work.late.clear()  # the broker reports a delayed message that cannot be read as damaged, and sets it aside
     broker = open_broker(folder, **settings)  # the disk works again
     for fault in work.faults(broker):
         outcome.fault(f"{kind}: {fault}")
@@ -211,10 +202,7 @@ PAGE_BYTES = 512
 CALLS = 400  # calls of the store to the device, after one of which the power fails
 TIMED_SHARE = 0.3  # share of the tries that also send messages to times
 POPPED_SHARE = 0.3  # share in which clients share messages
-AMID_SHARE = 0.2  # share in which a job saves state that a sender waits for
-_LIMITS = Limits(
-    journal_lines=-13, run_keys=3
-)  # 13 topics exist from the start, so journals are shortened all the time
+_LIMITS = Limits(journal_lines=-13, run_keys=3)  # 13 topics exist from the start, so journals are often shortened
 
 
 class Inode:
@@ -385,7 +373,7 @@ def _cuts(limit: Limit, seed: int, folder: Path, outcome: Outcome, *, popped_sha
     loop = asyncio.new_event_loop()
     for number in limit:
         # apart, so that a seed stays the same when another kind of work is added
-        chances = {name: random.Random(f"{seed}-{number}-{name}") for name in ("", "amid", "times", "popped")}
+        chances = {name: random.Random(f"{seed}-{number}-{name}") for name in ("", "times", "popped")}
         with attempt(folder, outcome) as work:
             _power_cut(work, chances, outcome, loop, popped_share)
     loop.close()
@@ -398,68 +386,48 @@ def _power_cut(
     loop: asyncio.AbstractEventLoop,
     popped_share: float,
 ) -> None:
-    chance, amid = chances[""], chances["amid"]
-    device, work = Device(), Work(loop)
-    timed = Timed(work) if chances["times"].random() < TIMED_SHARE else None
-    popped = Popped(work) if chances["popped"].random() < popped_share else None
+    chance, device, work = chances[""], Device(), Work(loop)
+    timed, popped = Timed(work), Popped(work)
+    active: list[tuple[Work | Timed | Popped, random.Random]] = [(work, chance)]
+    for beside, name, share in ((timed, "times", TIMED_SHARE), (popped, "popped", popped_share)):
+        if chances[name].random() < share:
+            active.append((beside, chances[name]))
     before, after = folder / "before", folder / "after"
     is_kill = chance.random() < 0.33
     settings: dict[str, Any] = {"flush": "os" if is_kill else "sync", "segment_bytes": 8000, "delay_levels_ms": (0,)}
     with standing_in(device):
         broker = open_working(before, work, _LIMITS, **settings)
         device._calls_left = chance.randrange(CALLS)
-        amid_step = amid.randrange(10) if amid.random() < AMID_SHARE else None
         with suppress(PowerCut):
-            for number in range(STEPS):
-                if number == amid_step:
-                    device._calls_left = CALLS
-                    work.save_amid_sends(broker, amid, lambda: setattr(device, "_calls_left", amid.randrange(6)))
-                work.step(broker, chance, number)
-                if timed is not None:
-                    timed.step(broker, chances["times"])
-                if popped is not None:
-                    popped.step(broker, chances["popped"])
+            for _ in range(STEPS):
+                for part, own in active:
+                    part.step(broker, own)
         work.end()
-        if popped is not None:
-            popped.end(broker)
+        popped.end(broker)
         device._calls_left = None
         if is_kill:
             shutil.copytree(before, after)
         else:
             device._after_cut(before, after, chance)
         broker.store.close()
-    clock = MovableClock(stands=True)
-    broker = open_broker(after, _LIMITS, clock, **settings)
-    for fault in popped.faults(broker, clock) if popped is not None else ():
-        outcome.fault(fault)
-    for fault in (*work.faults(broker), *(timed.faults(broker) if timed is not None else ())):
-        outcome.fault(fault)
+    broker = open_broker(after, _LIMITS, MovableClock(stands=True), **settings)
+    for part, _ in reversed(active):
+        for fault in part.faults(broker):
+            outcome.fault(fault)
     found = read_all(broker)
     put(broker, broker.store.queue("t", 0), b"after")
     broker.persist(closes=True)
     broker.store.close()
-    counts = {
-        "killed": is_kill,
-        "deleted": work.deletions,
-        "acknowledged": len(work.acknowledged),
-        "cut_off": sum(place not in found for place in work.sent),
-        "timed": len(timed.acknowledged) if timed is not None else 0,
-        "recalled": len(timed.recalled) if timed is not None else 0,
-        "popped": len(popped.done) if popped is not None else 0,
-        "in_flight": len(popped.kept) if popped is not None else 0,
-    }
-    outcome.add(**counts)
+    outcome.add(killed=is_kill, **work.counts(found), **timed.counts(), **popped.counts())
 
 
 # Damaged files
 
-HANG_S = 20.0
 TEMPLATES = 4  # folders to start from; every second one was killed
 MESSAGES = 400
 AT_ONCE: dict[str, Any] = {"delay_levels_ms": (0,)}  # delayed messages are due immediately
 TOPICS = {"t": 4, "u": 1}  # queues
 DELIVERED = (("t", 3), (names.NOTES_TOPIC, 0))  # where a delivery of delayed messages writes
-NOTHING_LEFT = "the log's end, the checkpoint and the indexes"  # nothing shows which messages were there
 
 Change = Callable[[bytearray, random.Random], object]
 
@@ -519,10 +487,8 @@ class Template:
         if not is_killed:
             broker.persist(closes=True)
             self.flushed_to = broker.store.end
-        for queue in broker.store.queues.values():
-            for offset in range(queue.next):
-                position, size, _ = queue.entry(offset)
-                self.records[queue.topic, queue.queue_id, offset] = position, broker.store.read_log(position, size)
+        for place, (position, size) in entries(broker).items():
+            self.records[place] = position, broker.store.read_log(position, size)
         broker.store.close()
 
     def _add(self, broker: BrokerController, chance: random.Random, number: int) -> None:
@@ -535,10 +501,6 @@ class Template:
             else:
                 self.waiting[place] = b"late-%d" % number
 
-    @property
-    def stored(self) -> dict[Place, bytes]:
-        return {place: record for place, (_, record) in self.records.items()}
-
 
 def files(limit: Limit, seed: int, folder: Path, outcome: Outcome) -> None:
     templates = [Template(folder / f"template-{n}", seed + n, is_killed=n % 2 == 1) for n in range(TEMPLATES)]
@@ -546,17 +508,11 @@ def files(limit: Limit, seed: int, folder: Path, outcome: Outcome) -> None:
         chance, template = random.Random(f"{seed}-{number}"), templates[number % TEMPLATES]
         with attempt(folder, outcome) as work:
             shutil.copytree(template.folder, work, dirs_exist_ok=True)
-            kind = chance.random()
-            lose = _damage if kind > 0.1 else partial(_tear_end if kind > 0.05 else _lose_end, template)
-            what, start_s = lose(work, chance), time.monotonic()
+            damaged = _Damaged(work, template.records, _damage(work, chance), outcome, AT_ONCE)
             try:
-                _Damaged(template, work, what, outcome).check()
+                damaged.check(template)
             except Exception as error:
-                outcome.fault(f"{what}: {type(error).__name__}: {error}")
-            taken_s = time.monotonic() - start_s
-            outcome.highest("slowest_s", taken_s)
-            if taken_s > HANG_S:
-                outcome.fault(f"{what}: {taken_s:.0f} s")
+                damaged.fault(f"{type(error).__name__}: {error}")
 
 
 def _damage(folder: Path, chance: random.Random) -> str:
@@ -580,132 +536,57 @@ def _damage(folder: Path, chance: random.Random) -> str:
     return " and ".join(done)
 
 
-def _lose_end(template: Template, folder: Path, chance: random.Random) -> str:
-    """Cut the log between two messages, and remove all that is derived from it."""
-    cut_log(folder, chance.choice(list(template.records.values()))[0])
-    for path in folder.glob("checkpoint.*"):
-        path.unlink()
-    shutil.rmtree(folder / "consumequeue")
-    return NOTHING_LEFT
+class _Damaged(Damaged):
+    """A damaged copy of a template."""
 
-
-def _tear_end(template: Template, folder: Path, chance: random.Random) -> str:
-    """Zero the log from within a message on, as a power cut does, and an index, so that more of the log is read."""
-    log = max((folder / "commitlog").glob("*"), key=lambda path: int(path.name))
-    position, record = chance.choice([record for record in template.records.values() if record[0] >= int(log.name)])
-    data = log.read_bytes()
-    torn = position - int(log.name) + chance.randrange(1, len(record))
-    log.write_bytes(data[:torn].ljust(len(data), b"\0"))
-    index = chance.choice(sorted(path for path in (folder / "consumequeue").rglob("*") if path.is_file()))
-    index.write_bytes(bytes(index.stat().st_size))
-    return "the log's end zeroed and an index zeroed"
-
-
-class _Damaged:
-    """A broker over a damaged copy of a template."""
-
-    def __init__(self, template: Template, work: Path, what: str, outcome: Outcome) -> None:
-        self._template = template
-        self._work = work
-        self._what = what
-        self._outcome = outcome
-
-    def _fault(self, text: str) -> None:
-        self._outcome.fault(f"{self._what}: {text}")
-
-    def check(self) -> None:
-        template, work = self._template, self._work
-        whole = intact(work, template.records)
+    def check(self, template: Template) -> None:
         try:
-            broker = open_broker(work, **AT_ONCE)
+            broker = self.start()
         except StoreError as error:
-            self._outcome.add(refused=1)
+            self.outcome.add(refused=1)
             if ".json is damaged" not in str(error):
-                self._fault(f"refused without a file's name: {error}")
+                self.fault(f"refused without a file's name: {error}")
             return
-        self._lose_lock()
-        found = self._checked(broker)
-        if any(place not in found for place in whole):
-            self._fault("a whole message is not found")
+        found = read_all(broker, whole=True)
+        missing, wrong = self.differences(found)
+        if wrong:
+            self.fault("messages that nobody sent")
+        if self.whole & set(missing):
+            self.fault("a whole message is not found")
+        end = max(broker.store.end, template.flushed_to)
+        for place in missing:
+            position, record = self.records[place]
+            if position < end and not is_reported(broker, place, position, len(record)):
+                self.fault("gone without a report")
+        self.outcome.add(kept=len(found), reported=len(missing))
         broker.delays._deliver_due(1)
         found |= {place: record for place, record in read_all(broker, whole=True).items() if place[:2] in DELIVERED}
-        self._check_state(broker, whole)
-        self._write(broker, found)
-        self._flip_written(broker, found)
-        broker.persist()
-        broker.store.close()
-        again = open_broker(work, **AT_ONCE)
-        missing, wrong = differences(found, read_all(again, whole=True))
-        if missing or wrong:
-            self._fault("other messages after a second start")
-        if again.recovered.rebuilt:
-            self._fault("a whole index is rebuilt by a second start")
-        again.store.close()
+        self._check_state(broker, template)
+        self._write(broker, found, template.flushed_to)
+        self.start_again(broker, found)
 
-    def _lose_lock(self) -> None:
-        """An administrator deletes the lock file while the broker runs."""
-        (self._work / "lock").unlink()
-        with suppress(StoreError):
-            Folder(self._work).unlock()
-            self._fault("without the file `lock` a second broker gets in")
-
-    def _checked(self, broker: BrokerController) -> dict[Place, bytes]:
-        template, found = self._template, read_all(broker, whole=True)
-        missing, wrong = differences(template.stored, found)
-        if wrong:
-            self._fault("messages that nobody sent")
-        end = max(broker.store.end, template.flushed_to)
-        places = [(place, *template.records[place]) for place in missing]
-        if self._what != NOTHING_LEFT and any(
-            position < end and not is_reported(broker, place, position, len(record))
-            for place, position, record in places
-        ):
-            self._fault("gone without a report")
-        self._outcome.add(kept=len(found), reported=len(missing))
-        return found
-
-    def _check_state(self, broker: BrokerController, whole: set[Place]) -> None:
+    def _check_state(self, broker: BrokerController, template: Template) -> None:
         """Nothing is other than it was: what is damaged is found to be so, and recreated."""
-        template = self._template
         for name, queues in TOPICS.items():
             config = broker.topics.get(name)
             if config is not None and max(config.read_queues, config.write_queues) > queues:
-                self._fault("a topic has queues that nobody made")
+                self.fault("a topic has queues that nobody made")
         delivered = {body for (topic, queue, _), body in read_all(broker).items() if (topic, queue) == ("t", 3)}
         is_known = broker.topics.get("t") is not None
-        if is_known and any(place in whole and body not in delivered for place, body in template.waiting.items()):
-            self._fault("a whole delayed message is not delivered")
+        if is_known and any(place in self.whole and body not in delivered for place, body in template.waiting.items()):
+            self.fault("a whole delayed message is not delivered")
         queue = broker.store.queues.get(("t", 0))
         for group, offset in template.committed.items():
             found = broker.offsets.get(group, "t", 0)
             if found is not None and found != min(offset, queue.next if queue is not None else 0):
-                self._fault("a group stands where it never stood, or beyond the end")
+                self.fault("a group stands where it never stood, or beyond the end")
         if broker.delays.progress.get(1, 0) > broker.delays.queue(1).next:
-            self._fault("a delay level stands beyond the end")
+            self.fault("a delay level stands beyond the end")
 
-    def _write(self, broker: BrokerController, found: dict[Place, bytes]) -> None:
-        template = self._template
+    def _write(self, broker: BrokerController, found: dict[Place, bytes], flushed_to: int) -> None:
         for queue in [queue for queue in broker.store.queues.values() if queue.topic in TOPICS]:
             place = put(broker, queue, b"new")
-            position, _ = template.records.get(place, (template.flushed_to, b""))
-            if "checkpoint" not in self._what and position < template.flushed_to:
-                self._fault("an offset is used twice")
+            position, _ = self.records.get(place, (flushed_to, b""))
+            if "checkpoint" not in self.what and position < flushed_to:
+                self.fault("an offset is used twice")
             found[place] = broker.store.read_log(*queue.entry(place[2])[:2])
-
-    def _flip_written(self, broker: BrokerController, found: dict[Place, bytes]) -> None:
-        """Flip a bit of a message that this broker wrote: it is not delivered, and reported."""
-        new = sorted(place for place in found if place not in self._template.records and place[:2] not in DELIVERED)
-        if not new:
-            return
-        place = new[len(new) // 2]
-        queue = broker.store.queue(*place[:2])
-        position, size, _ = queue.entry(place[2])
-        segments = (broker.config.data_dir / "commitlog").iterdir()
-        log = max((path for path in segments if int(path.name) <= position), key=lambda path: int(path.name))
-        was = found.pop(place)
-        with log.open("r+b") as file:
-            file.seek(position - int(log.name) + size // 2)
-            file.write(bytes((was[size // 2] ^ 1,)))
-        fetched = broker.store.fetch(queue, place[2], 1)  # alone: read with older ones, all are checked
-        if fetched.pieces or read_all(broker, whole=True) != found or place not in broker.store.damaged:
-            self._fault("a bit flipped while the broker runs is delivered, or hides other messages")

@@ -11,7 +11,6 @@ Attacks on the memory of clients have a broker with `--memory 64M` each, which m
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -21,15 +20,16 @@ from typing import Any
 
 import orjson
 from rocketlet.broker.config import LIMITS
+from rocketlet.demo.processes import Child
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, write
 
 from bench.peers import Peer, rocketlet
 from tests.conftest import Wire
+from tests.support.peers import SEND
 
 from ._attacks import ATTACKS, LEAN, QUEUES, TOPIC
 from .common import Limit, Outcome, peak_mib
-from .peers import SEND
 from .processes import connect
 
 BUDGET_MIB = 128
@@ -105,8 +105,8 @@ async def attacked(folder: Path, budget_mib: int, outcome: Outcome, name: str) -
 
 
 async def exhaustion(limit: Limit, seed: int, folder: Path, outcome: Outcome) -> None:
-    names = [limit.only] if limit.only else list(ATTACKS)
-    is_short = limit.count is not None and limit.count < len(ATTACKS) and limit.only is None
+    names, log = [limit.only] if limit.only else list(ATTACKS), folder / "attacks.log"
+    is_short = limit.count is not None and limit.count <= len(ATTACKS) and limit.only is None
     share = 0.05 if is_short else 1.0
     async with attacked(folder, BUDGET_MIB, outcome, "rocketlet") as (peer, honest):
         await asyncio.sleep(CALM_S * share)
@@ -115,12 +115,12 @@ async def exhaustion(limit: Limit, seed: int, folder: Path, outcome: Outcome) ->
             name = names[number % len(names)]
             size = max(int(ATTACKS[name][1] * share), 2)
             if name not in LEAN:
-                outcome.figures[name] = await _figures(name, size, peer, honest, outcome)
+                outcome.figures[name] = await _figures(name, size, peer, honest, outcome, log)
                 continue
             async with attacked(folder, LEAN_BUDGET_MIB, outcome, f"{number}-lean") as (lean, beside):
                 await asyncio.sleep(0.5)
                 idle = {"idle_mib": round(lean.resident_mib())}
-                outcome.figures[name] = idle | await _figures(name, size, lean, beside, outcome)
+                outcome.figures[name] = idle | await _figures(name, size, lean, beside, outcome, log)
                 if outcome.figures[name]["peak_mib"] > LEAN_RESIDENT_MIB:
                     outcome.fault(f"{name}: over {LEAN_RESIDENT_MIB} MiB resident with a budget of {LEAN_BUDGET_MIB}")
     accepted = outcome.figures.get("groups", {}).get("responses", {}).get("0", 0)
@@ -131,41 +131,31 @@ async def exhaustion(limit: Limit, seed: int, folder: Path, outcome: Outcome) ->
         outcome.fault(f"{largest} MiB resident with a budget of {BUDGET_MIB}")
 
 
-async def _figures(name: str, size: int, peer: Peer, honest: Honest, outcome: Outcome) -> dict[str, Any]:
+async def _figures(name: str, size: int, peer: Peer, honest: Honest, outcome: Outcome, log: Path) -> dict[str, Any]:
     before_mib = peak_mib(peer.pid, is_counted_from_now=True)
-    found = await _attack(name, peer.address, size, outcome)
+    found = await _attack(name, peer, size, outcome, log)
     memory = {"resident_mib": round(peer.resident_mib()), "peak_mib": peak_mib(peer.pid)}
     grown_mib = memory["peak_mib"] - before_mib
     if grown_mib > GROWS_AT_MOST_MIB.get(name, grown_mib):
         outcome.fault(f"{name}: the broker has grown by {grown_mib} MiB, more than {GROWS_AT_MOST_MIB[name]}")
-    for unserved in found.get("unserved", ()):
-        outcome.fault(f"{name}: {unserved} is not served")
     await asyncio.sleep(0.5)
     return honest.figures() | memory | found
 
 
-async def _attack(name: str, address: str, size: int, outcome: Outcome) -> dict[str, Any]:
-    command = [sys.executable, "-m", "campaigns._attacks", name, address, str(size)]
-    child = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert child.stdout is not None and child.stdin is not None
-    start_s = time.perf_counter()
+async def _attack(name: str, peer: Peer, size: int, outcome: Outcome, log: Path) -> dict[str, Any]:
+    command = (sys.executable, "-m", "campaigns._attacks", name, peer.address, str(size))
+    child, start_s = await Child.start(command, log), time.perf_counter()
     try:
-        async with asyncio.timeout(180):
-            first = await child.stdout.readline()
-            took_s = time.perf_counter() - start_s
-            await asyncio.sleep(1)
-            child.stdin.close()
-            rest = await child.stdout.read()
-        await child.wait()
-    except TimeoutError:
-        child.kill()
-        await child.wait()
-        outcome.fault(f"the attack {name} did not end within 180 s")
+        await child.wait_for("ready")
+        took_s = time.perf_counter() - start_s
+        await asyncio.sleep(1)
+        await child.close()
+        return {"took_s": round(took_s, 1), **orjson.loads(await child.wait_for())}
+    except RuntimeError as error:
+        outcome.fault(f"the attack {name}: {error}")
         return {}
-    if first != b"ready\n":
-        outcome.fault(f"the attack {name} failed")
-        return {}
-    return {"took_s": round(took_s, 1), **orjson.loads(rest)}
+    finally:
+        await child.stop()
 
 
 def _ran_ms(pid: int) -> float:

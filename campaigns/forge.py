@@ -2,37 +2,30 @@
 
 An attacker sends bodies with records, heads and marks in them, in every way in which a body gets into the log. A first send
 of the same size shows where the bytes of the next one will be, so that each record inside claims its true place, with
-checksums that fit. While the broker runs, these places are asked for by id, by key, as the end of a transaction and as a
-message to send back. Then the folder is copied, as a kill leaves it; the log is damaged where the body is, indexes and the
-checkpoint are lost; `fsck` checks or repairs it, and a broker starts over it.
+checksums that fit. Then the folder is copied, as a kill leaves it; the log is damaged where the body is, indexes and the
+checkpoint are lost, and a broker starts over it. That neither the running broker nor `fsck` uses such a record is tested in
+`tests/`.
 
-A fault is: a message that nobody sent, an honest one whose bytes are there and that is not found, a record in a body that is
-shown or done something with, damage in a log that nobody damaged, a start that takes long, an index with entries for
-messages that no log can have had, other messages after a second start.
+A fault is: a message that nobody sent, an honest one whose bytes are there and that is not found, damage in a log that nobody
+damaged, a start that takes long, an index with entries for messages that no log can have had, other messages after a second
+start.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import itertools
-import os
 import random
 import shutil
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.server import Server
-from rocketlet.broker.store.recovery import inspect
-from rocketlet.command.tools.fsck import fsck
 from rocketlet.protocol import names
 from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.codes import RequestCode, ResponseCode
-from rocketlet.protocol.config import MAX_BODY_BYTES
 from rocketlet.protocol.frame import Ext, Frame
 from rocketlet.protocol.message import (
     BEGIN_BYTES,
@@ -45,13 +38,13 @@ from rocketlet.protocol.message import (
 )
 
 from tests.support import forged
+from tests.support.peers import SEND, Peer, request
+from tests.support.stores import cut_log
 
 from .common import Limit, Outcome, config_in, serving
-from .peers import SEND, Peer, request
-from .store import Place, differences, intact, open_broker, read_all
+from .store import Damaged, entries, read_all
 
 TRIES_OF_A_FOLDER = 8
-MAX_START_S = 20.0
 INDEX_ENTRY_BYTES: Final = 20
 SECTOR_BYTES: Final = 512
 QUEUES = 2
@@ -106,27 +99,26 @@ def contents_of(chance: random.Random, next_offset: int, known_mark: bytes) -> t
     return kind, kinds[kind]
 
 
-class Client:
+class Client(Peer):
+    """An attacker, whose requests wait for their responses."""
+
     def __init__(self, server: Server) -> None:
-        self._peer = Peer(server, 2)
+        super().__init__(server, 2)
         self._number = 0
 
     async def ask(self, code: RequestCode, ext: Ext, body: bytes = b"") -> Frame:
         """Raises TimeoutError."""
         self._number += 1
-        self._peer.send(request(code, dict(ext), body, self._number))
+        self.send(request(code, dict(ext), body, self._number))
         async with asyncio.timeout(60.0):
             while True:
-                for frame in self._peer.received():
+                for frame in self.received():
                     if frame.is_response and frame.opaque == self._number:
                         return frame
                 await asyncio.sleep(0)
 
-    async def send(self, body: bytes, code: RequestCode = RequestCode.SEND_MESSAGE_V2, **fields: Any) -> Frame:
+    async def put(self, body: bytes, code: RequestCode = RequestCode.SEND_MESSAGE_V2, **fields: Any) -> Frame:
         return await self.ask(code, {**SEND, **fields}, body)
-
-    def hang_up(self) -> None:
-        self._peer.hang_up()
 
 
 def _position(frame: Frame) -> int:
@@ -142,29 +134,27 @@ async def _committed(attacker: Client, body: bytes) -> Frame:
 
 
 async def _sent_back(attacker: Client, body: bytes) -> Frame:
-    sent = await attacker.send(body)
-    return sent if sent.code else await attacker.ask(RequestCode.CONSUMER_SEND_MSG_BACK, _back(_position(sent)))
-
-
-def _back(position: int) -> Ext:
-    return {
-        "offset": position, "group": "g", "delayLevel": -1, "originMsgId": "", "originTopic": "t", "unitMode": "false",
-    }  # fmt: skip
+    sent = await attacker.put(body)
+    if sent.code:
+        return sent
+    back: Ext = {"group": "g", "delayLevel": -1, "originMsgId": "", "originTopic": "t", "unitMode": "false"}
+    return await attacker.ask(RequestCode.CONSUMER_SEND_MSG_BACK, {**back, "offset": _position(sent)})
 
 
 MARK, CHECKSUM = BEGIN_MARK.decode() + "A" * (BEGIN_BYTES - 2), "\x02\x0300000000"
-REPLY = "reply"
 WAYS: dict[str, Callable[[Client, bytes], Awaitable[Frame]]] = {
-    "message": lambda attacker, body: attacker.send(body),
+    "message": lambda attacker, body: attacker.put(body),
     # texts after the properties that look like marks and checksums, too
-    "message with marks": lambda attacker, body: attacker.send(body, i=f"A\x01b{MARK}{CHECKSUM}{MARK}{CHECKSUM}"),
-    "batch": lambda attacker, body: attacker.send(
+    "message with marks": lambda attacker, body: attacker.put(body, i=f"A\x01b{MARK}{CHECKSUM}{MARK}{CHECKSUM}"),
+    "batch": lambda attacker, body: attacker.put(
         encode_batch([(0, b"first", ""), (0, body, ""), (0, b"last", "")]), RequestCode.SEND_BATCH_MESSAGE, m="true"
     ),
-    REPLY: lambda attacker, body: attacker.send(body, RequestCode.SEND_REPLY_MESSAGE_V2, i="REPLY_TO_CLIENT\x01nobody"),
-    "half message": lambda attacker, body: attacker.send(body, i="TRAN_MSG\x01true\x02PGROUP\x01p", f=4),
+    "reply": lambda attacker, body: attacker.put(
+        body, RequestCode.SEND_REPLY_MESSAGE_V2, i="REPLY_TO_CLIENT\x01nobody"
+    ),
+    "half message": lambda attacker, body: attacker.put(body, i="TRAN_MSG\x01true\x02PGROUP\x01p", f=4),
     "committed message": _committed,
-    "delayed message": lambda attacker, body: attacker.send(body, i="DELAY\x012"),
+    "delayed message": lambda attacker, body: attacker.put(body, i="DELAY\x012"),
     "returned message": _sent_back,
 }
 """The ways of a body into the log."""
@@ -178,16 +168,6 @@ class Aimed(NamedTuple):
     inside: tuple[int, ...]  # places that are records, if one believes them
     outer: int
     outer_size: int
-
-
-def _places(broker: BrokerController) -> dict[Place, tuple[int, int]]:
-    """Where the indexes have each message, and its size."""
-    found: dict[Place, tuple[int, int]] = {}
-    for queue in broker.store.queues.values():
-        for offset in range(queue.begin, queue.next):
-            position, size, _ = queue.entry(offset)
-            found[queue.topic, queue.queue_id, offset] = (position, size)
-    return found
 
 
 def _inside(at: int, body: bytes) -> Iterator[int]:
@@ -229,7 +209,7 @@ class Round:
     async def _honest_sends(self) -> None:
         for number in range(self._chance.randrange(1, 12)):
             body = b"honest %d" % number + self._chance.randbytes(self._chance.randrange(300))
-            if (await self._attacker.send(body, b=VICTIM, e=number % QUEUES, i=f"KEYS\x01{KEY}")).code:
+            if (await self._attacker.put(body, b=VICTIM, e=number % QUEUES, i=f"KEYS\x01{KEY}")).code:
                 self._outcome.fault("an honest send was refused")
 
     async def _try(self) -> None:
@@ -237,7 +217,6 @@ class Round:
         await self._honest_sends()
         if aimed is not None:
             self._outcome.add(forged=len(aimed.inside))
-            await self._look_inside(aimed)
         if self._chance.random() < 0.5:
             self._broker.persist()
         work = self._folder / "work"
@@ -256,8 +235,6 @@ class Round:
         own = store.read_log(*last.entry(last.next - 1)[:2])  # which everybody can pull
         kind, contents = contents_of(chance, last.next + 4, mark_in(own))
         before, filler = bytes(chance.choice((0, 3, 40))), bytes(chance.choice((0, 0, 50, 3000)))
-        if name == REPLY and chance.random() < 0.3:
-            filler += bytes(MAX_BODY_BYTES)
         size = len(before) + len(contents(store.end)) + len(filler)
         token = chance.randbytes(16)
         base = store.end
@@ -272,92 +249,44 @@ class Round:
         at = base + chance.choice(found)
         body = before + contents(at + len(before)) + filler
         await way(self._attacker, body)
-        places = [place for place in _places(self._broker).values() if place[0] <= at < sum(place)]
+        places = [place for place in entries(self._broker).values() if place[0] <= at < sum(place)]
         if len(places) != 1 or store.read_log(at, len(body)) != body:
             self._outcome.add(missed=1)
             return None
         return Aimed(f"{kind}, {name}", at, tuple(_inside(at, body)), *places[0])
 
-    # While the broker runs
-
-    async def _look_inside(self, aimed: Aimed) -> None:
-        attacker, chance = self._attacker, self._chance
-        for at in chance.sample(aimed.inside, min(3, len(aimed.inside))):
-            end: Ext = {"producerGroup": "p", "tranStateTableOffset": 0, "commitLogOffset": at, "commitOrRollback": 8}
-            requests: tuple[tuple[str, RequestCode, Ext], ...] = (
-                ("shown by its id", RequestCode.VIEW_MESSAGE_BY_ID, {"offset": at}),
-                ("ended as a transaction", RequestCode.END_TRANSACTION, end),
-                ("sent back", RequestCode.CONSUMER_SEND_MSG_BACK, _back(at)),
-            )
-            for done, code, ext in requests:
-                if not (await attacker.ask(code, ext)).code:
-                    self._outcome.fault(f"{aimed.what}: a record in a body is {done}")
-        query: Ext = {"topic": VICTIM, "key": KEY, "maxNum": 64, "beginTimestamp": 0, "endTimestamp": 1 << 62}
-        answer = await attacker.ask(RequestCode.QUERY_MESSAGE, query)
-        if answer.code or FORGED in answer.body:
-            self._outcome.fault(f"{aimed.what}: a search by key finds a record in a body, or nothing")
-
     # After a kill
 
     def _start_over(self, work: Path, aimed: Aimed | None) -> None:
-        stored = read_all(self._broker, whole=True)
-        places = _places(self._broker)
+        positions = entries(self._broker)
+        records = {at: (positions[at][0], found) for at, found in read_all(self._broker, whole=True).items()}
         is_far = aimed is not None and aimed.what.startswith(FAR)
         before_marks = self._chance.random() < (UNMARKED_FAR if is_far else UNMARKED)
         damage = self._damaged(work, aimed, before_marks=before_marks) if aimed else "nothing"
-        lost = self._lose_indexes(work)
+        indexes = self._lose_indexes(work)
         if before_marks:
             (work / "marks.json").unlink()
-        what = f"{aimed.what if aimed else 'nothing'}; {damage} damaged; {lost} lost"
+        what = f"{aimed.what if aimed else 'nothing'}; {damage} damaged; {indexes} lost"
         what += "; no marks" if before_marks else ""
-        began_s = time.process_time()
+        damaged = Damaged(work, records, what, self._outcome, {"segment_bytes": self._config.segment_bytes})
         try:
-            is_repaired = self._checked(work, what, is_whole=damage == "nothing" and lost == "nothing")
-            broker = open_broker(work, segment_bytes=self._config.segment_bytes)
+            broker = damaged.start()
         except Exception as error:
-            self._outcome.fault(f"{what}: {type(error).__name__}: {error}")
+            damaged.fault(f"{type(error).__name__}: {error}")
             return
-        took_s = time.process_time() - began_s
-        self._outcome.highest("slowest_s", took_s)
-        if took_s > MAX_START_S:
-            self._outcome.fault(f"{what}: a start took {took_s:.0f} s")
         found = read_all(broker, whole=True)
-        _, wrong = differences(stored, found)
+        missing, wrong = damaged.differences(found)
         if wrong and not (before_marks and damage == "size"):
-            self._outcome.fault(f"{what}: messages that nobody sent")
-        if damage == "nothing" and not is_repaired and (broker.recovered.damage or broker.recovered.torn_bytes):
-            self._outcome.fault(f"{what}: a whole log is called damaged")
-        whole = intact(work, {place: (places[place][0], record) for place, record in stored.items()})
-        missing = [place for place in whole if place[0] == VICTIM and place not in found]
-        if missing and not (before_marks and damage != "nothing"):
-            self._outcome.fault(f"{what}: {len(missing)} whole messages are not found")
-        self._check_again(broker, work, found, what)
-
-    def _checked(self, work: Path, what: str, *, is_whole: bool) -> bool:
-        """At times `fsck`; whether it was to repair."""
-        chance = self._chance.random()
-        if chance < 0.3:
-            faults = [finding for finding in inspect(work) if finding.fault]
-            if is_whole and faults:
-                self._outcome.fault(f"{what}: fsck finds damage in a whole folder")
-        elif chance < 0.6:
-            with contextlib.redirect_stdout(io.StringIO()):
-                fsck(work, repairs=True, is_json=True)
-            return True
-        return False
-
-    def _check_again(self, broker: BrokerController, work: Path, found: dict[Place, bytes], what: str) -> None:
-        broker.persist(closes=True)
-        index_bytes = sum(path.stat().st_size for path in (work / "consumequeue").rglob("0*") if path.is_file())
+            damaged.fault("messages that nobody sent")
+        if damage == "nothing" and (broker.recovered.damage or broker.recovered.torn_bytes):
+            damaged.fault("a whole log is called damaged")
+        lost = [place for place in missing if place in damaged.whole and place[0] == VICTIM]
+        if lost and not (before_marks and damage != "nothing"):
+            damaged.fault(f"{len(lost)} whole messages are not found")
         most = INDEX_ENTRY_BYTES * (len(found) + broker.store.end // 91)
-        broker.store.close()
-        if index_bytes > most:
-            self._outcome.fault(f"{what}: indexes have entries for messages that no log can have had")
-        again = open_broker(work, segment_bytes=self._config.segment_bytes)
-        missing, wrong = differences(found, read_all(again, whole=True))
-        if missing or wrong:
-            self._outcome.fault(f"{what}: other messages after a second start")
-        again.store.close()
+        damaged.start_again(broker, found)
+        if most < sum(path.stat().st_size for path in (work / "consumequeue").rglob("0*") if path.is_file()):
+            damaged.fault("indexes have entries for messages that no log can have had")
 
     def _damaged(self, work: Path, aimed: Aimed, *, before_marks: bool) -> str:
         """Damages the record that the body is of; what of it, in words. `size` leads to a record in the body: before marks
@@ -375,15 +304,11 @@ class Round:
         }
         kind = "size" if before_marks and self._chance.random() < 0.5 else self._chance.choice(list(kinds))
         at, data = kinds[kind]
-        start = max(int(path.name) for path in (work / "commitlog").iterdir() if int(path.name) <= aimed.outer)
-        log = work / "commitlog" / f"{start:020d}"
         if kind == "end":
-            os.truncate(log, aimed.outer - start + self._chance.randrange(1, aimed.outer_size))
-            for path in (work / "commitlog").iterdir():
-                if int(path.name) > start:
-                    path.unlink()
-        else:
-            with log.open("r+b") as file:
+            cut_log(work, aimed.outer + self._chance.randrange(1, aimed.outer_size))
+        elif data:
+            start = max(int(path.name) for path in (work / "commitlog").iterdir() if int(path.name) <= aimed.outer)
+            with (work / "commitlog" / f"{start:020d}").open("r+b") as file:
                 file.seek(aimed.outer - start + at)
                 file.write(data[: aimed.outer_size - at])
         return kind

@@ -27,13 +27,12 @@ from rocketlet.protocol import http2
 from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import FrameError
-from rocketlet.protocol.headers import SendMessage
 
 from tests.support import grpc_client
+from tests.support.peers import SEND, GrpcPeer, Peer, request, responses_in, split
 
 from .common import Limit, Outcome, Serving, config_in, peak_mib, serving
-from .corpus import HANDLES, INTS, LONGS, TEXTS, Frames, filled
-from .peers import SEND, GrpcPeer, Peer, request, responses_in, split
+from .corpus import HANDLES, TEXTS, Frames, filled
 from .store import read_all
 
 EVERY = 50  # tries between two messages of an honest client
@@ -48,22 +47,6 @@ def quick(config: BrokerConfig) -> BrokerConfig:
     """Return the settings with timers that expire soon."""
     levels = (5,) * len(config.delay_levels_ms)
     return replace(config, transaction_sweep_s=0.5, delay_levels_ms=levels, transaction_timeout_s=0.1)
-
-
-class Feed:
-    """Sends bytes to peers, and measures the processor time of each read."""
-
-    def __init__(self, outcome: Outcome) -> None:
-        self._outcome = outcome
-
-    def __call__(self, peer: Peer | GrpcPeer, data: bytes) -> None:
-        start_s = time.process_time()
-        try:
-            peer.send(data)
-        except Exception as error:
-            self._outcome.fault(f"escaped: {error!r}")
-        took_ms = 1000 * (time.process_time() - start_s)
-        self._outcome.highest("slowest_ms", took_ms, slowest=data[:160].decode("latin-1"))
 
 
 class Honest:
@@ -108,8 +91,41 @@ class Honest:
         self._peer.hang_up()
 
 
-async def check_folder(config: BrokerConfig, honest: Honest, outcome: Outcome) -> None:
-    """The broker starts again, and has every message of the honest client."""
+class Attack:
+    """Hostile connections to a broker, beside an honest client. `step` does one try."""
+
+    def __init__(self, serving: Serving, outcome: Outcome, seed: int) -> None:
+        self._broker, self._server = serving
+        self._outcome = outcome
+        self._random = random.Random(~seed)
+        self.honest = Honest(serving, outcome)
+
+    async def step(self, number: int) -> None:
+        raise NotImplementedError
+
+    def _feed(self, peer: Peer | GrpcPeer, data: bytes) -> None:
+        """Send bytes, and measure the processor time of their read."""
+        start_s = time.process_time()
+        try:
+            peer.send(data)
+        except Exception as error:
+            self._outcome.fault(f"escaped: {error!r}")
+        took_ms = 1000 * (time.process_time() - start_s)
+        self._outcome.highest("slowest_ms", took_ms, slowest=data[:160].decode("latin-1"))
+
+    async def end(self) -> None:
+        self.honest.hang_up()
+
+
+async def _run(attack: type[Attack], limit: Limit, seed: int, folder: Path, outcome: Outcome) -> None:
+    """Attack a broker, which then must start again, and have every message of the honest client."""
+    config = quick(config_in(folder))
+    async with serving(config) as running:
+        attacking = attack(running, outcome, seed)
+        for number in limit:
+            await attacking.step(number)
+        await attacking.end()
+    honest = attacking.honest
     try:
         broker = BrokerController(config)
     except Exception as error:
@@ -124,28 +140,16 @@ async def check_folder(config: BrokerConfig, honest: Honest, outcome: Outcome) -
             outcome.fault(f"a file outside of the data folder: {path.name}")
 
 
-def check_nothing_left(serving: Serving, outcome: Outcome) -> None:
-    """The clients have gone, so nothing may be charged for them."""
-    memory, pops = serving.server.memory, serving.broker.pops
-    if memory.used_bytes or serving.server.connections:
-        outcome.fault(f"{memory.used_bytes} bytes are charged for clients that have gone")
-    if pops.waiting:
-        outcome.fault(f"{pops.waiting} receives wait for clients that have gone")
-
-
 # Frames
 
 
-class FrameAttack:
+class FrameAttack(Attack):
     def __init__(self, serving: Serving, outcome: Outcome, seed: int) -> None:
-        self._broker, self._server = serving
-        self._outcome = outcome
-        self._feed = Feed(outcome)
-        self._random = random.Random(~seed)
+        super().__init__(serving, outcome, seed)
+        self._corpus = Frames(seed)
         self._hostile: list[Peer] = []
-        self.honest = Honest(serving, outcome)
 
-    async def step(self, number: int, data: bytes) -> None:
+    async def step(self, number: int) -> None:
         """Let a hostile connection read bytes; once in a while others connect, and an honest client sends."""
         if number % EVERY == 0:
             await asyncio.sleep(0)
@@ -153,6 +157,7 @@ class FrameAttack:
             self.honest.send(b"honest %d" % number, number)
             await self._finish()
             self._check_limits()
+        data = b"".join(self._corpus.frame(2 * number + at) for at in range(2 if number % 10 == 0 else 1))
         peer = self._random.choice(self._hostile)
         size = max(len(data) // 3, 1) if self._random.random() < 0.05 else len(data)
         for at in range(0, len(data), size):
@@ -195,35 +200,24 @@ class FrameAttack:
             self._outcome.fault(f"more than {MAX_MIB} MiB of memory")
             peak_mib(is_counted_from_now=True)
 
-    def end(self) -> None:
+    async def end(self) -> None:
         for peer in self._hostile:
             peer.hang_up()
-        self.honest.hang_up()
+        self._outcome.figures["honest"] = len(self.honest.stored)
+        await super().end()
 
 
 async def frames(limit: Limit, seed: int, folder: Path, outcome: Outcome) -> None:
-    config, corpus = quick(config_in(folder)), Frames(seed)
-    async with serving(config) as running:
-        attack = FrameAttack(running, outcome, seed)
-        for number in limit:
-            opaque = number * 2
-            data = corpus.frame(opaque)
-            await attack.step(number, data + corpus.frame(opaque + 1) if number % 10 == 0 else data)
-        attack.end()
-    outcome.figures["honest"] = len(attack.honest.stored)
-    await check_folder(config, attack.honest, outcome)
+    await _run(FrameAttack, limit, seed, folder, outcome)
 
 
 # Calls
 
 
-class CallAttack:
+class CallAttack(Attack):
     def __init__(self, serving: Serving, outcome: Outcome, seed: int) -> None:
-        self._broker, self._server = serving
-        self._feed = Feed(outcome)
-        self._random = random.Random(seed)
+        super().__init__(serving, outcome, seed)
         self._peer = GrpcPeer(self._server, 1)
-        self.honest = Honest(serving, outcome)
 
     async def step(self, number: int) -> None:
         if number % CALLS_PER_CONNECTION == 0 or self._peer.socket.is_closed:
@@ -233,7 +227,6 @@ class CallAttack:
         _keep_handles(self._peer.take())
         if number % EVERY == 0:
             await self.honest.call()
-            self._store_extremes()
 
     def _call(self) -> bytes:
         chance, peer = self._random, self._peer
@@ -260,17 +253,15 @@ class CallAttack:
         stream_id, size = chance.choice((0, last_id + 2, max(last_id, 1), 2)), chance.choice((0, 4, 5, 8, 20))
         return http2.encode(chance.randrange(11), chance.randrange(256), stream_id, chance.randbytes(size))
 
-    def _store_extremes(self) -> None:
-        """Store a message as a remoting client may send it, with values that gRPC's types cannot hold."""
-        chance = self._random
-        born_ms, flag, times = chance.choice((*LONGS, 253_402_300_800_000)), chance.choice(INTS), chance.choice(INTS)
-        header = SendMessage("p", "t", "TBW102", 4, chance.randrange(4), 0, born_ms, flag, "", times)
-        self._broker.sending.stage(header, b"extreme", bytes(8))
-        self._broker.sending.commit()
-
-    def end(self) -> None:
+    async def end(self) -> None:
+        """Disconnect all clients, after which nothing may be charged for them."""
         self._peer.hang_up()
-        self.honest.hang_up()
+        await super().end()
+        await self._server._turns.done()
+        if self._server.memory.used_bytes or self._server.connections:
+            self._outcome.fault(f"{self._server.memory.used_bytes} bytes are charged for clients that have gone")
+        if self._broker.pops.waiting:
+            self._outcome.fault(f"{self._broker.pops.waiting} receives wait for clients that have gone")
 
 
 def _keep_handles(written: bytes) -> None:
@@ -286,12 +277,4 @@ def _keep_handles(written: bytes) -> None:
 
 
 async def calls(limit: Limit, seed: int, folder: Path, outcome: Outcome) -> None:
-    config = quick(config_in(folder))
-    async with serving(config) as running:
-        attack = CallAttack(running, outcome, seed)
-        for number in limit:
-            await attack.step(number)
-        attack.end()
-        await running.server._turns.done()
-        check_nothing_left(running, outcome)
-    await check_folder(config, attack.honest, outcome)
+    await _run(CallAttack, limit, seed, folder, outcome)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,15 @@ from rocketlet.broker.pops.pool import Receive
 from rocketlet.broker.runtime import MACHINE, Call, Clock, Job, MovableClock, do
 from rocketlet.broker.store.files import StoreError
 from rocketlet.broker.store.index import ConsumeQueue
-from rocketlet.broker.store.store import Flusher, Retention
+from rocketlet.broker.store.store import Retention
 from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.message import decode_record, decode_records, encode_host
 
+from .common import Outcome
+
 Place = tuple[str, int, int]  # topic, queue, offset
 
+MAX_START_S = 20.0  # processor time
 HOST = encode_host("127.0.0.1", 1)
 ADDRESS = "127.0.0.1:1"
 LATE = b"REAL_TOPIC\x01t\x02REAL_QID\x013"  # the properties of a delayed message for t:3
@@ -62,6 +67,16 @@ def read_all(broker: BrokerController, *, whole: bool = False) -> dict[Place, by
     return found
 
 
+def entries(broker: BrokerController) -> dict[Place, tuple[int, int]]:
+    """Return the position and the size of every message, by the indexes."""
+    found: dict[Place, tuple[int, int]] = {}
+    for queue in broker.store.queues.values():
+        for offset in range(queue.begin, queue.next):
+            position, size, _ = queue.entry(offset)
+            found[queue.topic, queue.queue_id, offset] = (position, size)
+    return found
+
+
 def is_reported(broker: BrokerController, place: Place, position: int, size: int) -> bool:
     """True if the loss of a message was reported: as lost, as damaged, or by a damaged or torn part of the log."""
     topic, queue, offset = place
@@ -78,24 +93,51 @@ def differences(expected: Mapping[Place, bytes], found: Mapping[Place, bytes]) -
     return missing, [place for place, body in found.items() if expected.get(place) != body]
 
 
-def intact(work: Path, records: Mapping[Place, tuple[int, bytes]]) -> set[Place]:
-    """Return the messages, by position and record, whose bytes are still where they were."""
-    segments = {int(path.name): path.read_bytes() for path in (work / "commitlog").iterdir()}
-    found: set[Place] = set()
-    for place, (position, record) in records.items():
-        start = max((start for start in segments if start <= position), default=None)
-        if start is not None and segments[start][position - start :][: len(record)] == record:
-            found.add(place)
-    return found
+@dataclass
+class Damaged:
+    """A damaged copy of a folder, over which brokers start; `records` has the position and the record of each message that
+    was stored, and `whole` the places of those whose bytes are still there."""
 
+    folder: Path
+    records: Mapping[Place, tuple[int, bytes]]
+    what: str
+    outcome: Outcome
+    settings: Mapping[str, Any]
 
-def cut_log(work: Path, end: int) -> None:
-    for path in (work / "commitlog").iterdir():
-        if int(path.name) >= end:
-            path.unlink()
-        elif int(path.name) + path.stat().st_size > end:
-            with path.open("r+b") as file:
-                file.truncate(end - int(path.name))
+    def __post_init__(self) -> None:
+        segments = {int(path.name): path.read_bytes() for path in (self.folder / "commitlog").iterdir()}
+        self.whole: set[Place] = set()
+        for place, (position, record) in self.records.items():
+            start = max((start for start in segments if start <= position), default=None)
+            if start is not None and segments[start][position - start :][: len(record)] == record:
+                self.whole.add(place)
+
+    def fault(self, text: str) -> None:
+        self.outcome.fault(f"{self.what}: {text}")
+
+    def start(self) -> BrokerController:
+        """Raises StoreError."""
+        began_s = time.process_time()
+        broker = open_broker(self.folder, **self.settings)
+        took_s = time.process_time() - began_s
+        self.outcome.highest("slowest_s", took_s)
+        if took_s > MAX_START_S:
+            self.fault(f"a start took {took_s:.0f} s")
+        return broker
+
+    def differences(self, found: Mapping[Place, bytes]) -> tuple[list[Place], list[Place]]:
+        return differences({place: record for place, (_, record) in self.records.items()}, found)
+
+    def start_again(self, broker: BrokerController, found: Mapping[Place, bytes]) -> None:
+        """Stop a broker, and start another one, which must find the same messages, and nothing to repair."""
+        broker.persist()
+        broker.store.close()
+        again = open_broker(self.folder, **self.settings)
+        if any(differences(found, read_all(again, whole=True))):
+            self.fault("other messages after a second start")
+        if again.recovered.rebuilt:
+            self.fault("a whole index is rebuilt by a second start")
+        again.store.close()
 
 
 # Work
@@ -123,11 +165,14 @@ class Work:
         self.topics: set[str] = set()
         self.deleted: set[str] = set()
         self.deletions = 0
+        self._steps = 0
         self._jobs: deque[Coroutine[Any, Any, object]] = deque()
         self._waits_for_device = False
 
-    def step(self, broker: BrokerController, chance: random.Random, number: int) -> None:
-        kind = chance.choice(KINDS)
+    def step(self, broker: BrokerController, chance: random.Random) -> None:
+        """Raises PowerCut, StoreError."""
+        number, kind = self._steps, chance.choice(KINDS)
+        self._steps += 1
         for _ in range(chance.choice((0, 1, 1, 3, 20))):
             self._continue()
         if kind == "send":
@@ -164,21 +209,6 @@ class Work:
             self.sent[put(broker, broker.store.queue("t", chance.randrange(3)), body)] = body
         if chance.random() < 0.8:
             self.sync(broker, lambda: self.acknowledged.update(self.sent))
-
-    def save_amid_sends(self, broker: BrokerController, chance: random.Random, then: Callable[[], object]) -> None:
-        """Let a job sync messages of several segments while a sender waits for them; `then` limits what follows."""
-        while self._jobs:
-            self._continue()
-        sent: dict[Place, bytes] = {}
-        for part in range(chance.randrange(1, 30)):
-            body = b"amid-%d" % part + bytes(700)
-            sent[put(broker, broker.store.queue("t", 3), body)] = body
-        self.sent |= sent
-        self.begin(broker.saving())
-        for _ in range(chance.choice((1, 1, 2, 3, 5))):
-            self._continue()
-        self.sync(broker, lambda: self.acknowledged.update(sent))
-        then()
 
     def _make_or_fill(self, broker: BrokerController, name: str, body: bytes) -> None:
         if broker.topics.get(name) is None:
@@ -244,19 +274,24 @@ class Work:
             return
         outcomes: list[bool] = []
 
-        def told(is_synced: bool) -> None:
-            outcomes.append(is_synced)
-            if is_synced:
-                acknowledge()
+        async def flushed() -> None:
+            flusher.after_sync(lambda: outcomes.append(True), lambda: outcomes.append(False))
+            await flusher.drain()
 
-        self.loop.run_until_complete(_flushed(flusher, told))
+        self.loop.run_until_complete(flushed())
         if not outcomes:
             raise PowerCut
+        if outcomes[0]:
+            acknowledge()
 
     def end(self) -> None:
         for job in self._jobs:
             job.close()
         self._jobs.clear()
+
+    def counts(self, found: Mapping[Place, bytes]) -> dict[str, int]:
+        cut_off = sum(place not in found for place in self.sent)
+        return {"deleted": self.deletions, "acknowledged": len(self.acknowledged), "cut_off": cut_off}
 
     def faults(self, broker: BrokerController) -> Iterator[str]:
         """Compare what a broker has after its next start with what was acknowledged."""
@@ -274,11 +309,6 @@ class Work:
         for name in self.deleted:
             if broker.topics.get(name) is not None or any(topic == name for topic, _ in broker.store.queues):
                 yield "a deleted topic is there again"
-
-
-async def _flushed(flusher: Flusher, told: Callable[[bool], None]) -> None:
-    flusher.after_sync(lambda: told(True), lambda: told(False))
-    await flusher.drain()
 
 
 class _Turn:
@@ -318,6 +348,9 @@ class Timed:
             self._work.begin(timers.saving_recalled())
         elif self._due_ms:
             self._recall(broker, chance.choice(sorted(self._due_ms)))
+
+    def counts(self) -> dict[str, int]:
+        return {"timed": len(self.acknowledged), "recalled": len(self.recalled)}
 
     def _send(self, broker: BrokerController, body: bytes, delay_ms: int) -> None:
         due_ms = self._due_ms[body] = broker.clock.time_ms() + delay_ms
@@ -403,13 +436,16 @@ class Popped:
         """Stop the timers of a broker whose machine is off."""
         broker.pops._deadlines.stop()
 
-    def faults(self, broker: BrokerController, clock: MovableClock) -> list[str]:
+    def counts(self) -> dict[str, int]:
+        return {"popped": len(self.done), "in_flight": len(self.kept)}
+
+    def faults(self, broker: BrokerController) -> list[str]:
         """Pop everything from a broker that was started again, whose clock is advanced."""
         found: list[str] = []
-        self._work.loop.run_until_complete(self._check(broker, clock, found))
+        self._work.loop.run_until_complete(self._check(broker, found))
         return found
 
-    async def _check(self, broker: BrokerController, clock: MovableClock, found: list[str]) -> None:
+    async def _check(self, broker: BrokerController, found: list[str]) -> None:
         wanted = {place for place in read_all(broker) if place[0] == TOPIC} - self.done - self._asked
         came = self._drain(broker, found)
         if came & self.kept.keys():
@@ -422,7 +458,8 @@ class Popped:
 
         broker.pops.ack(GROUP, TOPIC, list(kept.values()), told)
         broker.pops._writer.write()
-        clock.advance(2 * INVISIBLE_MS / 1000)
+        assert isinstance(broker.clock, MovableClock)
+        broker.clock.advance(2 * INVISIBLE_MS / 1000)
         came |= self._drain(broker, found)
         if wanted - came - kept.keys():
             found.append("a message that nobody has acknowledged is delivered to nobody")

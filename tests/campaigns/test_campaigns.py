@@ -23,10 +23,10 @@ SHORT = {
     "kill": 3,
     "pop": 40,
     "descriptors": 2,
-    "exhaustion": 14,
+    "exhaustion": 13,
     "cost": 300,
     "forge": 60,
-    "incidents": 4,
+    "incidents": 6,
 }
 
 

@@ -2,6 +2,7 @@
 
 accounts, certificates   accounts and certificates for tests
 requests, grpc_client    requests as clients write them
+peers       connections of both protocols to a broker in this process, without a socket
 forged      bytes that look like records
 topics, stores, clocks   topics of a node, stores without a broker, clocks that tests set
 locks, apache_locks      locks without a broker; those of Apache's broker

@@ -22,7 +22,7 @@ from rocketlet.broker.server import Listening, Serve, Server, Taps
 from rocketlet.protocol import fast
 from rocketlet.protocol.bodies import TopicConfig
 
-from campaigns.peers import Peer
+from .peers import Peer
 
 REPORTED_BYTES = 300
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,15 @@ def put(
     if commits:
         store.commit()
     return place
+
+
+def cut_log(folder: Path, end: int) -> None:
+    """Cut the commit log in a data folder at a position."""
+    for path in (folder / "commitlog").iterdir():
+        if int(path.name) >= end:
+            path.unlink()
+        elif int(path.name) + path.stat().st_size > end:
+            os.truncate(path, end - int(path.name))
 
 
 def append_to_log(store: Store, record: bytes) -> None:

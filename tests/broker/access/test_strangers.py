@@ -25,8 +25,6 @@ from rocketlet.protocol.frame import Frame, encode
 from rocketlet.protocol.headers import Signer
 from rocketlet.protocol.names import TRACE_TOPIC, parse_subscription
 
-from campaigns.peers import Peer
-
 from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually
 from ...support.accounts import (
     ACCOUNTS,
@@ -45,6 +43,7 @@ from ...support.accounts import (
 )
 from ...support.certificates import Certificates
 from ...support.grpc_client import grpc_client, resource, signed
+from ...support.peers import Peer
 from ..grpc.receives import begin, request
 
 

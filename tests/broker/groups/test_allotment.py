@@ -27,10 +27,9 @@ from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.frame import Frame, encode
 from rocketlet.protocol.names import Queue, Subscription, parse_subscription, retry_topic, sorted_ids
 
-from campaigns.peers import Peer
-
 from ...conftest import Node, peer
 from ...support.locks import Changes, Counts, Routes, make_groups, make_locks
+from ...support.peers import Peer
 from ...support.topics import put
 from ...support.turns import heartbeat_of, pieces
 

@@ -27,12 +27,11 @@ from rocketlet.protocol.config import MAX_HEADER_LIST_BYTES
 from rocketlet.protocol.grpc import Status
 from rocketlet.testing.ports import free_port
 
-from campaigns.peers import GrpcPeer, head_block
-
 from ...conftest import PATIENCE_S, Connect, Node, Nodes, create_topic, eventually
 from ...support.certificates import Certificates
 from ...support.grpc_client import GrpcClient, route
 from ...support.metrics import samples
+from ...support.peers import GrpcPeer, head_block
 from .conftest import Dial
 from .receives import OK, ack, handles, joined, receive, request, send
 

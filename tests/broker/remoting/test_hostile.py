@@ -19,10 +19,9 @@ from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ, Frame, encode
 from rocketlet.protocol.message import decode_record, decode_records, encode_record
 from structlog.testing import capture_logs
 
-from campaigns.peers import Peer
-
 from ...conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
 from ...support import forged
+from ...support.peers import Peer
 from ...support.requests import bodies_of, pull, raw_frame, send, send_v2
 
 

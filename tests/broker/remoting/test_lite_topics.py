@@ -31,9 +31,8 @@ from rocketlet.protocol.headers import CreateTopic, write
 from rocketlet.protocol.message import Record, decode_records
 from rocketlet.protocol.properties import find
 
-from campaigns.peers import Peer, request
-
 from ...conftest import Connect, Node, Nodes, Wire, eventually
+from ...support.peers import Peer, request
 from ...support.requests import pop, send, send_v2
 from ...support.topics import put, stored
 

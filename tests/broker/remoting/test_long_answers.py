@@ -16,9 +16,8 @@ from rocketlet.protocol.frame import JSON, ExtValue, Frame, encode
 from rocketlet.protocol.headers import FIRST_ID, SendMessage
 from rocketlet.protocol.message import PIECE_MESSAGES, BatchEntry, encode_batch, split
 
-from campaigns.peers import Peer
-
 from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually
+from ...support.peers import Peer
 from ...support.requests import heartbeat, join, pull, send, send_v2, write_send_v2
 
 

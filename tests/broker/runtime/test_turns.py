@@ -58,11 +58,11 @@ from rocketlet.protocol.names import Queue
 from structlog.testing import capture_logs
 
 from bench.steps import Meter
-from campaigns.peers import Peer
 
 from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually
 from ...support.certificates import Certificates
 from ...support.locks import Counts
+from ...support.peers import Peer
 from ...support.requests import bodies_of, half, pull, send, send_v2
 from ...support.topics import put
 from ...support.turns import heartbeat_of, pieces

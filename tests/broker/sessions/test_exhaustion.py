@@ -18,9 +18,9 @@ from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame, encode
 
 from bench.steps import Meter
-from campaigns.peers import Peer
 
 from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually
+from ...support.peers import Peer
 from ...support.requests import pull, send
 
 MIB = 1 << 20

@@ -31,9 +31,8 @@ from rocketlet.protocol.frame import ROCKETMQ, Frame, encode
 from rocketlet.protocol.names import Queue, parse_subscription, tag_code
 from structlog.testing import capture_logs
 
-from campaigns.peers import Peer
-
 from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually
+from ...support.peers import Peer
 from ...support.requests import HALF_PROPERTIES, bodies_of, half, pull, send
 
 
