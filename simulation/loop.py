@@ -15,9 +15,10 @@ import random
 import selectors
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
+from unittest import mock
 
 EPOCH_S = 1_700_000_000.0
 MAX_DELAY_S = 0.05
@@ -68,6 +69,12 @@ class Process:
             yield
         finally:
             _process.reset(token)
+
+    async def run(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Run a task of the process to its end."""
+        with self.running():
+            task = asyncio.create_task(work)
+        await task
 
     def call(self, handle: _Handle, callback: Callable[..., object], *arguments: Any) -> None:
         if self.is_dead or any(item.cancelled() for item in handle):
@@ -287,8 +294,7 @@ class Transport(asyncio.Transport):
             self._context.copy().run(self._loop.call_soon, self._lose)
             self._later(self.peer._lose, target=self.peer)
 
-    def abort(self) -> None:
-        self.close()
+    abort = close
 
     def cut(self, mine_s: float = 0.0, theirs_s: float = 0.0) -> None:
         """The connection breaks; each end sees it after its own time, and what is on the way is lost."""
@@ -325,16 +331,13 @@ class Transport(asyncio.Transport):
         return False
 
 
-@contextmanager
-def virtual_time(loop: SimLoop) -> Iterator[None]:
+def virtual_time(loop: SimLoop) -> AbstractContextManager[object]:
     """Every clock of the time module is the loop's."""
-    real = (time.monotonic, time.time, time.time_ns, time.perf_counter, time.clock_gettime)
-    module = cast("Any", time)
-    module.monotonic = module.perf_counter = loop.time
-    module.time = lambda: EPOCH_S + loop.time()
-    module.time_ns = lambda: int((EPOCH_S + loop.time()) * 1e9)
-    module.clock_gettime = lambda clock: loop.time()
-    try:
-        yield
-    finally:
-        module.monotonic, module.time, module.time_ns, module.perf_counter, module.clock_gettime = real
+    return mock.patch.multiple(
+        time,
+        monotonic=loop.time,
+        perf_counter=loop.time,
+        time=lambda: EPOCH_S + loop.time(),
+        time_ns=lambda: int((EPOCH_S + loop.time()) * 1e9),
+        clock_gettime=lambda clock: loop.time(),
+    )

@@ -1,50 +1,35 @@
-"""The members of a simulated group: a consumer of ours, and models of Apache's push consumer and of a client that pops."""
+"""The members of a simulated group: a consumer of ours, and models of Apache's push consumer, of a client that pops, and of a
+push consumer of 5.x."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import time
-import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rocketlet.broker.grpc import schema
-from rocketlet.broker.pops.deliveries import SHARDING_KEY
 from rocketlet.client import Consumer, Message, RocketletError
 from rocketlet.client.member.membership import Membership
 from rocketlet.client.message import NO_LEASE
 from rocketlet.client.wire.cluster import ClusterView
 from rocketlet.client.wire.connection import Connection
-from rocketlet.protocol import bodies, group_bodies, names
+from rocketlet.protocol import bodies, group_bodies, headers, names
 from rocketlet.protocol.admin_bodies import RunningQueue, encode_running_info
 from rocketlet.protocol.allocation import AVG, STICKY, subscribe_queues
 from rocketlet.protocol.bodies import ConsumerData, Heartbeat
 from rocketlet.protocol.codes import PULL_COMMIT_OFFSET, PULL_SUSPEND, RequestCode, ResponseCode
 from rocketlet.protocol.frame import Frame
-from rocketlet.protocol.headers import (
-    FROM_FIRST,
-    AckMessage,
-    ChangeInvisibleTime,
-    ConsumerGroupHeader,
-    Offset,
-    PopMessage,
-    PopMessageResult,
-    PullMessage,
-    PullMessageResult,
-    QueueOffset,
-    UnregisterClient,
-    UpdateOffset,
-    read,
-    write,
-)
+from rocketlet.protocol.headers import FROM_FIRST, read, write
 from rocketlet.protocol.message import POP_CK, Record, decode_records
 from rocketlet.protocol.names import Queue, parse_subscription
 from rocketlet.protocol.properties import find
 
-from tests.support.apache_locks import AS_APACHES
 from tests.support.grpc_client import GrpcClient, grpc_client, resource
 
 from .loop import Process
@@ -57,7 +42,10 @@ ANSWERED_S = 1.0  # how long a member takes to reconnect and to receive its leas
 
 
 class AnyMember:
-    """What the world knows of each member. It is blind while its broker has seen its connection end and it has not."""
+    """What the world knows of each member. A consumer of ours is blind while its broker has seen its connection end and it
+    has not."""
+
+    is_ours = False
 
     def __init__(self, world: World, name: str, topics: tuple[str, ...]) -> None:
         self.name = name
@@ -69,18 +57,18 @@ class AnyMember:
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
-    def others_pull(self) -> bool:
-        return not {"ours", "foreign"}.isdisjoint(self._world.plan.kinds)
-
-    @property
     def is_blind(self) -> bool:
-        return self._world.loop.time() <= self.blind_until_s
+        return self.is_ours and self._world.loop.time() <= self.blind_until_s
 
     @property
     def is_unanswered(self) -> bool:
         """True if no broker may have answered it since its connection ended: it begins nothing, and does not know yet who
         owns the queues of its running handlers."""
-        return self._world.loop.time() <= self.blind_until_s + ANSWERED_S
+        return self.is_ours and self._world.loop.time() <= self.blind_until_s + ANSWERED_S
+
+    @property
+    def others_pull(self) -> bool:
+        return not {"ours", "foreign"}.isdisjoint(self._world.plan.kinds)
 
     @property
     def is_awake(self) -> bool:
@@ -112,6 +100,8 @@ class AnyMember:
 class Member(AnyMember):
     """A consumer of ours."""
 
+    is_ours = True
+
     def __init__(self, world: World, name: str, topics: tuple[str, ...]) -> None:
         super().__init__(world, name, topics)
         self._running: Counter[object] = Counter()
@@ -127,7 +117,6 @@ class Member(AnyMember):
             concurrency=4,
             commit_interval_s=1.0,
             drain_s=plan.drain_s,
-            access=AS_APACHES if plan.apache else None,
             on_assigned=lambda queues: world.taken(self, queues),
             on_revoked=lambda queues: world.note(f"{name} gives {sorted(map(str, queues))}"),
         )
@@ -172,14 +161,45 @@ class Member(AnyMember):
 
 
 class Model(AnyMember):
-    """A client of others, on our connections."""
+    """A client of others by the remoting protocol, on our connections."""
 
     host = "192.0.2.1"
+    consume_type = "CONSUME_PASSIVELY"
 
     def __init__(self, world: World, name: str, topics: tuple[str, ...]) -> None:
         super().__init__(world, name, topics)
         self.client_id = f"{self.host}@{name}"
         self._cluster = ClusterView(world.name_server)
+        self._subscriptions = [parse_subscription(topic, world.plan.expression) for topic in topics]
+
+    async def _look_up(self) -> None:
+        with suppress(RocketletError):
+            for subscription in self._subscriptions:
+                await self._cluster.find_route(subscription.topic)
+
+    async def _beat(self) -> None:
+        data = ConsumerData(
+            self._world.group, self.consume_type, "CLUSTERING", "CONSUME_FROM_FIRST_OFFSET", tuple(self._subscriptions)
+        )
+        body = bodies.encode_heartbeat(Heartbeat(self.client_id, (data,)))
+        for broker_name in self._cluster.masters():
+            await self._ask(broker_name, RequestCode.HEART_BEAT, {}, body)
+
+    async def _ask(self, broker_name: str, code: int, ext: Any, body: bytes = b"") -> Frame | None:
+        """Return the response, or None if there is none that says success."""
+        with suppress(RocketletError):
+            connection = await self._cluster.broker(broker_name)
+            return await connection.request(code, ext, body, REMOTE_S)
+        return None
+
+    async def _unregister(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        ext = write(headers.UnregisterClient(self.client_id, consumer_group=self._world.group))
+        for broker_name in self._cluster.masters():
+            await self._ask(broker_name, RequestCode.UNREGISTER_CLIENT, ext)
+        await self._cluster.close()
 
 
 # Apache's push consumer
@@ -233,22 +253,13 @@ class ForeignMember(Model):
         super().__init__(world, name, topics)
         self._cluster.answer(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, lambda connection, frame: self._wake.set())
         self._cluster.answer(RequestCode.GET_CONSUMER_RUNNING_INFO, self._report)
-        self._subscriptions = [
-            *(parse_subscription(topic, world.plan.expression) for topic in topics),
-            parse_subscription(names.retry_topic(world.group), "*"),
-        ]
+        self._subscriptions.append(parse_subscription(names.retry_topic(world.group), "*"))
         self._queues: dict[Queue, ProcessQueue] = {}
         self._wake = asyncio.Event()
         self._threads = asyncio.Semaphore(THREADS)
         self._submitted = 0
         self._running = 0
         self._is_stopping = self._is_over = False
-
-    is_blind = is_unanswered = False
-
-    @property
-    def is_awake(self) -> bool:
-        return not (self.process.is_paused or self.process.is_silent)
 
     def assignment(self) -> set[Queue]:
         """Return the queues that it claims and need not wait for."""
@@ -277,29 +288,7 @@ class ForeignMember(Model):
         while self._running:
             await asyncio.sleep(0.01)
         await self._persist()
-        for task in self._tasks:
-            task.cancel()
-        ext = write(UnregisterClient(self.client_id, consumer_group=self._world.group))
-        for address in self._cluster.masters().values():
-            await self._asked(address, RequestCode.UNREGISTER_CLIENT, ext)
-        await self._cluster.close()
-
-    async def _look_up(self) -> None:
-        with suppress(RocketletError):
-            for subscription in self._subscriptions:
-                await self._cluster.find_route(subscription.topic)
-
-    async def _beat(self) -> None:
-        data = ConsumerData(
-            self._world.group,
-            "CONSUME_PASSIVELY",
-            "CLUSTERING",
-            "CONSUME_FROM_FIRST_OFFSET",
-            tuple(self._subscriptions),
-        )
-        body = bodies.encode_heartbeat(Heartbeat(self.client_id, (data,)))
-        for address in self._cluster.masters().values():
-            await self._asked(address, RequestCode.HEART_BEAT, {}, body)
+        await self._unregister()
 
     def _report(self, connection: Connection, frame: Frame) -> None:
         queues = {
@@ -309,24 +298,15 @@ class ForeignMember(Model):
         subscriptions = map(bodies.encode_subscription, self._subscriptions)
         connection.respond(frame, body=encode_running_info(REPORTED, subscriptions, queues))
 
-    async def _asked(self, address: str, code: int, ext: Any, body: bytes = b"") -> Frame | None:
-        """Return the response, or None if there is none."""
-        with suppress(RocketletError):
-            connection = await self._cluster.connection(address)
-            return await connection.request(code, ext, body)
-        return None
-
     async def _persist(self) -> None:
         for queue, process_queue in list(self._queues.items()):
             await self._persist_one(queue, process_queue)
 
     async def _persist_one(self, queue: Queue, process_queue: ProcessQueue) -> None:
-        address = self._cluster.master(queue.broker_name)
-        if address is not None:
-            header = UpdateOffset(self._world.group, queue.topic, queue.queue_id, process_queue.commit, None)
-            with suppress(RocketletError):
-                connection = await self._cluster.connection(address)
-                connection.oneway(RequestCode.UPDATE_CONSUMER_OFFSET, write(header))
+        header = headers.UpdateOffset(self._world.group, queue.topic, queue.queue_id, process_queue.commit, None)
+        with suppress(RocketletError):
+            connection = await self._cluster.broker(queue.broker_name)
+            connection.oneway(RequestCode.UPDATE_CONSUMER_OFFSET, write(header))
 
     async def _rebalance_forever(self) -> None:
         while True:
@@ -340,12 +320,11 @@ class ForeignMember(Model):
     async def _rebalance(self, topic: str) -> None:
         route = self._cluster.route(topic)
         queues = subscribe_queues(topic, route) if route is not None else []
-        brokers = {queue.broker_name for queue in queues}
-        addresses = [address for name in brokers if (address := self._cluster.master(name))]
-        if not addresses:
+        brokers = sorted({queue.broker_name for queue in queues} & self._cluster.masters().keys())
+        if not brokers:
             return
-        address, header = self._world.rng.choice(sorted(addresses)), write(ConsumerGroupHeader(self._world.group))
-        answer = await self._asked(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
+        header = write(headers.ConsumerGroupHeader(self._world.group))
+        answer = await self._ask(self._world.rng.choice(brokers), RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
         if answer is None:
             return
         ids = names.sorted_ids(group_bodies.decode_members(answer.body))
@@ -362,19 +341,13 @@ class ForeignMember(Model):
             await self._beat()  # RebalancePushImpl.messageQueueChanged
 
     async def _take(self, queue: Queue) -> None:
-        offset = await self._committed(queue)
-        if offset is not None:
+        header = write(headers.QueueOffset(self._world.group, queue.topic, queue.queue_id))
+        answer = await self._ask(queue.broker_name, RequestCode.QUERY_CONSUMER_OFFSET, header)
+        if answer is not None:
+            offset = read(headers.Offset, answer.ext).offset
             self._world.note(f"{self.name} reads {queue} from {offset}")
             process_queue = self._queues[queue] = ProcessQueue(offset)
             self._spawn(self._pull_forever(queue, process_queue))
-
-    async def _committed(self, queue: Queue) -> int | None:
-        address = self._cluster.master(queue.broker_name)
-        if address is None:
-            return None
-        header = write(QueueOffset(self._world.group, queue.topic, queue.queue_id))
-        answer = await self._asked(address, RequestCode.QUERY_CONSUMER_OFFSET, header)
-        return read(Offset, answer.ext).offset if answer is not None else None
 
     async def _pull_forever(self, queue: Queue, process_queue: ProcessQueue) -> None:
         wanted = (ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY)
@@ -391,7 +364,7 @@ class ForeignMember(Model):
             if process_queue.is_dropped:
                 return
             if answer.code == ResponseCode.PULL_OFFSET_MOVED:
-                await self._move(queue, process_queue, read(PullMessageResult, answer.ext).next_begin_offset)
+                await self._move(queue, process_queue, read(headers.PullMessageResult, answer.ext).next_begin_offset)
             elif answer.code in wanted:
                 self._take_in(queue, process_queue, answer)
             else:
@@ -400,7 +373,7 @@ class ForeignMember(Model):
     async def _pull(self, connection: Connection, queue: Queue, process_queue: ProcessQueue) -> Frame:
         subscription = next(item for item in self._subscriptions if item.topic == queue.topic)
         flags = PULL_SUSPEND | (PULL_COMMIT_OFFSET if process_queue.commit else 0)  # no postSubscriptionWhenPull
-        header = PullMessage(
+        header = headers.PullMessage(
             self._world.group, queue.topic, queue.queue_id, process_queue.next_offset, PULL_BATCH, flags,
             process_queue.commit, PULL_HOLD_MS, subscription.version,
         )  # fmt: skip
@@ -408,7 +381,7 @@ class ForeignMember(Model):
 
     def _take_in(self, queue: Queue, process_queue: ProcessQueue, answer: Frame) -> None:
         records = list(decode_records(answer.body)) if answer.code == ResponseCode.SUCCESS else []
-        process_queue.next_offset = read(PullMessageResult, answer.ext).next_begin_offset
+        process_queue.next_offset = read(headers.PullMessageResult, answer.ext).next_begin_offset
         process_queue.unhandled |= {record.queue_offset for record in records}
         if not process_queue.unhandled:  # correctTagsOffset
             process_queue.advance(process_queue.next_offset)
@@ -445,53 +418,46 @@ POLL_S = 5.0
 INVISIBLE_S = 4.0
 BATCH = 8
 RETRY_S = 1.0
-LAST_ATTEMPT, LAST_ATTEMPT_IN_ORDER = 4, 2  # from this attempt on a message is handled well, so that a run ends
+LAST_ATTEMPT = 4  # from this attempt on a message is handled well, so that a run ends
 REMOTE_S = 3.0  # time for a request beyond its wait
 EXTENDED_S = 60.0  # visibility timeout of a delivery that the broker extends
 
 Place = tuple[Queue, int]
 
 
+@dataclass(eq=False)
 class PoppedDelivery:
-    """A message in flight, as its client knows it, since `since_s`, or extended then. Until `held_s` no other client may get
-    it; the broker extends that time of an `extended` one as long as nothing happens to it or to the client, unless its queue
-    leaves the pool, which only happens where others pull. `due_s`: when it
-    becomes visible after a negative acknowledgement. is_free: others may have it, for a reason that the broker may not know.
-    is_sent: an acknowledgement was sent."""
+    """A message in flight, as its client knows it, since `since_s`, or extended then.
 
-    def __init__(
-        self,
-        member: AnyMember,
-        place: Place,
-        content: tuple[bytes, str],
-        attempt: int,
-        handle: str,
-        popped_s: float,
-        *,
-        is_extended: bool = False,
-    ) -> None:
-        self.member = member
-        self.place = place
-        self.queue, self.offset = place
-        self.body, self.key = content
-        self.attempt = attempt
-        self.handle = handle
-        self.popped_s = popped_s
-        self.is_extended = is_extended
-        self.held_s = popped_s + (EXTENDED_S if is_extended else INVISIBLE_S)
-        if is_extended and not member.others_pull:
+    Attributes:
+        held_s: Until then no other client may get it. The broker extends that time of an `extended` one as long as nothing
+            happens to it or to the client, unless its queue leaves the pool, which only happens where others pull.
+        due_s: When it becomes visible after a negative acknowledgement.
+        is_free: True if others may have it, for a reason that the broker may not know.
+        is_sent: True if an acknowledgement was sent.
+    """
+
+    member: AnyMember
+    queue: Queue
+    offset: int
+    body: bytes
+    attempt: int
+    handle: str
+    popped_s: float
+    is_extended: bool = False
+    since_s: float = 0.0
+    due_s: float | None = None
+    is_free: bool = False
+    is_sent: bool = False
+
+    def __post_init__(self) -> None:
+        self.place = self.queue, self.offset
+        self.held_s = self.popped_s + (EXTENDED_S if self.is_extended else INVISIBLE_S)
+        if self.is_extended and not self.member.others_pull:
             self.held_s = math.inf
-        self.since_s = 0.0
-        self.due_s: float | None = None
-        self.is_free = self.is_sent = False
-        self.after: list[PoppedDelivery] = []  # later messages of its message group that came with it
 
     def renewed(self, held_s: float, now_s: float) -> None:
         self.held_s, self.since_s = max(self.held_s, held_s), now_s
-
-    def free_after(self) -> None:
-        for delivery in self.after:
-            delivery.is_free = True
 
     def interrupted(self) -> None:
         """The broker, the client or a connection was away: the broker extends the delivery no more, and frees it if its
@@ -503,18 +469,13 @@ class PoppedDelivery:
 
 class PoppingMember(Model):
     """A model of a client that pops: it handles, renews, returns, forgets and oversleeps messages by chance. It owns no
-    queue."""
+    queue, and handles messages in no order, of which `tests/broker/pops/test_model.py` has a model."""
 
     host = "192.0.2.2"
-    is_blind = False
-
-    @property
-    def is_awake(self) -> bool:
-        return not self.process.is_paused
+    consume_type = "CONSUME_POP"
 
     async def join(self) -> None:
-        for topic in self.topics:
-            await self._cluster.find_route(topic)
+        await self._look_up()
         await self._beat()
         self._spawn(self._every(POP_HEARTBEAT_S, self._beat))
         for topic in self.topics:
@@ -522,39 +483,13 @@ class PoppingMember(Model):
                 self._spawn(self._pop_forever(topic, broker_name))
 
     async def leave(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        header = write(UnregisterClient(self.client_id, consumer_group=self._world.group))
-        for broker_name in self._cluster.masters():
-            await self._succeeds(broker_name, RequestCode.UNREGISTER_CLIENT, header)
-        await self._cluster.close()
-
-    async def _beat(self) -> None:
-        wanted = tuple(parse_subscription(topic, self._world.plan.expression) for topic in self.topics)
-        data = ConsumerData(self._world.group, "CONSUME_POP", "CLUSTERING", "CONSUME_FROM_FIRST_OFFSET", wanted)
-        body = bodies.encode_heartbeat(Heartbeat(self.client_id, (data,)))
-        for broker_name in self._cluster.masters():
-            await self._succeeds(broker_name, RequestCode.HEART_BEAT, {}, body)
-
-    async def _succeeds(self, broker_name: str, code: int, ext: Any, body: bytes = b"") -> bool:
-        try:
-            connection = await self._cluster.broker(broker_name)
-            answer = await connection.ask(code, ext, body, timeout_s=REMOTE_S)
-        except RocketletError:
-            return False
-        return answer.code == ResponseCode.SUCCESS
-
-    def _random_id(self) -> str:
-        return uuid.UUID(int=self._world.rng.getrandbits(128)).hex
+        await self._unregister()
 
     async def _pop_forever(self, topic: str, broker_name: str) -> None:
-        attempt, is_in_order = self._random_id(), self._world.plan.orderly
         while True:
-            header = PopMessage(
+            header = headers.PopMessage(
                 self._world.group, topic, -1, BATCH, int(INVISIBLE_S * 1000), int(POLL_S * 1000), FROM_FIRST,
-                exp_type="TAG", exp=self._world.plan.expression, attempt_id=attempt if is_in_order else None,
-                order=is_in_order,
+                exp_type="TAG", exp=self._world.plan.expression,
             )  # fmt: skip
             try:
                 connection = await self._cluster.broker(broker_name)
@@ -562,9 +497,8 @@ class PoppingMember(Model):
             except RocketletError:
                 await asyncio.sleep(RETRY_S)
                 continue
-            attempt = self._random_id()
             if answer.code == ResponseCode.SUCCESS:
-                result = read(PopMessageResult, answer.ext)
+                result = read(headers.PopMessageResult, answer.ext)
                 popped_s = self._world.loop.time() - time.time() + result.pop_time / 1000
                 self._take_in(topic, broker_name, list(decode_records(answer.body)), popped_s)
             elif answer.code != ResponseCode.POLLING_TIMEOUT:
@@ -574,86 +508,60 @@ class PoppingMember(Model):
     def _take_in(self, topic: str, broker_name: str, records: list[Record], popped_s: float) -> None:
         found = [
             PoppedDelivery(
-                self,
-                (Queue(topic, broker_name, record.queue_id), record.queue_offset),
-                (record.body, find(record.properties, SHARDING_KEY) or ""),
+                self, Queue(topic, broker_name, record.queue_id), record.queue_offset, record.body,
                 record.reconsume_times + 1,
-                str(find(record.properties, POP_CK)),
-                popped_s,
+                str(find(record.properties, POP_CK)), popped_s,
             )
             for record in records
-        ]
+        ]  # fmt: skip
         self._world.popped(self, found)
-        if not self._world.plan.orderly:
-            for delivery in found:
-                self._spawn(self._handle_alone(delivery))
-            return
-        runs: dict[tuple[Queue, str], list[PoppedDelivery]] = {}
         for delivery in found:
-            runs.setdefault((delivery.queue, delivery.key), []).append(delivery)
-        for run in runs.values():
-            for number, delivery in enumerate(run):
-                delivery.after = run[number + 1 :]
-            self._spawn(self._handle_run(run))
+            self._spawn(self._handle(delivery))
 
-    async def _handle_alone(self, delivery: PoppedDelivery) -> None:
-        await self._handle(delivery)
+    async def _handle(self, delivery: PoppedDelivery) -> None:
+        rng, chance = self._world.rng, self._world.rng.random()
+        if delivery.attempt >= LAST_ATTEMPT or chance < 0.6:
+            await asyncio.sleep(rng.uniform(0, 1.5))
+            await self._ack(delivery)
+        elif chance < 0.72:
+            await self._return(delivery, rng.choice((0.0, 0.3, 1.0, 3.0)))
+        elif chance < 0.84:
+            await self._handle_long(delivery)
+        elif chance < 0.92:  # otherwise it is forgotten, and expires
+            await asyncio.sleep(INVISIBLE_S + rng.uniform(0, 3))
+            await self._ack(delivery)
 
-    async def _handle_run(self, run: list[PoppedDelivery]) -> None:
-        """Handle one message after the other. If one fails, the later ones are redelivered with it."""
-        for delivery in run:
-            if not await self._handle(delivery):
-                delivery.free_after()
-                return
-
-    async def _handle(self, delivery: PoppedDelivery) -> bool:
-        """Return True if it is handled and acknowledged."""
-        chance = self._world.rng.random()
-        is_in_order = self._world.plan.orderly
-        if delivery.attempt >= (LAST_ATTEMPT_IN_ORDER if is_in_order else LAST_ATTEMPT) or chance < 0.6:
-            await asyncio.sleep(self._world.rng.uniform(0, 0.3 if is_in_order else 1.5))
-            return await self._ack(delivery)
-        if chance < 0.72:
-            return await self._return(delivery, self._world.rng.choice((0.0, 0.3, 1.0, 3.0)))
-        if chance < 0.84:
-            return await self._handle_long(delivery)
-        if chance < 0.92:
-            return False  # forgotten: it expires
-        await asyncio.sleep(INVISIBLE_S + self._world.rng.uniform(0, 3))
-        await self._ack(delivery)
-        return False
-
-    async def _handle_long(self, delivery: PoppedDelivery) -> bool:
+    async def _handle_long(self, delivery: PoppedDelivery) -> None:
         """Renew it twice, early or just before it expires, and handle it for longer than its visibility timeout."""
         rng = self._world.rng
         for _ in range(2):
             await asyncio.sleep(INVISIBLE_S * 0.6 if rng.random() < 0.5 else INVISIBLE_S - rng.uniform(0.001, 0.1))
             sent_s = self._world.loop.time()
             if not await self._change(delivery, INVISIBLE_S):
-                return False
+                return
             if self._world.loop.time() < sent_s + INVISIBLE_S:
                 self._world.renewed(delivery)
             delivery.renewed(sent_s + INVISIBLE_S, self._world.loop.time())
         await asyncio.sleep(INVISIBLE_S * 0.6)
-        return await self._ack(delivery)
+        await self._ack(delivery)
 
-    async def _return(self, delivery: PoppedDelivery, delay_s: float) -> bool:
+    async def _return(self, delivery: PoppedDelivery, delay_s: float) -> None:
         sent_s = self._world.loop.time()
         delivery.held_s = min(delivery.held_s, sent_s + delay_s)
-        delivery.free_after()
         if await self._change(delivery, delay_s):
             delivery.due_s = self._world.loop.time() + delay_s
-        return False
 
     async def _change(self, delivery: PoppedDelivery, seconds: float) -> bool:
-        header = write(ChangeInvisibleTime(*self._place(delivery), int(seconds * 1000)))
-        return await self._succeeds(delivery.queue.broker_name, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header)
+        header = write(headers.ChangeInvisibleTime(*self._place(delivery), int(seconds * 1000)))
+        name = delivery.queue.broker_name
+        return await self._ask(name, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header) is not None
 
-    async def _ack(self, delivery: PoppedDelivery) -> bool:
+    async def _ack(self, delivery: PoppedDelivery) -> None:
         self._world.acknowledging(delivery)
-        header = write(AckMessage(*self._place(delivery)))
-        is_answered = await self._succeeds(delivery.queue.broker_name, RequestCode.ACK_MESSAGE, header)
-        return is_answered and self._world.acknowledged_by(delivery)
+        header = write(headers.AckMessage(*self._place(delivery)))
+        answer = await self._ask(delivery.queue.broker_name, RequestCode.ACK_MESSAGE, header)
+        if answer is not None:
+            self._world.acknowledged_by(delivery)
 
     def _place(self, delivery: PoppedDelivery) -> tuple[str, str, int, str, int]:
         queue = delivery.queue
@@ -663,16 +571,11 @@ class PoppingMember(Model):
 class FiveMember(AnyMember):
     """A model of a push consumer of 5.x, with a gRPC connection to each broker: brokers extend what it handles."""
 
-    is_blind = False
-
     def __init__(self, world: World, name: str, topics: tuple[str, ...]) -> None:
         super().__init__(world, name, topics)
         self._clients: dict[str, GrpcClient] = {}
         self._handling: set[asyncio.Task[None]] = set()
-
-    @property
-    def is_awake(self) -> bool:
-        return not self.process.is_paused
+        self._group = resource(world.group)
 
     async def join(self) -> None:
         for node in self._world.nodes:
@@ -689,12 +592,9 @@ class FiveMember(AnyMember):
         for task in self._handling:
             task.cancel()
         for name in self._clients:
-            termination = schema.NotifyClientTerminationRequest(group=self._group())
+            termination = schema.NotifyClientTerminationRequest(group=self._group)
             await self._call(name, "NotifyClientTermination", termination)
             self._clients[name].transport.close()
-
-    def _group(self) -> Any:
-        return resource(self._world.group)
 
     async def _serve(self, node: Node) -> None:
         """Connect again and again; receive from each topic, and send heartbeats."""
@@ -706,8 +606,12 @@ class FiveMember(AnyMember):
             except OSError:
                 await asyncio.sleep(RETRY_S)
                 continue
+            beat = partial(
+                self._call, node.name, "Heartbeat", schema.HeartbeatRequest(client_type=2, group=self._group)
+            )
+            await beat()
             work = [asyncio.create_task(self._receive_forever(node.name, topic)) for topic in self.topics]
-            work.append(asyncio.create_task(self._beat_forever(node.name)))
+            work.append(asyncio.create_task(self._every(POP_HEARTBEAT_S, beat)))
             try:
                 await client.is_lost.wait()
             finally:
@@ -715,12 +619,6 @@ class FiveMember(AnyMember):
                     task.cancel()
             self._world.interrupted()
             self._world.freed(self)
-
-    async def _beat_forever(self, broker_name: str) -> None:
-        while True:
-            beat = schema.HeartbeatRequest(client_type=2, group=self._group())
-            await self._call(broker_name, "Heartbeat", beat)
-            await asyncio.sleep(POP_HEARTBEAT_S)
 
     async def _call(self, broker_name: str, method: str, request: Any, wait_s: float = 0.0) -> list[Any]:
         """Return the parts of the response; none if the connection or the call failed."""
@@ -741,7 +639,7 @@ class FiveMember(AnyMember):
 
     async def _receive_forever(self, broker_name: str, topic: str) -> None:
         while True:
-            request = schema.ReceiveMessageRequest(group=self._group(), batch_size=BATCH, auto_renew=True)
+            request = schema.ReceiveMessageRequest(group=self._group, batch_size=BATCH, auto_renew=True)
             request.message_queue.topic.name, request.message_queue.id = topic, -1
             request.filter_expression.type, request.filter_expression.expression = 1, self._world.plan.expression
             request.long_polling_timeout.FromMilliseconds(int(POLL_S * 1000))
@@ -759,11 +657,12 @@ class FiveMember(AnyMember):
         ahead_s = self._world.loop.time() - time.time()
         for message in messages:
             system = message.system_properties
-            place = Queue(topic, broker_name, system.queue_id), system.queue_offset
-            content = message.body, message.user_properties.get(SHARDING_KEY, system.message_group)
-            attempt, handle = system.delivery_attempt, system.receipt_handle
+            queue, handle = Queue(topic, broker_name, system.queue_id), system.receipt_handle
             popped_s = ahead_s + int(handle.split()[1]) / 1000  # the broker's time
-            found.append(PoppedDelivery(self, place, content, attempt, handle, popped_s, is_extended=True))
+            delivery = PoppedDelivery(
+                self, queue, system.queue_offset, message.body, system.delivery_attempt, handle, popped_s, is_extended=True
+            )  # fmt: skip
+            found.append(delivery)
         self._world.popped(self, found)
         for delivery in found:
             task = asyncio.create_task(self._handle(delivery))
@@ -778,7 +677,7 @@ class FiveMember(AnyMember):
         else:
             await asyncio.sleep(rng.uniform(0, 1.5))
         self._world.acknowledging(delivery)
-        request = schema.AckMessageRequest(group=self._group(), topic=resource(delivery.queue.topic))
+        request = schema.AckMessageRequest(group=self._group, topic=resource(delivery.queue.topic))
         request.entries.add(message_id="id", receipt_handle=delivery.handle)
         while not (answers := await self._call(delivery.queue.broker_name, "AckMessage", request)):
             await asyncio.sleep(RETRY_S)  # official clients retry an acknowledgement until there is a response

@@ -1,4 +1,4 @@
-"""Broken promises of a run, and patches of brokers and clients for moments that are too short for chance."""
+"""Broken promises of a run, and patches of brokers and clients that notice them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
-from rocketlet.broker.runtime import Turns
 from rocketlet.client.wire.connection import Connection
-from rocketlet.protocol.frame import Frame
 
 from .loop import running
 
@@ -47,14 +45,14 @@ def note_raised(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> Non
 @contextmanager
 def freezing_requests() -> Iterator[None]:
     """Let a process freeze as soon as it has written a certain request."""
-    request = Connection.request
+    call = Connection.call
 
-    def noted(connection: Connection, code: int, *arguments: Any, **options: Any) -> asyncio.Future[Frame]:
+    def noted(connection: Connection, code: int, *arguments: Any) -> None:
         if (process := running()) is not None:
             process.asks(code)
-        return request(connection, code, *arguments, **options)
+        call(connection, code, *arguments)
 
-    with mock.patch.object(Connection, "request", noted):
+    with mock.patch.object(Connection, "call", noted):
         yield
 
 
@@ -77,23 +75,4 @@ def noting_defects() -> Iterator[None]:
     with ExitStack() as stack:
         for log in ("remoting.dispatch.log", "runtime.log", "runtime.tasks_log"):
             stack.enter_context(mock.patch(f"rocketlet.broker.{log}", _Defects()))
-        yield
-
-
-@contextmanager
-def pieces() -> Iterator[None]:
-    """Let brokers do one piece of long work per event-loop iteration, and let time pass between two pieces."""
-
-    def turn(turns: Turns) -> None:
-        go_on(turns)
-        turns._is_due = bool(turns.waiting)
-        if turns._is_due:
-            asyncio.get_running_loop().call_later(0.001, turns._turn)
-
-    def go_on(turns: Turns) -> None:
-        if turns.waiting:
-            turns._do_piece()
-
-    told = mock.patch("rocketlet.broker.groups.drains.SLICE", 2)
-    with told, mock.patch.object(Turns, "_turn", turn), mock.patch.object(Turns, "_go_on", go_on):
         yield

@@ -11,9 +11,8 @@ LONGEST_HANDLER_S = 60.0
 
 @dataclass
 class Plan:
-    """A seed's decisions. long_handlers: the share of messages whose handlers run for 5 to 60 s. apache: brokers keep locks
-    as Apache's do. unread_limit_s: how soon a queue has a reader. turns: brokers do long work in pieces, between which time
-    passes, and notify two members of a group in each. peers_delay_s: how much later requests between brokers may arrive.
+    """A seed's decisions. long_handlers: the share of messages whose handlers run for 5 to 60 s. unread_limit_s: how
+    soon a queue has a reader. peers_delay_s: how much later requests between brokers may arrive.
     backlog_limit_s: how long no member handles a queue with a backlog at most. kinds: of members, where some share
     messages. expression: the tags that members want."""
 
@@ -31,9 +30,7 @@ class Plan:
     lost_notifications: float
     events: int
     scenario: str = ""
-    apache: bool = False
     unread_limit_s: float = 2.0
-    turns: bool = False
     peers_delay_s: float = 0.0
     backlog_limit_s: float = math.inf
     kinds: tuple[str, ...] = ("ours",)

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from rocketlet.client import Producer
@@ -22,7 +20,7 @@ from rocketlet.protocol.names import Queue
 
 from .loop import Transport
 from .members import AnyMember, ForeignMember
-from .patches import Violation, raise_later
+from .patches import Violation, check_raised, raise_later
 from .plan import LONGEST_HANDLER_S, Plan
 from .world import CHAOS_S, Node, World, simulated
 
@@ -32,6 +30,9 @@ ROLLED = 6  # members
 BACKLOG = 5000  # messages
 SOME = 1000  # messages that quick handlers get through while members come and go
 
+
+HAND_OVER_S = 10.0  # brokers that are suspended for longer than this may give a queue to another member
+Event = Callable[[World], Awaitable[None]]
 
 # Events
 
@@ -85,42 +86,9 @@ async def kill_broker(world: World) -> None:
     await world.start_node(node)
 
 
-async def lose_end(world: World) -> None:
-    """A broker is killed, and the last messages of its log are gone, as after a crash of the machine."""
-    node = world.rng.choice(world.nodes)
-    if not node.is_up:
-        return
-    assert node.broker is not None
-    queues = node.broker.store.queues.values()
-    positions = sorted(queue.entry(offset)[0] for queue in queues for offset in range(queue.begin, queue.next))
-    if not positions:
-        return
-    position = world.rng.choice(positions[-6:])
-    world.note(f"{node.name} is killed, and its log ends at {position}")
-    world.crashed()
-    world.kill_node(node)
-    cut_log(node.folder, position)
-    await asyncio.sleep(world.rng.uniform(0, 1))
-    await world.start_node(node)
-    world.lost(node)
-    world.crashed()
-
-
-def cut_log(folder: Path, position: int) -> None:
-    for path in (folder / "commitlog").iterdir():
-        if int(path.name) >= position:
-            path.unlink()
-        elif int(path.name) + path.stat().st_size > position:
-            os.truncate(path, position - int(path.name))
-
-
 async def grow(world: World) -> None:
-    """A topic gets more queues."""
-    grow_at(world, world.rng.choice(world.nodes))
-
-
-def grow_at(world: World, node: Node) -> None:
-    topic = world.rng.choice(world.topics)
+    """A topic gets more queues at one broker."""
+    node, topic = world.rng.choice(world.nodes), world.rng.choice(world.topics)
     if node.is_up:
         assert node.broker is not None
         old = node.broker.topics.get(topic)
@@ -163,19 +131,25 @@ async def freeze_member(world: World, member: AnyMember, stood_s: float) -> None
     world.crashed()
 
 
-async def freeze_at(world: World, member: AnyMember, code: int, stood_s: float) -> None:
-    """Freeze a member between a request and its response."""
-    process = member.process
-    process.freezes_at = code
-    for _ in range(120):  # it renews every 5 s, if it owns a queue
-        if process.is_paused or process.is_dead:
-            break
-        await asyncio.sleep(0.05)
-    process.freezes_at = -1
-    if not process.is_paused or process.is_dead:
-        return
-    world.spawn(world.join())
-    await freeze_member(world, member, stood_s)
+def freezes_at(code: int, shortest_s: float, longest_s: float) -> Event:
+    """Return a situation in which a member freezes between a request with this code and its response, while one joins."""
+
+    async def play(world: World) -> None:
+        member = spare(world)
+        if member is None:
+            return
+        process = member.process
+        process.freezes_at = code
+        for _ in range(120):  # it renews every 5 s, if it owns a queue
+            if process.is_paused or process.is_dead:
+                break
+            await asyncio.sleep(0.05)
+        process.freezes_at = -1
+        if process.is_paused and not process.is_dead:
+            world.spawn(world.join())
+            await freeze_member(world, member, world.rng.uniform(shortest_s, longest_s))
+
+    return play
 
 
 async def silence(world: World) -> None:
@@ -198,29 +172,27 @@ async def silence_member(world: World, member: AnyMember, silent_s: float) -> No
     world.crashed()
 
 
-async def broker_stands(world: World) -> None:
-    """Shorter than a hand-over waits: nothing is handled twice."""
-    stood_s = world.rng.choice((2, 8))
-    world.spawn(company(world, stood_s))
-    await stand(world, world.rng.choice(world.nodes), stood_s)
+def stands(*durations_s: float, is_alone: bool = False) -> Event:
+    """Return a situation in which a broker is suspended. If it is for longer than a hand-over waits, messages may be handled
+    twice, unless it happens while nobody comes or goes (`is_alone`)."""
 
+    async def play(world: World) -> None:
+        stood_s, node = world.rng.choice(durations_s), world.rng.choice(world.nodes)
+        is_long = stood_s > HAND_OVER_S and not is_alone
+        if is_long:
+            world.crashed()
+        if not is_alone:
+            world.spawn(company(world, stood_s))
+        if node.is_up:
+            world.note(f"{node.name} freezes")
+            node.process.is_paused = True
+            await asyncio.sleep(stood_s)
+            world.note(f"{node.name} resumes")
+            node.process.resume()
+        if is_long:
+            world.crashed()
 
-async def broker_stands_long(world: World) -> None:
-    stood_s = world.rng.choice((18, 25, 45))
-    world.crashed()
-    world.spawn(company(world, stood_s))
-    await stand(world, world.rng.choice(world.nodes), stood_s)
-    world.crashed()
-
-
-async def stand(world: World, node: Node, stood_s: float) -> None:
-    if not node.is_up:
-        return
-    world.note(f"{node.name} freezes")
-    node.process.is_paused = True
-    await asyncio.sleep(stood_s)
-    world.note(f"{node.name} resumes")
-    node.process.resume()
+    return play
 
 
 async def company(world: World, seconds: float) -> None:
@@ -246,17 +218,43 @@ async def cut_member(world: World, member: AnyMember, transport: Transport) -> N
     world.crashed()
 
 
-Event = Callable[[World], Awaitable[None]]
-GENTLE: tuple[Event, ...] = (join, someone_leaves, several, restart, grow, broker_stands)
-HARSH: tuple[Event, ...] = (kill, freeze, silence, cut, kill_broker, broker_stands_long)
+GENTLE: tuple[Event, ...] = (join, someone_leaves, several, restart, grow, stands(2, 8))
+HARSH: tuple[Event, ...] = (kill, freeze, silence, cut, kill_broker, stands(18, 25, 45))
+EXTENDED: tuple[Event, ...] = (join, someone_leaves, kill, cut, kill_broker, restart)
 
 
-async def by_chance(world: World, moments_s: list[float]) -> None:
-    """One event at each moment, whatever the last one does."""
-    for moment_s in moments_s:
-        await asyncio.sleep(max(moment_s - world.loop.time(), 0))
-        world.spawn(world.rng.choice(GENTLE if world.plan.gentle else GENTLE + HARSH)(world))
-        world.check()
+def one_of(*events: Event) -> Event:
+    """Return an event that starts one of several, which continues meanwhile."""
+
+    async def play(world: World) -> None:
+        world.spawn(world.rng.choice(events)(world))
+
+    return play
+
+
+def by_chance(*events: Event) -> Event:
+    """Return a situation in which one of the events begins at each of some moments, whatever the last one does."""
+
+    async def play(world: World) -> None:
+        began_s = world.loop.time()
+        for moment_s in sorted(began_s + world.rng.uniform(1, CHAOS_S) for _ in range(world.plan.events)):
+            await asyncio.sleep(moment_s - world.loop.time())
+            await one_of(*events)(world)
+            check_raised()
+
+    return play
+
+
+def rounds(count: int, pause_s: tuple[float, float], *events: Event) -> Event:
+    """Return a situation in which some events happen one after the other, this many times, each time after a pause."""
+
+    async def play(world: World) -> None:
+        for _ in range(count):
+            await asyncio.sleep(world.rng.uniform(*pause_s))
+            for event in events:
+                await event(world)
+
+    return play
 
 
 # Backlogs
@@ -292,11 +290,11 @@ async def watch_backlogs(world: World) -> None:
 
 def _has_backlog(world: World, queue: Queue) -> bool:
     """Whether its last message was not begun yet."""
-    broker = next(node.broker for node in world.nodes if node.name == queue.broker_name)
+    broker = world.broker_of(queue)
     stored = broker.store.queues.get((queue.topic, queue.queue_id)) if broker is not None else None
     if stored is None or not stored.next:
         return False
-    return (queue.topic, queue.broker_name, queue.queue_id, stored.next - 1) not in world.handlings
+    return (queue, stored.next - 1) not in world.handlings
 
 
 # Situations
@@ -306,7 +304,7 @@ class Scenario(NamedTuple):
     """plan: what of the seed's plan is as the situation needs it."""
 
     plan: dict[str, Any]
-    play: Callable[[World], Awaitable[None]]
+    play: Event
 
 
 async def _broker_away(world: World) -> None:
@@ -359,32 +357,6 @@ async def _unheard_restart(world: World) -> None:
         await world.join()
 
 
-async def _long_hand_over(world: World) -> None:
-    """Queues are given up whose handlers run for longer than a lease lasts."""
-    for change in (join, someone_leaves, join):
-        await asyncio.sleep(world.rng.uniform(2, 6))
-        world.spawn(change(world))
-
-
-async def _lost_while_handled(world: World) -> None:
-    """A member loses its queues while its handlers run on, and would get them back immediately."""
-    for _ in range(3):
-        await asyncio.sleep(world.rng.uniform(2, 5))
-        member = spare(world)
-        if member is None:
-            return
-        if world.rng.random() < 0.3:
-            await silence_member(world, member, 22)
-        elif member.process.transports:
-            await cut_member(world, member, world.rng.choice(member.process.transports))
-
-
-async def _broker_killed(world: World) -> None:
-    """A killed broker has forgotten the last commits, and nothing is sent after that."""
-    await asyncio.sleep(world.rng.uniform(37, 39.9))
-    await kill_broker(world)
-
-
 async def _killed_at_hand_over(world: World) -> None:
     """A broker is killed just when queues have changed hands, and their new owner may be cut off."""
     for _ in range(3):
@@ -399,14 +371,6 @@ async def _killed_at_hand_over(world: World) -> None:
         if member is not None and world.rng.random() < 0.7:
             world.spawn(silence_member(world, member, world.rng.uniform(5, 25)))
         await kill_broker(world)
-
-
-async def _handled_out_of_order(world: World) -> None:
-    """Members and brokers are killed while messages are in handlers, and later ones of the same queue are done."""
-    for _ in range(4):
-        await asyncio.sleep(world.rng.uniform(2, 6))
-        world.spawn(kill_broker(world) if world.rng.random() < 0.2 else kill(world))
-        await world.join()
 
 
 def changes(
@@ -444,7 +408,6 @@ def changes(
 
 _foreign_members = changes(3, (1, 6), (1, 1, 2, 3), (0, 0.002, 0.02), leaving=0.4, foreign=0.7)
 _foreign_of_slow_peers = changes(3, (1, 5), (2, 3, 4), (0, 0.1, 0.2, 0.4), leaving=0.3, foreign=0.8)
-_notified_in_turns = changes(4, (1, 4), (2, 3, 4), (0.004, 0.006, 0.008, 0.01), leaving=0.7)
 _queues_leave_the_pool = changes(3, (2, 6), (1, 1, 2), (0,), leaving=0.4)
 
 
@@ -493,15 +456,6 @@ async def _foreign_storm(world: World) -> None:
     await _foreign_members(world)
 
 
-async def _frozen_at_a_request(world: World) -> None:
-    """A member freezes after a request for its leases, and gets the response when another member owns them."""
-    for _ in range(2):
-        await asyncio.sleep(world.rng.uniform(1, 4))
-        member = spare(world)
-        if member is not None:
-            await freeze_at(world, member, RequestCode.LOCK_BATCH_MQ, world.rng.uniform(20.5, 26))
-
-
 async def _away_in_hand_overs(world: World) -> None:
     """A broker is away for 15 to 30 s while its queues are being released. No process dies, so nothing is redelivered."""
     await asyncio.sleep(world.rng.uniform(1, 3))
@@ -510,31 +464,6 @@ async def _away_in_hand_overs(world: World) -> None:
         world.spawn(world.join())
     await asyncio.sleep(world.rng.uniform(0, 0.3))
     await restart_node(world, node, world.rng.uniform(15, 30))
-
-
-async def _only_a_broker_stands(world: World) -> None:
-    """Longer than a lease, and nobody comes or goes: nobody loses anything by it, so it is no excuse."""
-    await asyncio.sleep(world.rng.uniform(2, 5))
-    await stand(world, world.rng.choice(world.nodes), world.rng.choice((18, 25, 30)))
-
-
-async def _hasty_members(world: World) -> None:
-    """Members come and go without a pause, while their locks are asked for, on brokers that keep them as Apache's do."""
-    for _ in range(4):
-        count = world.rng.randint(2, 6)
-        for _ in range(count):
-            await world.join()
-            await asyncio.sleep(world.rng.choice((0, 0, 0.01, 0.1)))
-        for _ in range(count):
-            await someone_leaves(world)
-        await asyncio.sleep(world.rng.uniform(0, 4))
-
-
-async def _end_lost(world: World) -> None:
-    """A broker is killed and loses the end of its log, while members are ahead; its offsets are used twice."""
-    for _ in range(2):
-        await asyncio.sleep(world.rng.uniform(8, 14))
-        await lose_end(world)
 
 
 _CALM = {"gentle": True, "long_handlers": 0.0, "lost_notifications": 0.0, "drain_s": 30.0}
@@ -549,15 +478,15 @@ _HARSH = {"gentle": False, "mixed": False}
 SCENARIOS: dict[str, Scenario] = {
     "broker-away": Scenario({**_CALM, "brokers": 2}, _broker_away),
     "member-away": Scenario({**_HARSH, "members": 3, "handler_s": 0.2}, _member_away),
-    "lost-while-handled": Scenario({**_LONG, "gentle": False, "members": 3}, _lost_while_handled),
-    "foreign-members": Scenario({**_FOREIGN, "brokers": 1}, _foreign_members),
+    "lost-while-handled": Scenario(
+        {**_LONG, "gentle": False, "members": 3}, rounds(3, (8, 14), one_of(cut, cut, silence))
+    ),
+    "foreign-members": Scenario(_FOREIGN, _foreign_members),
     "foreign-storm": Scenario({**_FOREIGN, "brokers": 1, "members": 1, "queues": 24}, _foreign_storm),
-    "foreign-members-of-two": Scenario({**_FOREIGN, "brokers": 2}, _foreign_members),
     "foreign-of-slow-peers": Scenario(
         {**_SLOW, "brokers": 2, "peers_delay_s": 0.3, "unread_limit_s": 35.0}, _foreign_of_slow_peers
     ),
-    "foreign-not-reached": Scenario({**_SLOW, "lost_notifications": 0.3, "brokers": 1}, _foreign_members),
-    "foreign-of-two-not-reached": Scenario({**_SLOW, "lost_notifications": 0.3, "brokers": 2}, _foreign_members),
+    "foreign-not-reached": Scenario({**_SLOW, "lost_notifications": 0.3}, _foreign_members),
     "foreign-of-different-topics": Scenario({**_CALM, **_OF_TOPICS, "members": 2}, _foreign_members),
     "foreign-of-different-topics-killed": Scenario({**_OF_TOPICS, "gentle": False}, _foreign_members_killed),
     "foreign-roll": Scenario({**_ROLL, "brokers": 1, "queues": 16, "backlog_limit_s": 12.0}, _foreign_roll),
@@ -566,51 +495,34 @@ SCENARIOS: dict[str, Scenario] = {
         {**_FOREIGN, "brokers": 1, "topics": 1, "queues": 3, "members": 1, "handler_s": 0.02, "unread_limit_s": 35.0},
         _foreign_backlog,
     ),
-    "broker-killed": Scenario({**_CALM, "gentle": False, "queues": 8, "brokers": 1}, _broker_killed),
+    "broker-killed": Scenario(
+        {**_CALM, "gentle": False, "queues": 8, "brokers": 1}, rounds(1, (37, 39.9), kill_broker)
+    ),
     "killed-at-hand-over": Scenario({**_HARSH, "members": 2}, _killed_at_hand_over),
     "handled-out-of-order": Scenario(
-        {**_LONG, **_HARSH, "orderly": False, "members": 4, "queues": 4, "handler_s": 0.02}, _handled_out_of_order
+        {**_LONG, **_HARSH, "orderly": False, "members": 4, "queues": 4, "handler_s": 0.02},
+        rounds(4, (2, 6), one_of(kill, kill, kill, kill, kill_broker), join),
     ),
-    "long-hand-over": Scenario({**_CALM, **_LONG, "members": 3}, _long_hand_over),
+    "long-hand-over": Scenario({**_CALM, **_LONG, "members": 3}, changes(3, (2, 6), (1,), (0,), leaving=0.4)),
     "unheard-restart": Scenario({**_HARSH, "members": 3}, _unheard_restart),
-    "hasty-members": Scenario({**_FOREIGN, "apache": True, "unread_limit_s": 12.0}, _hasty_members),
-    "frozen-at-a-request": Scenario({**_HARSH, "members": 3, "handler_s": 0.2}, _frozen_at_a_request),
-    "away-in-hand-overs": Scenario({**_CALM, "handler_s": 0.2, "members": 2}, _away_in_hand_overs),
-    "notified-in-turns": Scenario(
-        {**_CALM, "turns": True, "members": 14, "queues": 8, "brokers": 1, "mixed": False, "sticky": False},
-        _notified_in_turns,
+    "frozen-at-a-request": Scenario(
+        {**_HARSH, "members": 3, "handler_s": 0.2}, rounds(2, (1, 4), freezes_at(RequestCode.LOCK_BATCH_MQ, 20.5, 26))
     ),
-    "only-a-broker-stands": Scenario({**_CALM, "handler_s": 0.2}, _only_a_broker_stands),
-    "end-lost": Scenario({**_PLAIN, "gentle": False, "long_handlers": 0.0, "members": 2, "handler_s": 0.02}, _end_lost),
+    "away-in-hand-overs": Scenario({**_CALM, "handler_s": 0.2, "members": 2}, _away_in_hand_overs),
+    "only-a-broker-stands": Scenario({**_CALM, "handler_s": 0.2}, rounds(1, (2, 5), stands(18, 25, 30, is_alone=True))),
 }
 
 
-async def _frozen_at_a_receive(world: World) -> None:
-    """A member freezes when it has sent a receive, and sees the response when its messages are another's."""
-    for _ in range(3):
-        await asyncio.sleep(world.rng.uniform(1, 6))
-        member = spare(world)
-        if member is not None:
-            await freeze_at(world, member, RequestCode.POP_MESSAGE, world.rng.choice((2, 5, 12, 25)))
-
-
-async def _extended_and_killed(world: World) -> None:
-    """Clients of 5.x whose messages brokers extend, or those brokers, are killed, cut off and restarted."""
-    for _ in range(world.plan.events):
-        await asyncio.sleep(world.rng.uniform(0.5, 8))
-        event = world.rng.choice((join, someone_leaves, kill, cut, kill_broker, restart))
-        world.spawn(event(world))
-
-
 SHARED: dict[str, Scenario] = {
-    "frozen-at-a-receive": Scenario({"gentle": False, "members": 3, "kinds": ("pops",)}, _frozen_at_a_receive),
+    "frozen-at-a-receive": Scenario(
+        {"gentle": False, "members": 3, "kinds": ("pops",)},
+        rounds(3, (1, 6), freezes_at(RequestCode.POP_MESSAGE, 2, 25)),
+    ),
     "queues-leave-the-pool": Scenario(
-        {"gentle": True, "members": 3, "orderly": False, "kinds": ("five", "five", "ours", "foreign")},
+        {"gentle": True, "members": 3, "kinds": ("five", "five", "ours", "foreign")},
         _queues_leave_the_pool,
     ),
-    "extended-and-killed": Scenario(
-        {"gentle": False, "orderly": False, "kinds": ("five", "pops")}, _extended_and_killed
-    ),
+    "extended-and-killed": Scenario({"gentle": False, "kinds": ("five", "pops")}, by_chance(*EXTENDED)),
     "filter-finds-nothing": Scenario(
         {**_PLAIN, "gentle": True, "members": 2, "queues": 8, "expression": "wanted", "kinds": ("pops", "five")},
         _queues_leave_the_pool,
@@ -630,8 +542,7 @@ def plan_of(rng: random.Random, scenario: str | None, *, shares: bool) -> Plan:
     if shares:
         is_mixed = rng.random() < 0.5
         kinds = ("pops", "pops", "ours", "foreign") if is_mixed else ("pops",)
-        is_orderly = not is_mixed and rng.random() < 0.4
-        plan = replace(plan, mixed=False, long_handlers=0.0, drain_s=30.0, orderly=is_orderly, kinds=kinds)
+        plan = replace(plan, mixed=False, long_handlers=0.0, drain_s=30.0, orderly=False, kinds=kinds)
         known = SHARED
     played = rng.choice((*known, *[""] * len(known))) if scenario is None else scenario
     return replace(plan, scenario=played, **(SCENARIOS | SHARED)[played].plan) if played else plan
@@ -641,9 +552,8 @@ async def play(world: World) -> None:
     """Start the situation of the plan, or let events happen by chance."""
     if world.plan.scenario:
         world.spawn((SCENARIOS | SHARED)[world.plan.scenario].play(world))
-        return
-    moments_s = sorted(world.loop.time() + world.rng.uniform(1, CHAOS_S) for _ in range(world.plan.events))
-    await by_chance(world, moments_s)
+    else:
+        await by_chance(*GENTLE, *(() if world.plan.gentle else HARSH))(world)
 
 
 def simulate(seed: int, scenario: str | None = None, *, shares: bool = False) -> World:

@@ -17,7 +17,7 @@ import random
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import structlog
 from rocketlet.client import Producer, RocketletError
@@ -47,7 +47,7 @@ class Weeks(World):
         await self.start_node(self.nodes[0])
         for _ in range(MEMBERS):
             await self.join(tuple(self.topics))
-        producing = asyncio.create_task(self._produce())
+        producing = self.produce()
         samples = []
         for _ in range(count):
             await self._period(hours * HOUR_S / count, stormy=stormy)
@@ -66,7 +66,10 @@ class Weeks(World):
             await self.rng.choice(STORM)(self)
             await self._three_again()
         await asyncio.sleep(max(end_s - self.loop.time(), EVENT_S))  # leases and held pulls are over
-        self._forget()
+        self.members = list(self.living())  # and of the past only the checks of `World` know
+        for table in (self.handlings, self._owners, self._bodies, self.acknowledged, self._crashes):
+            table.clear()
+        self._tasks = {task for task in self._tasks if not task.done()}
 
     async def _three_again(self) -> None:
         await asyncio.sleep(EVENT_S / 2)
@@ -74,13 +77,6 @@ class Weeks(World):
             await self.leave(self.living()[-1])
         while len(self.living()) < MEMBERS:
             await self.join(tuple(self.topics))
-
-    def _forget(self) -> None:
-        """Forgets the records that only the simulation's checks keep."""
-        self.members = list(self.living())
-        for table in (self.handlings, self._owners, self._bodies, self.acknowledged, self._crashes):
-            table.clear()
-        self._tasks = {task for task in self._tasks if not task.done()}
 
     def _sample(self) -> dict[str, int]:
         node = self.nodes[0]
@@ -94,7 +90,8 @@ class Weeks(World):
             "locks": len(broker.locks),
             "held_pulls": broker.held_pulls.count,
             "files": sum(path.is_file() for path in node.folder.rglob("*")),
-            "state_bytes": sum(path.stat().st_size for path in node.folder.glob("*") if _is_state(path)),
+            # without journals, which grow to journal_lines changes and are cut then, and `.old`, the copy before
+            "state_bytes": sum(path.stat().st_size for path in node.folder.glob("*.json")),
         }
 
     async def _send_forever(self) -> None:
@@ -106,10 +103,6 @@ class Weeks(World):
                 except RocketletError:
                     pass
                 await asyncio.sleep(SEND_S)
-
-
-def _is_state(path: Path) -> bool:
-    return path.suffix == ".json"  # a journal grows to journal_lines changes and is cut then; .old is the copy before
 
 
 def grown(samples: list[dict[str, int]]) -> list[str]:
@@ -128,16 +121,8 @@ def simulate(hours: float, count: int, seed: int, *, stormy: bool) -> list[dict[
     """Return the samples, in their order."""
     with simulated(seed) as (loop, folder):
         rng = random.Random(seed)
-        plan = replace(
-            Plan.of(rng),
-            brokers=1,
-            topics=1,
-            queues=4,
-            lost_notifications=0.0,
-            mixed=False,
-            long_handlers=0.0,
-            gentle=False,
-        )
+        calm: dict[str, Any] = {"lost_notifications": 0.0, "mixed": False, "long_handlers": 0.0, "gentle": False}
+        plan = replace(Plan.of(rng), brokers=1, topics=1, queues=4, **calm)
         return loop.run_until_complete(Weeks(rng, plan, loop, folder).live(hours, count, stormy=stormy))
 
 

@@ -1,24 +1,7 @@
-"""One simulated run: brokers, members and faults by a seed, and what must hold whatever happens.
+"""One simulated run: brokers, members and faults by a seed, and what must hold whatever happens (campaigns/README.md).
 
-In a group whose members pull:
-
-- a queue has one owner: while a lease runs by its owner's clock, no other member gets the queue; and its epochs rise
-- no member begins a message of a queue that its broker has given to another member; a member whose connection was cut is
-  excused until it has seen that
-- no member handles one message twice at a time, nor, in order, two of one queue
-- every acknowledged message is handled to its end, by a member that subscribes to its topic
-- without a crash (kill, freeze, cut, broker killed) every message is handled exactly once
-- where nothing is killed, slow or lost, every queue of a broker that is up has a reader within 2 s
-- in the end every queue is owned, each member has its allocated share, and everything is committed
-- a committed offset never goes back
-
-In a group whose members pop, or in which some pop and others pull (`shares`):
-
-- no member gets a message while it is in flight at another member, nor once it was acknowledged, also over stops and kills
-  of the broker
-- a returned message is redelivered when its time is over, and not before
-- in order, a message is delivered when the earlier ones of its message group are done, or together with them
-- in the end every message was handled well by a member that had it
+`handled` and `done` check members that pull, `popped` and the methods after it members that share messages (`shares`), and
+`_fault` what must hold in the end.
 """
 
 from __future__ import annotations
@@ -40,16 +23,13 @@ from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import BrokerConfig, Limits
 from rocketlet.broker.groups.group import ConsumerGroup
 from rocketlet.broker.nameserver import Routes
-from rocketlet.broker.pops.deliveries import SHARDING_KEY
 from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.server import Listening, Server
 from rocketlet.broker.sessions import Event, GroupChanged
 from rocketlet.client import Message, Producer, RocketletError
-from rocketlet.protocol.bodies import GroupConfig, TopicConfig
+from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.names import Queue
-
-from tests.support.apache_locks import ApacheLocks
 
 from .loop import Process, SimLoop, virtual_time
 from .members import AnyMember, FiveMember, ForeignMember, Member, Place, PoppedDelivery, PoppingMember
@@ -60,11 +40,13 @@ from .patches import (
     freezing_requests,
     note_raised,
     noting_defects,
-    pieces,
     raise_later,
 )
 from .plan import LONGEST_HANDLER_S, Plan
 
+MEMBERS: dict[str, Callable[[World, str, tuple[str, ...]], AnyMember]] = {
+    "ours": Member, "foreign": ForeignMember, "pops": PoppingMember, "five": FiveMember,
+}  # fmt: skip
 GROUP = "g"
 NAME_SERVER_PORT = 9876
 CHAOS_S = 40.0
@@ -79,7 +61,6 @@ CALM_S = 15.0  # for this long after an event of the group a message may be late
 UNWRITTEN_S = 0.5  # a delivery so shortly before a kill need not be on the disk
 FORGIVEN_S = 45.0  # after a kill, members that pull may continue from older offsets
 ROUTINE = (" handles ", " gets ", " takes ", " gives ", " reads ", " drops ", "not sent")
-KEYS = 3
 WANTED_SHARE = 0.1  # of the messages, where members want those of one tag
 FIRST_S = 10.0  # a message is delivered for the first time within this, if nothing stirs the group
 
@@ -113,7 +94,7 @@ class World:
         self.loop = loop
         self.members: list[AnyMember] = []
         self.trace: list[str] = []
-        self.handlings: dict[tuple[str, str, int, int], list[tuple[float, AnyMember]]] = defaultdict(list)
+        self.handlings: dict[Place, list[tuple[float, AnyMember]]] = defaultdict(list)
         self._long_handlers = 0
         self._granted: dict[Queue, int] = {}
         self._owners: dict[tuple[Queue, int], str] = {}
@@ -122,7 +103,6 @@ class World:
         self.acknowledged: list[tuple[str, bytes]] = []
         self._crashes: list[float] = []
         self._has_foreign = False
-        self._stalled_until_s = 0.0
         self.unread_s: dict[Queue, float] = {}  # the longest pause of each queue (`backlogs`)
         self.granting = asyncio.Event()  # set when a queue gets another owner
         self.numbers = 0
@@ -130,9 +110,7 @@ class World:
         self._deliveries: dict[Place, PoppedDelivery] = {}
         self._done: set[Place] = set()
         self._maybe: set[bytes] = set()  # acknowledged, perhaps
-        self._sent: dict[tuple[Queue, str], list[int]] = defaultdict(list)
         self._sent_s: dict[bytes, float] = {}
-        self._sent_at: dict[Place, tuple[str, bytes]] = {}
         self._stirred_s = 0.0
         self.nodes = [
             Node(f"broker-{letter}", port, folder / letter, runs_name_server=port == NAME_SERVER_PORT)
@@ -185,10 +163,10 @@ class World:
         if message.origin not in member.topics:
             raise_later(f"{member.name} gets a message of {message.origin}, to which it does not subscribe")
         granted = self._granted.get(queue, 0)
-        if isinstance(member, Member) and message.epoch < granted and not member.is_blind:
+        if member.is_ours and message.epoch < granted and not member.is_blind:
             fault = f"{member.name} begins {queue} {message.queue_offset} under the epoch {message.epoch}; it is at {granted}"
             raise_later(fault)
-        times = self.handlings[queue.topic, queue.broker_name, queue.queue_id, message.queue_offset]
+        times = self.handlings[queue, message.queue_offset]
         now_s = self.loop.time()
         is_waited_for = not self.plan.long_handlers or self.plan.drain_s > LONGEST_HANDLER_S
         if times and is_waited_for and not self._may_repeat(*times[-1]):
@@ -204,7 +182,7 @@ class World:
     def done(self, member: AnyMember, message: Message) -> None:
         """A handler has ended: a message that only started in a member that was killed must be redelivered."""
         self._bodies[message.body] += 1
-        is_anothers = isinstance(member, Member) and message.epoch < self._granted.get(message.queue, 0)
+        is_anothers = member.is_ours and message.epoch < self._granted.get(message.queue, 0)
         if is_anothers and not message.lease_lost and not member.is_unanswered:
             raise_later(f"{member.name} does not learn of the new owner of {message.queue} at {message.queue_offset}")
 
@@ -250,14 +228,12 @@ class World:
     # Messages that are popped
 
     def popped(self, member: AnyMember, deliveries: Sequence[PoppedDelivery]) -> None:
-        together = {delivery.place for delivery in deliveries}
         for delivery in deliveries:
             self.note(f"{member.name} gets {delivery.queue} {delivery.offset} for the {delivery.attempt}. time")
             last = self._deliveries.get(delivery.place)
             if last is not None and delivery.popped_s < last.popped_s:  # it froze while the response was in its socket
                 continue
-            fault = self._fault_of(delivery) or (self._disorder(delivery, together) if self.plan.orderly else None)
-            if fault:
+            if fault := self._fault_of(delivery):
                 raise_later(f"{delivery.queue} {delivery.offset} is given to {member.name}, {fault}")
             self._deliveries[delivery.place] = delivery
             delivery.since_s = self.loop.time()
@@ -268,32 +244,15 @@ class World:
             return "and was acknowledged"
         if before is not None and not before.is_free and now_s < before.held_s - ROUNDING_S:
             return f"and is {before.member.name}'s until {before.held_s:.3f}"
-        if before is not None and before.due_s is not None and self._stirred_s < before.due_s - CALM_S:
-            late_s = now_s - before.due_s
-            if late_s > LATE_S:
-                return f"{late_s:.3f} s after its time"
-        waited_s = now_s - self._sent_s.get(delivery.body, now_s)
-        if (
-            not self.plan.orderly
-            and delivery.attempt == 1
-            and waited_s > FIRST_S
-            and self._stirred_s < now_s - waited_s - CALM_S
-        ):
-            return f"{waited_s:.3f} s after it was sent"
-        queue = delivery.queue
-        times = self.handlings[queue.topic, queue.broker_name, queue.queue_id, delivery.offset]
+        due_s = before.due_s if before is not None else None
+        if due_s is not None and now_s > due_s + LATE_S and self._stirred_s < due_s - CALM_S:
+            return f"{now_s - due_s:.3f} s after its time"
+        sent_s = self._sent_s.get(delivery.body, now_s)
+        if delivery.attempt == 1 and now_s > sent_s + FIRST_S and self._stirred_s < sent_s - CALM_S:
+            return f"{now_s - sent_s:.3f} s after it was sent"
+        times = self.handlings[delivery.place]
         if times and not self._may_repeat(*times[-1]) and not self._was_killed():
             return f"and {times[-1][1].name}, which pulls, has handled it"
-        return None
-
-    def _disorder(self, delivery: PoppedDelivery, together: set[Place]) -> str | None:
-        for offset in self._sent[delivery.queue, delivery.key]:
-            place = delivery.queue, offset
-            if offset >= delivery.offset:
-                return None
-            other = self._deliveries.get(place)
-            if place not in self._done and place not in together and not (other is not None and other.is_sent):
-                return f"before {offset} of its message group"
         return None
 
     def renewed(self, delivery: PoppedDelivery) -> None:
@@ -307,17 +266,12 @@ class World:
         if self._deliveries.get(delivery.place) is delivery:  # otherwise the broker must not accept it
             self._maybe.add(delivery.body)
 
-    def acknowledged_by(self, delivery: PoppedDelivery) -> bool:
-        """Return True if the message is done: this delivery was in flight when the broker confirmed."""
-        if (
-            self._deliveries.get(delivery.place) is not delivery
-            or delivery.is_free
-            or self.loop.time() >= delivery.held_s
-        ):
-            return False
-        self._done.add(delivery.place)
-        self._bodies[delivery.body] += 1
-        return True
+    def acknowledged_by(self, delivery: PoppedDelivery) -> None:
+        """The message is done if this delivery was in flight when the broker confirmed."""
+        is_last = self._deliveries.get(delivery.place) is delivery
+        if is_last and not delivery.is_free and self.loop.time() < delivery.held_s:
+            self._done.add(delivery.place)
+            self._bodies[delivery.body] += 1
 
     def _check_in_flight(self, member: AnyMember, message: Message) -> None:
         """A member that pulls handles no message that was popped, while it is in flight or done."""
@@ -335,13 +289,6 @@ class World:
         return any(crash > self.loop.time() - FORGIVEN_S for crash in self._crashes)
 
     # Brokers
-
-    def in_threads(self, code: int, work: Callable[[], None]) -> None:
-        """Apache's broker: what one connection asks is carried out in any order, and sometimes nothing is for a while."""
-        now_s = self.loop.time()
-        if self.rng.random() < 0.01 and now_s > self._stalled_until_s:
-            self._stalled_until_s = now_s + self.rng.uniform(0.5, 3)
-        self.loop.call_at(max(now_s, self._stalled_until_s) + self.rng.uniform(0, 0.005), work)
 
     async def start_node(self, node: Node) -> None:
         node.process = Process(node.name)
@@ -364,18 +311,13 @@ class World:
             for topic in self.topics:
                 if node.broker.topics.get(topic) is None:
                     node.broker.topics.put(TopicConfig(topic, self.plan.queues, self.plan.queues), 0)
-            task = asyncio.create_task(node.server.__aenter__())
-        await task
+        await node.process.run(node.server.__aenter__())
         node.is_started = True
-        if self.shares and self.plan.orderly:
-            node.broker.group_configs.put(GroupConfig(self.group, consume_orderly=True))
 
     async def stop_node(self, node: Node) -> None:
         node.is_started = False
         assert node.server is not None
-        with node.process.running():
-            task = asyncio.create_task(node.server.__aexit__())
-        await task
+        await node.process.run(node.server.__aexit__())
         node.broker = node.server = None
 
     def kill_node(self, node: Node) -> None:
@@ -387,23 +329,6 @@ class World:
         node.broker.store.close()
         node.broker = node.server = None
 
-    def lost(self, node: Node) -> None:
-        """Forget the messages that a broker has lost: others may get their offsets."""
-        assert node.broker is not None
-        reported = node.broker.recovered.lost
-        for (queue, offset), sent in list(self._sent_at.items()):
-            stored = node.broker.store.queues.get((queue.topic, queue.queue_id))
-            is_reported = any(
-                (item.topic, item.queue_id) == (queue.topic, queue.queue_id) and item.begin <= offset < item.end
-                for item in reported
-            )
-            if queue.broker_name == node.name and (is_reported or stored is None or offset >= stored.next):
-                self.note(f"{queue} {offset} is lost")
-                del self._sent_at[queue, offset]
-                self.handlings.pop((queue.topic, queue.broker_name, queue.queue_id, offset), None)
-                if sent in self.acknowledged:
-                    self.acknowledged.remove(sent)
-
     # Members
 
     async def join(self, topics: tuple[str, ...] | None = None, *, foreign: bool = False) -> None:
@@ -412,26 +337,12 @@ class World:
             topics = tuple(self.topics)
             if self.plan.mixed:
                 topics = tuple(self.rng.sample(self.topics, self.rng.randint(1, len(self.topics))))
-        number = len(self.members)
-        member: AnyMember
-        if kind == "pops":
-            member = PoppingMember(self, f"p{number}", topics)
-        elif kind == "five":
-            member = FiveMember(self, f"f{number}", topics)
-        elif kind == "foreign":
-            self._has_foreign = True
-            member = ForeignMember(self, f"j{number}", topics)
-        else:
-            member = Member(self, f"m{number}", topics)
+        self._has_foreign = self._has_foreign or kind == "foreign"
+        member = MEMBERS[kind](self, f"{kind[0]}{len(self.members)}", topics)
         self.members.append(member)
         self.note(f"{member.name} joins {topics}")
-        with member.process.running():
-            task = asyncio.create_task(self._enter(member))
-        await _done_or_dead(task, member.process)
-
-    async def _enter(self, member: AnyMember) -> None:
         try:
-            await member.join()
+            await self._done_or_dead(member, member.join)
         except RocketletError as error:
             self.note(f"{member.name} cannot join: {error}")
             member.has_left = True
@@ -439,9 +350,19 @@ class World:
     async def leave(self, member: AnyMember) -> None:
         self.note(f"{member.name} leaves")
         member.has_left = True
+        await self._done_or_dead(member, member.leave)
+
+    async def _done_or_dead(self, member: AnyMember, action: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Let a member do something; return when it is done, or will never be."""
         with member.process.running():
-            task = asyncio.create_task(member.leave())
-        await _done_or_dead(task, member.process)
+            work = action()
+            task = asyncio.create_task(work)
+        while not task.done() and not member.process.is_dead:
+            await asyncio.wait({task}, timeout=1)
+        if task.done():
+            task.result()
+        elif inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+            work.close()  # the process ended before the task began
 
     def living(self) -> list[AnyMember]:
         return [member for member in self.members if not member.has_left and not member.process.is_dead]
@@ -456,20 +377,16 @@ class World:
         await self.join(tuple(self.topics))  # somebody subscribes to everything, whoever else comes
         for _ in range(self.plan.members - 1):
             await self.join()
-        producing = asyncio.create_task(self._produce())
-        watching = asyncio.create_task(
-            self._watch_unread() if self.plan.is_calm and not self.shares else asyncio.sleep(0)
-        )
-        settling = asyncio.create_task(self._watch_rebalanced())
+        watching = [self.produce(), asyncio.create_task(self._watch_rebalanced())]
+        if self.plan.is_calm and not self.shares:
+            watching.append(asyncio.create_task(self._watch_unread()))
         began_s = self.loop.time()
         await play(self)
         await asyncio.sleep(max(began_s + CHAOS_S - self.loop.time(), 0))
-        producing.cancel()
-        watching.cancel()
-        settling.cancel()
-        await asyncio.gather(producing, *self._tasks, return_exceptions=True)
+        for task in watching:
+            task.cancel()
+        await asyncio.gather(*watching, *self._tasks, return_exceptions=True)
         await self._peace()
-        self._judge()
         for member in self.living():
             await self.leave(member)
         for node in self.nodes:
@@ -481,36 +398,23 @@ class World:
         self._tasks.add(task)
         task.add_done_callback(_check_event)
 
-    def check(self) -> None:
-        """Raises Violation if something did not hold."""
-        check_raised()
-
-    async def _produce(self) -> None:
-        process = Process("producer")
-        with process.running():
-            task = asyncio.create_task(self._send_forever())
-        try:
-            await task
-        finally:
-            task.cancel()
+    def produce(self) -> asyncio.Task[None]:
+        with Process("producer").running():
+            return asyncio.create_task(self._send_forever())
 
     async def _send_forever(self) -> None:
         async with Producer(self.name_server, retries=0) as producer:
             while True:
                 topic = self.rng.choice(self.topics)
-                key = f"k{self.rng.randrange(KEYS)}" if self.shares else ""
-                options: dict[str, Any] = {"queue_key": key, "properties": {SHARDING_KEY: key}} if self.shares else {}
-                is_wanted = self.plan.expression == "*" or self.rng.random() < WANTED_SHARE
-                if self.plan.expression != "*":
-                    options["tag"] = self.plan.expression if is_wanted else "unwanted"
+                expression, tag = self.plan.expression, ""
+                if expression != "*":
+                    tag = expression if self.rng.random() < WANTED_SHARE else "unwanted"
                 self.numbers += 1
                 body = b"%d" % self.numbers
                 try:
-                    result = await producer.send(topic, body, **options)
-                    self._sent_at[result.queue, result.queue_offset] = topic, body
-                    if is_wanted:
+                    await producer.send(topic, body, tag=tag)
+                    if tag != "unwanted":
                         self.acknowledged.append((topic, body))
-                        self._sent[result.queue, key].append(result.queue_offset)
                         self._sent_s[body] = self.loop.time()
                 except RocketletError as error:
                     self.note(f"not sent: {type(error).__name__}")
@@ -529,10 +433,6 @@ class World:
             stack.enter_context(mock.patch.object(RemotingConnection, "tell", tell))
             # it is in the clients' ids, and sets of them are in the order of their hashes
             stack.enter_context(mock.patch.object(os, "getpid", lambda: 1))
-            if self.plan.apache:
-                stack.enter_context(ApacheLocks(self.in_threads).installed())
-            if self.plan.turns:
-                stack.enter_context(pieces())
             stack.enter_context(freezing_requests())
             stack.enter_context(noting_defects())
             yield
@@ -540,33 +440,23 @@ class World:
     # The end
 
     async def _peace(self) -> None:
-        """Waits until everything is as it should be, or long enough."""
+        """Wait until everything is as it should be. Raises Violation if it is not after a long time."""
         end_s = self.loop.time() + PEACE_S
-        while self.loop.time() < end_s:
+        while fault := self._fault():
             check_raised()
-            if self._fault() is None:
-                return
+            if self.loop.time() >= end_s:
+                raise Violation(f"in the end {fault}")
             await asyncio.sleep(1)
-
-    def _judge(self) -> None:
-        fault = self._fault()
-        if fault:
-            raise Violation(f"in the end {fault}")
 
     def _fault(self) -> str | None:
         unhandled = [item for item in self.acknowledged if not self._bodies[item[1]] and item[1] not in self._maybe]
         if unhandled:
             return f"{len(unhandled)} messages were never handled to their end: {unhandled[:3]}"
-        for node in self.nodes:
-            broker = node.broker
-            assert broker is not None
-            for topic in self.topics:
-                config = broker.topics.get(topic)
-                assert config is not None
-                for queue_id in range(config.read_queues):
-                    fault = self._queue_fault(broker, Queue(topic, node.name, queue_id))
-                    if fault:
-                        return fault
+        if not all(node.is_up for node in self.nodes):
+            return "a broker is not up"
+        for queue in self.queues_up():
+            if fault := self._queue_fault(queue):
+                return fault
         return None if self.shares else self._balance_fault()
 
     async def _watch_rebalanced(self) -> None:
@@ -605,18 +495,23 @@ class World:
                     for number in range(config.read_queues if config else 0):
                         yield Queue(topic, node.name, number)
 
-    def _queue_fault(self, broker: BrokerController, queue: Queue) -> str | None:
+    def _queue_fault(self, queue: Queue) -> str | None:
         owners = [member.name for member in self.living() if queue in member.assignment()]
         if len(owners) != 1 and not self.shares:  # a queue that is popped has no owner
             return f"{queue} is owned by {owners}"
+        broker = self.broker_of(queue)
+        assert broker is not None
         stored = broker.store.queues.get((queue.topic, queue.queue_id))
         end = stored.next if stored else 0
         offset = broker.offsets.get(GROUP, queue.topic, queue.queue_id) or 0
         return None if offset == end else f"{queue} is committed to {offset} of {end}"
 
+    def broker_of(self, queue: Queue) -> BrokerController | None:
+        return next(node.broker for node in self.nodes if node.name == queue.broker_name)
+
     def is_held_back(self, member: ForeignMember, queue: Queue) -> bool:
         """Whether a foreign member claims a queue of which its broker gives it nothing, because it is another's."""
-        broker = next(node.broker for node in self.nodes if node.name == queue.broker_name)
+        broker = self.broker_of(queue)
         group = broker.groups.get(GROUP) if broker is not None else None
         if broker is None or group is None:
             return False
@@ -639,17 +534,6 @@ def _check_event(task: asyncio.Task[Any]) -> None:
     """An event that fails is a defect: of a broker that does not start, or of the simulation."""
     if not task.cancelled() and (error := task.exception()) is not None:
         raise_later(f"an event failed: {error!r}")
-
-
-async def _done_or_dead(task: asyncio.Task[None], process: Process) -> None:
-    """Returns when the task is done, or will never be."""
-    while not task.done() and not process.is_dead:
-        await asyncio.wait({task}, timeout=1)
-    coroutine = task.get_coro()
-    if task.done():
-        task.result()
-    elif isinstance(coroutine, Coroutine) and inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
-        coroutine.close()  # the process ended before the task began
 
 
 @contextmanager
