@@ -267,7 +267,7 @@ class BrokerController:
         every(SWEEP_INTERVAL_S, "members", partial(alone, "members", self._expiring_members))
         every(POP_CLIENTS_POLL_INTERVAL_S, "silent clients", self.pops.expire_clients)
         every(LEASE_SWEEP_S, "watch", partial(alone, "watch", self.watch.looking))
-        every(LEASE_SWEEP_S, "rebalances", self.history.rebalances.look)
+        every(LEASE_SWEEP_S, "rebalances", self.history.rebalances.end_finished)
         every(SAMPLE_INTERVAL_S, "samples", partial(alone, "samples", self.statistics.sampling))
         every(
             self.config.transaction_sweep_s, "transactions", partial(alone, "transactions", self.transactions.checking)

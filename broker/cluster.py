@@ -12,7 +12,7 @@ import structlog
 from ..protocol.bodies import BodyError, Route, TopicConfig, decode_route, encode_registration, finish
 from ..protocol.codes import PERM_READ_WRITE, RequestCode, ResponseCode, code_name
 from ..protocol.frame import Frame, FrameError, FrameReader, encode
-from ..protocol.group_bodies import Word, encode_agreed_members
+from ..protocol.group_bodies import PeerMessage, encode_agreed_members
 from ..protocol.headers import ACCESS_KEY, SIGNATURE, BrokerName, RegisterBroker, TopicName, write
 from .access import AclError, AclFile
 from .config import (
@@ -182,7 +182,7 @@ def _route(link: Link, answer: Frame) -> Route | None:
 # after it, in their latest state.
 
 
-Make = Callable[[], Word | None]
+Make = Callable[[], PeerMessage | None]
 Failed = Callable[[bool], None]
 
 
@@ -206,7 +206,7 @@ class Peers:
         """True if no message to a peer is in flight or waits."""
         return not self._due
 
-    def say(self, address: str, group: str, make: Make, failed: Failed) -> None:
+    def send(self, address: str, group: str, make: Make, failed: Failed) -> None:
         """Send a message about a group once the peer has responded to earlier ones. `make` returns the message at that time,
         or None to send nothing. A message about the same group that still waits is replaced.
 
@@ -332,8 +332,8 @@ class Peers:
         self._links.clear()
 
 
-def _frame(word: Word) -> Frame:
-    return Frame(RequestCode.AGREE_ON_MEMBERS, ext=write(word.header), body=encode_agreed_members(word.members))
+def _frame(message: PeerMessage) -> Frame:
+    return Frame(RequestCode.AGREE_ON_MEMBERS, ext=write(message.header), body=encode_agreed_members(message.members))
 
 
 # ------------------------------------------------------------------------------

@@ -346,8 +346,8 @@ class Server:
         if self._broker is not None and before is not None and before is not self._judged_by:
             self._broker.filters.accounts_changed(partial(acl.has_changed, before=before))
             changed = [session for session in self._connections if acl.has_changed(session, before)]
-            self._turns.do(self._broker.held_pulls.letting_go(changed))
-            self._turns.do(self._broker.pops.letting_go(partial(acl.has_changed, before=before)))
+            self._turns.do(self._broker.held_pulls.releasing(changed))
+            self._turns.do(self._broker.pops.releasing(partial(acl.has_changed, before=before)))
 
     def _close_idle(self) -> None:
         limit = self.now_s() - IDLE_LIMIT_S

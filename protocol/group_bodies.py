@@ -276,7 +276,7 @@ class AgreedMembers:
     given: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-class Word(NamedTuple):
+class PeerMessage(NamedTuple):
     """A message about a group that one broker sends to another broker."""
 
     header: AgreeOnMembers
@@ -588,7 +588,8 @@ def encode_pop_assignment(topic: str, broker_names: Iterable[str]) -> bytes:
 # many times longer, and does not distinguish a topic from a later one with the same name.
 
 
-MADE_ANEW: Final = "TOPIC_MADE_ANEW"  # remark of the response to a pull that names another identity than the topic's
+# remark of the response to a pull that names another identity than the topic's
+TOPIC_RECREATED: Final = "TOPIC_MADE_ANEW"
 
 
 class TopicExtent(NamedTuple):

@@ -17,7 +17,7 @@ from ..client.wire.connection import Access, Connection, Connections, header_of
 from ..host.memory import keep_freed
 from ..protocol.codes import RequestCode, ResponseCode, code_name
 from ..protocol.frame import Frame
-from ..protocol.group_bodies import MADE_ANEW
+from ..protocol.group_bodies import TOPIC_RECREATED
 from ..protocol.headers import PullMessageResult
 from ..protocol.message import MessageError
 from ..protocol.names import Queue, Subscription
@@ -216,7 +216,7 @@ class _Pulls:
                 continue
             offset, self._offset = self._offset, header_of(answer, PullMessageResult).next_begin_offset
             if answer.code == ResponseCode.PULL_OFFSET_MOVED or self._offset <= offset:
-                self._lost(offset, "the topic was recreated" if answer.remark == MADE_ANEW else "")
+                self._lost(offset, "the topic was recreated" if answer.remark == TOPIC_RECREATED else "")
                 continue
             if answer.body:
                 found.append(answer.body)

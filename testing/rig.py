@@ -310,7 +310,7 @@ class Rig:
         now_s = self.clock.monotonic_s()
         for connection in active_clients:
             connection.active_s = now_s
-        broker.groups.heard_from(active_clients)
+        broker.groups.record_contact(active_clients)
         broker.locks.renew(active_clients)
         for client in self._grpc_tap.active_clients() if self._grpc_tap is not None else ():
             broker.pops.pools.record_contact(client)

@@ -11,26 +11,28 @@ from typing import Protocol
 
 from ...protocol.bodies import Route, Work
 from ...protocol.config import MAX_AGREED_LISTS
-from ...protocol.group_bodies import AgreedMembers, Word
+from ...protocol.group_bodies import AgreedMembers, PeerMessage
 from ...protocol.headers import AgreeOnMembers
 from ...protocol.names import RETRY_PREFIX
 from ..config import LIMITS, PROGRESS_S, Limits
 from ..runtime import Clock
 from .group import ConsumerGroup, GroupChanges
 from .members import MemberList
-from .stages import NO_PEERS, NOBODY, GivenElsewhere, Lists, Others, PeerBroker, PeerSync, SyncEvent
+from .stages import NO_PEERS, NOBODY, IssuedByPeer, Lists, Others, PeerBroker, PeerSync, SyncEvent
 
 
 class PeerLinks(Protocol):
     """Sends messages to peer brokers."""
 
-    def say(self, address: str, group: str, make: Callable[[], Word | None], failed: Callable[[bool], None]) -> None:
+    def send(
+        self, address: str, group: str, make: Callable[[], PeerMessage | None], failed: Callable[[bool], None]
+    ) -> None:
         """Send what `make` returns to a broker, and call `failed(is_for_good)` if it cannot be reached or refuses."""
         ...
 
 
 class Agreement:
-    """Synchronizes groups with peer brokers; what they have said about a group is its `sync`.
+    """Synchronizes groups with peer brokers; the progress of the peers with a group is its `sync`.
 
     Args:
         broker_name: this broker's name.
@@ -75,7 +77,7 @@ class Agreement:
     # Changes here
 
     def finding_others(self, group: ConsumerGroup, routes: Mapping[str, Route]) -> Work[Others]:
-        """Find the other brokers of the group's topics; none for a group whose brokers do not synchronize."""
+        """Find the other brokers of the group's topics; none if the group exceeds a limit and is not synchronized."""
         addresses: dict[str, str] = {}
         digests: dict[str, blake2b] = {}
         if len(group.foreign) > self._limits.max_agreeing_members:
@@ -95,8 +97,8 @@ class Agreement:
         return Others(brokers, (yield from self._finding_lists(group)))
 
     def _finding_lists(self, group: ConsumerGroup) -> Work[Lists]:
-        """Find the member list for each set of topics, one set per piece of work, because each set is compared with
-        those of all members."""
+        """Find the member list for each set of topics, up to `max_listed_ids` client ids in all lists. One set is one piece
+        of work, because each set is compared with those of all members."""
         lists: dict[frozenset[str], MemberList] = {}
         ids = 0
         for connection, member in list(group.foreign.items()):
@@ -111,14 +113,13 @@ class Agreement:
             lists[member.topics] = found
         return lists
 
-    def opened(self, group: ConsumerGroup) -> None:
-        """Record a change of a group with peers. The queues that it moves are not known yet."""
+    def begin_change(self, group: ConsumerGroup) -> None:
+        """Record a change of a group. The queues that it moves are not known yet, so peers are sent nothing."""
         if group.sync is not NO_PEERS:
             group.sync.transition(SyncEvent.CHANGE)
 
-    def found(self, group: ConsumerGroup, others: Others, waiting: Iterable[str]) -> None:
-        """Send the peers a change whose moving queues are known. Nothing is sent if the group has no other
-        brokers."""
+    def announce(self, group: ConsumerGroup, others: Others, waiting: Iterable[str]) -> None:
+        """Report a change whose moving queues are known to the peers, or end the synchronization if the group has none."""
         if not others.brokers:
             self.end(group)
             return
@@ -132,44 +133,44 @@ class Agreement:
                 peer = sync.peers[broker_name] = PeerBroker(address, digest)
                 if broker_name in former:
                     known = former[broker_name]
-                    peer.heard, peer.waiting, peer.given = known.heard, known.waiting, known.given
-                    peer.owes, peer.was_let = known.owes, known.may_give_earlier
+                    peer.received, peer.waiting, peer.given = known.received, known.waiting, known.given
+                    peer.must_send, peer.may_issue_former = known.must_send, known.may_issue_earlier
             sync.lists.pop(digest, None)
             sync.lists[digest] = others.lists
         while len(sync.lists) > self._limits.kept_lists * len(others.brokers):
             del sync.lists[next(iter(sync.lists))]
         sync.waiting = frozenset(waiting)
         sync.transition(SyncEvent.FIND)
-        self._speak(group)
+        self._send_to_peers(group)
 
-    def waits(self, group: ConsumerGroup, waiting: Iterable[str]) -> None:
-        """Record that only these members are still being drained."""
+    def set_waiting(self, group: ConsumerGroup, waiting: Iterable[str]) -> None:
+        """Record that only these members are still being drained, and report a difference to the peers."""
         sync, left = group.sync, frozenset(waiting)
-        if sync.speaks and left != sync.waiting and sync is not NO_PEERS:
+        if sync.is_announced and left != sync.waiting and sync is not NO_PEERS:
             for peer in sync.peers.values():
                 peer.freed |= dict.fromkeys(sync.waiting - left, math.inf)
             sync.waiting = left
-            self._speak(group)
+            self._send_to_peers(group)
 
-    def progressed(self, group: ConsumerGroup) -> None:
+    def report_progress(self, group: ConsumerGroup) -> None:
         """Report to the peers that a drain makes progress, so that they continue to wait; at most every
         PROGRESS_S."""
         sync = group.sync
-        if not sync.speaks or self._clock.monotonic_s() < sync.said_s + PROGRESS_S:
+        if not sync.is_announced or self._clock.monotonic_s() < sync.sent_s + PROGRESS_S:
             return
         for peer in sync.peers.values():
-            peer.owes = True
-        self._speak(group)
+            peer.must_send = True
+        self._send_to_peers(group)
 
-    def gave(self, group: ConsumerGroup, client_id: str) -> None:
-        """Report to the peers that a member was given the list of the last change."""
-        if not group.sync.speaks:
+    def record_issued(self, group: ConsumerGroup, client_id: str) -> None:
+        """Report to the peers that a member got the list of the last change, unless the change is not announced to them."""
+        if not group.sync.is_announced:
             return
         for peer in group.sync.peers.values():
             peer.given.setdefault(peer.digest, {})[client_id] = None
             while len(peer.given) > MAX_AGREED_LISTS:
                 del peer.given[next(iter(peer.given))]
-        self._speak(group)
+        self._send_to_peers(group)
 
     def give_up(self, group: ConsumerGroup) -> None:
         """Stop waiting for peers in this change."""
@@ -183,60 +184,65 @@ class Agreement:
 
     # Messages of peers
 
-    def heard(
+    def on_message(
         self, group: ConsumerGroup | None, header: AgreeOnMembers, members: AgreedMembers
-    ) -> list[GivenElsewhere]:
-        """Handle the message of a peer. Return which lists it has given to whom."""
+    ) -> list[IssuedByPeer]:
+        """Handle a message of a peer. Return the member lists that it has issued, of those that this broker knows."""
         self._outdated.pop(header.broker_name, None)
         sync = group.sync if group is not None else NO_PEERS
         peer = sync.peers.get(header.broker_name)
         if group is None or peer is None:
             return []
-        peer.heard, peer.waiting, peer.is_away = header, members.waiting, False
-        peer.owes |= header.asks
-        peer.was_let = peer.was_let and not peer.knows  # by then it has said which lists it gave to whom
-        self._speak(group)
+        peer.received, peer.waiting, peer.is_away = header, members.waiting, False
+        peer.must_send |= header.asks
+        peer.may_issue_former = (
+            peer.may_issue_former and not peer.knows
+        )  # its message reports the lists that it has issued
+        self._send_to_peers(group)
         return [
-            GivenElsewhere(sync.lists[digest], client_ids, digest == peer.digest and sync.speaks)
+            IssuedByPeer(sync.lists[digest], client_ids, digest == peer.digest and sync.is_announced)
             for digest, client_ids in members.given.items()
             if digest in sync.lists
         ]
 
     # Messages to peers
 
-    def _speak(self, group: ConsumerGroup) -> None:
+    def _send_to_peers(self, group: ConsumerGroup) -> None:
         for name, peer in group.sync.peers.items():
             if name not in self._outdated:
-                self._peers.say(
-                    peer.address, group.name, partial(self._word, group, name), partial(self._failed, group, name)
+                self._peers.send(
+                    peer.address,
+                    group.name,
+                    partial(self._message_for, group, name),
+                    partial(self._failed, group, name),
                 )
 
-    def _word(self, group: ConsumerGroup, broker_name: str) -> Word | None:
-        """Return the message for a peer now; None if it knows everything."""
+    def _message_for(self, group: ConsumerGroup, broker_name: str) -> PeerMessage | None:
+        """Return the message for a peer now; None if there is nothing to report, or nothing may be reported yet."""
         sync = group.sync
         peer = sync.peers.get(broker_name)
-        if peer is None or not sync.speaks:
+        if peer is None or not sync.is_announced:
             return None
         state = sync.waiting, peer.agrees
-        is_news = peer.said != state or bool(peer.given)
-        if not is_news and not peer.owes:
+        is_news = peer.sent != state or bool(peer.given)
+        if not is_news and not peer.must_send:
             return None
         if is_news:
             self._number_message(peer)
         given = {digest: tuple(client_ids) for digest, client_ids in peer.given.items()}
-        peer.given, peer.said, peer.owes = {}, state, False
-        sync.said_s = self._clock.monotonic_s()
-        heard = peer.heard.number if peer.heard is not None else 0
+        peer.given, peer.sent, peer.must_send = {}, state, False
+        sync.sent_s = self._clock.monotonic_s()
+        heard = peer.received.number if peer.received is not None else 0
         header = AgreeOnMembers(
             group.name, self._broker_name, peer.number, heard, is_news, peer.digest, self.token(broker_name)
         )
-        return Word(header, AgreedMembers(sync.waiting, given))
+        return PeerMessage(header, AgreedMembers(sync.waiting, given))
 
     def _number_message(self, peer: PeerBroker) -> None:
         """Number a message with news, so that the peer's next messages show whether it knows them."""
         self._number += 1
         peer.number = self._number
-        if peer.said is None:
+        if peer.sent is None:
             peer.since = self._number
         peer.freed |= {client_id: self._number for client_id, at in peer.freed.items() if at == math.inf}
         if not peer.agrees:

@@ -38,7 +38,7 @@ from .group import ConsumerGroup, ConsumerGroups, Owners
 from .members import ALONE, History, Issued, MemberList
 from .offsets import Watch
 from .settings import GroupConfigs
-from .stages import NOBODY, Drain, DrainEvent, DrainStage, GivenElsewhere, Others, QueueKey
+from .stages import NOBODY, Drain, DrainEvent, DrainStage, IssuedByPeer, Others, QueueKey
 
 log = structlog.get_logger("rocketlet.groups")
 
@@ -47,11 +47,11 @@ log = structlog.get_logger("rocketlet.groups")
 # The owner of each queue on this broker since the last change of its group, in groups with foreign members.
 #
 # Apache's clients request one member list, and allocate the queues of each topic by it. If members subscribe to different
-# topics, no single list allocates each topic among its own subscribers. The broker then returns to each foreign member a list
-# of that member alone, with which it claims all queues of its topics, whatever its strategy. The broker allocates each topic
-# among its real subscribers, and serves only a member's pulls of its own queues; other pulls wait until the member owns the
-# queue. With a list of itself alone, a member need not drop a queue before another member reads it, and need not be
-# notified of changes.
+# topics, no single list allocates each topic among its own subscribers. Where members with the same topics cannot share a
+# list either (`ConsumerGroup.binding`), the broker returns to each of them a list of that member alone, with which it claims
+# all queues of its topics, whatever its strategy. The broker allocates each topic among its real subscribers, and serves only
+# a member's pulls of its own queues; other pulls wait until the member owns the queue. With a list of itself alone, a member
+# need not drop a queue before another member reads it, and need not be notified of changes.
 
 
 Routes = dict[str, Route]  # by topic
@@ -168,14 +168,14 @@ class Allotment:
 
     # Owners
 
-    def takes(self, more: int) -> bool:
+    def reserve(self, more: int) -> bool:
         """Reserve room for the owners of a group; False if the limit would be exceeded."""
         if self.queue_count + more > self._limits.max_drained_queues:
             return False
         self.queue_count += more
         return True
 
-    def give_back(self, count: int) -> None:
+    def unreserve(self, count: int) -> None:
         self.queue_count -= count
 
     def put(self, group: ConsumerGroup, owners: Owners) -> None:
@@ -224,12 +224,12 @@ class Allotment:
                 yield
                 queues = TopicQueues(topic, route)
                 here = queues.of_broker(self._broker_name)
-                if not self.takes(here):
+                if not self.reserve(here):
                     return
                 taken += here
                 found[topic] = owners_of(group.order(topic), queues, self._broker_name)
         finally:
-            self.give_back(taken)
+            self.unreserve(taken)
         if group.change != change:
             return
         if group.is_uneven and found != former:  # readers must be drained of the queues that move
@@ -302,7 +302,7 @@ class Claims:
     def losing(
         self, group: ConsumerGroup, topic: str, here: int, owners: list[str], claims: Claimants
     ) -> Iterator[tuple[QueueKey, Session]]:
-        """Return the queues on this broker that a foreign member claims and will no longer own."""
+        """Yield the queues on this broker that a foreign member claims and will no longer own, each with that member."""
         for queue_id in range(here):
             place = topic, queue_id
             owner = owners[queue_id] if owners else None
@@ -311,10 +311,10 @@ class Claims:
                 if member is not None and member.client_id != owner:
                     yield place, session
 
-    def letting_go(
+    def releasing(
         self, group: ConsumerGroup, drain: Drain, topic: str, here: int, claims: Claimants
     ) -> Iterator[tuple[QueueKey, Session]]:
-        """Return drained queues with the members that, by their last list, no longer read them and drop them now or soon."""
+        """Yield drained queues with the members that, by their last list, no longer read them and drop them now or soon."""
         for queue_id in range(here):
             place = topic, queue_id
             for session in drain.moving.get(place, ()):
@@ -323,8 +323,7 @@ class Claims:
                     yield place, session
 
     def _last_reader(self, group: ConsumerGroup, place: QueueKey) -> Iterator[Session]:
-        """Yield the session that pulled last, if it has no member list (it has read since before a restart) or one of itself
-        alone."""
+        """Yield the session that pulled last, if it has no member list, such as after a restart, or one of itself alone."""
         reader = group.queue(*place).reader
         if reader is not None and reader in group.foreign and group.issued_to(reader) in (ALONE, None):
             yield reader
@@ -346,13 +345,13 @@ class QueueMoves:
 
     owners: dict[str, list[str]] = field(default_factory=dict)
     losing: list[tuple[QueueKey, Session]] = field(default_factory=list)
-    letting_go: set[tuple[QueueKey, Session]] = field(default_factory=set)
+    releasing: set[tuple[QueueKey, Session]] = field(default_factory=set)
     retry_queues: int = 0
     taken: int = 0
     others: Others = NOBODY
 
     def clear(self) -> None:
-        self.owners, self.losing, self.letting_go = {}, [], set()
+        self.owners, self.losing, self.releasing = {}, [], set()
 
 
 class Moves:
@@ -389,7 +388,7 @@ class Moves:
             yield from group.binding(is_uneven=is_uneven, retry_queues=found.retry_queues)
             found.others = yield from self._agreement.finding_others(group, routes if found.owners else {})
         finally:
-            self._allotment.give_back(found.taken)
+            self._allotment.unreserve(found.taken)
         return found if is_current() else None
 
     def _finding_of(self, group: ConsumerGroup, drain: Drain, queues: TopicQueues, found: QueueMoves) -> Work[bool]:
@@ -399,22 +398,22 @@ class Moves:
         try:
             here = queues.of_broker(self._broker_name)
             claims = yield from self._claims.finding(group, queues)
-            if claims is None or not self._takes(found, here):
+            if claims is None or not self._reserve(found, here):
                 return False
             owners = found.owners[topic] = owners_of(group.order(topic), queues, self._broker_name)
             if topic.startswith(RETRY_PREFIX):
                 found.retry_queues = len(queues)
             losing = list(self._claims.losing(group, topic, here, owners, claims))
-            if not self._takes(found, len(losing)):
+            if not self._reserve(found, len(losing)):
                 return False
             found.losing += losing
-            found.letting_go.update(self._claims.letting_go(group, drain, topic, here, claims))
+            found.releasing.update(self._claims.releasing(group, drain, topic, here, claims))
             return True
         finally:
             self._is_finding = False
 
-    def _takes(self, found: QueueMoves, more: int) -> bool:
-        is_taken = self._allotment.takes(more)
+    def _reserve(self, found: QueueMoves, more: int) -> bool:
+        is_taken = self._allotment.reserve(more)
         found.taken += more if is_taken else 0
         return is_taken
 
@@ -429,7 +428,7 @@ class Moves:
                 if member is None or group.is_alone(reader):  # such a member is served only its own queues
                     continue
                 if member.client_id == group.owner_of(*place):
-                    if (place, reader) not in found.letting_go:
+                    if (place, reader) not in found.releasing:
                         continue
                     drain.returning.setdefault(reader, set()).add(place)
                 drain.moving.setdefault(place, set()).add(reader)
@@ -448,7 +447,7 @@ class Moves:
 # - a reader is notified when all queues that it loses are drained; until then it gets its previous member list
 # - a drain may take up to 30 s while it makes progress. If a reader has handled nothing for 1 s, its held pulls return, so
 #   that its next pulls show its progress. One second later it is notified anyway
-# - after 0.2 s each queue moves separately, on a single broker (`Allotment`)
+# - after 0.2 s each queue moves separately, if the group's topics are on one broker and it is not too large (`bridge`)
 #
 # With several brokers, a member is notified when no broker waits for it (`Agreement`).
 #
@@ -458,7 +457,8 @@ class Moves:
 
 
 class Draining:
-    """Finds the queues that foreign members will lose, and notifies these members when they are done with them.
+    """Finds the queues that foreign members will lose, and notifies these members when they are done with them, or when the
+    broker stops waiting.
 
     Args:
         routes: finds which queues a topic has on all brokers, because members divide them all.
@@ -516,7 +516,7 @@ class Draining:
         drain = group.drain
         if drain is not None and session in drain.waiting:
             drain.record_progress(self._until_s(), session)
-            self.agreement.progressed(group)
+            self.agreement.report_progress(group)
 
     def is_gated(self, group: ConsumerGroup, connection: Session, place: QueueKey) -> bool:
         """Return True if a pull is of a queue's next reader, which waits until the earlier one is done; of a member that
@@ -542,7 +542,7 @@ class Draining:
     def on_peer_update(self, header: AgreeOnMembers, members: AgreedMembers) -> None:
         """Handle a peer's progress with a group, and the member lists that it returned to members."""
         group = self._groups.get(header.consumer_group)
-        given = self.agreement.heard(group, header, members)
+        given = self.agreement.on_message(group, header, members)
         if group is None:
             return
         late = [item for item in given if self.lists.record_issued_by_peer(group, item)]
@@ -564,7 +564,8 @@ class Draining:
     # A drain
 
     def begin_change(self, group: ConsumerGroup) -> None:
-        """Start a drain after members or their topics changed, if queues will move away from foreign readers."""
+        """Handle a change of members, their topics or owners. If the group has foreign members, compute in the background
+        which queues move away from them, and drain these; otherwise drop the state of an earlier drain."""
         self._change += 1
         group.change = change = self._change
         self._groups.generation.increment()
@@ -575,7 +576,7 @@ class Draining:
             if drain is None:
                 drain = group.drain = Drain(now_s)
             drain.change(group.members, now_s)
-            self.agreement.opened(group)
+            self.agreement.begin_change(group)
             drain.record_progress(self._until_s())
             self._poll_later(group, drain)
             self._tasks.spawn(self._start(group, drain, change))
@@ -613,11 +614,11 @@ class Draining:
         # Otherwise the search took so long that all members were notified meanwhile, and have other lists
         if drain.stage is stage and group.drain is drain:
             self._begin(group, drain, found)
-        yield from self._letting_turns(group)
+        yield from self._releasing_pulls(group)
 
     def _begin(self, group: ConsumerGroup, drain: Drain, found: QueueMoves) -> None:
         self._moves.begin(group, drain, found, self._clock.monotonic_s(), self._until_s())
-        self.agreement.found(group, found.others, drain.waited_for(group.members))
+        self.agreement.announce(group, found.others, drain.waited_for(group.members))
         drain.release_all_pulls()  # pulls are checked again, and held again if they must still wait
         drain.record_progress(self._until_s())
         self._poll_later(group, drain)
@@ -633,12 +634,12 @@ class Draining:
         for pull in self._held_pulls.of(session, group.name):
             place = (pull.queue.topic, pull.queue.queue_id)
             if session in drain.moving.get(place, ()):
-                self._held_pulls.let_go(pull)
+                self._held_pulls.release(pull)
                 # If a peer has already notified it, the reader has dropped the queue and does not pull again
                 if pull.is_done and place in drain.waiting.get(session, ()):
                     self._drained(group, drain, session, place)
 
-    def _letting_turns(self, group: ConsumerGroup) -> Work[None]:
+    def _releasing_pulls(self, group: ConsumerGroup) -> Work[None]:
         """Release pulls that waited for a queue which their member now owns."""
         for session in list(group.foreign):
             pulls = [pull for pull in self._held_pulls.of(session, group.name) if pull.until is Until.TURN]
@@ -646,7 +647,7 @@ class Draining:
                 yield
             for pull in pulls:
                 if not self.allotment.is_anothers(group, session, pull.queue.topic, pull.queue.queue_id):
-                    self._held_pulls.let_go(pull)
+                    self._held_pulls.release(pull)
 
     def _drained(self, group: ConsumerGroup, drain: Drain, session: Session, place: QueueKey) -> None:
         """Record the end of a queue's drain. The next reader continues at that offset, even if it has loaded another one."""
@@ -677,18 +678,18 @@ class Draining:
             drain.prolong(now_s - due_s)
             self._poll_later(group, drain)
             return
-        for key in drain.standing(now_s, was_asked=False):
+        for key in drain.stalled(now_s, was_polled=False):
             drain.due[key] = self._until_s(), True
             for session in list(drain.waiting) if key is None else [key]:
                 self._return_kept(group, session)
-        stand = drain.standing(now_s, was_asked=True)
+        stalled = drain.stalled(now_s, was_polled=True)
         is_old = drain.oldest_s + self._limits.drain_max_s <= now_s
         if drain.moves_singly:
-            given_up = [(key, place) for key in stand if key is not None for place in drain.waiting[key]]
+            given_up = [(key, place) for key in stalled if key is not None for place in drain.waiting[key]]
             given_up += drain.since(now_s, self._limits.drain_max_s) if is_old else []
             if given_up:
                 self._give_up(group, drain, dict.fromkeys(given_up))
-        elif stand or is_old:
+        elif stalled or is_old:
             self._give_up_all(group, drain)
         if not drain.is_over:
             self._poll_later(group, drain)
@@ -697,7 +698,7 @@ class Draining:
         """Return a reader's held pulls of queues that it keeps, whose next pulls then show its progress."""
         for pull in self._held_pulls.of(session, group.name):
             if pull.until is Until.MESSAGE and not pull.is_done:
-                self._held_pulls.let_go(pull)
+                self._held_pulls.release(pull)
 
     def _give_up(self, group: ConsumerGroup, drain: Drain, given_up: Iterable[tuple[Session, QueueKey]]) -> None:
         """Stop waiting for these readers and queues. The others continue."""
@@ -736,7 +737,7 @@ def has_handled_all(header: PullMessage) -> bool:
 def defer_notification(group: ConsumerGroup, session: Session) -> bool:
     """Return True if a foreign member must not be notified of the group's change yet; it is then notified later."""
     drain = group.drain
-    if drain is None or _may_know(group, drain, session, group.sync.lets_tell):
+    if drain is None or _may_know(group, drain, session, group.sync.allows_notification):
         return False
     drain.kept[session] = None
     return True
@@ -775,8 +776,9 @@ class ForeignMemberLists:
     def current_list(self, group: ConsumerGroup, session: Session) -> list[str]:
         """Return the member list for a member, and record that the member has it.
 
-        A reader that is being drained gets its previous list, because a member drops queues by the list that it gets. After a
-        restart the list is empty as long as peers may know further members, whose queues the member would otherwise take.
+        A reader that is being drained gets its previous list, or in a long drain a list of itself alone, because a member
+        drops queues by the list that it gets. After a restart the list is empty as long as peers may know further members,
+        whose queues the member would otherwise take.
         """
         members = group.list_for(session)
         member = group.foreign.get(session)
@@ -786,16 +788,16 @@ class ForeignMemberLists:
         if self._clock.monotonic_s() < self._knows_all_s and group.sync.differs:
             return []
         had = group.issued_to(session)
-        if drain is not None and not _may_know(group, drain, session, group.sync.lets_tell):
+        if drain is not None and not _may_know(group, drain, session, group.sync.allows_notification):
             drain.kept[session] = None  # notify the member later, even if it was notified before
             if drain.is_long and not drain.is_finding:
                 self._issue(group, session, member.client_id, ALONE)
                 had = ALONE
-            return had.told(member.client_id) if had is not None else self._settled_list(group, session)
+            return had.ids_for(member.client_id) if had is not None else self._settled_list(group, session)
         self._issue(group, session, member.client_id, members)
         if had is not members:
-            self._agreement.gave(group, member.client_id)
-        return members.told(member.client_id)
+            self._agreement.record_issued(group, member.client_id)
+        return members.ids_for(member.client_id)
 
     def wait_until_sure(self, group: ConsumerGroup, session: Session, go_on: Callable[[], None]) -> bool:
         """Return True if a member's request for the list must wait; `go_on` is called after `list_wait_s` at the latest.
@@ -815,12 +817,12 @@ class ForeignMemberLists:
         if member is None:
             return False
         sync = group.sync
-        if sync.gives_earlier:
+        if sync.may_issue_earlier:
             return True
-        return _may_know(group, drain, session, sync.lets_give) and not sync.lets_tell(member.client_id)
+        return _may_know(group, drain, session, sync.allows_list) and not sync.allows_notification(member.client_id)
 
     def answer(self, group: ConsumerGroup, drain: Drain) -> None:
-        """Respond to waiting members whose current lists are known now, after a message from peers."""
+        """Respond to waiting members whose current lists are known now."""
         for session in [session for session in drain.asking if not self._is_unsure(group, drain, session)]:
             drain.answer(session)
 
@@ -837,7 +839,7 @@ class ForeignMemberLists:
         if group.drain is not None:
             group.drain.read_again(session)
 
-    def record_issued_by_peer(self, group: ConsumerGroup, given: GivenElsewhere) -> bool:
+    def record_issued_by_peer(self, group: ConsumerGroup, given: IssuedByPeer) -> bool:
         """Record the members to which a peer returned a list. Return True if that is new for a change before the last one."""
         ids, is_late = set(given.client_ids), False
         for session, member in group.foreign.items():
@@ -854,15 +856,15 @@ class ForeignMemberLists:
     # When members are notified
 
     def notify_released(self, group: ConsumerGroup, drain: Drain) -> None:
-        """Notify members that are no longer kept back; at the end, even members that were refused a lock of a drained
-        queue."""
+        """Notify the foreign members for whose queues no broker waits any more. Once this broker waits for none, also notify
+        Rocketlet members, if one of them was refused a lock of a drained queue."""
         if drain.is_finding:  # members that are notified now would get their previous lists
             return
-        self._agreement.waits(group, drain.waited_for(group.members))
+        self._agreement.set_waiting(group, drain.waited_for(group.members))
         if group.sync.reach() and drain.stage is DrainStage.AGREEING:
             drain.transition(DrainEvent.AGREE)
-        lets_tell = group.sync.lets_tell
-        notified = dict.fromkeys(item for item in drain.kept if _may_know(group, drain, item, lets_tell))
+        allows_notification = group.sync.allows_notification
+        notified = dict.fromkeys(item for item in drain.kept if _may_know(group, drain, item, allows_notification))
         for session in notified:
             del drain.kept[session]
         if not drain.waiting and drain.moving and drain.refuses_ours:
@@ -873,15 +875,15 @@ class ForeignMemberLists:
             self._all_notified(group, drain)
 
     def _all_notified(self, group: ConsumerGroup, drain: Drain) -> None:
-        """Wait until notified readers have dropped their queues, before the drain ends."""
+        """Give notified readers `drained_wait_s` to drop their queues, before the drain ends."""
         drain.is_long = False
         group.settled_ids = frozenset(group.client_ids())
         wait_s = self._drained_wait_s
         drain.set_timer(self._clock.call_later(wait_s, self._end_drain, group, drain, TOLD_AGAIN))
 
     def _end_drain(self, group: ConsumerGroup, drain: Drain, times: int) -> None:
-        """End the drain, because members have dropped the queues that they lose by now. Members that pulled such a queue
-        since are notified again: the notification was lost, or came during their rebalance."""
+        """End the drain, unless members still read queues that they lose: the notification was lost, or came during their
+        rebalance. Such members are notified again, up to `times` times."""
         reading = drain.reading(self._clock.monotonic_s() - self._drained_wait_s + DROPPED_AFTER_S)
         late = group.late(drain.moving.values(), reading)
         if not late or not times:
@@ -939,7 +941,8 @@ class RedeliveryCauses:
 # Notifications of members that their group has changed: NOTIFY_CONSUMER_IDS_CHANGED.
 #
 # Changes within 5 ms make one notification. Foreign members are notified when the queues that move away from them are drained
-# (`Draining`). Rocketlet members are notified immediately, because they hand a queue over under its lease.
+# (`Draining`). Rocketlet members need not wait for that, because they hand a queue over under its lease. If `notify_enable`
+# of a group is off, its members are only notified of changed queues of their topics.
 
 
 class Notifications:
@@ -959,7 +962,8 @@ class Notifications:
         self._waiting: dict[ConsumerGroup, None] = {}
 
     def schedule(self, group: ConsumerGroup) -> None:
-        """Notify the group's members in 5 ms, together with further changes until then."""
+        """Notify the group's members after 5 ms, or after notifications that are in progress, together with further
+        changes until then."""
         if not self._waiting and not self._is_notifying:
             self._clock.call_later(NOTIFY_DELAY_S, self._turns.do, self._notifying())
         self._waiting[group] = None
@@ -1029,14 +1033,14 @@ class Notifications:
             self._groups.check_soon(group)
 
     def notify_outdated(self, connection: Session, group: ConsumerGroup) -> None:
-        """Notify a member whose heartbeat shows an outdated number of queues: it read the route before the topic grew, and
-        joined after the notification."""
+        """Notify a member whose heartbeat shows an outdated number of queues, for example because it read the route before
+        the topic grew, and joined after the notification."""
         for topic in self._groups.stale_topics(group, connection):
             connection.tell(GroupChanged(group.name, topic))
 
     def topics_known(self) -> None:
-        """Notify members that see another number of queues, because all name servers know all topics now. At the earlier
-        notification no name server knew the change, or none was reachable."""
+        """Notify members that see another number of queues, because all name servers know all topics now. At an earlier
+        notification, some name server may not have known the change."""
         for group, connection, topic in self._groups.stale():
             connection.tell(GroupChanged(group, topic))
 

@@ -583,7 +583,7 @@ class ConsumerGroup:
         """Return the member's subscriptions by topic; none for a session that is no member."""
         return self.members[connection].subscriptions if connection in self.members else {}
 
-    def take_shape(self, member: Member, shape: Shape | None) -> None:
+    def record_shape(self, member: Member, shape: Shape | None) -> None:
         """Record the subscriptions of a member; None if it has left."""
         if member.shape != shape:
             connections = self._of_shape.get(member.shape, {})
@@ -596,7 +596,7 @@ class ConsumerGroup:
         for subscribed in self.topics.values():
             subscribed.newest = None
 
-    def take_version(self, member: Member, topic: str, version: int) -> None:
+    def record_version(self, member: Member, topic: str, version: int) -> None:
         """Record a later version of a member's subscription that is otherwise unchanged."""
         known = member.subscriptions[topic]
         if version > known.version:
@@ -702,7 +702,7 @@ class ConsumerGroup:
             subscribed.seen = SeenQueues.of(self.members.values(), topic, self._limits.max_seen_queues)
         return subscribed.seen
 
-    def sees(self, member: Member, topic: str, counts: Mapping[str, int]) -> None:
+    def record_counts(self, member: Member, topic: str, counts: Mapping[str, int]) -> None:
         """Record the queue counts of a topic, by broker, that a member sees in its route."""
         seen = {name: topics[topic] for name, topics in member.data.queue_counts.items() if topic in topics}
         if seen != counts:
@@ -713,7 +713,7 @@ class ConsumerGroup:
             for name, count in counts.items():
                 others.setdefault(name, {})[topic] = count
             member.data = replace(member.data, queue_counts=others)
-            self.sees_others()
+            self.drop_seen_queues()
 
     def share(self, client_id: str, topic: str) -> BrokerShare | None:
         """Return a member's queues of a topic if all members of the group use STICKY; otherwise None, and None for a
@@ -732,7 +732,7 @@ class ConsumerGroup:
             subscribed.sticky = StickyShares(topic, self._limits)
         return subscribed.sticky
 
-    def claimed(self, member: Member) -> None:
+    def record_claims(self, member: Member) -> None:
         """Record the queues that a member reports as its own, if it uses STICKY."""
         for queue in member.data.assigned:
             if member.data.strategy == STICKY.name and queue.topic in member.subscriptions:
@@ -748,12 +748,12 @@ class ConsumerGroup:
             if subscribed.sticky is not None:
                 subscribed.sticky.forget()
 
-    def sees_others(self) -> None:
+    def drop_seen_queues(self) -> None:
         """Drop what was computed from the queue counts that members report, because the counts have changed."""
         for subscribed in self.topics.values():
             subscribed.seen = None
             if subscribed.sticky is not None:
-                subscribed.sticky.doubt()
+                subscribed.sticky.check_again()
 
     def strategies(self) -> frozenset[str]:
         """Return the allocation strategies of members that pull, with "foreign" for those that report none."""
@@ -899,7 +899,7 @@ class ConsumerGroups:
             if found is not None and group in found.parts:  # without a call: a request may lock 8,192 queues
                 found.parts[group] += 1
             else:
-                self._note_part(group, key[0])
+                self._add_part(group, key[0])
         return queue
 
     def release_queue(self, queue: GroupQueue) -> None:
@@ -939,7 +939,7 @@ class ConsumerGroups:
         if group.offsets is _NONE:
             group.offsets = {}
         item = group.offsets[topic] = TopicOffsets()
-        self._note_part(group, topic)
+        self._add_part(group, topic)
         return item
 
     def remove_offsets(self, group: ConsumerGroup, topic: str) -> None:
@@ -953,7 +953,7 @@ class ConsumerGroups:
         if group.pools is _NONE:
             group.pools = {}
         group.pools[topic] = pool
-        self._note_part(group, topic).pools[pool] = None
+        self._add_part(group, topic).pools[pool] = None
 
     def remove_pool(self, group: ConsumerGroup, topic: str, pool: GroupPool) -> None:
         """Delete the pool of a topic, and the group if nothing is left of it."""
@@ -980,7 +980,7 @@ class ConsumerGroups:
         found = self._of_topic.get(topic)
         return found.parts if found is not None else {}
 
-    def _note_part(self, group: ConsumerGroup, topic: str) -> TopicGroups:
+    def _add_part(self, group: ConsumerGroup, topic: str) -> TopicGroups:
         """Count one more thing that a group has of a topic."""
         found = self._of_topic.get(topic)
         if found is None:
@@ -1040,17 +1040,17 @@ class ConsumerGroups:
         if member is not None:
             before = member.subscriptions
             changed = member.update(data, now_s)
-            self._note(group, member, before)
+            self._record_heartbeat(group, member, before)
             if changed:
                 self._report_change(group, "leaving" if data.leaving else "subscribed", member)
             # A change of a member's owned queues alone does not notify the other members, because otherwise each
             # rebalance would cause another one.
-            if member.has_news:
-                group.claimed(member)
+            if member.has_new_claims:
+                group.record_claims(member)
                 queues = " ".join(map(str, data.assigned[:MAX_NAMED_MEMBERS]))
                 self._history.add(group.name, "assigned", client_id, queues=queues, count=len(data.assigned))
-            if member.sees_others:
-                group.sees_others()
+            if member.has_new_counts:
+                group.drop_seen_queues()
                 self.check_soon(group, client_id)
             return group
         if not group.members:
@@ -1059,8 +1059,8 @@ class ConsumerGroups:
         member.update(data, now_s)
         group.members[connection] = member
         self._names.setdefault(connection, set()).add(group.name)
-        self._note(group, member, {})
-        group.claimed(member)
+        self._record_heartbeat(group, member, {})
+        group.record_claims(member)
         self._report_change(group, "joined", member)
         return group
 
@@ -1076,7 +1076,7 @@ class ConsumerGroups:
         if not names:
             del self._names[connection]
         group.foreign.pop(connection, None)
-        group.take_shape(member, None)
+        group.record_shape(member, None)
         self._charge(member, 0)
         self._forget_topics(group, member.subscriptions)
         self._report_change(group, event, member)
@@ -1101,11 +1101,11 @@ class ConsumerGroups:
             for member, topic, _ in stale_counts(group.members.values(), self.broker_name, self._queues_of):
                 yield group.name, member.connection, topic
 
-    def _note(self, group: ConsumerGroup, member: Member, before: Mapping[str, Subscription]) -> None:
+    def _record_heartbeat(self, group: ConsumerGroup, member: Member, before: Mapping[str, Subscription]) -> None:
         """Record the heartbeat of a member whose subscriptions were `before`."""
         self._charge(member, size_of(member.data))
         if before != member.subscriptions or not before:
-            group.take_shape(member, shape_of(member.subscriptions.values()))
+            group.record_shape(member, shape_of(member.subscriptions.values()))
         if member.is_foreign:
             group.foreign[member.connection] = member
         else:
@@ -1115,7 +1115,7 @@ class ConsumerGroups:
         for topic in member.subscriptions:
             if topic not in before:
                 if topic not in group.topics:
-                    self._note_part(group, topic)
+                    self._add_part(group, topic)
                     group.topics[topic] = SubscribedTopic()
                 group.topics[topic].members += 1
         self._forget_topics(group, [topic for topic in before if topic not in member.subscriptions])
@@ -1139,7 +1139,7 @@ class ConsumerGroups:
         for name in sorted(self._names.get(connection, ())):
             self.leave(connection, name, event)
 
-    def heard_from(self, connections: Iterable[Session]) -> None:
+    def record_contact(self, connections: Iterable[Session]) -> None:
         """Record that the members of these connections are alive, as a heartbeat without changes does."""
         now_s = self._clock.monotonic_s()
         for connection in connections:

@@ -45,11 +45,11 @@ def reader_line(place: LeaseKey, client_id: str, epoch: int) -> Change:
 # locks end when their member unregisters, because a Java member unlocks its queues before, but its rebalance may lock
 # them again. A Rocketlet consumer locks every queue that it reads (`handover`). The lock of a Rocketlet consumer is a
 # lease with an epoch. The lease ends when the client closes its socket, or when it is not renewed in time. A commit
-# that contains an epoch is refused unless the lease still has that epoch. A member that was refused is notified as soon
-# as the queue is free.
+# that contains an epoch is refused unless the lease still has that epoch. Members that were refused are notified when the
+# queue is free, up to a limit on waiting members; the others retry on their own.
 #
 # Leases are on the disk (`ledger`). After a restart of the broker, a member that comes back in time gets the same
-# epoch and continues as if nothing had happened.
+# epoch and continues, if the disk has taken the lease.
 #
 # Foreign members take no lease. A broker that restarts knows of them with their next heartbeat, up to 30 s later
 # (Java's heartbeatBrokerInterval), while they still handle what they have. So the ledger keeps their client ids, too,
@@ -212,7 +212,7 @@ class Locks:
             return None
         queue = self.groups.obtain_queue(group, key)
         if lease is not None:
-            self._note("lock expired", queue, lease)
+            self._record_event("lock expired", queue, lease)
             self._unlist(lease.connection, queue)
         else:
             self._count += 1
@@ -224,12 +224,11 @@ class Locks:
             self._waiting -= len(lease.waiters) - len(granted.waiters)
         self._has_moved = True
         self._list(connection, queue)
-        self._note("locked", queue, granted)
+        self._record_event("locked", queue, granted)
         return granted.epoch
 
     def unlock(self, request: LockRequest, connection: Session) -> list[str]:
-        """Free the locks that the client holds among the given queues. Return a text for each queue that was not its
-        own."""
+        """Free the locks that the client holds among the given queues. Return a text for each queue that was not freed."""
         faults: list[str] = []
         group = self.groups.get(request.group)
         queues = group.queues if group is not None else {}
@@ -428,8 +427,8 @@ class Locks:
 
     def record_reader(self, queue: GroupQueue, client_id: str) -> None:
         """Write to the disk that a foreign member reads a queue, before the member gets messages, so that the queue
-        is reserved for it after a restart."""
-        self._find_lost(queue)
+        is reserved for it after a restart. Beyond `max_locks` readers, nothing is written."""
+        self._clear_lost_reader(queue)
         known = queue.known_reader
         if known is None and self._known_count >= self._limits.max_locks:
             return
@@ -441,7 +440,7 @@ class Locks:
 
     def clear_reader(self, queue: GroupQueue) -> None:
         """Record that no foreign member reads the queue."""
-        self._find_lost(queue)
+        self._clear_lost_reader(queue)
         known = queue.known_reader
         if known is not None:
             queue.known_reader = None
@@ -449,7 +448,7 @@ class Locks:
             self._ledger.freed(queue.place, known.epoch)
 
     def lose_reader(self, queue: GroupQueue) -> None:
-        """Handle the closed connection of a queue's reader. The client may come back on another one."""
+        """Handle the closed connection of a queue's reader. A foreign member may come back on another one."""
         known = queue.known_reader
         self.clear_reader(queue)
         if known is not None and self._lost_count < self._limits.max_locks:
@@ -457,7 +456,7 @@ class Locks:
             self._lost_count += 1
             queue.group.lost_readers += 1
 
-    def _find_lost(self, queue: GroupQueue) -> None:
+    def _clear_lost_reader(self, queue: GroupQueue) -> None:
         """Clear the lost reader of a queue, because it is back, or the queue has another reader or owner."""
         if queue.lost_reader is not None:
             queue.lost_reader = None
@@ -477,7 +476,7 @@ class Locks:
         queues = list(group.queues.values())
         back = [queue for queue in queues if queue.lost_reader == client_id]
         for queue in back:
-            self._find_lost(queue)
+            self._clear_lost_reader(queue)
         for queue in queues:
             lease = queue.lease
             if lease is not None and lease.is_awaited and lease.client_id == client_id:
@@ -531,7 +530,7 @@ class Locks:
         queue.lease = None
         self._count -= 1
         self._has_moved = True
-        self._note(event, queue, lease)
+        self._record_event(event, queue, lease)
         self._unlist(lease.connection, queue)
         self._waiting -= len(lease.waiters)
         for waiter in lease.waiters:
@@ -539,7 +538,7 @@ class Locks:
             self._changes.lease_freed(queue.group, waiter)
         self.groups.release_queue(queue)
 
-    def _note(self, event: str, queue: GroupQueue, lease: QueueLease) -> None:
+    def _record_event(self, event: str, queue: GroupQueue, lease: QueueLease) -> None:
         place = queue.place
         if lease.is_awaited:
             queue.group.awaited_readers -= 1
@@ -559,7 +558,7 @@ class Locks:
                 queue.known_reader = None
                 self._known_count -= 1
             if queue.lost_reader is not None:
-                self._find_lost(queue)
+                self._clear_lost_reader(queue)
         elif event == "unlocked":
             self._ledger.unlocked(place, lease.epoch)
         else:

@@ -46,9 +46,16 @@ Shape = frozenset[tuple[str, str]]  # topics and expressions, of long ones their
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """The membership of one client in one group. Times are of the monotonic clock, in seconds. topics: its subscribed
-    ones, without the retry topic that all members have. has_pulled: though the group's members are to pop. is_presumed:
-    it has sent no heartbeat, and its id is that of the queue's last reader."""
+    """The membership of one client in one group. Times are of the monotonic clock, in seconds.
+
+    Attributes:
+        topics: the topics to which it subscribes, without the retry topic.
+        shape: its topics and expressions, to compare it with other members.
+        has_new_claims: True if its last heartbeat reported other owned queues than the one before.
+        has_new_counts: True if its last heartbeat reported other numbers of queues than the one before.
+        has_pulled: True if it has pulled although the group's members are to pop.
+        is_presumed: True if it has sent no heartbeat, and its id is that of the queue's last reader.
+    """
 
     client_id: str
     connection: Session
@@ -60,16 +67,15 @@ class Member:
     topics: frozenset[str] = frozenset()
     shape: Shape = frozenset()
     charged_bytes: int = 0
-    has_news: bool = False
-    sees_others: bool = False  # True if the member reports other numbers of queues than before
+    has_new_claims: bool = False
+    has_new_counts: bool = False
     has_pulled: bool = False
     is_presumed: bool = False
 
     @property
     def is_foreign(self) -> bool:
-        """Apache's push consumers in a group that shares queues: they do not say how they allocate."""
-        # Apache's pull consumers divide queues among themselves, and broadcasting ones share nothing: both are left
-        # alone.
+        """True for Apache's push consumers in a group that shares queues. They report no allocation strategy."""
+        # Apache's pull consumers divide queues among themselves, and broadcasting ones share nothing.
         data = self.data
         return not data.strategy and data.message_model == "CLUSTERING" and data.consume_type == "CONSUME_PASSIVELY"
 
@@ -78,7 +84,7 @@ class Member:
         return self.data.consume_type == POPS
 
     @property
-    def is_seat(self) -> bool:
+    def is_grpc_client(self) -> bool:
         """True if the member stands for a gRPC client, which cannot be notified over remoting."""
         return self.pops and not self.connection.peer
 
@@ -91,7 +97,7 @@ class Member:
 
     def update(self, data: ConsumerData, now_s: float) -> bool:
         """Apply the content of a heartbeat to the member. Return True if the member has gained or lost a topic, has
-        another strategy, or is about to leave. Another expression of a topic is no change, as at Apache's broker."""
+        another strategy, or begins or stops to leave. Another expression of a topic is no change, as at Apache's broker."""
         before = self.subscriptions.keys()
         fresh = {item.topic: item for item in data.subscriptions}
         for topic, old in self.subscriptions.items():
@@ -102,8 +108,8 @@ class Member:
                 fresh[topic] = old
         last = self.data
         changed = before != fresh.keys() or data.leaving != last.leaving or data.strategy != last.strategy
-        self.has_news = data.assigned != last.assigned
-        self.sees_others = data.queue_counts != last.queue_counts
+        self.has_new_claims = data.assigned != last.assigned
+        self.has_new_counts = data.queue_counts != last.queue_counts
         if before != fresh.keys():
             self.topics = frozenset(topic for topic in fresh if not topic.startswith(RETRY_PREFIX))
         self.subscriptions = fresh
@@ -160,15 +166,15 @@ class StickyShares:
         """Drop the shares, because members have changed and will all be notified."""
         self._is_doubtful, self._shares = True, None
 
-    def doubt(self) -> None:
-        """Check before the next share is returned whether the queues have changed, because a member reports other
-        queues."""
+    def check_again(self) -> None:
+        """Compare the queues before the next share is returned, because a member reports other queues."""
         self._is_doubtful = True
 
     def of(
         self, client_id: str, seen_queues: Mapping[str, int], sorted_ids: Callable[[], list[str]]
     ) -> BrokerShare | None:
-        """Return the member's share; None for a client that is no member. The first request computes all shares."""
+        """Return the member's share; None for a client that is no member. The first request after a change of the members
+        or their queues computes all shares."""
         shares = self._shares
         if shares is None or self._is_doubtful:
             self._is_doubtful = False
@@ -198,7 +204,11 @@ def _numbers(share: list[Queue]) -> dict[str, list[int]]:
 
 
 class Unread(NamedTuple):
-    """A subscribed queue that no member reads. is_named: it was reported."""
+    """A subscribed queue that no member reads, and since when.
+
+    Attributes:
+        is_named: True if it was reported.
+    """
 
     since_s: float
     is_named: bool
@@ -356,8 +366,8 @@ class MemberList:
             self._order = sorted_ids(self.ids)
         return self._order
 
-    def told(self, client_id: str) -> list[str]:
-        """Return the list for this member."""
+    def ids_for(self, client_id: str) -> list[str]:
+        """Return the client ids as this member gets them."""
         return self.ids or [client_id]
 
 
@@ -367,7 +377,11 @@ Readers = dict[str, dict[Session, None]]  # the members that were given one list
 
 
 class Issued(NamedTuple):
-    """The list that a member was given last. times: how often, without another list between."""
+    """The list that a member got last.
+
+    Attributes:
+        times: how often the member got it, without another list between.
+    """
 
     members: MemberList
     client_id: str
@@ -375,7 +389,7 @@ class Issued(NamedTuple):
 
 
 # ------------------------------------------------------------------------------
-# Heartbeats that were refused: the client reads nothing, and most clients say nothing of it.
+# Heartbeats that were refused: the client reads nothing, and most clients do not report it.
 #
 # A client sends a heartbeat every 30 s, so a refusal that was not repeated for longer is over.
 
@@ -497,7 +511,7 @@ def _short(detail: Any) -> Any:
 # finished.
 #
 # Both durations are computed from the events of `History`: members that join and leave, queues that are locked and
-# unlocked. Foreign members do not lock, so their groups are not measured.
+# unlocked. Locks of Apache's clients are not measured.
 
 
 _MEMBERS_CHANGED = frozenset(("joined", "left", "leaving", "subscribed"))
@@ -540,7 +554,7 @@ class Rebalances:
         if running is not None:
             self._running[group] = (running[0], now_s)
 
-    def look(self) -> None:
+    def end_finished(self) -> None:
         """Record how long the rebalances took that have come to rest."""
         now_s = self._clock.monotonic_s()
         for group in list(self._running):

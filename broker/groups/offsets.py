@@ -211,7 +211,7 @@ class Offsets:
             except StoreFull as error:
                 log.error("offsets_not_saved", reason=str(error), hint="they are saved with all others, within 5 s")
 
-    def let_go_back(self, name: str, topic: str, queue_id: int) -> None:
+    def allow_lower_offset(self, name: str, topic: str, queue_id: int) -> None:
         """Let members commit a lower offset of a queue than its last owner, because an administrator resets it."""
         item = self._find(name, topic)
         if item is not None and item.of_owners:
@@ -463,8 +463,8 @@ class GroupProgress:
         return sorted(group.name for group in self._groups if group.members or group.offsets)
 
     def topics_of(self, group: str) -> list[str]:
-        """Return the topics in which a group has an offset, and those its members subscribe to; none for a broadcasting
-        group, whose members keep their own offsets."""
+        """Return the existing topics in which a group has an offset, or to which its members subscribe; none for a
+        broadcasting group, whose members keep their own offsets."""
         online = self._groups.online(group)
         if online is not None and online.is_broadcasting:
             return []
@@ -651,8 +651,8 @@ def _may_be_two(reader: Member, last: Member) -> bool:
 # ------------------------------------------------------------------------------
 # Apache's clients take no lease: each allocates queues by the member list and the route that it knows, so two of them
 # read one queue while these differ. A topic that grew, a lost notification, a member without a heartbeat, or another
-# strategy is enough. The broker knows which client pulled a queue last, its *reader*. A pull of any other client waits
-# until
+# strategy is enough. The broker knows which client pulled a queue last, its *reader*. If that is a foreign member or has
+# committed here, a pull of another client waits, unless that is a Rocketlet member or a broadcasting one, until
 #
 # - the reader has committed all messages that it was given, and did not pull again within 1 s of its last response.
 #   A held pull of the reader is returned for this check, because a client that has dropped the queue does not repeat it
@@ -681,7 +681,7 @@ class ReaderGuard:
         self._limits = runtime.limits
 
     def has_to_wait(self, session: Session, queue: GroupQueue) -> bool:
-        """Return True if a pull must wait for the queue's reader."""
+        """Return True if a pull must wait for the queue's reader, and record that its client wants the queue."""
         reader = queue.reader
         if reader is None or reader is session or not is_guarded(queue, reader):
             return False
@@ -743,7 +743,7 @@ class ReaderGuard:
         """Return the reader's held pulls of the queue, so that a reader that still has it pulls again. True if it had any."""
         held = [pull for pull in self._held_by(queue, contest.reader) if pull.until is Until.MESSAGE]
         for pull in held:
-            self._held_pulls.let_go(pull)
+            self._held_pulls.release(pull)
         return bool(held)
 
     def _held_by(self, queue: GroupQueue, reader: Session) -> list[HeldPull]:
@@ -789,7 +789,7 @@ class ReaderGuard:
         self._offsets.mark(queue.group, queue.key)  # the next reader may have loaded its offset before
         self._groups.release_queue(queue)
         for pull in contest.waiting:
-            self._held_pulls.let_go(pull)
+            self._held_pulls.release(pull)
 
     def _end(self, queue: GroupQueue) -> None:
         queue.contest = None

@@ -85,7 +85,7 @@ class PullStatus(Enum):
     """An offset before the first stored message."""
     BEYOND = auto()
     """An offset beyond the end of the queue."""
-    MADE_ANEW = auto()
+    RECREATED = auto()
     """The topic was deleted and recreated since the client read it."""
 
 
@@ -184,7 +184,7 @@ class Pulling:
                     ask_who()
                 elif attempt == 1:
                     self._probe.request(session, header.consumer_group)
-                held = self._waiting(pull, partial(self._look_again, attempt=attempt + 1))
+                held = self._waiting(pull, partial(self._retry, attempt=attempt + 1))
                 if self._held_pulls.hold(held, SUBSCRIPTION_POLL_INTERVAL_S):
                     return None
             raise
@@ -194,11 +194,9 @@ class Pulling:
             matches = self._filters.find(subscription.expression)
             if matches is None:
                 kept = _kept(pull)
-                look_again = partial(self._look_again, kept, kept.later(), attempt)
-                give_nothing = partial(_give_nothing, kept, kept.later())
-                self._filters.when_parsed(
-                    session, subscription.expression, look_again, text_bytes(header), give_nothing
-                )
+                retry = partial(self._retry, kept, kept.later(), attempt)
+                respond_empty = partial(_respond_empty, kept, kept.later())
+                self._filters.when_parsed(session, subscription.expression, retry, text_bytes(header), respond_empty)
                 return None
         if self._pops.pools.all:
             fault = self._pops.division.pull_fault(session, header.consumer_group, header.topic)
@@ -211,7 +209,7 @@ class Pulling:
         if header.sys_flag & codes.PULL_SUSPEND:
             if group.queues.get(key, NO_QUEUE).contest is not None:
                 self._guard.record_pull(session, group.queues[key])
-            if self._has_to_wait(pull, group, attempt):
+            if self._hold_until_allowed(pull, group, attempt):
                 return None
             committed = self._overtaken_by(session, header, group)
             if committed is not None:
@@ -270,7 +268,7 @@ class Pulling:
             until=until,
         )
 
-    def _look_again(self, pull: Pull, answer: PullCallback, attempt: int) -> None:
+    def _retry(self, pull: Pull, answer: PullCallback, attempt: int) -> None:
         """Retry a pull that waited for its filter to be parsed, for the queue, or for the heartbeat with its new
         subscription, because a Java client would wait a second after a refusal. Do nothing if the connection is
         closed."""
@@ -284,30 +282,31 @@ class Pulling:
         if outcome is not None:
             answer(outcome)
 
-    def _has_to_wait(self, pull: Pull, group: ConsumerGroup, attempt: int) -> bool:
-        """Return True if the member may not read the queue now. The pull then returns or is retried later."""
+    def _hold_until_allowed(self, pull: Pull, group: ConsumerGroup, attempt: int) -> bool:
+        """Hold a pull whose member may not read the queue now, until it is retried or returns without messages. Return False
+        if the member may read."""
         session, header = pull.session, pull.header
         if group.drain is not None and self._draining.check_moving_pull(group, session, header):
-            self._hold(self._waiting(pull, _give_nothing), DRAINING_WAIT_S)
+            self._hold(self._waiting(pull, _respond_empty), DRAINING_WAIT_S)
             return True
         wait_s = min(header.suspend_timeout_millis / 1000, MAX_HOLD_S)
         is_anothers = self._draining.allotment.is_anothers
         if group.has_bound_members and is_anothers(group, session, header.topic, header.queue_id):
-            self._hold(self._waiting(pull, _give_nothing, Until.TURN), wait_s)
+            self._hold(self._waiting(pull, _respond_empty, Until.TURN), wait_s)
             return True
         key = header.topic, header.queue_id
         group_queue = group.queues.get(key, NO_QUEUE)
         if group_queue.lease is not None and _is_leased_to_another(session, group_queue):
-            self._hold(self._waiting(pull, _give_nothing), OTHERS_QUEUE_WAIT_S)
+            self._hold(self._waiting(pull, _respond_empty), OTHERS_QUEUE_WAIT_S)
             return True
         if group.drain is not None and self._draining.is_gated(group, session, key):
-            held = self._waiting(pull, partial(self._go_through, attempt=attempt))
-            self._draining.gate(group.drain, key, partial(self._held_pulls.let_go, held))
+            held = self._waiting(pull, partial(self._retry_after_drain, attempt=attempt))
+            self._draining.gate(group.drain, key, partial(self._held_pulls.release, held))
             self._hold(held, wait_s)
             return True
         if group_queue.reader not in (None, session) and self._guard.has_to_wait(session, group_queue):
             was_member = session in group.members
-            held = self._waiting(pull, partial(self._follow, attempt=attempt, was_member=was_member))
+            held = self._waiting(pull, partial(self._retry_after_reader, attempt=attempt, was_member=was_member))
             self._guard.wait(group_queue, held)
             self._hold(held, wait_s)
             return True
@@ -318,7 +317,7 @@ class Pulling:
         if not self._held_pulls.hold(held, wait_s):
             held.answer()
 
-    def _go_through(self, pull: Pull, answer: PullCallback, attempt: int) -> None:
+    def _retry_after_drain(self, pull: Pull, answer: PullCallback, attempt: int) -> None:
         """Retry a pull because the earlier reader is done or the suspend time is over. A member that left the group meanwhile
         must not become the reader."""
         group, key = self._groups.get(pull.header.consumer_group), (pull.header.topic, pull.header.queue_id)
@@ -326,16 +325,16 @@ class Pulling:
         if group is None or has_left or self._draining.is_gated(group, pull.session, key):
             answer(_nothing_new(pull.header))
         else:
-            self._look_again(pull, answer, attempt)
+            self._retry(pull, answer, attempt)
 
-    def _follow(self, pull: Pull, answer: PullCallback, attempt: int, *, was_member: bool) -> None:
+    def _retry_after_reader(self, pull: Pull, answer: PullCallback, attempt: int, *, was_member: bool) -> None:
         """Pull a queue that is free now, or return no messages because the suspend time has ended."""
         session, header = pull.session, pull.header
         has_left = was_member and session not in self._groups.members_of(header.consumer_group)
         if has_left or self._guard.has_to_wait(session, self._groups.queue(*header[:3])):
             answer(_nothing_new(pull.header))
         else:
-            self._look_again(pull, answer, attempt)
+            self._retry(pull, answer, attempt)
 
     def _overtaken_by(self, session: Session, header: PullMessage, group: ConsumerGroup) -> int | None:
         """Return the committed offset at which a foreign member must continue, if another member has read the queue since it
@@ -414,7 +413,7 @@ class Pulling:
         if group_queue.lease is not None:
             self._locks.renew_awaited(group_queue, session)
         if header.sys_flag & codes.PULL_SUBSCRIPTION:
-            return  # the pull waits while the queue is leased (`_has_to_wait`)
+            return  # the pull waits while the queue is leased (`_hold_until_allowed`)
         if group_queue.last_reader_id is not None or group_queue.is_leased_to_another(session):
             raise Refusal(
                 Reason.UNKNOWN_MEMBER,
@@ -504,7 +503,7 @@ class Pulling:
         header = pull.header
         offset, begin, end = header.queue_offset, queue.begin, queue.next
         if header.topic_identity and self._topics.identity(header.topic) not in ("", header.topic_identity):
-            return Pulled(PullStatus.MADE_ANEW, begin, begin, end)
+            return Pulled(PullStatus.RECREATED, begin, begin, end)
         if begin <= offset < end:
             looks = SCAN_WORDS // matches.words if matches is not None else 0
             found = self._store.fetch(queue, offset, pull.limit, subscription, matches, header.max_msg_bytes, looks)
@@ -561,7 +560,7 @@ def _kept(pull: Pull) -> Pull:
     return pull._replace(later=lambda: answer)
 
 
-def _give_nothing(pull: Pull, answer: PullCallback) -> None:
+def _respond_empty(pull: Pull, answer: PullCallback) -> None:
     answer(_nothing_new(pull.header))
 
 
@@ -585,10 +584,10 @@ def text_bytes(header: PullMessage) -> int:
 # ------------------------------------------------------------------------------
 # The cache of checked pulls.
 #
-# A client repeats a pull with other offsets. `CheckedPulls.of` caches the result of the checks that `Pulling` made, with the
-# generation from before them, and `CheckedPulls.pull` serves the next pull by it. The committed offset, the queue's last
-# reader and whether there is a message may differ from pull to pull, and are checked each time. Results that depend on the
-# current time are not cached.
+# Clients repeat a pull with other offsets. `CheckedPulls.of` caches the result of the checks that `Pulling` made, with the
+# generation from before them, and `CheckedPulls.pull` serves the next pull by it while the generation is the same. The
+# committed offset, the queue's last reader and whether there is a message may differ from pull to pull, and are checked each
+# time. Results that depend on the current time are not cached.
 
 
 class CheckedPull(NamedTuple):
@@ -760,12 +759,12 @@ class Commits:
         topic, queue_id = key
         is_member = session in group.members
         if group.pools and (is_member or not may_be_tool) and group.is_apart(topic, self._clock.monotonic_s()):
-            return f"clients of the group {group.name} pop {topic}, and only they say how far it has come"
+            return f"clients of the group {group.name} pop {topic}, and only their acknowledgements move its offset"
         if not may_be_tool and not is_member and queue.lease is not None:
             self._locks.renew_awaited(queue, session)
         fault = queue.commit_fault(session, key, epoch) if queue.lease is not None or epoch is not None else None
         if fault is None and group.has_bound_members and group.is_bystander(session, *key, self._clock.monotonic_s()):
-            return f"{topic}:{queue_id} is another's; this member does not read it"
+            return f"{topic}:{queue_id} has another owner, and this member does not read it"
         goes_back = fault is None and offset < (group.offset(topic, queue_id) or 0)
         if goes_back and (session in group.foreign or not (is_member or may_be_tool)):
             return self._stale_fault(session, group, queue, key, offset)
@@ -819,10 +818,10 @@ class Commits:
         """
         topic, queue_id = key
         if group.is_behind_owner(*key, offset):
-            return f"{offset} is behind what the last owner of {topic}:{queue_id} has committed"
+            return f"{offset} is lower than the offset that the last owner of {topic}:{queue_id} has committed"
         if queue.reader is not session:
-            committed = f"{group.offset(*key)}, which the group has committed of {topic}:{queue_id}"
-            return f"{offset} is behind {committed}; this member does not read it"
+            committed = f"the committed offset {group.offset(*key)} of {topic}:{queue_id}"
+            return f"{offset} is lower than {committed}, and this member does not read the queue"
         return None
 
     def offset_fault(self, queue: GroupQueue, key: QueueKey, offset: int) -> str | None:
@@ -885,5 +884,5 @@ class SubscriptionProbe:
             known = member.subscriptions.get(topic)
             # A changed expression must come by a heartbeat, which checks it
             if known is not None and known.expression == running.subscriptions[topic]:
-                group.take_version(member, topic, version)
+                group.record_version(member, topic, version)
                 self._groups.generation.increment()

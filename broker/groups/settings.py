@@ -29,7 +29,8 @@ log = structlog.get_logger("rocketlet.groups")
 
 
 # ------------------------------------------------------------------------------
-# The settings of consumer groups: created with the first heartbeat, kept in a file.
+# The settings of consumer groups, kept in a file. A broker that creates groups automatically does so at their first
+# request.
 
 
 MAX_LONG = 2**63 - 1
@@ -48,8 +49,11 @@ def _checked(group: GroupConfig) -> GroupConfig:
 
 
 class GroupConfigs:
-    """Stores the settings of groups. `version` changes with them. Apache's brokers number it apart from that of the topics
-    (SubscriptionGroupManager)."""
+    """Stores the settings of groups.
+
+    Attributes:
+        version: changes with them, apart from that of the topics, as at Apache's brokers (SubscriptionGroupManager).
+    """
 
     def __init__(
         self,
@@ -98,10 +102,14 @@ class GroupConfigs:
         return group.settings if group is not None else None
 
     def ensure(self, name: str, *, orderly: bool = False) -> GroupConfig | None:
-        """Return the group's settings, created with defaults if groups are created automatically; otherwise None.
-        orderly: True to create it as an ordered group.
+        """Return the group's settings, or None if there is no such group and groups are not created automatically.
 
-        Raises IllegalName, LimitExceeded."""
+        Args:
+            orderly: True to create it as an ordered group.
+
+        Raises:
+            IllegalName, LimitExceeded: the group cannot be created.
+        """
         known = self._groups.get(name)
         group = known.settings if known is not None else None
         if group is None and (self.auto_create or name.startswith(SYSTEM_GROUP_PREFIX)):
@@ -164,7 +172,7 @@ class GroupConfigs:
 
 
 class RequestModes:
-    """Kept in a file. Without a word, members pull."""
+    """The modes of groups and topics, kept in a file. The default is PULL."""
 
     def __init__(self, path: Path, limits: Limits = LIMITS) -> None:
         self._limits = limits

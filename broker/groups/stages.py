@@ -1,4 +1,4 @@
-"""The stages of a change of a group with foreign members: the drain of its queues, and what its brokers have said."""
+"""The stages of a change of a group with foreign members: the drain of its queues, and the agreement with peers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from .members import Member, MemberList
 Lists = Mapping[frozenset[str], MemberList]  # member lists by the set of topics that a member subscribes to
 
 
-class GivenElsewhere(NamedTuple):
+class IssuedByPeer(NamedTuple):
     """Member lists that a peer returned. `is_current` is True if they are of the last change on this broker, too."""
 
     lists: Lists
@@ -61,10 +61,10 @@ NOBODY: Final = Others({}, {})
 
 
 class SyncStage(Enum):
-    FINDING = "which queues move is not known yet, so nothing is said"
+    FINDING = "which queues move is not known yet, so nothing is sent to peers"
     ASKING = "peers were sent the change, and have not agreed yet"
     DONE = "no other broker is waited for"
-    SILENT = "as done, and nothing is said: it was given up before it was known"
+    SILENT = "like DONE, and nothing is sent to peers: this broker stopped waiting before it knew which queues move"
 
 
 class SyncEvent(Enum):
@@ -95,7 +95,7 @@ class PeerBroker:
         agreed_at: The number of this broker's first message with news that was sent after the peer had reported the
             same members; infinite before that message, and after a message with news to a peer that reports other members.
         freed: By client id, the number of the message that reported the member as drained; infinite until it is sent.
-        was_let: True if the peer may still return member lists of an earlier change.
+        may_issue_former: True if the peer may still return member lists of an earlier change.
     """
 
     address: str
@@ -103,13 +103,13 @@ class PeerBroker:
     since: float = math.inf
     agreed_at: float = math.inf
     freed: dict[str, float] = field(default_factory=dict)
-    said: tuple[frozenset[str], bool] | None = None
+    sent: tuple[frozenset[str], bool] | None = None
     number: int = 0
     given: dict[str, dict[str, None]] = field(default_factory=dict)
-    heard: AgreeOnMembers | None = None
+    received: AgreeOnMembers | None = None
     waiting: frozenset[str] = frozenset()
-    owes: bool = False
-    was_let: bool = False
+    must_send: bool = False
+    may_issue_former: bool = False
     is_away: bool = False
 
     @property
@@ -120,25 +120,25 @@ class PeerBroker:
     @property
     def agrees(self) -> bool:
         """True if the peer has responded to this change with the same members."""
-        return self.knows and self.heard is not None and self.heard.digest == self.digest
+        return self.knows and self.received is not None and self.received.digest == self.digest
 
-    def lets_give(self, client_id: str) -> bool:
+    def allows_list(self, client_id: str) -> bool:
         return self.agrees and client_id not in self.waiting
 
-    def lets_tell(self, client_id: str) -> bool:
-        return self.lets_give(client_id) and self._knows(max(self.agreed_at, self.freed.get(client_id, 0)))
+    def allows_notification(self, client_id: str) -> bool:
+        return self.allows_list(client_id) and self._knows(max(self.agreed_at, self.freed.get(client_id, 0)))
 
     @property
-    def may_give_earlier(self) -> bool:
+    def may_issue_earlier(self) -> bool:
         """True if the peer may return lists of this change or an earlier one even after a further change."""
-        return self.was_let or (self.said is not None and self.said[1])
+        return self.may_issue_former or (self.sent is not None and self.sent[1])
 
     @property
-    def lets_tell_all(self) -> bool:
+    def allows_all_notifications(self) -> bool:
         return self.agrees and not self.waiting and self._knows(max([self.agreed_at, *self.freed.values()]))
 
     def _knows(self, number: float) -> bool:
-        return self.heard is not None and self.heard.heard >= number
+        return self.received is not None and self.received.heard >= number
 
 
 @dataclass(slots=True)
@@ -149,30 +149,31 @@ class PeerSync:
     waiting: frozenset[str] = frozenset()
     lists: dict[str, Lists] = field(default_factory=dict)  # by digest
     stage: SyncStage = SyncStage.FINDING
-    said_s: float = 0.0
+    sent_s: float = 0.0
 
     def transition(self, event: SyncEvent) -> None:
         """Go to the next stage. Raises KeyError for an event that the stage does not allow."""
         self.stage = SYNC_TRANSITIONS[self.stage, event]
 
     @property
-    def speaks(self) -> bool:
+    def is_announced(self) -> bool:
+        """True if peers are sent the progress of this broker with the last change."""
         return self.stage in (SyncStage.ASKING, SyncStage.DONE)
 
-    def lets_give(self, client_id: str) -> bool:
+    def allows_list(self, client_id: str) -> bool:
         """Return True if every peer may return the new list to a member that requests it."""
-        return all(peer.lets_give(client_id) for peer in self.asked)
+        return all(peer.allows_list(client_id) for peer in self.asked)
 
-    def lets_tell(self, client_id: str) -> bool:
+    def allows_notification(self, client_id: str) -> bool:
         """Return True if a member may be notified of the change."""
-        return all(peer.lets_tell(client_id) for peer in self.asked)
+        return all(peer.allows_notification(client_id) for peer in self.asked)
 
     @property
-    def gives_earlier(self) -> bool:
+    def may_issue_earlier(self) -> bool:
         """True if a peer may have returned lists of an earlier change, or may still do so, and has not reported it yet."""
         if self.stage is SyncStage.FINDING:
-            return any(peer.may_give_earlier and not peer.is_away for peer in self.peers.values())
-        return any(peer.was_let for peer in self.asked)
+            return any(peer.may_issue_earlier and not peer.is_away for peer in self.peers.values())
+        return any(peer.may_issue_former for peer in self.asked)
 
     def agrees(self, broker_name: str) -> bool:
         """Return True if a peer has answered the last change, and knows the same members."""
@@ -185,7 +186,7 @@ class PeerSync:
 
     def reach(self) -> bool:
         """Return True if every member may be notified. From then on no peer is waited for until the next change."""
-        if self.stage is SyncStage.ASKING and all(peer.lets_tell_all for peer in self.asked):
+        if self.stage is SyncStage.ASKING and all(peer.allows_all_notifications for peer in self.asked):
             self.transition(SyncEvent.AGREE)
         return self.stage in (SyncStage.DONE, SyncStage.SILENT)
 
@@ -372,18 +373,18 @@ class Drain:
         self.since_s = {item: began_s + seconds for item, began_s in self.since_s.items()}
         self.began_s += seconds
 
-    def standing(self, now_s: float, *, was_asked: bool) -> list[Session | None]:
+    def stalled(self, now_s: float, *, was_polled: bool) -> list[Session | None]:
         """Return the readers without progress whose held pulls were or were not returned; None stands for the whole drain."""
-        due = [(key, *self.due[key]) for key in self._stand_alone]
-        return [key for key, until_s, asked in due if asked is was_asked and until_s <= now_s]
+        due = [(key, *self.due[key]) for key in self._polled]
+        return [key for key, until_s, asked in due if asked is was_polled and until_s <= now_s]
 
     @property
     def due_s(self) -> float:
         """Return when the next reader runs out of time."""
-        return min(self.due[key][0] for key in self._stand_alone)
+        return min(self.due[key][0] for key in self._polled)
 
     @property
-    def _stand_alone(self) -> Iterable[Session | None]:
+    def _polled(self) -> Iterable[Session | None]:
         return self.waiting if self.moves_singly else (None,)
 
     @property

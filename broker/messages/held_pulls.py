@@ -111,7 +111,7 @@ class HeldPulls:
         pull.session.held_pulls += 1
         pull.session.charge(pull.size)
         self._shares.take(address)
-        pull.timer = self._clock.call_later(wait_s, self._turns.call, self.let_go, pull)
+        pull.timer = self._clock.call_later(wait_s, self._turns.call, self.release, pull)
         return True
 
     def wake(self, queues: list[ConsumeQueue]) -> None:
@@ -126,17 +126,17 @@ class HeldPulls:
                 continue
             if len(waiting) <= self._limits.woken_at_once:
                 for pull in [pull for pull in waiting if _is_wanted(pull)]:
-                    self.let_go(pull)
+                    self.release(pull)
             else:
                 self._turns.do(self._wake_many(list(waiting)))
 
     def _wake_many(self, waiting: list[HeldPull]) -> Work[None]:
         for pull in waiting:
             if _is_wanted(pull):
-                self.let_go(pull)
+                self.release(pull)
             yield
 
-    def let_go(self, pull: HeldPull) -> None:
+    def release(self, pull: HeldPull) -> None:
         """Answer a pull with the present messages, as soon as its client reads. Do nothing for a pull that was answered
         already."""
         if pull not in self._of.get(pull.session, ()):
@@ -162,22 +162,22 @@ class HeldPulls:
         for pull in self.of(session):
             self._remove(pull)
 
-    def let_topic_go(self, topic: str) -> None:
+    def release_topic(self, topic: str) -> None:
         """Answer the pulls that wait for messages of a deleted topic. They would otherwise miss the messages of a recreated
         topic."""
         for queue in [queue for queue in self._held if queue.topic == topic]:
-            self._turns.do(self._let_all_go(list(self._held[queue])))
+            self._turns.do(self._releasing_all(list(self._held[queue])))
 
-    def _let_all_go(self, waiting: list[HeldPull]) -> Work[None]:
+    def _releasing_all(self, waiting: list[HeldPull]) -> Work[None]:
         for pull in waiting:
-            self.let_go(pull)
+            self.release(pull)
             yield
 
-    def letting_go(self, sessions: Iterable[Session]) -> Work[None]:
+    def releasing(self, sessions: Iterable[Session]) -> Work[None]:
         """Answer all pulls of these sessions, one pull per piece of work."""
         for session in sessions:
             for pull in self.of(session):
-                self.let_go(pull)
+                self.release(pull)
                 yield
 
     def of(self, session: Session, group: str | None = None) -> list[HeldPull]:
@@ -189,7 +189,7 @@ class HeldPulls:
         self._is_stopped = True
         for waiting in list(self._of.values()):
             for pull in list(waiting):
-                self.let_go(pull)
+                self.release(pull)
 
 
 def _remove_from(table: dict[K, dict[HeldPull, None]], key: K, pull: HeldPull) -> None:

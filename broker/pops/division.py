@@ -220,7 +220,7 @@ class Division:
                 self._lease(divided, leased)
             for queue in divided.queues(self._broker_name):  # the journal of pops has what the last run left
                 self._locks.clear_former_end(self._groups.queue(divided.name, queue.topic, queue.queue_id))
-            self._groups.heard_from(divided.members.values())
+            self._groups.record_contact(divided.members.values())
         self.clients_gone()
 
     def clients_gone(self) -> None:

@@ -748,7 +748,7 @@ class Pops(LitePart):
         if self._losing and not self._is_stopped:
             self._clock.call_soon(self._lose_some)
 
-    def letting_go(self, has_changed: Callable[[Session], bool]) -> Work[None]:
+    def releasing(self, has_changed: Callable[[Session], bool]) -> Work[None]:
         """End the waiting receives of sessions whose accounts have changed, some at a time."""
         for number, receive in enumerate(self._waiting(), 1):
             session = receive.request.session

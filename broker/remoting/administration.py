@@ -89,7 +89,7 @@ def consumer_connections(broker: BrokerController, connection: RemotingConnectio
     if group is None and not popping:
         remark = f"the consumer group[{name}] not online"
         return answer(frame, ResponseCode.CONSUMER_NOT_ONLINE, remark=remark)
-    members = [member for member in group.members.values() if not member.is_seat] if group is not None else []
+    members = [member for member in group.members.values() if not member.is_grpc_client] if group is not None else []
     data = members[0].data if members else ConsumerData(name)
     infos = [
         ConnectedClient(member.client_id, member.connection.peer, member.language, member.version) for member in members
@@ -305,9 +305,9 @@ def reset_offset(broker: BrokerController, connection: RemotingConnection, frame
     is_cpp = frame.language == Language.CPP
     event = OffsetsReset(header.topic, header.group, header.timestamp, header.is_force, offsets, is_cpp)
     for queue in offsets:
-        broker.offsets.let_go_back(header.group, header.topic, queue.queue_id)
+        broker.offsets.allow_lower_offset(header.group, header.topic, queue.queue_id)
     for session, member in list(group.members.items()):
-        if not member.is_seat:
+        if not member.is_grpc_client:
             session.tell(event)
         yield
     log.info("offsets_reset", group=header.group, topic=header.topic, members=len(group.members))
@@ -351,7 +351,7 @@ def consumer_status(broker: BrokerController, connection: RemotingConnection, fr
     asked = {
         member.client_id: peer
         for peer, member in (group.members.items() if group else ())
-        if not member.is_seat and header.client_addr in (None, "", member.client_id)
+        if not member.is_grpc_client and header.client_addr in (None, "", member.client_id)
     }
     if not asked:
         remark = f"No Any Consumer online in the consumer group: [{header.group}]"
@@ -393,7 +393,7 @@ def forward(broker: BrokerController, connection: RemotingConnection, frame: Fra
         (
             asked
             for asked, one in (group.members if group else {}).items()
-            if one.client_id == header.client_id and not one.is_seat
+            if one.client_id == header.client_id and not one.is_grpc_client
         ),
         None,
     )
@@ -551,7 +551,7 @@ def history_of(broker: BrokerController, name: str, since_ms: int = 0, *, lag: b
     members: list[dict[str, Any]] = []
     popping = broker.pops.pools.clients_of(name)
     for number, member in enumerate(list(group.members.values()) if group else (), 1):
-        if not member.is_seat:  # the client of this pop member is added below
+        if not member.is_grpc_client:  # the client of this pop member is added below
             members.append(_member(member, pops=popping.pop(member.client_id, None) is not None))
         if number % SLICE == 0:
             yield
@@ -978,7 +978,7 @@ async def _delete_topic(broker: BrokerController, name: str) -> None:
     noting = broker.locks.topic_deleted(name)
     topics_log.info("topic_deleted", topic=name)
     removing = broker.store.deleting(name)
-    broker.held_pulls.let_topic_go(name)
+    broker.held_pulls.release_topic(name)
     try:
         await broker.device.do(noting)
         await broker.device.do(removing)

@@ -240,7 +240,7 @@ def _place_or_share(group: ConsumerGroup, connection: RemotingConnection, frame:
     member = group.members.get(connection)
     client_id = member.client_id if member else ""
     if member is not None and EXT_SEEN_QUEUES in frame.ext:
-        group.sees(member, topic, group_bodies.decode_seen_queues(str(frame.ext[EXT_SEEN_QUEUES]).encode()))
+        group.record_counts(member, topic, group_bodies.decode_seen_queues(str(frame.ext[EXT_SEEN_QUEUES]).encode()))
     share = group.share(client_id, topic) if frame.ext.get(EXT_DETAIL) == "share" else None
     shares: Ext = {EXT_SHARES: group_bodies.encode_shares({topic: share})} if share else {}
     index, count = group.place(client_id, topic)

@@ -21,7 +21,7 @@ from ...protocol.codes import (
 from ...protocol.config import MAX_BODY_BYTES
 from ...protocol.fast import EncodedSends
 from ...protocol.frame import Ext, Frame, FrameReader
-from ...protocol.group_bodies import MADE_ANEW
+from ...protocol.group_bodies import TOPIC_RECREATED
 from ...protocol.headers import (
     FIRST_ID,
     EndTransaction,
@@ -218,7 +218,7 @@ _PULL_CODES: Final[Mapping[PullStatus, tuple[int, str]]] = {
     PullStatus.EMPTIED: (ResponseCode.PULL_OFFSET_MOVED, "NO_MESSAGE_IN_QUEUE"),
     PullStatus.BELOW: (ResponseCode.PULL_OFFSET_MOVED, "OFFSET_TOO_SMALL"),
     PullStatus.BEYOND: (ResponseCode.PULL_OFFSET_MOVED, "OFFSET_OVERFLOW_BADLY"),
-    PullStatus.MADE_ANEW: (ResponseCode.PULL_OFFSET_MOVED, MADE_ANEW),
+    PullStatus.RECREATED: (ResponseCode.PULL_OFFSET_MOVED, TOPIC_RECREATED),
 }
 
 

@@ -265,13 +265,13 @@ async def test_java_continues_where_a_python_member_came(
     await cluster.create_topic("t", 1)
     broker = cluster.nodes[0].broker
     turned_away = Counter[str]()
-    give_nothing = pulling._give_nothing
+    respond_empty = pulling._respond_empty
 
     def counted(pull: pulling.Pull, answer: pulling.PullCallback) -> None:
         turned_away[pull.header.topic] += 1
-        give_nothing(pull, answer)
+        respond_empty(pull, answer)
 
-    monkeypatch.setattr(pulling, "_give_nothing", counted)
+    monkeypatch.setattr(pulling, "_respond_empty", counted)
     begun, release = Counter[str](), asyncio.Event()
 
     async def handle(message: Message) -> None:

@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 from rocketlet.broker.groups.agreement import Agreement
 from rocketlet.broker.groups.group import ConsumerGroup
-from rocketlet.broker.groups.stages import GivenElsewhere, Others
+from rocketlet.broker.groups.stages import IssuedByPeer, Others
 from rocketlet.broker.runtime import MovableClock
-from rocketlet.protocol.group_bodies import AgreedMembers, Word
+from rocketlet.protocol.group_bodies import AgreedMembers, PeerMessage
 from rocketlet.protocol.headers import AgreeOnMembers
 
 from .locks import Changes
 
 
-class Said:
+class PeerScript:
     """An agreement of broker-a: its words to broker-b, and the answers."""
 
     def __init__(self) -> None:
@@ -23,28 +23,30 @@ class Said:
         self.away: list[str] = []
         changes = Changes(away=lambda group: self.away.append(group.name))
         self.agreement = Agreement("broker-a", self.clock, self, changes)
-        self._make: Callable[[], Word | None] = lambda: None
+        self._make: Callable[[], PeerMessage | None] = lambda: None
         self.failed: Callable[[bool], None] = lambda is_for_good: None
 
-    def say(self, address: str, group: str, make: Callable[[], Word | None], failed: Callable[[bool], None]) -> None:
+    def send(
+        self, address: str, group: str, make: Callable[[], PeerMessage | None], failed: Callable[[bool], None]
+    ) -> None:
         self._make, self.failed = make, failed
 
-    def found(self, digest: str, *waiting: str) -> None:
-        self.agreement.opened(self.group)
-        self.agreement.found(self.group, Others({"broker-b": ("host:1", digest)}, {}), waiting)
+    def announce(self, digest: str, *waiting: str) -> None:
+        self.agreement.begin_change(self.group)
+        self.agreement.announce(self.group, Others({"broker-b": ("host:1", digest)}, {}), waiting)
 
-    def word(self) -> Word | None:
+    def message(self) -> PeerMessage | None:
         return self._make()
 
-    def says(self) -> Word:
-        word = self.word()
-        assert word is not None
-        return word
+    def sent(self) -> PeerMessage:
+        message = self.message()
+        assert message is not None
+        return message
 
-    def hears(
+    def receives(
         self, digest: str, *waiting: str, heard: int, number: int = 1, given: str = "", asks: bool = False
-    ) -> list[GivenElsewhere]:
+    ) -> list[IssuedByPeer]:
         header = AgreeOnMembers("g", "broker-b", number, heard, asks, digest)
-        return self.agreement.heard(
+        return self.agreement.on_message(
             self.group, header, AgreedMembers(frozenset(waiting), {given: ("c1",)} if given else {})
         )

@@ -20,7 +20,7 @@ from rocketlet.broker.runtime import MovableClock
 from rocketlet.protocol.bodies import BrokerData, ConsumerData, Route, finish
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.frame import Frame, FrameReader, encode
-from rocketlet.protocol.group_bodies import AgreedMembers, Word, encode_agreed_members
+from rocketlet.protocol.group_bodies import AgreedMembers, PeerMessage, encode_agreed_members
 from rocketlet.protocol.headers import AgreeOnMembers, write
 from rocketlet.protocol.names import Subscription
 from structlog.testing import capture_logs
@@ -64,7 +64,7 @@ async def peers() -> AsyncIterator[list[Peer]]:
             peer.answers.set()
 
 
-WORD = Word(AgreeOnMembers("g", "broker-a", 1, 0, False, "", ""), AgreedMembers())
+WORD = PeerMessage(AgreeOnMembers("g", "broker-a", 1, 0, False, "", ""), AgreedMembers())
 
 
 class Said:
@@ -76,7 +76,7 @@ class Said:
 
     async def to(self, *peers: Peer) -> None:
         for peer in peers:
-            self._peers.say(peer.address, "g", lambda: WORD, self._failing(peer))
+            self._peers.send(peer.address, "g", lambda: WORD, self._failing(peer))
         await eventually(lambda: self._peers.is_idle)
 
     def _failing(self, peer: Peer) -> Callable[[bool], None]:
@@ -119,8 +119,8 @@ def test_brokers_that_do_not_know_the_request_are_forgotten_beyond_a_number() ->
     of_groups, group = agreement(Limits(max_outdated_peers=2)), ConsumerGroup("g")
     for number in range(3):
         name = f"broker-{number}"
-        of_groups.opened(group)
-        of_groups.found(group, Others({name: ("host:1", "d")}, {}), ())
+        of_groups.begin_change(group)
+        of_groups.announce(group, Others({name: ("host:1", "d")}, {}), ())
         of_groups._failed(group, name, True)
     assert [*of_groups._outdated] == ["broker-1", "broker-2"]
     assert LIMITS.max_outdated_peers == 1000

@@ -16,7 +16,7 @@ from rocketlet.protocol.headers import AgreeOnMembers, read, write
 
 from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually
 from ...support.accounts import ADMIN, AccountsFile, signed_wire
-from ...support.agreement import Said
+from ...support.agreement import PeerScript
 from ...support.requests import join, members, routes_known_later
 from ...support.two_brokers import TOLD, Two, at_work, both_are_known, handles, reading, told, two_brokers
 
@@ -51,7 +51,7 @@ async def test_a_member_that_a_broker_does_not_know_yet_is_waited_for(two: Two) 
     one, newcomer = await reading(two), await two.member("c2")
     await join(newcomer.a, "c2")
     group = two.a.broker.groups.obtain("g").sync
-    await eventually(lambda: group.speaks and group.peers["broker-b"].knows)
+    await eventually(lambda: group.is_announced and group.peers["broker-b"].knows)
     assert await members(one.a) == ["c1"]
     await join(newcomer.b, "c2")
     await handles(one.b)
@@ -237,73 +237,73 @@ async def test_large_groups_and_those_on_many_brokers_do_not_agree(
 
 
 def test_a_member_is_given_a_list_by_what_the_other_broker_says_and_notified_when_that_knows() -> None:
-    said = Said()
-    said.found("d", "c1")
-    first, members = said.says()
+    said = PeerScript()
+    said.announce("d", "c1")
+    first, members = said.sent()
     assert (first.digest, first.asks, [*members.waiting]) == ("d", True, ["c1"])
-    assert said.word() is None, "nothing new"
-    said.hears("other", heard=first.number)
-    assert not said.group.sync.lets_give("c2"), "it has other members"
-    said.hears("d", heard=first.number - 1)
-    assert not said.group.sync.lets_give("c2"), "it has not been notified of this change"
-    said.hears("d", "c2", heard=first.number)
-    assert not said.group.sync.lets_give("c2"), "it waits"
-    said.hears("d", heard=first.number)
-    assert said.group.sync.lets_give("c2")
-    assert not said.group.sync.lets_tell("c2"), "it may not give the list yet"
-    second, _ = said.says()
-    said.hears("d", heard=second.number)
-    assert said.group.sync.lets_tell("c2")
-    said.agreement.waits(said.group, ())
+    assert said.message() is None, "nothing new"
+    said.receives("other", heard=first.number)
+    assert not said.group.sync.allows_list("c2"), "it has other members"
+    said.receives("d", heard=first.number - 1)
+    assert not said.group.sync.allows_list("c2"), "it has not been notified of this change"
+    said.receives("d", "c2", heard=first.number)
+    assert not said.group.sync.allows_list("c2"), "it waits"
+    said.receives("d", heard=first.number)
+    assert said.group.sync.allows_list("c2")
+    assert not said.group.sync.allows_notification("c2"), "it may not give the list yet"
+    second, _ = said.sent()
+    said.receives("d", heard=second.number)
+    assert said.group.sync.allows_notification("c2")
+    said.agreement.set_waiting(said.group, ())
     assert not said.group.sync.reach(), "it does not know that c1 is drained"
-    third, members = said.says()
+    third, members = said.sent()
     assert not members.waiting
-    said.hears("d", heard=third.number)
+    said.receives("d", heard=third.number)
     assert said.group.sync.reach()
-    said.hears("d", "c1", heard=third.number)
-    assert said.group.sync.lets_tell("c1"), "what is agreed remains so until the next change"
+    said.receives("d", "c1", heard=third.number)
+    assert said.group.sync.allows_notification("c1"), "what is agreed remains so until the next change"
 
 
 def test_a_broker_that_fails_is_not_waited_for_until_it_says_something() -> None:
-    said = Said()
+    said = PeerScript()
     for is_for_good in (False, True):
-        said.found("d")
-        number = said.says()[0].number
-        assert not said.group.sync.lets_give("c1")
+        said.announce("d")
+        number = said.sent()[0].number
+        assert not said.group.sync.allows_list("c1")
         said.failed(is_for_good)
-        assert said.group.sync.lets_tell("c1")
-        said.hears("d", heard=number)
-        assert not said.group.sync.lets_tell("c1")
+        assert said.group.sync.allows_notification("c1")
+        said.receives("d", heard=number)
+        assert not said.group.sync.allows_notification("c1")
     assert said.away == ["g", "g"]
 
 
 def test_a_drain_that_continues_is_logged_now_and_then() -> None:
-    said = Said()
-    said.found("d", "c1")
-    number = said.says()[0].number
-    said.agreement.progressed(said.group)
-    assert said.word() is None
+    said = PeerScript()
+    said.announce("d", "c1")
+    number = said.sent()[0].number
+    said.agreement.report_progress(said.group)
+    assert said.message() is None
     said.clock.advance(PROGRESS_S)
-    said.agreement.progressed(said.group)
-    again, _ = said.says()
+    said.agreement.report_progress(said.group)
+    again, _ = said.sent()
     assert (again.number, again.asks) == (number, False)
-    said.agreement.progressed(said.group)
-    assert said.word() is None
+    said.agreement.report_progress(said.group)
+    assert said.message() is None
 
 
 def test_the_lists_of_some_changes_are_kept() -> None:
-    said = Said()
+    said = PeerScript()
     for number in range(LIMITS.kept_lists + 1):
-        said.found(f"d{number}")
-        said.says()
+        said.announce(f"d{number}")
+        said.sent()
     last = f"d{LIMITS.kept_lists}"
-    assert [item.is_current for item in said.hears(last, heard=0, given=last)] == [True]
-    assert [item.is_current for item in said.hears(last, heard=0, given="d1")] == [False]
-    assert not said.hears(last, heard=0, given="d0")
+    assert [item.is_current for item in said.receives(last, heard=0, given=last)] == [True]
+    assert [item.is_current for item in said.receives(last, heard=0, given="d1")] == [False]
+    assert not said.receives(last, heard=0, given="d0")
     for number in range(MAX_AGREED_LISTS + 1):
-        said.found(f"e{number}")
-        said.agreement.gave(said.group, "c1")
-    assert [*said.says()[1].given] == [f"e{number}" for number in range(1, MAX_AGREED_LISTS + 1)]
+        said.announce(f"e{number}")
+        said.agreement.record_issued(said.group, "c1")
+    assert [*said.sent()[1].given] == [f"e{number}" for number in range(1, MAX_AGREED_LISTS + 1)]
 
 
 def test_what_a_broker_says_is_limited() -> None:

@@ -433,7 +433,7 @@ def test_members_that_were_given_another_list_have_released_what_it_does_not_giv
     drain.moving = {("t", number): {one, two, three} for number in (1, 3)}
     claims, found = claims_of(world)
     assert found is not None
-    assert list(claims.letting_go(world.group, drain, "t", 4, found)) == [(("t", 3), one)]
+    assert list(claims.releasing(world.group, drain, "t", 4, found)) == [(("t", 3), one)]
 
 
 # Large groups of foreign members: a change checks what changed, not what each member was given.
@@ -577,7 +577,7 @@ def test_what_a_member_still_has_changes_no_share_that_others_got() -> None:
     before = told(shares, SEEN, MEMBERS_STICKY)
     for number in range(8):
         shares.claim(Queue("t", "broker-b", number), "c2")
-    shares.doubt()
+    shares.check_again()
     assert told(shares, dict(SEEN), list(MEMBERS_STICKY)) == before
 
 

@@ -69,7 +69,7 @@ class World:
         self.told: list[RemotingConnection] = []
         self.drained: list[tuple[int, RemotingConnection]] = []
         self.held: dict[RemotingConnection, list[Any]] = {}
-        self.let_go: list[Any] = []
+        self.release: list[Any] = []
         self.repeats = RedeliveryCauses(clock)
         changes = Changes(
             members=lambda group: self.draining.begin_change(group),
@@ -80,7 +80,7 @@ class World:
         self.groups = make_groups(runtime, history, QUEUES, changes)
         self.watch = Watch(runtime, self.groups, make_locks(folder, clock, groups=self.groups), history, Counts(QUEUES))
         pulls: Any = SimpleNamespace(
-            of=lambda session, group: list(self.held.get(session, ())), let_go=self.let_go.append
+            of=lambda session, group: list(self.held.get(session, ())), release=self.release.append
         )
         notifications: Any = SimpleNamespace(notify=lambda group, sessions: self.told.extend(sessions))
         self.draining = Draining(
@@ -212,12 +212,12 @@ async def test_a_reader_that_stands_is_asked_and_given_up(world: World) -> None:
     waits = SimpleNamespace(until=Until.TURN, is_done=False, queue=SimpleNamespace(topic="t", queue_id=1))
     world.held[one] = [keeps, idle, waits]
     await world.joins("c2")
-    world.let_go.clear()
+    world.release.clear()
     half_s = world.limits.drain_limit_s / 2
     world.clock.passes(half_s - 0.1)
-    assert world.let_go == []
+    assert world.release == []
     world.clock.passes(0.1)
-    assert world.let_go == [keeps], "one that is busy with a queue that it keeps says how far it is"
+    assert world.release == [keeps], "one that is busy with a queue that it keeps says how far it is"
     assert world.draining.is_pending("g")
     world.clock.passes(half_s)
     assert not world.draining.is_pending("g")
@@ -269,7 +269,7 @@ async def test_a_held_pull_of_what_moves_comes_back_and_says_how_far_its_reader_
     ]
     world.held[one] = pulls
     await world.joins("c2")
-    assert world.let_go == pulls[2:]
+    assert world.release == pulls[2:]
     assert world.drained == [(2, one)]
 
 
@@ -610,12 +610,12 @@ def test_a_reader_that_continues_may_stand_longer(
     drain.record_progress(140.0, one)
     drain.record_progress(150.0, peer())
     assert drain.due_s == (130.0 if is_long else 150.0)
-    assert drain.standing(129.9, was_asked=False) == []
-    assert drain.standing(130.0, was_asked=False) == ([two] if is_long else [])
-    assert drain.standing(140.0, was_asked=True) == []
-    assert drain.standing(150.0, was_asked=False) == ([one, two] if is_long else [None])
+    assert drain.stalled(129.9, was_polled=False) == []
+    assert drain.stalled(130.0, was_polled=False) == ([two] if is_long else [])
+    assert drain.stalled(140.0, was_polled=True) == []
+    assert drain.stalled(150.0, was_polled=False) == ([one, two] if is_long else [None])
     drain.due[two if is_long else None] = 150.0, True
-    assert drain.standing(150.0, was_asked=True) == [two if is_long else None]
+    assert drain.stalled(150.0, was_polled=True) == [two if is_long else None]
 
 
 def test_queues_of_a_long_drain_are_as_old_as_each_of_them(one: RemotingConnection) -> None:

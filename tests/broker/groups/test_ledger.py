@@ -443,11 +443,11 @@ def test_nobody_but_an_owner_goes_back_behind_the_last_owner(tmp_path: Path) -> 
     assert not group.is_behind_owner("t", 0, 4), "somebody else has gone on from it"
 
 
-@pytest.mark.parametrize("by", ["let_go_back", "forget"])
+@pytest.mark.parametrize("by", ["allow_lower_offset", "forget"])
 def test_an_owner_s_offset_may_be_given_up(tmp_path: Path, by: str) -> None:
     groups = make_groups()
     offsets, group = made(tmp_path, groups=groups), groups.obtain("g")
-    offsets.let_go_back("g", "t", 0)
+    offsets.allow_lower_offset("g", "t", 0)
     offsets.mark(group, ("t", 0))
     assert not group.is_behind_owner("t", 0, 0)
     offsets.put("g", "t", 0, 5)
@@ -456,7 +456,7 @@ def test_an_owner_s_offset_may_be_given_up(tmp_path: Path, by: str) -> None:
     if by == "forget":
         offsets.topic_deleted("t")
     else:
-        offsets.let_go_back("g", "t", 0)
+        offsets.allow_lower_offset("g", "t", 0)
     assert not group.is_behind_owner("t", 0, 4)
 
 

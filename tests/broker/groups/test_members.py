@@ -156,9 +156,9 @@ def test_a_subscription_under_a_later_version_is_the_newest(world: World) -> Non
     world.beats("c2", subscriptions=(Subscription("t", "b", version=2),))
     assert world.group.subscription(None, "t") == Subscription("t", "b", version=2)
     member = world.group.members[one]
-    world.group.take_version(member, "t", 3)
+    world.group.record_version(member, "t", 3)
     assert world.group.subscription(None, "t") == Subscription("t", "a", version=3)
-    world.group.take_version(member, "t", 2)
+    world.group.record_version(member, "t", 2)
     assert world.group.subscription(one, "t") == Subscription("t", "a", version=3)
 
 
@@ -253,11 +253,11 @@ def test_a_member_that_asks_says_what_it_sees(world: World) -> None:
     one = world.beats("c1", "t", "u", queue_counts={"a": {"t": 2, "u": 1}, "b": {"t": 1}})
     member = world.group.members[one]
     assert world.group.seen_queues("t").of_brokers == {"a": 2, "b": 1}
-    world.group.sees(member, "t", {"a": 3, "c": 1})
+    world.group.record_counts(member, "t", {"a": 3, "c": 1})
     assert world.group.seen_queues("t").of_brokers == {"a": 3, "c": 1}
     assert world.group.seen_queues("u").of_brokers == {"a": 1}
     before = member.data
-    world.group.sees(member, "t", {"a": 3, "c": 1})
+    world.group.record_counts(member, "t", {"a": 3, "c": 1})
     assert member.data is before
 
 
@@ -291,7 +291,7 @@ def test_a_group_that_is_sticky_as_a_whole_has_shares(world: World) -> None:
 def test_queues_that_a_member_sees_again_are_shared_out(world: World) -> None:
     one = sticky(world, "c1")
     assert world.group.share("c1", "t") == BrokerShare(1, 4, {"a": [0, 1, 2, 3]})
-    world.group.sees(world.group.members[one], "t", {"a": QUEUES + 2})
+    world.group.record_counts(world.group.members[one], "t", {"a": QUEUES + 2})
     assert world.group.share("c1", "t") == BrokerShare(1, 6, {"a": [0, 1, 2, 3, 4, 5]})
 
 
@@ -363,7 +363,7 @@ def test_a_member_without_heartbeats_for_too_long_has_expired(world: World) -> N
     one, two = world.beats("c1", "t"), world.beats("c2", "t")
     world.clock.advance(LIMITS.heartbeat_limit_s)
     assert list(world.groups.expired()) == []
-    world.groups.heard_from([two, peer()])
+    world.groups.record_contact([two, peer()])
     world.clock.advance(1)
     assert list(world.groups.expired()) == [one]
     data = world.group.members[one].data

@@ -270,11 +270,11 @@ def test_a_group_settles_with_the_last_queue_that_changes_hands(clock: MovableCl
     for _ in range(2):
         clock.advance(REBALANCE_REST_S - 2)
         rebalances.changed_hands(GROUP, KEY, is_free=False)
-    rebalances.look()
+    rebalances.end_finished()
     assert sum(rebalances.settling.counts) == 0, "it is not at rest yet"
     clock.advance(REBALANCE_REST_S)
     for _ in range(2):
-        rebalances.look()
+        rebalances.end_finished()
     assert sum(rebalances.settling.counts) == 1
     assert rebalances.settling.sum_s == pytest.approx(2 * (REBALANCE_REST_S - 2))
 
@@ -291,7 +291,7 @@ def test_a_change_that_moves_nothing_is_no_rebalance(clock: MovableClock) -> Non
     clock.advance(1.0)
     rebalances.changed_hands(GROUP, KEY, is_free=True)
     clock.advance(REBALANCE_REST_S)
-    rebalances.look()
+    rebalances.end_finished()
     assert rebalances.settling.sum_s == pytest.approx(1.0), "counted from the last change"
 
 
@@ -305,7 +305,7 @@ def test_a_change_while_queues_change_hands_is_the_same_rebalance(clock: Movable
     clock.advance(1.0)
     rebalances.changed_hands(GROUP, KEY, is_free=False)
     clock.advance(REBALANCE_REST_S)
-    rebalances.look()
+    rebalances.end_finished()
     assert rebalances.settling.sum_s == pytest.approx(REBALANCE_REST_S + 1)
 
 

@@ -28,7 +28,13 @@ from rocketlet.protocol.bodies import GroupConfig, TopicConfig
 from rocketlet.protocol.codes import PULL_COMMIT_OFFSET, Language, RequestCode, ResponseCode
 from rocketlet.protocol.fast import IS_COMPILED
 from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ, ExtValue, Frame, encode
-from rocketlet.protocol.group_bodies import MADE_ANEW, LockRequest, decode_extents, encode_lock_request, encode_topics
+from rocketlet.protocol.group_bodies import (
+    TOPIC_RECREATED,
+    LockRequest,
+    decode_extents,
+    encode_lock_request,
+    encode_topics,
+)
 from rocketlet.protocol.headers import PullMessage, write
 from rocketlet.protocol.message import decode_records, encode_batch
 from rocketlet.protocol.names import Queue
@@ -317,7 +323,7 @@ async def test_a_pull_that_names_an_identity_reads_no_other_topic(wire: Wire) ->
     identity = decode_extents(extents.body)["t"].identity
     assert (await wire.call(RequestCode.PULL_MESSAGE, pull(topic_identity=identity))).code == ResponseCode.SUCCESS
     answer = await wire.call(RequestCode.PULL_MESSAGE, pull(topic_identity="another"))
-    assert (answer.code, answer.remark) == (ResponseCode.PULL_OFFSET_MOVED, MADE_ANEW)
+    assert (answer.code, answer.remark) == (ResponseCode.PULL_OFFSET_MOVED, TOPIC_RECREATED)
 
 
 async def test_a_pull_that_had_to_wait_for_its_subscription_gets_an_error_if_that_cannot_be_read(
