@@ -465,7 +465,7 @@ class _Changes(GroupChanges, LiteChanges):
         self._broker.notifications.schedule(group)
 
     def lease_freed(self, group: ConsumerGroup, waiter: Session) -> None:
-        waiter.tell(GroupChanged(group.name))
+        waiter.send_event(GroupChanged(group.name))
 
     def queue_refused(self, group: ConsumerGroup, key: QueueKey) -> None:
         self._broker.draining.allotment.queue_refused(group, *key)

@@ -142,12 +142,12 @@ class NameServers:
                 return route
         return None
 
-    async def tell(self, frame: Frame) -> bool:
+    async def send(self, frame: Frame) -> bool:
         """Send a request to all name servers in other processes concurrently, and wait until each has responded or failed.
         Return True if at least one accepted it."""
-        return any(await asyncio.gather(*(self._tell(link, frame) for link in self._links)))
+        return any(await asyncio.gather(*(self._send_to(link, frame) for link in self._links)))
 
-    async def _tell(self, link: Link, frame: Frame) -> bool:
+    async def _send_to(self, link: Link, frame: Frame) -> bool:
         answer = await self._ask(link, frame)
         if answer is not None and answer.code != ResponseCode.SUCCESS:
             log.warning("name_server_refused", address=link.address, code=answer.code, remark=answer.remark)
@@ -269,8 +269,8 @@ class Peers:
         """True if the limit allows another `confirms`."""
         return self._asking < self._limits.max_proofs
 
-    async def confirms(self, address: str, question: Frame) -> bool:
-        """Return True if the broker at this address confirms the question.
+    async def confirms(self, address: str, request: Frame) -> bool:
+        """Return True if the broker at this address confirms the request.
 
         The request has a connection of its own, because a request on the shared one may wait for a response that depends on
         this.
@@ -278,7 +278,7 @@ class Peers:
         link = Link(address, self._tls, self._signer)
         self._asking += 1
         try:
-            return (await link.request(question)).code == ResponseCode.SUCCESS
+            return (await link.request(request)).code == ResponseCode.SUCCESS
         except (OSError, FrameError, ValueError):  # ValueError: the address is invalid
             return False
         finally:
@@ -393,7 +393,7 @@ class Registration:
         await self._tasks.stop()
         config = self._settings.now
         header = BrokerName(config.name, config.address, config.cluster, 0)
-        await self._name_servers.tell(Frame(RequestCode.UNREGISTER_BROKER, ext=write(header)))
+        await self._name_servers.send(Frame(RequestCode.UNREGISTER_BROKER, ext=write(header)))
         if self._name_servers.local is not None:
             self._name_servers.local.unregister(config.name, config.address)
         self._name_servers.close()
@@ -458,7 +458,7 @@ class Registration:
             config.name, config.address, config.cluster, config.address, 0, external_addr=config.external_address
         )
         body = encode_registration(self._topics.version, map(self._as_permitted, topics))
-        is_known = await self._name_servers.tell(Frame(RequestCode.REGISTER_BROKER, ext=write(header), body=body))
+        is_known = await self._name_servers.send(Frame(RequestCode.REGISTER_BROKER, ext=write(header), body=body))
         self.is_registered = self._is_running and (is_known or self._name_servers.local is not None)
 
     def _register_locally(self, topics: list[TopicConfig]) -> None:

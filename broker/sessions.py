@@ -114,11 +114,11 @@ class Session(Protocol):
         """True if the session is gone or closing, so that events for it are lost."""
         ...
 
-    def tell(self, event: Event) -> None:
+    def send_event(self, event: Event) -> None:
         """Send an event, which has no response. Ignored if the session is closed, or its protocol has no such event."""
         ...
 
-    def ask(self, number: int, question: Question) -> None:
+    def send_request(self, number: int, request: ClientRequest) -> None:
         """Send a request. The protocol server passes the response, if there is one, to `Clients.answer` with this number."""
         ...
 
@@ -230,7 +230,7 @@ class ReplyWanted(NamedTuple):
     body: bytes
 
 
-Question = RunningWanted | HandlingWanted | OffsetsWanted | ReplyWanted
+ClientRequest = RunningWanted | HandlingWanted | OffsetsWanted | ReplyWanted
 
 
 class Answer(NamedTuple):
@@ -273,10 +273,10 @@ class Clients:
         self._by_id: dict[str, Session] = {}
         self._ids: dict[Session, frozenset[str]] = {}
         self._groups: dict[Session, frozenset[str]] = {}
-        self._asked: dict[Session, set[int]] = {}
+        self._open: dict[Session, set[int]] = {}
         self._turn = itertools.count()
         self._numbers = itertools.count(1)
-        self._asking: Counter[Session] = Counter()
+        self._open_by: Counter[Session] = Counter()
         self._waiting: dict[tuple[Session, int], tuple[Answered, Timer, Session]] = {}
 
     def heartbeat(
@@ -349,7 +349,7 @@ class Clients:
             # A client that has reconnected is already registered with its new session.
             if self._by_id.get(client_id) is session:
                 del self._by_id[client_id]
-        for number in list(self._asked.get(session, ())):
+        for number in list(self._open.get(session, ())):
             self._settle((session, number), None)
 
     def producers(self, group: str) -> list[ConnectedClient]:
@@ -378,7 +378,7 @@ class Clients:
 
     # Requests to clients
 
-    def ask(self, session: Session, question: Question, answered: Answered, *, by: Session) -> None:
+    def request(self, session: Session, request: ClientRequest, answered: Answered, *, by: Session) -> None:
         """Send a request to a client.
 
         Args:
@@ -388,22 +388,22 @@ class Clients:
         Raises LimitExceeded if either client has too many open requests, so that clients that never respond use up only
         their own limit.
         """
-        if len(self._asked.get(session, ())) >= self._limits.max_asked:
+        if len(self._open.get(session, ())) >= self._limits.max_asked:
             raise LimitExceeded(f"the client has not answered {self._limits.max_asked} requests yet; retry later")
-        if self._asking[by] >= self._limits.max_asked:
+        if self._open_by[by] >= self._limits.max_asked:
             raise LimitExceeded(f"{self._limits.max_asked} requests of this client are waiting for others; retry later")
         number = next(self._numbers) & MAX_NUMBER
         key = (session, number)
         timer = self._clock.call_later(CLIENT_ANSWER_S, self._settle, key, None)
         self._waiting[key] = (answered, timer, by)
-        self._asking[by] += 1
+        self._open_by[by] += 1
         by.charge(ASKED_BYTES)
-        self._asked.setdefault(session, set()).add(number)
-        session.ask(number, question)
+        self._open.setdefault(session, set()).add(number)
+        session.send_request(number, request)
 
-    def is_asked(self, session: Session) -> bool:
+    def has_open_request(self, session: Session) -> bool:
         """Return True if a request to the client is open."""
-        return session in self._asked
+        return session in self._open
 
     def answer(self, session: Session, number: int, answer: Answer) -> None:
         """Pass on a client's response to the request with this number; ignored if the request is not waited for any more."""
@@ -412,14 +412,14 @@ class Clients:
     def _settle(self, key: tuple[Session, int], answer: Answer | None) -> None:
         waiting = self._waiting.pop(key, None)
         if waiting is not None:
-            asked = self._asked[key[0]]
+            asked = self._open[key[0]]
             asked.discard(key[1])
             if not asked:
-                del self._asked[key[0]]
+                del self._open[key[0]]
             answered, timer, by = waiting
-            self._asking[by] -= 1
-            if not self._asking[by]:
-                del self._asking[by]
+            self._open_by[by] -= 1
+            if not self._open_by[by]:
+                del self._open_by[by]
             by.charge(-ASKED_BYTES)
             timer.cancel()
             answered(answer)

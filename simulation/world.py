@@ -423,14 +423,14 @@ class World:
     @contextmanager
     def patched(self) -> Iterator[None]:
         """Patch brokers and clients as the plan wants them."""
-        real_tell = RemotingConnection.tell
+        send_event = RemotingConnection.send_event
 
-        def tell(connection: RemotingConnection, event: Event) -> None:
+        def sending(connection: RemotingConnection, event: Event) -> None:
             if not isinstance(event, GroupChanged) or self.rng.random() >= self.plan.lost_notifications:
-                real_tell(connection, event)
+                send_event(connection, event)
 
         with ExitStack() as stack:
-            stack.enter_context(mock.patch.object(RemotingConnection, "tell", tell))
+            stack.enter_context(mock.patch.object(RemotingConnection, "send_event", sending))
             # it is in the clients' ids, and sets of them are in the order of their hashes
             stack.enter_context(mock.patch.object(os, "getpid", lambda: 1))
             stack.enter_context(freezing_requests())

@@ -988,7 +988,7 @@ class Notifications:
         notified = 0
         for number, (at, member) in enumerate(list(group.members.items()), 1):
             if at in group.members and not (member.is_foreign and defer_notification(group, at)):
-                at.tell(_change_for(group, at))
+                at.send_event(_change_for(group, at))
                 notified += 1
             if number % SLICE == 0:
                 yield
@@ -1004,7 +1004,7 @@ class Notifications:
             return
         sessions = list(connections)
         for connection in sessions[:SLICE]:
-            connection.tell(_change_for(group, connection))
+            connection.send_event(_change_for(group, connection))
         if len(sessions) > SLICE:
             self._turns.do(self._notifying_these(group, sessions[SLICE:]))
         self._record_notified(group, len(sessions))
@@ -1014,7 +1014,7 @@ class Notifications:
             if number % SLICE == 0:
                 yield
             if connection in group.members:
-                connection.tell(_change_for(group, connection))
+                connection.send_event(_change_for(group, connection))
 
     def _record_notified(self, group: ConsumerGroup, members: int) -> None:
         if members:
@@ -1027,7 +1027,7 @@ class Notifications:
     def _notifying_of_topic(self, topic: str) -> Work[None]:
         for group in self._groups.subscribing(topic):
             for number, connection in enumerate(list(group.members), 1):
-                connection.tell(GroupChanged(group.name, topic))
+                connection.send_event(GroupChanged(group.name, topic))
                 if number % SLICE == 0:
                     yield
             self._groups.check_soon(group)
@@ -1036,13 +1036,13 @@ class Notifications:
         """Notify a member whose heartbeat shows an outdated number of queues, for example because it read the route before
         the topic grew, and joined after the notification."""
         for topic in self._groups.stale_topics(group, connection):
-            connection.tell(GroupChanged(group.name, topic))
+            connection.send_event(GroupChanged(group.name, topic))
 
     def topics_known(self) -> None:
         """Notify members that see another number of queues, because all name servers know all topics now. At an earlier
         notification, some name server may not have known the change."""
         for group, connection, topic in self._groups.stale():
-            connection.tell(GroupChanged(group, topic))
+            connection.send_event(GroupChanged(group, topic))
 
 
 def _change_for(group: ConsumerGroup, connection: Session) -> GroupChanged:

@@ -862,10 +862,10 @@ class SubscriptionProbe:
         """Request the versions of a foreign member's subscriptions, unless a request is open."""
         group = self._groups.get(group_name)
         member = group.foreign.get(session) if group else None
-        if member is not None and not self._clients.is_asked(session):
-            question = RunningWanted(ForwardedRequest(group_name, member.client_id, {}))
+        if member is not None and not self._clients.has_open_request(session):
+            wanted = RunningWanted(ForwardedRequest(group_name, member.client_id, {}))
             with suppress(LimitExceeded):
-                self._clients.ask(session, question, partial(self._answered, session, group_name), by=session)
+                self._clients.request(session, wanted, partial(self._answered, session, group_name), by=session)
 
     def _answered(self, session: Session, group_name: str, reply: Answer | None) -> None:
         group = self._groups.get(group_name)

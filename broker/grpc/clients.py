@@ -31,7 +31,7 @@ from ..config import (
     Limits,
 )
 from ..pops.deliveries import PopClient
-from ..sessions import Event, GrpcClientStats, Question, Session
+from ..sessions import ClientRequest, Event, GrpcClientStats, Session
 from ..store.files import StoreFull
 from ..tls import ClientTransport
 from .schema import (
@@ -126,13 +126,13 @@ class GrpcClient:
     def is_closed(self) -> bool:
         return self._is_gone or self.connection.is_closed
 
-    def tell(self, event: Event) -> None:
+    def send_event(self, event: Event) -> None:
         """Send the event on the client's Telemetry stream. Nothing is sent without an open stream, or if gRPC has no command
         for the event."""
         self._send_event(self, event)
 
-    def ask(self, number: int, question: Question) -> None:
-        """Do nothing: the gRPC protocol has no such request from broker to client, so the question times out."""
+    def send_request(self, number: int, request: ClientRequest) -> None:
+        """Do nothing: the gRPC protocol has no such request from broker to client, so the request times out."""
 
     def charge(self, size: int) -> None:
         """Charge memory to the client's connection. Ignored once the client is gone: its charges were refunded then."""
@@ -196,7 +196,7 @@ class GrpcClients:
     def get(self, account: str, client_id: str) -> GrpcClient | None:
         return self._clients.get((account, client_id))
 
-    def hear(self, call: GrpcCall) -> GrpcClient:
+    def record_call(self, call: GrpcCall) -> GrpcClient:
         """Return the client of a call; register it if it is new. Equal client ids of two accounts are two clients.
 
         Raises StatusError if the connection has too many client ids, or the broker too many clients of which none can be

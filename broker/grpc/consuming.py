@@ -251,7 +251,7 @@ def _receive(context: HandlerContext, call: GrpcCall, request: Any) -> None:
         raise StatusError(Code.CONSUMER_GROUP_NOT_FOUND, f"the group {group} does not exist: create it first")
     if not topic.perm & PERM_READ or not settings.consume_enable:
         raise StatusError(Code.FORBIDDEN, f"the group {group} may not read {name} now")
-    client = context.clients.hear(call)
+    client = context.clients.record_call(call)
     client.group = group
     asked_id = request.message_queue.id
     queue_id = asked_id if 0 <= asked_id < topic.read_queues else None
@@ -372,7 +372,7 @@ def ack_message(context: HandlerContext, call: GrpcCall, request: Any) -> None:
     group, topic = group_of(request.group), topic_of(request.topic)
     if not 0 < len(request.entries) <= MAX_ACKS:
         raise StatusError(Code.BAD_REQUEST, f"a call acknowledges 1 to {MAX_ACKS} messages, not {len(request.entries)}")
-    _heard(context, call)
+    _record_contact(context, call)
 
     def answer(outcomes: Sequence[AckStatus]) -> None:
         response = AckMessageResponse()
@@ -397,7 +397,7 @@ def _place(topic: str, request: Any) -> str:
     return lite_queue(topic, request.lite_topic) if request.lite_topic else topic
 
 
-def _heard(context: HandlerContext, call: GrpcCall) -> None:
+def _record_contact(context: HandlerContext, call: GrpcCall) -> None:
     if context.clients.is_heard(call):
         context.broker.pops.pools.record_contact(call.client)
 
@@ -405,7 +405,7 @@ def _heard(context: HandlerContext, call: GrpcCall) -> None:
 def change_invisible_duration(context: HandlerContext, call: GrpcCall, request: Any) -> Any:
     group, topic = group_of(request.group), topic_of(request.topic)
     invisible_ms = _checked_invisible_ms(request, 0)
-    _heard(context, call)
+    _record_contact(context, call)
     changed = context.broker.pops.change(
         group,
         _place(topic, request),
@@ -500,7 +500,7 @@ def _settle(context: HandlerContext, call: GrpcCall, settings: Any) -> Any:
     answer.settings.metric.on = False
     if kind == "publishing":
         topics = tuple(topic_of(topic) for topic in settings.publishing.topics)
-        client = context.clients.hear(call)
+        client = context.clients.record_call(call)
         call.namespace = next((topic.resource_namespace for topic in settings.publishing.topics), "")
         _publish(context, call, client, topics)
         _for_producer(answer.settings)
@@ -513,7 +513,7 @@ def _settle(context: HandlerContext, call: GrpcCall, settings: Any) -> Any:
         if config is not None and config.lite_topic and not is_lite:
             hint = "use a lite consumer, or another group"
             raise StatusError(Code.ILLEGAL_CONSUMER_GROUP, f"the group {group} consumes lite topics: {hint}")
-        client = context.clients.hear(call)
+        client = context.clients.record_call(call)
         client.group = group
         _for_consumer(answer.settings, config)
         if is_lite and config is not None:
@@ -577,11 +577,11 @@ def _for_consumer(settings: Any, group: GroupConfig | None) -> None:
 def heartbeat(context: HandlerContext, call: GrpcCall, request: Any) -> Any:
     if request.client_type in (PUSH_CONSUMER, SIMPLE_CONSUMER, *LITE_CLIENTS):
         group = group_of(request.group)
-        context.clients.hear(call).group = group
+        context.clients.record_call(call).group = group
         _check_version(call)
         context.broker.pops.pools.record_contact(call.client)
     elif request.client_type == PRODUCER:
-        client = context.clients.hear(call)
+        client = context.clients.record_call(call)
         if client.topics:
             _publish(context, call, client, client.topics)
     response = HeartbeatResponse()

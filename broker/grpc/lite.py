@@ -35,7 +35,7 @@ def sync_lite_subscription(context: HandlerContext, call: GrpcCall, request: Any
     try:
         group = lite.group_of(name, topic, action)
         if group is not None:
-            client = context.clients.hear(call)
+            client = context.clients.record_call(call)
             context.broker.ensure_retry_topic(group, client)
             client.group = name
             context.broker.pops.pools.record_contact(call.client)

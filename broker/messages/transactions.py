@@ -313,4 +313,4 @@ class Transactions:
         # forever.
         half.checks += 1
         self._dirty = True
-        session.tell(OutcomeWanted(record, half.checks))
+        session.send_event(OutcomeWanted(record, half.checks))

@@ -21,7 +21,7 @@ from ..groups.offsets import Watch
 from ..groups.settings import RequestModes
 from ..messages.topics import Topics
 from ..runtime import Clock, Runtime, Timer
-from ..sessions import Event, Question, Reports, Session
+from ..sessions import ClientRequest, Event, Reports, Session
 from .deliveries import DeliveryState, PopClient, PopRequest
 from .pool import Pool, Pools
 
@@ -559,10 +559,10 @@ class PopMember:
         self._session: Session | None = None
         self._charged_bytes = 0
 
-    def tell(self, event: Event) -> None:
+    def send_event(self, event: Event) -> None:
         self._divided.check_soon()
 
-    def ask(self, number: int, question: Question) -> None:
+    def send_request(self, number: int, request: ClientRequest) -> None:
         pass
 
     def charge(self, size: int) -> None:

@@ -410,7 +410,7 @@ def _others(pool: LitePool, subscriber: LiteSubscriber, name: str) -> list[LiteS
 def _notify(group: GroupConfig, subscriber: LiteSubscriber, name: str) -> None:
     """Notify a client that another client has a lite topic of an exclusive group."""
     if subscriber.session is not None:
-        subscriber.session.tell(LiteTaken(group.name, name, subscriber.client.client_id))
+        subscriber.session.send_event(LiteTaken(group.name, name, subscriber.client.client_id))
 
 
 # ------------------------------------------------------------------------------

@@ -308,7 +308,7 @@ def reset_offset(broker: BrokerController, connection: RemotingConnection, frame
         broker.offsets.allow_lower_offset(header.group, header.topic, queue.queue_id)
     for session, member in list(group.members.items()):
         if not member.is_grpc_client:
-            session.tell(event)
+            session.send_event(event)
         yield
     log.info("offsets_reset", group=header.group, topic=header.topic, members=len(group.members))
     return answer(frame, body=admin_bodies.encode_offsets(offsets))
@@ -378,9 +378,9 @@ def consumer_status(broker: BrokerController, connection: RemotingConnection, fr
         if not waiting:
             connection.write(answer(frame, body=admin_bodies.encode_consumer_status(offsets)))
 
-    question = OffsetsWanted(header.group, header.topic)
+    wanted = OffsetsWanted(header.group, header.topic)
     for client_id, peer in asked.items():
-        broker.clients.ask(peer, question, partial(answered, client_id), by=connection)
+        broker.clients.request(peer, wanted, partial(answered, client_id), by=connection)
     return None
 
 
@@ -420,8 +420,8 @@ def forward(broker: BrokerController, connection: RemotingConnection, frame: Fra
             connection.write(_passed_on(frame, reply))
 
     asked = ForwardedRequest(header.consumer_group, header.client_id, fields)
-    question = RunningWanted(asked) if record is None else HandlingWanted(asked, record)
-    broker.clients.ask(member, question, answered, by=connection)
+    wanted = RunningWanted(asked) if record is None else HandlingWanted(asked, record)
+    broker.clients.request(member, wanted, answered, by=connection)
     return None
 
 
@@ -873,11 +873,11 @@ def view_stats(broker: BrokerController, connection: RemotingConnection, frame: 
     else:
         remark = f"The stats <{header.stats_name}> not exist; these do: {', '.join((*_STATS, *_OF_BROKER))}"
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
-    value = {name: _told(rate) for name, rate in rates.items()}
+    value = {name: _rate_values(rate) for name, rate in rates.items()}
     return answer(frame, body=orjson.dumps(value))
 
 
-def _told(rate: Rate) -> dict[str, float]:
+def _rate_values(rate: Rate) -> dict[str, float]:
     return {"avgpt": 0.0, "sum": rate.total, "tps": rate.per_second}
 
 

@@ -79,6 +79,7 @@ from ..messages.transactions import CHECK_TIMES
 from ..runtime import Moment, OnePerIteration, Turns
 from ..sessions import (
     Answer,
+    ClientRequest,
     Event,
     ForwardedRequest,
     GroupChanged,
@@ -88,7 +89,6 @@ from ..sessions import (
     OffsetsReset,
     OffsetsWanted,
     OutcomeWanted,
-    Question,
     Reason,
     Refusal,
     Reports,
@@ -406,11 +406,11 @@ class RemotingConnection(Client):
                 self._had_much = True
                 self._host.memory.count(self)
 
-    def tell(self, event: Event) -> None:
+    def send_event(self, event: Event) -> None:
         self.write([encode_event(event)])
 
-    def ask(self, number: int, question: Question) -> None:
-        self.write([encode_request(number, question)])
+    def send_request(self, number: int, request: ClientRequest) -> None:
+        self.write([encode_request(number, request)])
 
     def when_read(self, action: Callable[[], None]) -> None:
         """Call `action`, which writes a response. While the client does not read its responses, call it later, or never
@@ -638,13 +638,13 @@ class Content(NamedTuple):
 
 def encode_event(event: Event) -> bytes:
     """Return the frame of a one-way request."""
-    code, ext, body = _told(event)
+    code, ext, body = _event_content(event)
     return encode(Frame(code, next(_opaques) & MAX_OPAQUE, ext, body, ONEWAY_FLAG))
 
 
-def encode_request(number: int, question: Question) -> bytes:
+def encode_request(number: int, request: ClientRequest) -> bytes:
     """Return the frame of a request. Its number identifies the client's response."""
-    code, ext, body = _asked(question)
+    code, ext, body = _request_content(request)
     return encode(Frame(code, number, ext, body))
 
 
@@ -652,7 +652,7 @@ def read_response(frame: Frame) -> Answer:
     return Answer(frame.code == 0, frame.body, frame)
 
 
-def _told(event: Event) -> Content:
+def _event_content(event: Event) -> Content:
     match event:
         case GroupChanged():
             return Content(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, _group_changed(event))
@@ -686,8 +686,8 @@ def _offsets_reset(event: OffsetsReset) -> Content:
     return Content(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, encode_offsets(event.offsets))
 
 
-def _asked(question: Question) -> Content:
-    match question:
+def _request_content(request: ClientRequest) -> Content:
+    match request:
         case RunningWanted(by):
             return Content(RequestCode.GET_CONSUMER_RUNNING_INFO, _handed_on(by))
         case HandlingWanted(by, record):
@@ -695,7 +695,7 @@ def _asked(question: Question) -> Content:
         case OffsetsWanted(group, topic):
             return Content(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, {"topic": topic, "group": group})
         case _:
-            return Content(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, write(question.push), question.body)
+            return Content(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, write(request.push), request.body)
 
 
 def _handed_on(by: ForwardedRequest) -> Ext:

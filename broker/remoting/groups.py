@@ -199,9 +199,9 @@ def consumer_list(broker: BrokerController, connection: RemotingConnection, fram
     header = read(ConsumerGroupHeader, frame.ext)
     name, topic, detail = header.consumer_group, header.topic, frame.ext.get(EXT_DETAIL)
     if detail is None and not topic:
-        question, group = small(frame), broker.groups.get(name)
+        request, group = small(frame), broker.groups.get(name)
         if group is not None and broker.draining.lists.wait_until_sure(
-            group, connection, lambda: connection.write(_list_given(broker, connection, question, name))
+            group, connection, lambda: connection.write(_list_given(broker, connection, request, name))
         ):
             return None
         return _list_given(broker, connection, frame, name)
@@ -403,11 +403,11 @@ Place = tuple[str, str, int]  # group, topic, queue id
 
 def ask_who(broker: BrokerController, connection: RemotingConnection, frame: Frame, place: Place) -> None:
     """Query the running info of a client that pulls a queue, unless a request to it is in flight or too many are."""
-    if not broker.clients.is_asked(connection):
-        question = RunningWanted(ForwardedRequest(place[0], broker.groups.queue(*place).last_reader_id or "", {}))
+    if not broker.clients.has_open_request(connection):
+        wanted = RunningWanted(ForwardedRequest(place[0], broker.groups.queue(*place).last_reader_id or "", {}))
         answered = partial(_answered, broker, connection, place, frame.language, frame.version)
         with suppress(LimitExceeded):
-            broker.clients.ask(connection, question, answered, by=connection)
+            broker.clients.request(connection, wanted, answered, by=connection)
 
 
 def _answered(
@@ -537,9 +537,9 @@ async def _hear_if_confirmed(
     header: AgreeOnMembers,
     members: AgreedMembers,
 ) -> Buffers:
-    question = Frame(RequestCode.CONFIRM_WORD, ext=write(ConfirmWord(broker.config.name, header.token)))
+    confirm = Frame(RequestCode.CONFIRM_WORD, ext=write(ConfirmWord(broker.config.name, header.token)))
     try:
-        is_confirmed = await broker.peers.confirms(address, question)
+        is_confirmed = await broker.peers.confirms(address, confirm)
     finally:
         connection.is_proving = False
     if is_confirmed:

@@ -312,7 +312,7 @@ def send_reply(broker: BrokerController, connection: RemotingConnection, frame: 
 
     push = _push(header, text, _host(connection.born_host), _host(store.store_host), now_ms)
     body, frame = frame.body, small(frame)  # the client's response may take seconds, so keep only what is needed
-    broker.clients.ask(waiting, ReplyWanted(push, body), answered, by=connection)
+    broker.clients.request(waiting, ReplyWanted(push, body), answered, by=connection)
     return None
 
 

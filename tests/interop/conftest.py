@@ -20,7 +20,7 @@ from rocketlet.broker.remoting import connection as events
 from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.remoting.dispatch import Dispatch
 from rocketlet.broker.server import Listening, Server
-from rocketlet.broker.sessions import Event, Question
+from rocketlet.broker.sessions import ClientRequest, Event
 from rocketlet.client import Consumer, Producer
 from rocketlet.protocol.codes import Language
 from rocketlet.protocol.frame import FrameReader
@@ -94,7 +94,7 @@ def proofs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     if "programs_newest" in request.fixturenames:
         client = f"mqadmin {JAVA_NEWEST}"
     seen: set[tuple[int, str]] = set()
-    serve, tell, ask = Dispatch.serve, RemotingConnection.tell, RemotingConnection.ask
+    serve, send_event, send_request = Dispatch.serve, RemotingConnection.send_event, RemotingConnection.send_request
 
     def serving(dispatch: Dispatch, connection: RemotingConnection) -> None:
         for frame in FrameReader().feed(connection.requests.data[connection.requests.at :]):
@@ -102,17 +102,17 @@ def proofs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
                 seen.add((frame.code, client))
         serve(dispatch, connection)
 
-    def telling(connection: RemotingConnection, event: Event) -> None:
+    def sending_event(connection: RemotingConnection, event: Event) -> None:
         seen.update((frame.code, client) for frame in FrameReader().feed(events.encode_event(event)))
-        tell(connection, event)
+        send_event(connection, event)
 
-    def asking(connection: RemotingConnection, number: int, question: Question) -> None:
-        seen.update((frame.code, client) for frame in FrameReader().feed(events.encode_request(number, question)))
-        ask(connection, number, question)
+    def sending_request(connection: RemotingConnection, number: int, wanted: ClientRequest) -> None:
+        seen.update((frame.code, client) for frame in FrameReader().feed(events.encode_request(number, wanted)))
+        send_request(connection, number, wanted)
 
     monkeypatch.setattr(Dispatch, "serve", serving)
-    monkeypatch.setattr(RemotingConnection, "tell", telling)
-    monkeypatch.setattr(RemotingConnection, "ask", asking)
+    monkeypatch.setattr(RemotingConnection, "send_event", sending_event)
+    monkeypatch.setattr(RemotingConnection, "send_request", sending_request)
     yield
     if request.node.stash.get(_passed, False):
         for mark in request.node.iter_markers("feature"):

@@ -38,7 +38,7 @@ class Told:
         self.number = number
         self.news: list[GroupChanged] = []
 
-    def tell(self, event: GroupChanged) -> None:
+    def send_event(self, event: GroupChanged) -> None:
         self.news.append(event)
 
     def charge(self, size: int) -> None: ...

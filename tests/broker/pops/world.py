@@ -59,7 +59,7 @@ class FakeSession(PopMember):
     def __init__(self) -> None:
         super().__init__(cast("Divided", None))
 
-    def tell(self, event: Event) -> None:
+    def send_event(self, event: Event) -> None:
         pass
 
 
@@ -105,7 +105,7 @@ class World:
         self.store = open_store(folder, clock=clock)
         changes = Changes(
             members=lambda group: self.state.division.members_changed(group),
-            freed=lambda session, group: session.tell(GroupChanged(group)),
+            freed=lambda session, group: session.send_event(GroupChanged(group)),
             appended=self._appended,
         )
         self.topics = Topics(runtime, config)
