@@ -297,8 +297,6 @@ class ConsumerGroup:
     """The state of a group in the broker.
 
     Attributes:
-        is_deleted: True once the group was removed because it had no state left. Who holds such an object looks the
-            name up again.
         settings: the group's settings; None if it does not exist for administrators.
         offsets: the committed offsets, by topic.
         queues: the queues with a lease or a reader.
@@ -341,7 +339,6 @@ class ConsumerGroup:
         "has_bound_members",
         "has_lost",
         "is_check_due",
-        "is_deleted",
         "is_uneven",
         "issued",
         "issued_lists",
@@ -366,7 +363,6 @@ class ConsumerGroup:
     def __init__(self, name: str, limits: Limits = LIMITS) -> None:
         self._limits = limits
         self.name = name
-        self.is_deleted = False
         self.settings: GroupConfig | None = None
         self.offsets: dict[str, TopicOffsets] = _NONE
         self.queues: dict[QueueKey, GroupQueue] = _NONE
@@ -881,7 +877,6 @@ class ConsumerGroups:
         """Delete the group if nothing is left of it."""
         if group.is_unused and self._groups.get(group.name) is group:
             del self._groups[group.name]
-            group.is_deleted = True
 
     def queue(self, name: str, topic: str, queue_id: int) -> GroupQueue:
         """Return what a group has of a queue, for reading: `NO_QUEUE` if it has nothing."""

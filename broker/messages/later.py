@@ -703,7 +703,6 @@ def recalling(timers: Timers, broker_name: str, topic: str, text: str) -> Work[R
 # Queue ids of the topic NOTES_TOPIC: the progress of delay levels, and of timed messages
 OF_DELAYS: Final = 0
 OF_TIMERS: Final = 1
-QUEUES: Final = 2
 
 
 class Notes:
