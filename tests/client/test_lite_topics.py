@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import orjson
 import pytest
 from rocketlet import sync
 from rocketlet.broker.runtime import MovableClock
@@ -27,6 +28,7 @@ from rocketlet.client.consuming.handling import Outcome
 from rocketlet.protocol.bodies import GroupConfig
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.group_bodies import LiteAction, LiteSubscription, encode_lite_subscription
+from rocketlet.testing import Broker as KitBroker
 
 from ..conftest import Node, Nodes, Wire, eventually
 from ..support.handlers import Inbox
@@ -45,6 +47,26 @@ async def test_message_reaches_its_lite_topic_and_shows_it(node: Node) -> None:
     message = inbox.messages[0]
     assert (message.lite_topic, message.user_properties) == ("session-42", {"color": "blue"})
     assert message.outgoing().lite_topic == "session-42"
+
+
+async def test_repeated_subscription_with_an_offset_is_new_to_the_broker() -> None:
+    """Apache's broker of 5.5 delivers from the new offset only then. It takes seconds there to tell the difference."""
+    inbox = Inbox()
+    async with KitBroker() as broker:
+        broker.create_topic("t", 1, message_type="LITE")
+        async with (
+            Producer(broker.address) as producer,
+            LiteConsumer(broker.address, "g", "t", inbox, lite_topics=["a", "b"]) as consumer,
+        ):
+            await producer.send("t", b"1", lite_topic="a")
+            await broker.until(lambda: inbox.bodies == [b"1"])
+            before = len(broker.requests_of("LITE_SUBSCRIPTION_CTL"))
+            await consumer.subscribe("a", start="first")
+            await broker.until(lambda: inbox.bodies == [b"1", b"1"])
+            assert consumer.lite_topics == {"a", "b"}
+        bodies = [orjson.loads(item.body) for item in broker.requests_of("LITE_SUBSCRIPTION_CTL")[before:][:2]]
+        changes = [(item["action"], item["liteTopicSet"]) for body in bodies for item in body["subscriptionSet"]]
+        assert changes == [("COMPLETE_ADD", ["b"]), ("PARTIAL_ADD", ["a"])]
 
 
 @pytest.mark.parametrize("name", ["", "a b", "x" * 65, 7])

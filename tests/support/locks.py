@@ -16,7 +16,7 @@ from rocketlet.broker.runtime import MovableClock, Runtime
 from rocketlet.broker.sessions import Session
 from rocketlet.broker.store.index import ConsumeQueue
 from rocketlet.protocol.bodies import Route
-from rocketlet.protocol.group_bodies import Word
+from rocketlet.protocol.group_bodies import PeerMessage
 
 
 class Counts:
@@ -83,7 +83,9 @@ class Routes:
 class Peers:
     """No peer is reached."""
 
-    def say(self, address: str, group: str, make: Callable[[], Word | None], failed: Callable[[bool], None]) -> None:
+    def send(
+        self, address: str, group: str, make: Callable[[], PeerMessage | None], failed: Callable[[bool], None]
+    ) -> None:
         pass
 
 

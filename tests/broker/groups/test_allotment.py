@@ -97,7 +97,7 @@ def readers_of(
                 share = AVG.allocate_at(index, count, queues)
             else:
                 share = someone.strategy.allocate(
-                    someone.client_id, list(queues), sorted_ids(members.told(someone.client_id))
+                    someone.client_id, list(queues), sorted_ids(members.ids_for(someone.client_id))
                 )
             is_bound = not someone.is_ours and (members is ALONE or (group.is_uneven and topic == RETRIES))
             is_anothers = is_bound and owners[queue.broker_name][queue.queue_id] != someone.client_id

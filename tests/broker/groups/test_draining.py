@@ -363,7 +363,7 @@ async def test_who_does_not_read_a_queue_puts_nobody_back(node: Node, wire: Wire
     late = {"consumerGroup": "g", "topic": "t", "queueId": 0, "commitOffset": 4}
     refused = await two.call(RequestCode.UPDATE_CONSUMER_OFFSET, late)
     assert (refused.code, node.broker.offsets.get("g", "t", 0)) == (ResponseCode.NO_PERMISSION, 5)
-    assert "does not read it" in (refused.remark or "")
+    assert "does not read the queue" in (refused.remark or "")
     assert (await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, late)).code == 0, "its reader may go back"
     assert node.broker.offsets.get("g", "t", 0) == 4
 

@@ -440,7 +440,7 @@ async def test_a_question_waits_for_a_word_of_another_broker_but_only_so_long(
     def waits(text: str) -> bool:
         return world.draining.lists.wait_until_sure(world.groups.obtain("g"), one, lambda: answered.append(text))
 
-    monkeypatch.setattr(PeerSync, "gives_earlier", True)
+    monkeypatch.setattr(PeerSync, "may_issue_earlier", True)
     assert not waits("no change is under way")
     two = world.comes("c2")
     assert waits("first")

@@ -548,13 +548,13 @@ def test_owners_are_known_by_topic_and_queue() -> None:
 def test_this_many_owners_are_kept_with_those_that_are_being_found() -> None:
     world = World(Limits(max_drained_queues=3))
     allotment = world.allotment
-    assert allotment.takes(2)
-    assert not allotment.takes(2)
-    assert allotment.takes(1)
-    allotment.give_back(3)
+    assert allotment.reserve(2)
+    assert not allotment.reserve(2)
+    assert allotment.reserve(1)
+    allotment.unreserve(3)
     allotment.put(world.group, {"t": ["c1", "c1"]})
-    assert allotment.takes(1)
-    assert not allotment.takes(1)
+    assert allotment.reserve(1)
+    assert not allotment.reserve(1)
 
 
 def route(**queues: int) -> TopicQueues:
