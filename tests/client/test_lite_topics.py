@@ -50,7 +50,7 @@ async def test_message_reaches_its_lite_topic_and_shows_it(node: Node) -> None:
 
 
 async def test_repeated_subscription_with_an_offset_is_new_to_the_broker() -> None:
-    """Apache's broker of 5.5 delivers from the new offset only then. It takes seconds there to tell the difference."""
+    """Apache's broker of 5.5 delivers from the new offset only then. A test on that broker would wait for seconds."""
     inbox = Inbox()
     async with KitBroker() as broker:
         broker.create_topic("t", 1, message_type="LITE")
