@@ -164,7 +164,7 @@ class Collector:
         )
         yield self._gauge(
             "rocketlet_store_full",
-            "1 if the disk is full, so that messages are refused",
+            "1 if the disk has refused a write, for example because it is full, so that messages are refused",
             int(store.room.now() is not None),
         )
         yield self._gauge(
@@ -178,7 +178,9 @@ class Collector:
             int(self._broker.registration.is_registered),
         )
         yield self._counter(
-            "rocketlet_messages_damaged", "Messages skipped because they are damaged", len(store.damaged)
+            "rocketlet_messages_damaged",
+            "Damaged messages that were skipped since the start, counted up to 10,000",
+            len(store.damaged),
         )
         yield self._gauge(
             "rocketlet_transactions_waiting",
@@ -234,7 +236,10 @@ class Collector:
             previous.add_metric([*place, account], count)
         yield previous
         expires = self._gauge(
-            "rocketlet_certificate_expires_timestamp_seconds", "Expiry of the certificates in a TLS file", None, "file"
+            "rocketlet_certificate_expires_timestamp_seconds",
+            "Earliest expiry of the certificates in a TLS file",
+            None,
+            "file",
         )
         for path, at_s in broker.tls.expires_s.items():
             expires.add_metric([*place, path.name], at_s)
@@ -578,7 +583,7 @@ class NameServerMetrics:
     async def snapshot(self) -> list[Metric]:
         expires = self._gauge(
             "rocketlet_name_server_certificate_expires_timestamp_seconds",
-            "Expiry of the certificates in a TLS file",
+            "Earliest expiry of the certificates in a TLS file",
             "file",
         )
         for path, at_s in self._tls.expires_s.items():

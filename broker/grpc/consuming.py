@@ -120,7 +120,7 @@ class GrpcReceive(Receive[GrpcCall]):
             self._put_back(result.messages)
         elif self.reply_to.is_late(self._context.broker.clock.monotonic_s()):
             self._put_back(result.messages)
-            end(self._context, self.reply_to, Code.MESSAGE_NOT_FOUND, "the client waits no longer")
+            end(self._context, self.reply_to, Code.MESSAGE_NOT_FOUND, "the client's deadline has passed")
         elif result.why in _LATE:
             self._context.broker.clock.call_later(RECEIVE_AGAIN_S, self._send, result)
         else:
@@ -195,7 +195,8 @@ class GrpcReceive(Receive[GrpcCall]):
             if response.ByteSize() > takes:
                 language = self.reply_to.text(b"x-mq-language")
                 self._give_up(
-                    delivered, f"a client of {language} takes {takes} bytes with properties; send smaller bodies"
+                    delivered,
+                    f"a client of {language} receives at most {takes} bytes with properties; send smaller bodies",
                 )
                 continue
             self.reply_to.send(response)

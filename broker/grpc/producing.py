@@ -135,9 +135,7 @@ class GrpcSends:
             accepted = accepted_types(topic)
             for item in sent:
                 if item.kind not in accepted:
-                    reason = (
-                        f"the topic {name} takes {topic.message_type} messages, this one is {TYPE_NAMES[item.kind]}"
-                    )
+                    reason = f"the topic {name} accepts {topic.message_type} messages; got {TYPE_NAMES[item.kind]}"
                     raise StatusError(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, reason)
         return topic
 

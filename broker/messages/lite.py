@@ -346,7 +346,7 @@ class LiteTopics:
     def refuse_other(self, topic: TopicConfig, text: str) -> None:
         """Raises Refusal for a message without a lite topic in a parent topic, because no lite group would receive it."""
         if _LITE_MARK not in text:
-            reason = f"the topic {topic.name} takes LITE messages; give the message a lite topic"
+            reason = f"the topic {topic.name} accepts LITE messages only; give the message a lite topic"
             raise Refusal(Reason.ILLEGAL_MESSAGE, reason)
 
     def place(self, parent: str, text: str, *, is_first: bool) -> StagedLite:

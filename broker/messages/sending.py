@@ -358,7 +358,7 @@ class SendService:
         if transactions.waiting >= transactions.most:
             raise Refusal(
                 Reason.BUSY,
-                f"system busy: {transactions.waiting} transactions have no outcome; this broker keeps {transactions.most}",
+                f"system busy: {transactions.waiting} transactions have no outcome; maximum {transactions.most}",
             )
 
     def _topic(self, header: SendMessage) -> TopicConfig:

@@ -208,7 +208,7 @@ class Topics:
         more = _queues(topic) - _queues(before)
         if more > 0 and self._queues + more > self._limits.max_queues:
             raise LimitExceeded(
-                f"this broker takes {self._limits.max_queues} queues of all topics together and has {self._queues}; "
+                f"the broker has {self._queues} queues of all topics; maximum {self._limits.max_queues}; "
                 "delete topics, or use another broker"
             )
         self._take(topic)

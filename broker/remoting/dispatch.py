@@ -416,7 +416,7 @@ def _refuse_other_machines(connection: RemotingConnection, frame: Frame) -> None
         if connection.is_news("admin_refused"):
             log.warning("admin_refused", request=request_name(frame.code), peer=connection.peer)
         remark = (
-            f"{request_name(frame.code)} is administration, which is taken from the broker's own machine only (--admin)"
+            f"{request_name(frame.code)} is administrative; such requests are accepted from this machine only (--admin)"
         )
         raise Refused(ResponseCode.NO_PERMISSION, remark)
 

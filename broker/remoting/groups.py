@@ -485,7 +485,7 @@ def _share(broker: BrokerController, request: group_bodies.AssignmentRequest, ro
     long."""
     count = sum(data.read_queues for data in route.queues)
     if count > MAX_REQUEST_QUEUES:
-        raise LimitExceeded(f"{request.topic} has {count} queues; a broker shares out {MAX_REQUEST_QUEUES} at most")
+        raise LimitExceeded(f"{request.topic} has {count} queues; a broker allocates at most {MAX_REQUEST_QUEUES}")
     queues = allocation.subscribe_queues(request.topic, route)
     if request.is_broadcasting:
         return queues

@@ -279,7 +279,7 @@ def send_reply(broker: BrokerController, connection: RemotingConnection, frame: 
     header = read_send_v2(frame.ext) if is_v2 else read(SendMessage, frame.ext)
     client_id = props.find(header.properties, REPLY_TO_CLIENT)
     if client_id is None:
-        remark = f"the reply has no property {REPLY_TO_CLIENT}, so nobody can receive it"
+        remark = f"the reply has no property {REPLY_TO_CLIENT}, so no client can receive it"
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
     if len(frame.body) > MAX_BODY_BYTES:
         raise too_large("reply", frame.body)

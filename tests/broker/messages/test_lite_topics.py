@@ -186,7 +186,7 @@ def test_properties_of_another_topic_are_no_index_when_it_becomes_a_parent(tmp_p
 @pytest.mark.parametrize(
     ("name", "topic", "more", "text"),
     [
-        ("", PARENT, "", "takes LITE messages"),
+        ("", PARENT, "", "accepts LITE messages only"),
         ("a", "plain", "", "has no lite topics"),
         ("a b", PARENT, "", "lite topic: got 'a b'"),
         ("x" * 65, PARENT, "", "expected 1 to 64"),

@@ -116,7 +116,7 @@ async def test_message_of_a_remoting_client_reaches_its_lite_topic(node: Node, w
     put(node, message_type="LITE")
     assert (await send(wire, properties="__LITE_TOPIC\x01a")).code == 0
     refused = await send(wire)
-    assert (refused.code, "takes LITE messages" in str(refused.remark)) == (13, True)
+    assert (refused.code, "accepts LITE messages only" in str(refused.remark)) == (13, True)
     assert len(stored(node)) == 1
     assert [lite.next for lite in node.broker.lites.of("t").values()] == [1]
 

@@ -280,7 +280,7 @@ async def test_transactions_without_an_outcome_are_limited_at_their_edge(wire: W
     await half(wire)
     await half(wire)
     answer = await send(wire, properties=HALF_PROPERTIES, sys_flag=4)
-    assert (answer.code, "this broker keeps 2" in (answer.remark or "")) == (2, True)
+    assert (answer.code, "maximum 2" in (answer.remark or "")) == (2, True)
     assert (await send(wire)).code == 0
 
 
