@@ -1,4 +1,4 @@
-"""Accounts and permissions: Apache's plain ACL (plain_acl.yml), and the authorization of each request."""
+"""Accounts and permissions: Apache's plain ACL (plain_acl.yml), and the authorization of requests."""
 
 from __future__ import annotations
 

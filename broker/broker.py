@@ -355,12 +355,12 @@ class BrokerController:
             self._saving = self.tasks.spawn(self.device.do(self.saving()))
 
     def persist(self, closes: bool = False) -> None:
-        """Save everything, blocking until it is done."""
+        """Save the state like `saving`, blocking until it is done."""
         run(self.saving(closes))
 
     def saving(self, closes: bool = False) -> Job[None]:
-        """Save all state of the broker: indexes, offsets, topics, groups, locks, pops, delays and transactions. A save that
-        fails because the disk is full is retried the next time.
+        """Save indexes, offsets, popped messages, delays and transactions, and shorten the journals of topics, groups and
+        leases that have become long. A save that fails because the disk is full is retried the next time.
 
         If `closes`, everything is on the device afterwards, so that the next start need not read the log, unless a save has
         failed.

@@ -471,8 +471,8 @@ class Refusal(Exception):
 
 
 # ------------------------------------------------------------------------------
-# The memory of all connections together: incomplete frames, waiting requests, responses that clients do not read, and held
-# pulls.
+# The memory of all connections together: incomplete frames, waiting requests, responses that clients do not read, held
+# pulls, and charges of other parts of the broker, such as memberships.
 #
 # A connection counts itself when it holds something large. A sweep counts the others that have read or written since, so
 # that idle ones cost nothing. Beyond the budget, connections of the address that holds most are closed, until another

@@ -503,7 +503,7 @@ class Retries:
             raise Refusal(Reason.ILLEGAL, f"look message by offset failed, {header.offset}")
         is_last = is_last_attempt(record.reconsume_times + 1, settings, header.max_reconsume_times)
         given_up = is_last or header.delay_level < 0
-        # Unless the client names a level, each retry has a longer one, starting with 3 (10 s), as in
+        # Unless the client names a level, each retry has a longer one, from 3 (10 s) to the highest, as in
         # SendMessageProcessor.asyncConsumerSendMsgBack.
         level = 0 if given_up else self._delays.level(header.delay_level or 3 + tried(record.reconsume_times))
         text = sent_back(record, _reason(header, record, given_up=given_up))

@@ -983,7 +983,7 @@ CLONE = fields(topics=("topic",), groups=("srcGroup", "destGroup"))
 #
 # With TLS, a Rocketlet client authenticates its connection once (IDENTIFY): it signs the channel binding of this
 # connection, so that the signature is useless on another one. The connection's other requests then need no signature
-# until the account's secret is changed.
+# until the account is deleted or its secret is replaced.
 
 
 def authorize(

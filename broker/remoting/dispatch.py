@@ -82,7 +82,7 @@ _CLIENT_FAULTS = (
 
 class Dispatch:
     """The handlers of the servers in this process: a broker, a name server, or both. Without `acl`, every client may make
-    every request, except administration if `admin_is_local`."""
+    every request, except administration from other machines if `admin_is_local`."""
 
     def __init__(
         self,
