@@ -152,7 +152,7 @@ RUN_BLOCK_KEYS: Final = 1024  # entries of a timer file that are in memory
 RECALL_READS: Final = 8  # messages with the same delivery time that a recall examines per event-loop iteration
 TRANSACTION_CHECK_MAX: Final = 15  # checks of a transaction before its half message is set aside
 TRANSACTION_SWEEP_S: Final = 30.0  # interval at which transactions without an outcome are looked up
-TRANSACTION_TIMEOUT_S: Final = 6.0  # minimum age of a transaction at its first check
+TRANSACTION_TIMEOUT_S: Final = 6.0  # minimum age of a transaction at its first check, unless its producer sets another
 MAX_TRANSACTION_TIMEOUT_S: Final = 86_400.0  # maximum of the broker setting that replaces this age
 SAMPLE_INTERVAL_S: Final = 10.0  # interval of the samples from which rates are computed
 

@@ -184,7 +184,7 @@ async def refused_word(two: Two, connect: Connect, header: AgreeOnMembers, waiti
             RequestCode.AGREE_ON_MEMBERS, write(header), encode_agreed_members(AgreedMembers(waiting))
         )
     assert answer.code == ResponseCode.NO_PERMISSION, answer.remark
-    assert "does not say" in (answer.remark or "")
+    assert "has not confirmed" in (answer.remark or "")
     assert [(entry["event"], entry["broker"]) for entry in logs] in ([("peer_unverified", "broker-b")], [])
 
 
