@@ -164,7 +164,7 @@ def from_offset(offset: Mapping[str, Any]) -> MicroBatch:
 
 
 def group_of(offset: Any) -> str | None:
-    """Return the group of a logged offset, which may be empty; None if another source has written the offset."""
+    """Return the group of a logged offset, which may be empty; None if this is not an offset of this source."""
     about = offset.get(_ABOUT) if isinstance(offset, dict) else None
     group = about.get("group") if isinstance(about, dict) else None
     return group if isinstance(group, str) else None

@@ -20,10 +20,10 @@ TRIGGER_DELAY: Final = "15m"  # default of maxTriggerDelay, as in Kafka's source
 MAX_NUMBER: Final = 2**63 - 1  # rows, bytes, offsets and ms since the epoch: Java's long
 MAX_TIMEOUT_MS: Final = 2**31 - 1  # maximum time of an option: Java's int
 MAX_SEND_BATCH_BYTES: Final = 2_000_000  # maximum of batchBytes: a request may have 4 MiB, and the size is an estimate
-MAX_DELAY_LEVEL: Final = 18  # a row's delay level
+MAX_DELAY_LEVEL: Final = 18  # maximum delay level of a row
 SHOWN_CHARS: Final = 100  # characters of an invalid value that an error shows
 
-SHOWN_BYTES: Final = 1024 * 1024  # size of each value of an illegal row in the topic of illegal rows
+SHOWN_BYTES: Final = 1024 * 1024  # maximum size of a value of an illegal row in the topic of illegal rows
 
 # Planning
 
@@ -57,7 +57,7 @@ PULL_MESSAGES: Final = 4096  # messages that a task requests in one pull
 PULL_BYTES: Final = 1024 * 1024  # message bytes that a task requests in one pull; Apache's brokers return fewer
 # size of pulled messages at which a task makes an Arrow batch, unless arrowBatchSize or the end of the range comes first
 READ_BATCH_BYTES: Final = 512 * 1024
-PLAIN_BYTES: Final = 128 * 1024 * 1024  # decompressed bodies in an Arrow batch; one body has 64 MiB at most
+PLAIN_BYTES: Final = 128 * 1024 * 1024  # maximum of decompressed bodies in an Arrow batch; one body has 64 MiB at most
 PREFETCH_BYTES: Final = 4 * 1024 * 1024  # maximum size of the rows that the driver reads for one batch
 PREFETCH_TIMEOUT_S: Final = 1.0  # timeout of a read in the driver
 FIRST_RETRY_S: Final = 0.1  # pause before the first retry of a read or send, doubled for each further retry

@@ -43,7 +43,7 @@ HOLD: Final = "hold"
 
 
 class Ledger:
-    """Finished batches of the queries of one driver.
+    """Finished batches of the queries of one driver that are members of groups, and holds of its queries.
 
     Args:
         folder: a folder that belongs to this driver only
@@ -213,7 +213,8 @@ class PlannerKilled(RocketletError):
 def fork_planner() -> None:
     """Fork, and return in the child. The parent waits for the child, and exits with its exit code.
 
-    Do nothing outside of Spark's process for a reader. Raises PlannerKilled in the parent if the child is killed.
+    Do nothing outside of Spark's process for a reader, and without os.fork. Raises PlannerKilled in the parent if the
+    child is killed.
     """
     if hasattr(os, "fork") and _is_reader_process():
         child = os.fork()

@@ -1,4 +1,4 @@
-"""A listener that records the finished batches of the driver's queries in the ledger.
+"""A listener that records the finished batches of the driver's queries that are members of groups in the ledger.
 
 PySpark's own listeners fetch about 60 values of each progress from the JVM, one by one, while the next batch runs. The
 listener of this module fetches one text.

@@ -171,7 +171,8 @@ class ReadOptions:
     arrow_batch_size: int
 
     def reads(self, queue: Queue) -> bool:
-        """Return True if the query reads this queue, or would read it if it existed."""
+        """Return True if the query reads this queue, or would read it if it existed. Queues of the group's retry topic count,
+        although only a member reads them."""
         if self.assigned:
             return queue in self.assigned
         if queue.topic == names.retry_topic(self.group):

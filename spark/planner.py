@@ -155,7 +155,7 @@ class Planner:
 
     @property
     def planned(self) -> MicroBatch | None:
-        """The planned batch, as far as is known still run by Spark; None after it is finished."""
+        """The last planned batch, which Spark may still run; None before the first, and once it is reported as finished."""
         return None if self._running in (EMPTY, self._done) else self._running
 
     @property
@@ -227,7 +227,7 @@ class Planner:
         """Finish a batch within about `LEDGER_WATCH_S` after the driver has recorded its end.
 
         `latestOffset` reports the same only at the next trigger. Until then, the group's committed offsets would be
-        stale, and its queues could not be handed over.
+        stale, and a release of the batch's queues would wait.
         """
         while True:
             await asyncio.sleep(LEDGER_WATCH_S)

@@ -168,7 +168,7 @@ def _report_lost(span: QueueRange, reason: str) -> None:
 
 
 def _is_missing(answer: Frame) -> bool:
-    """Return True if the topic was deleted, or recreated with fewer queues.
+    """Return True if the broker does not have the topic or the queue any more.
 
     Apache's brokers have no response code for a missing queue (PullMessageProcessor, `queueId[%d] is illegal`), and
     Rocketlet's brokers return the same response.

@@ -102,8 +102,8 @@ class Course:
             del self.messages[oldest]
 
     def rewind(self, queue: Queue) -> None:
-        """Record that a queue moves to another offset, because messages are lost or an administrator has reset the
-        offset."""
+        """Record that a queue moves to another offset, because messages are lost, the topic was recreated, or an
+        administrator has reset the offset."""
         self.rewound += 1
         self.read_ends.pop(queue, None)
         self.messages.pop(queue, None)
@@ -127,7 +127,7 @@ class OwnedQueues(Protocol):
         """Subscribe to new topics that match the pattern."""
 
     async def apply_changes(self, seen: BrokerOffsets) -> None:
-        """Apply what has changed since the last batch: newly assigned queues, recreated topics and reset offsets."""
+        """Apply what has changed since the last batch, such as new queues and, for a member, reset offsets."""
 
     async def finish(self, batch: MicroBatch) -> None:
         """Record that Spark has finished a batch, and commit its end for the group if the query is a member."""
@@ -624,12 +624,11 @@ async def _offset(view: View, queue: Queue, place: StartPlace | At, seen: Broker
 
 
 # ------------------------------------------------------------------------------
-# Requests for the first and last offsets of queues and for the identities of their topics, with one request per broker
-# and up to `MAX_TOPICS_ASKED` topics.
+# Requests for the first and last offsets of queues and for the identities of their topics (GET_QUEUE_OFFSETS): one request
+# for up to `MAX_TOPICS_ASKED` topics of a broker.
 #
-# An Apache broker does not support this request (GET_QUEUE_OFFSETS). An Apache broker gets one request for the
-# statistics of each topic, all concurrently. Where the statistics leave out a queue, the offsets of this queue are
-# requested separately.
+# An Apache broker, which does not support this request, gets one request for the statistics of each topic, all
+# concurrently. Where the statistics leave out a queue, the offsets of this queue are requested separately.
 
 
 class Extent(NamedTuple):

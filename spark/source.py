@@ -103,8 +103,8 @@ def _read(task: Task) -> list[pa.RecordBatch] | None:
 #
 # Traps that were measured, and how the reader avoids them:
 # - Spark creates a reader in two driver processes and pickles the reader to executors. Joining the group in `__init__`
-#   would leave members behind that nobody serves. The planner is therefore created at the first request for offsets,
-#   and is not pickled.
+#   would leave members behind that nobody serves. The planner is therefore created at the first request for offsets
+#   or partitions, and is not pickled.
 # - Spark calls `commit` only when it builds the next batch, which never happens on an idle topic. `latestOffset`
 #   receives the end of the finished batch at every trigger, so the group's offsets are committed there, if the planner
 #   has not found the batch in the ledger before.
@@ -181,8 +181,8 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     @plainly()
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Commit the finished batch `start`, and return the offset of the next batch, or `start` if there is nothing
-        new or the driver keeps the group's queries from starting a batch (`Ledger.hold`)."""
+        """Record that the batch `start` is finished, which a member then commits for its group. Return the offset of the next
+        batch, or `start` if there is nothing new or the driver keeps the query from starting a batch (`Ledger.hold`)."""
         finished = from_offset(start)
         planner = self._opened(finished)
         planner.finish(finished)
@@ -231,8 +231,8 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         }
 
     def commit(self, end: Mapping[str, Any]) -> None:
-        """Do nothing: `latestOffset` has already committed `end`. Spark calls this after the next batch was planned, or
-        never."""
+        """Do nothing, because `latestOffset` has already recorded that `end` is finished. Spark calls this after the next
+        batch was planned, or never."""
 
     def stop(self) -> None:
         """Commit the last batch of a member if the ledger shows that Spark has finished it, and close the planner.
@@ -248,8 +248,8 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             planner.close()
 
     def _finish_last(self, planner: Planner) -> None:
-        """Commit the last batch if the ledger reports that Spark has finished it. No later trigger follows that could
-        report this."""
+        """Commit the last batch of a member if the ledger reports that Spark has finished it. No later trigger follows that
+        could report this."""
         planned, ledger, options = planner.planned, self._ledger, self._options
         if planned is None or ledger is None or not options.membership:
             return

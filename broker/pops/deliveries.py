@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 #                                 v                                 v
 #                              VISIBLE --pop--> IN_FLIGHT           VISIBLE
 #
-# In ordered groups, a message after an unfinished one of its message group is BEHIND: read, but not popped. An acknowledged
-# message there stays ACKNOWLEDGED until all earlier ones are acknowledged, and is redelivered together with them.
+# `TRANSITIONS` has all of them. In ordered groups, a message that is read while an earlier one of its message group is
+# unfinished is BEHIND, unless one receive takes both. An acknowledged message there stays ACKNOWLEDGED until all earlier ones
+# of its message group are acknowledged, and may be redelivered together with these.
 
 
 class DeliveryState(Enum):
@@ -77,7 +78,7 @@ class Delivery:
     Attributes:
         attempts: the number of its deliveries that count as attempts.
         entry: the number of its latest entry in the heap of deadlines; -1 before the first.
-        renewals: how often the broker has extended its deadline; -1 once the broker must not, or if it never had to.
+        renewals: how often the broker has extended its deadline; -1 before `Pools.extend` and after `stop_extending`.
         is_delayed: True if its client has changed the invisible time to get it again at the deadline. A Rocketlet client
             that still handles the message declares that in its request (`renews`), and does not delay it.
     """
@@ -217,12 +218,13 @@ class PopRequest:
         auto_renew: True if the broker extends the visibility timeout while the client has contact, up to MAX_RENEWED_S.
         subscription: the filter; None takes all messages.
         matches: the parsed filter of an SQL92 subscription, which `Pops.receive` sets.
-        attempt_id: in ordered groups and lite groups, a receive that repeats the id of an earlier one gets the messages of
-            the earlier one that are still in flight.
+        attempt_id: in ordered groups and lite groups, a receive that repeats the id of an earlier one, if this is one of the
+            last `max_attempt_ids`, gets the messages of the earlier one that are still in flight.
         from_first: True if a group that is new to the topic starts at the first stored message of each queue, even if
             retention has deleted earlier ones.
         from_end: True if a group that is new to the topic starts after the last message of each queue.
-        in_order: True if the group gets the topic in order until its pool ends, as if its settings said so.
+        in_order: True if the group gets the topic in order until its pool ends, as if its settings said so. Lite groups
+            ignore it.
         max_bytes: the maximum size of all records of a result together. The first record may be larger.
         session: the session that is charged for the client and for the receive while it waits; None charges nobody.
     """

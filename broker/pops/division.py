@@ -149,7 +149,7 @@ class Division:
 
     def admit(self, request: PopRequest, pool: Pool | None, *, is_used: bool) -> str | None:
         """Return why a client may not pop a topic, or None if it may. A topic that members pull is divided from now on,
-        and the client counts as a member in it.
+        and the client counts as a member in it, up to `max_members`.
 
         Args:
             pool: the topic's pool, if there is one.

@@ -195,8 +195,8 @@ class LiteOffsets:
 
 # ------------------------------------------------------------------------------
 # The deliveries of one lite topic in one group. The messages of a lite topic are delivered in order: new messages when
-# all earlier ones are finished, and a redelivered message before the visible messages after it. Only what was not
-# acknowledged is redelivered.
+# all earlier ones are finished, and a redelivered message before the visible messages after it. Acknowledged messages
+# are not redelivered, unless the offset is reset.
 
 
 class LiteDeliveries(QueueDeliveries):
@@ -361,7 +361,7 @@ class LiteSubscriber:
         return len(self.held)
 
     def pay(self) -> None:
-        """Have its session pay for its subscriptions."""
+        """Charge its session, if it has one, for its subscriptions."""
         size = LITE_SUBSCRIPTION_BYTES * len(self.names)
         if self.session is not None and size != self._charged_bytes:
             self.session.charge(size - self._charged_bytes)
@@ -615,8 +615,8 @@ class LitePool(Pool):
         return self._pools.now_s() - subscriber.synced_s < LITE_SYNC_S
 
     def remove_left(self, subscriber: LiteSubscriber, name: str) -> None:
-        """Remove one of the subscriptions of a client that has left. If its group has not finished the lite topic, wait until
-        LITE_SYNC_S is over for the client to come back."""
+        """Remove one of the subscriptions of a client that has left. If the client may come back, and its group has not
+        finished the lite topic, keep the lite topic for LITE_SYNC_S."""
         self.unsubscribe(subscriber, name)
         lite = self._lites.get(self.topic, name)
         if lite is not None and self._may_return(subscriber) and self.lag(lite):

@@ -175,7 +175,7 @@ class QueueDeliveries:
     def _take_visible(
         self, taken: list[TakenDelivery], request: PopRequest, wanted: int, room: int, whole: set[str | None]
     ) -> int:
-        """Take messages to redeliver. Returns how many bytes are left."""
+        """Take messages to redeliver. Returns how many bytes are left; 0 if no new message may be taken after them."""
         while len(taken) < wanted:
             self._skip_stale()
             if not self._visible:
@@ -502,7 +502,7 @@ class Receive(Generic[ReplyTo]):
         self.charged_bytes = 0
 
     def respond(self, result: PopResult) -> None:
-        """Send the result of a receive that has waited. If the client does not take it, put the messages back."""
+        """Send the result. If the client does not take it, pass the messages to `Pops.put_back`."""
         raise NotImplementedError
 
     def fail(self, error: Exception) -> None:
@@ -631,7 +631,7 @@ class Pool:
     # Receives that wait
 
     def hold(self, receive: Receive[Any]) -> None:
-        """Let a receive wait. If it has a session, it is charged to it, and counts as one of the session's held pulls."""
+        """Let a receive wait. Its session, if it has one, is charged for it, and counts it as a held pull."""
         receive.pool = self
         self._waiting.setdefault(receive.queue_id, OrderedDict())[receive] = None
         self.waits += 1

@@ -711,7 +711,8 @@ class Pops(LitePart):
     # Clients that are gone
 
     def expire_clients(self) -> None:
-        """Redeliver the messages that the broker extends for clients without contact, and remove unused clients and pools."""
+        """End clients without contact whose messages the broker extends (`client_gone`), and remove unused state of clients,
+        pools and lite topics."""
         self.lite.expire()
         self.expiry.check_kept()
         for client in self.pools.silent_clients():
