@@ -113,7 +113,7 @@ class GrpcReceive(Receive[GrpcCall]):
             self._put_back(self.given)
 
     def _put_back(self, messages: tuple[Delivered, ...]) -> None:
-        self._context.broker.pops.put_back(self.request.group, self.request.topic, messages)
+        self._context.broker.pops.put_back(self.request.group, messages)
 
     def respond(self, result: PopResult) -> None:
         if self.reply_to.is_over:
@@ -178,7 +178,7 @@ class GrpcReceive(Receive[GrpcCall]):
                 return
             if size > MAX_POP_BYTES:
                 rest, self.given = self.given[number:], self.given[:number]
-                self._context.broker.pops.put_back(self.request.group, self.request.topic, rest)
+                self._context.broker.pops.put_back(self.request.group, rest)
                 break
             response = ReceiveMessageResponse()
             spent = inflater.spent_bytes

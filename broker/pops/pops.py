@@ -397,11 +397,11 @@ class Pops(LitePart):
         except Exception:  # a protocol server that fails must not fail the request that stored the message
             request = receive.request
             log.exception("receive_not_answered", group=request.group, topic=request.topic)
-            self.put_back(request.group, request.topic, result.messages)
+            self.put_back(request.group, result.messages)
 
     # Outcomes of messages
 
-    def put_back(self, group: str, topic: str, messages: Iterable[Delivered]) -> None:
+    def put_back(self, group: str, messages: Iterable[Delivered]) -> None:
         """Make messages of a result visible that did not reach its client, if they are still in flight by its handles. Their
         attempts do not count."""
         for message in messages:

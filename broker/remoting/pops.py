@@ -226,7 +226,7 @@ class PopReceive(Receive[Frame]):
         connection = self._connection
         # Messages for a client that is gone, or does not read its responses, go to other clients
         if connection.is_closed or connection.is_paused:
-            self._broker.pops.put_back(self.request.group, self.request.topic, result.messages)
+            self._broker.pops.put_back(self.request.group, result.messages)
             connection.when_read(lambda: connection.write(self.encode(PopResult(Why.NOTHING_NEW))))
         else:
             connection.write(self.encode(result))

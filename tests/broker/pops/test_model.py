@@ -172,7 +172,7 @@ class Shared(RuleBasedStateMachine):
         self._expire()
         received = self.world.receive(count, 5000, client=client)
         self._take(received, 5, client)
-        self.world.state.put_back("g", "t", received.messages)
+        self.world.state.put_back("g", received.messages)
         self.world.turn()
         for delivered in received.messages:
             message = self.messages[self.handles[delivered.handle]]

@@ -120,7 +120,7 @@ def test_an_answer_that_was_not_taken_is_there_immediately_and_counts_as_no_try(
     world.send("m")
     received = world.receive()
     got = world.wait()
-    world.state.put_back("g", "t", received.messages)
+    world.state.put_back("g", received.messages)
     world.turn()
     assert [message.attempt for message in got[0].messages] == [1]
 
@@ -128,7 +128,7 @@ def test_an_answer_that_was_not_taken_is_there_immediately_and_counts_as_no_try(
 def test_a_thousand_receives_whose_client_takes_none_of_their_answers_are_ended_one_by_one(world: World) -> None:
     def not_taken(received: PopResult) -> None:
         ended.append(received.why)
-        world.state.put_back("g", "t", received.messages)
+        world.state.put_back("g", received.messages)
 
     ended: list[Why] = []
     for _ in range(1000):
@@ -330,7 +330,7 @@ def test_in_order_one_that_was_done_and_never_taken_comes_with_the_first_as_its_
     for number in range(2):
         world.send(f"a{number}", __SHARDINGKEY="a")
     lost = world.receive()
-    world.state.put_back("g", "t", lost.messages)
+    world.state.put_back("g", lost.messages)
     world.turn()
     assert world.ack(lost.messages[1].handle) == [AckStatus.LATE]
     assert [message.attempt for message in world.receive().messages] == [1, 1]
