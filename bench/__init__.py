@@ -3,15 +3,15 @@
 Each program prints a table and takes `--json`; README.md has the figures that are published.
 
 sends, five, foreign   acknowledged sends and pulls, by client
-latency, latency_reader   from `send` to a handler of another process, under load
+latency     from `send` to a handler of another process, under load
 drain       a backlog consumed
 churn       members that come and go
 start, restart, testkit   until a broker is ready, also over what it has stored, and in a test suite
 cpu, cpu_paths, steps   the cost of each path, against a table
-ways   the functions and files of each path, and how state is spread
-spark, spark_job   the Spark source and sink
+ways        the functions and files of each path
+spark       the Spark source and sink
 versus      the demo with Java members on Apache's broker
 runner      what all of them do: options, alternating rounds, medians and ratios, tables, the JSON line
 peers, five_client   the systems beside which we measure, as processes
-__main__    all programs, one after the other
+__main__    one program, or those of `make bench`, one after the other
 """

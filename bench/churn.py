@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from rocketlet.client import AdminClient, Consumer, Message, Producer
+from rocketlet.client import Consumer, Message, Producer
 from rocketlet.command.plumbing.numbers import whole
 from rocketlet.demo.processes import Child
 
@@ -51,21 +49,20 @@ class Run:
 
 
 class PythonMembers:
-    def __init__(self, address: str, run: Run, handler_s: float, threads: int) -> None:
+    def __init__(self, address: str, run: Run, options: argparse.Namespace) -> None:
         self._address = address
         self._run = run
-        self._handler_s = handler_s
-        self._threads = threads
+        self._options = options
         self._members: dict[str, Consumer] = {}
 
-    async def join(self, name: str, topic: str = TOPIC) -> None:
+    async def join(self, name: str) -> None:
         async def handle(message: Message) -> None:
             begin_ms = time.time() * 1000
-            await asyncio.sleep(self._handler_s)
+            await asyncio.sleep(self._options.handler_ms / 1000)
             body = message.body.decode().strip()
             self._run.handled.append(Handled(name, message.queue_id, body, begin_ms, time.time() * 1000))
 
-        consumer = Consumer(self._address, "churn", topic, handle, start="first", concurrency=self._threads)
+        consumer = Consumer(self._address, "churn", TOPIC, handle, start="first", concurrency=self._options.threads)
         self._members[name] = await consumer.__aenter__()
 
     async def leave(self, name: str) -> None:
@@ -85,12 +82,11 @@ class JavaMembers:
 
     async def _read(self) -> None:
         async for line in self._child.lines():
-            words = line.split()
-            if words[:1] == ["HANDLED"]:
-                _, name, queue, body, begin_ms, end_ms = words
-                self._run.handled.append(Handled(name, int(queue), body, float(begin_ms), float(end_ms)))
-            elif words[:1] == ["DONE"]:
-                self._done[" ".join(words[1:])].set()
+            match line.split():
+                case ["HANDLED", name, queue, body, begin_ms, end_ms]:
+                    self._run.handled.append(Handled(name, int(queue), body, float(begin_ms), float(end_ms)))
+                case ["DONE", *command]:
+                    self._done[" ".join(command)].set()
 
     async def _command(self, command: str) -> None:
         await self._child.tell(command)
@@ -100,8 +96,8 @@ class JavaMembers:
         if not self._done[command].is_set():
             raise RuntimeError(f"the Java members did not {command} within 30 s: {self._child.last_words()}")
 
-    async def join(self, name: str, topic: str = TOPIC) -> None:
-        await self._command(f"join {name} {topic}")
+    async def join(self, name: str) -> None:
+        await self._command(f"join {name}")
 
     async def leave(self, name: str) -> None:
         await self._command(f"leave {name}")
@@ -113,30 +109,18 @@ class JavaMembers:
 
 @asynccontextmanager
 async def members_of(peer: Peer, run: Run, options: argparse.Namespace) -> AsyncIterator[PythonMembers | JavaMembers]:
-    with tempfile.TemporaryDirectory(prefix="rocketlet-bench-") as folder:
+    async with AsyncExitStack() as stack:
         members: PythonMembers | JavaMembers
         if peer.name == "rocketlet":
-            members = PythonMembers(peer.address, run, options.handler_ms / 1000, options.threads)
+            members = PythonMembers(peer.address, run, options)
         else:
             command = (
                 "java", *java_options(), "-cp", await compiled("Churn.java"), "Churn", peer.address, "churn", TOPIC,
                 str(options.handler_ms), str(options.threads),
             )  # fmt: skip
-            members = JavaMembers(await Child.start(command, Path(folder, "members.log")), run)
-        try:
-            yield members
-        finally:
-            await members.close()
-
-
-async def make_topic(address: str, topic: str, queues: int) -> None:
-    """Return when the name server has the topic."""
-    async with AdminClient(address) as admin:
-        while not await admin.brokers():
-            await asyncio.sleep(0.05)
-        await admin.create_topic(topic, queues=queues)
-        while topic not in await admin.topics():
-            await asyncio.sleep(0.05)
+            members = JavaMembers(await Child.start(command, runner.temporary_folder(stack) / "members.log"), run)
+        stack.push_async_callback(members.close)
+        yield members
 
 
 async def send_forever(producer: Producer, run: Run, rate: float) -> None:
@@ -159,7 +143,7 @@ async def send_forever(producer: Producer, run: Run, rate: float) -> None:
 async def churn(peer: Peer, options: argparse.Namespace) -> Run:
     """Joins and leaves, each followed by a stay in which it is settled."""
     run = Run()
-    await make_topic(peer.address, TOPIC, options.queues)
+    await runner.make_topic(peer.address, TOPIC, options.queues)
     async with Producer(peer.address, timeout_s=10) as producer, members_of(peer, run, options) as members:
         for number in range(options.members):
             await members.join(f"steady{number}")
@@ -184,63 +168,43 @@ async def churn(peer: Peer, options: argparse.Namespace) -> Run:
 def double_owner_ms(run: Run) -> float:
     """How long handlers of two members ran on one queue at the same time, summed over queues."""
     total = 0.0
-    queues: dict[int, list[Handled]] = defaultdict(list)
+    points: dict[int, list[tuple[float, int, str]]] = defaultdict(list)
     for item in run.handled:
-        queues[item.queue].append(item)
-    for items in queues.values():
-        points = sorted(
-            [(item.begin_ms, 1, item.member) for item in items] + [(item.end_ms, -1, item.member) for item in items]
-        )
+        points[item.queue] += (item.begin_ms, 1, item.member), (item.end_ms, -1, item.member)
+    for of_queue in points.values():
         running: Counter[str] = Counter()
-        since: float | None = None
-        for at, step, member in points:
+        before_ms = 0.0
+        for at_ms, step, member in sorted(of_queue):
+            if sum(count > 0 for count in running.values()) > 1:
+                total += at_ms - before_ms
             running[member] += step
-            owners = sum(count > 0 for count in running.values())
-            if owners > 1 and since is None:
-                since = at
-            elif owners < 2 and since is not None:
-                total += at - since
-                since = None
+            before_ms = at_ms
     return total
 
 
 def settle_ms(run: Run) -> list[float]:
     """Per join and leave: until the last queue that moved was handled by its new owner."""
     waits: list[float] = []
-    for (kind, name, at), after in zip(run.moments, [*run.moments[1:], ("", "", at_end(run))], strict=True):
+    ends_ms = [*(at for _, _, at in run.moments[1:]), run.moments[-1][2] + STAY_S * 1000]
+    for (kind, name, at), end_ms in zip(run.moments, ends_ms, strict=True):
         before_owner = owners(run, at - SETTLED_AFTER_S * 1000, at)
-        after_owner = owners(run, after[2] - (STAY_S - SETTLED_AFTER_S) * 1000, after[2])
-        moved = [queue for queue in after_owner if before_owner.get(queue) != after_owner[queue]]
-        firsts = [first_ms(run, queue, after_owner[queue], at) for queue in moved]
+        after_owner = owners(run, end_ms - (STAY_S - SETTLED_AFTER_S) * 1000, end_ms)
+        moved = {(queue, member) for queue, member in after_owner.items() if before_owner.get(queue) != member}
+        firsts: dict[tuple[int, str], float] = {}
+        for item in sorted(run.handled, key=lambda item: item.begin_ms):
+            if item.begin_ms >= at and (item.queue, item.member) in moved:
+                firsts.setdefault((item.queue, item.member), item.begin_ms)
         if firsts:
-            waits.append(max(firsts) - at)
+            waits.append(max(firsts.values()) - at)
         else:
             runner.console.print(f"nothing moved when {name} did {kind}")
     return waits
 
 
-def first_ms(run: Run, queue: int, member: str, since_ms: float) -> float:
-    """When a member began its first message of a queue after a moment."""
-    return min(
-        item.begin_ms
-        for item in run.handled
-        if item.queue == queue and item.member == member and item.begin_ms >= since_ms
-    )
-
-
-def at_end(run: Run) -> float:
-    return run.moments[-1][2] + STAY_S * 1000
-
-
 def owners(run: Run, begin_ms: float, end_ms: float) -> dict[int, str]:
     """The member that handled the last message of each queue in a span of time."""
-    found: dict[int, Handled] = {}
-    for item in run.handled:
-        if begin_ms <= item.begin_ms < end_ms and (
-            item.queue not in found or found[item.queue].begin_ms < item.begin_ms
-        ):
-            found[item.queue] = item
-    return {queue: item.member for queue, item in found.items()}
+    found = sorted((item for item in run.handled if begin_ms <= item.begin_ms < end_ms), key=lambda item: item.begin_ms)
+    return {item.queue: item.member for item in found}
 
 
 def figures(run: Run) -> dict[str, float]:
@@ -258,7 +222,20 @@ def figures(run: Run) -> dict[str, float]:
     }
 
 
-def parser() -> argparse.ArgumentParser:
+async def run(options: argparse.Namespace) -> Mapping[str, Any]:
+    async def measure(peer: Peer) -> runner.Values:
+        return figures(await churn(peer, options))
+
+    async def prepare(peer: Peer, _: AsyncExitStack) -> runner.Cases:
+        return {"": partial(measure, peer)}
+
+    found = await runner.compare(options, NAMES, prepare)
+    load = f"{options.rate:.0f} messages/s, {options.queues} queues, {options.handler_ms} ms handlers"
+    found.show(f"{load}, {options.members} members and a guest", "settle_ms_p50", less_is_better=True)
+    return found.only_case()
+
+
+if __name__ == "__main__":
     made = runner.parser(__doc__, NAMES, rounds=1)
     made.add_argument("--churns", type=whole(1), default=20)
     made.add_argument("--queues", type=whole(1), default=8)
@@ -266,21 +243,4 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--handler-ms", type=whole(0), default=50)
     made.add_argument("--members", type=whole(1), default=2, help="members that stay; one more comes and goes")
     made.add_argument("--threads", type=whole(1), default=40, help="concurrent handlers in each member")
-    return made
-
-
-async def run(options: argparse.Namespace) -> Mapping[str, Any]:
-    async def measure(peer: Peer) -> runner.Values:
-        return figures(await churn(peer, options))
-
-    async def prepare(peer: Peer, _: AsyncExitStack) -> Mapping[str, runner.Measure]:
-        return {"": partial(measure, peer)}
-
-    found = (await runner.compare(options, NAMES, prepare)).only_case()
-    load = f"{options.rate:.0f} messages/s, {options.queues} queues, {options.handler_ms} ms handlers"
-    runner.show_by_value(f"{load}, {options.members} members and a guest", found)
-    return found
-
-
-if __name__ == "__main__":
-    runner.main("churn", parser(), run)
+    runner.main("churn", made, run)

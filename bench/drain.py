@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
@@ -21,31 +21,37 @@ from rocketlet.protocol.headers import PullMessage, PullMessageResult, read, wri
 
 from . import runner
 from .peers import Peer
-from .runner import BODY, Arrivals
+from .runner import BODY
 
 NAMES = ("rocketlet", "apache")
+TOPIC = "backlog"
 BACKLOG = 200_000
 BATCH = 100
 FETCH = 256
 LIMITS = PullLimits(batch_size=FETCH, messages=4000, span=8000)
-Drain = Callable[[Peer, int, int], Awaitable[None]]
-"""Drains a peer's backlog of N messages in a numbered round."""
+Drain = Callable[[str, int, int], Awaitable[None]]
+"""Drains the backlog of N messages at an address in a numbered round."""
 
 
-async def fill(peer: Peer, count: int) -> None:
-    """Puts the backlog there."""
-    async with Producer(peer.address, "bench", timeout_s=10, default_queues=8) as producer:
-        await producer.send_batch("backlog", [BODY] * BATCH)  # makes the topic
-        for _ in range((count // BATCH - 1) // 8):
-            await asyncio.gather(*(producer.send_batch("backlog", [BODY] * BATCH) for _ in range(8)))
-        for _ in range((count // BATCH - 1) % 8):
-            await producer.send_batch("backlog", [BODY] * BATCH)
+async def fill(
+    address: str, count: int, topics: Sequence[str] = (TOPIC,), *, queues: int = 8, body: bytes = BODY
+) -> None:
+    """Send messages, a multiple of BATCH, to topics in turn, which the first batches create."""
+    async with Producer(address, "bench", timeout_s=20, default_queues=queues) as producer:
+        left = itertools.islice(itertools.cycle(topics), count // BATCH)
+
+        async def send(batches: Iterator[str]) -> None:
+            for topic in batches:
+                await producer.send_batch(topic, [body] * BATCH)
+
+        await send(itertools.islice(left, 1))
+        await asyncio.gather(*(send(left) for _ in range(8)))
 
 
-async def raw_pulls(peer: Peer, count: int, run: int) -> None:
+async def raw_pulls(address: str, count: int, run: int) -> None:
     """Every queue pulled to its end, one pull in flight per queue; bodies are received, not decoded."""
-    cluster = ClusterView(peer.address)
-    route = await cluster.find_route("backlog")
+    cluster = ClusterView(address)
+    route = await cluster.find_route(TOPIC)
     assert route is not None
     done = 0
 
@@ -54,40 +60,55 @@ async def raw_pulls(peer: Peer, count: int, run: int) -> None:
         connection = await cluster.broker(broker_name)
         offset = 0
         while True:
-            header = PullMessage(
-                f"raw{run}", "backlog", queue_id, offset, FETCH, PULL_SUBSCRIPTION, 0, 0, subscription="*"
-            )
+            header = PullMessage(f"raw{run}", TOPIC, queue_id, offset, FETCH, PULL_SUBSCRIPTION, 0, 0, subscription="*")
             answer = await connection.ask(RequestCode.PULL_MESSAGE, write(header), timeout_s=10)
             if answer.code:
                 return
             offset, before = read(PullMessageResult, answer.ext).next_begin_offset, offset
             done += offset - before
 
-    queues = subscribe_queues("backlog", route)
-    await asyncio.gather(*(pull_queue(queue.broker_name, queue.queue_id) for queue in queues))
+    await asyncio.gather(*(pull_queue(queue.broker_name, queue.queue_id) for queue in subscribe_queues(TOPIC, route)))
     await cluster.close()
     assert done == count, f"{done} of {count} were pulled"
 
 
-async def in_batches(peer: Peer, count: int, run: int) -> None:
+class Arrivals:
+    """A handler of batches that counts, and sets `done` when `count` messages have come."""
+
+    def __init__(self, count: int) -> None:
+        self.done = asyncio.Event()
+        self._seen = 0
+        self._count = count
+
+    async def __call__(self, messages: Sequence[Message]) -> None:
+        self.add(len(messages))
+
+    def add(self, count: int) -> None:
+        self._seen += count
+        if self._seen >= self._count:
+            self.done.set()
+
+    async def wait(self) -> None:
+        await self.done.wait()
+        assert self._seen == self._count, f"{self._seen} of {self._count} were handled"
+
+
+async def in_batches(address: str, count: int, run: int) -> None:
     """Handed to a batch handler that only counts, acknowledged, committed."""
     arrivals = Arrivals(count)
-    group = f"batches{run}"
-    async with Consumer(peer.address, group, "backlog", arrivals, batch_size=FETCH, start="first", pull=LIMITS):
-        await arrivals.done.wait()
-    assert arrivals.seen == count, f"{arrivals.seen} of {count} were handled"
+    async with Consumer(address, f"batches{run}", TOPIC, arrivals, batch_size=FETCH, start="first", pull=LIMITS):
+        await arrivals.wait()
 
 
-async def singly(peer: Peer, count: int, run: int) -> None:
+async def singly(address: str, count: int, run: int) -> None:
     """The same with a handler for one message."""
     arrivals = Arrivals(count)
 
     async def handle(message: Message) -> None:
         arrivals.add(1)
 
-    async with Consumer(peer.address, f"singly{run}", "backlog", handle, start="first", pull=LIMITS):
-        await arrivals.done.wait()
-    assert arrivals.seen == count, f"{arrivals.seen} of {count} were handled"
+    async with Consumer(address, f"singly{run}", TOPIC, handle, start="first", pull=LIMITS):
+        await arrivals.wait()
 
 
 WAYS: Mapping[str, Drain] = {
@@ -97,26 +118,20 @@ WAYS: Mapping[str, Drain] = {
 }
 
 
-async def measure(drain: Drain, peer: Peer, count: int, runs: Iterator[int]) -> runner.Values:
+async def measure(drain: Drain, address: str, count: int, runs: Iterator[int]) -> runner.Values:
     """`client_us` is the processor time of this process per message."""
     watch = runner.Stopwatch()
-    await drain(peer, count, next(runs))
+    await drain(address, count, next(runs))
     clock_s, client_s, _ = watch.read_s()
     return {"messages_per_s": count / clock_s, "client_us": client_s / count * 1e6}
-
-
-def parser() -> argparse.ArgumentParser:
-    made = runner.parser(__doc__, NAMES)
-    made.add_argument("--messages", type=whole(1), default=BACKLOG)
-    return made
 
 
 async def run(options: argparse.Namespace) -> Mapping[str, Any]:
     runs = itertools.count()
 
-    async def prepare(peer: Peer, _: AsyncExitStack) -> Mapping[str, runner.Measure]:
-        await fill(peer, options.messages)
-        return {way: partial(measure, drain, peer, options.messages, runs) for way, drain in WAYS.items()}
+    async def prepare(peer: Peer, _: AsyncExitStack) -> runner.Cases:
+        await fill(peer.address, options.messages)
+        return {way: partial(measure, drain, peer.address, options.messages, runs) for way, drain in WAYS.items()}
 
     figures = await runner.compare(options, NAMES, prepare)
     figures.show("A backlog consumed", "messages_per_s")
@@ -126,4 +141,6 @@ async def run(options: argparse.Namespace) -> Mapping[str, Any]:
 
 
 if __name__ == "__main__":
-    runner.main("drain", parser(), run)
+    made = runner.parser(__doc__, NAMES)
+    made.add_argument("--messages", type=whole(BATCH), default=BACKLOG)
+    runner.main("drain", made, run)

@@ -13,13 +13,13 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, cast
 
-from rocketlet.client import Producer
 from rocketlet.client.wire.cluster import ClusterView
 from rocketlet.protocol.codes import PULL_SUBSCRIPTION, VERSION, Language, RequestCode
-from rocketlet.protocol.frame import JSON, ROCKETMQ, ExtValue, Frame, encode
+from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ, Ext, ExtValue, Frame, encode
 from rocketlet.protocol.headers import PullMessage, write
 
 from . import runner
+from .drain import fill
 from .peers import Peer
 from .runner import BODY
 
@@ -33,24 +33,30 @@ ENCODINGS = {"JSON": JSON, "binary": ROCKETMQ}
 PROPERTIES = "KEYS\x01order-4711\x02UNIQ_KEY\x017F0000010000251A69D7000000000000\x02WAIT\x01true\x02TAGS\x01new"
 
 
-def sends(serialize_type: int) -> list[bytes]:
-    fields: dict[str, ExtValue] = {
-        "a": "foreign", "b": TOPIC, "c": "TBW102", "d": 4, "e": 0, "f": 0, "g": int(time.time() * 1000), "h": 0,
-        "i": PROPERTIES, "j": 0, "k": False, "m": False,
+def send_fields(topic: str, queue: int = 0, *, properties: str = "", batch: bool = False) -> dict[str, ExtValue]:
+    """Return the header of a send (SEND_MESSAGE_V2)."""
+    return {
+        "a": "foreign", "b": topic, "c": "TBW102", "d": 4, "e": queue, "f": 0, "g": int(time.time() * 1000), "h": 0,
+        "i": properties, "j": 0, "k": False, "m": batch,
     }  # fmt: skip
-    code = RequestCode.SEND_MESSAGE_V2
-    return [_frame(code, opaque, fields, BODY, serialize_type) for opaque in range(1, 1001)]
+
+
+def sends(serialize_type: int) -> list[bytes]:
+    fields = send_fields(TOPIC, properties=PROPERTIES)
+    return [frame(RequestCode.SEND_MESSAGE_V2, fields, BODY, serialize_type, opaque) for opaque in range(1, 1001)]
 
 
 def pulls(serialize_type: int) -> list[bytes]:
     header = PullMessage("foreign", TOPIC, 0, 0, 32, PULL_SUBSCRIPTION, 0, 0, 0, "*", "TAG")
     headers = [write(header._replace(queue_offset=offset)) for offset in range(0, BACKLOG, 32)]
     code = RequestCode.PULL_MESSAGE
-    return [_frame(code, opaque, fields, b"", serialize_type) for opaque, fields in enumerate(headers, 1)]
+    return [frame(code, fields, b"", serialize_type, opaque) for opaque, fields in enumerate(headers, 1)]
 
 
-def _frame(code: int, opaque: int, ext: Mapping[str, ExtValue], body: bytes, serialize_type: int) -> bytes:
-    return encode(Frame(code, opaque, ext, body, 0, None, int(Language.JAVA), VERSION, serialize_type))
+def frame(code: int, ext: Ext, body: bytes = b"", serialize_type: int = MSGPACK, opaque: int = 1) -> bytes:
+    """Return a request of our client, whose headers are MessagePack, or of a Java client."""
+    language = Language.PYTHON if serialize_type == MSGPACK else Language.JAVA
+    return encode(Frame(code, opaque, ext, body, 0, None, int(language), VERSION, serialize_type))
 
 
 class Load(asyncio.Protocol):
@@ -109,22 +115,14 @@ async def measure(peer: Peer, address: str, frames: list[bytes], in_flight: int,
 
 
 async def prepared(peer: Peer) -> str:
-    """Fills the topic; the address of its broker."""
-    async with Producer(peer.address, "foreign", timeout_s=10, default_queues=1) as producer:
-        for _ in range(BACKLOG // 1000):
-            await producer.send_batch(TOPIC, [BODY] * 1000)
+    """Fill the topic, and return the address of its broker."""
+    await fill(peer.address, BACKLOG, (TOPIC,), queues=1)
     cluster = ClusterView(peer.address)
     route = await cluster.find_route(TOPIC)
     assert route is not None
     address = (await cluster.broker(route.queues[0].broker_name)).address
     await cluster.close()
     return address
-
-
-def parser() -> argparse.ArgumentParser:
-    made = runner.parser(__doc__, NAMES)
-    made.add_argument("--seconds", type=runner.positive, default=SECONDS)
-    return made
 
 
 async def run(options: argparse.Namespace) -> Mapping[str, Any]:
@@ -135,7 +133,7 @@ async def run(options: argparse.Namespace) -> Mapping[str, Any]:
         for count in IN_FLIGHT
     }
 
-    async def prepare(peer: Peer, _: AsyncExitStack) -> Mapping[str, runner.Measure]:
+    async def prepare(peer: Peer, _: AsyncExitStack) -> runner.Cases:
         address = await prepared(peer)
         return {
             case: partial(measure, peer, address, frames, count, options.seconds)
@@ -148,4 +146,6 @@ async def run(options: argparse.Namespace) -> Mapping[str, Any]:
 
 
 if __name__ == "__main__":
-    runner.main("foreign", parser(), run)
+    made = runner.parser(__doc__, NAMES)
+    made.add_argument("--seconds", type=runner.positive, default=SECONDS)
+    runner.main("foreign", made, run)

@@ -14,57 +14,98 @@ import argparse
 import asyncio
 import itertools
 import signal
+import struct
 import sys
-import tempfile
 import time
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from rocketlet.client import Producer
+import uvloop
+from rocketlet.client import Consumer, Message, Producer
 from rocketlet.command.plumbing.numbers import whole
 from rocketlet.demo.processes import Child
 
-from . import runner
-from .churn import make_topic
-from .drain import fill
-from .latency_reader import HEAD, NAME, PADDING
+from . import drain, runner
 from .peers import Peer
 
 NAMES = ("rocketlet", "apache")
-RATES = (100, 1_000, 10_000, 30_000)
+NAME = "latency"  # of the topic and the group
+RATES = (100.0, 1_000.0, 10_000.0, 30_000.0)
 SECONDS = 5.0
 BACKLOG = 1_000_000
 BACKLOG_CASE, MEMBERS_CASE = "1000 beside a drain", "1000 beside members"
 CASE_RATE = 1_000
 MEMBERS = 20
 QUEUES = 32
+PAUSE_S = 0.1  # between members that join or leave one after the other
 ARRIVAL_S = 120.0
 WARM_UP = (1_000, 2.0)
+# when a message was due (ns of CLOCK_MONOTONIC, which all processes share), the run, its number
+HEAD = struct.Struct(">qII")
+PADDING = b"." * (runner.BODY_BYTES - HEAD.size)
 Send = Callable[[bytes], Coroutine[Any, Any, object]]
+
+# The process at the other end
 
 
 class Reader:
-    """The process at the other end (`latency_reader`)."""
+    """Members of one group in a process of its own, which note when each message reaches a handler.
 
-    def __init__(self, child: Child) -> None:
-        self.order = child.ask
+    `python -m bench.latency reader ADDRESS` reads orders from stdin, a line each, and prints a line after each:
 
-    @classmethod
-    async def start(cls, peer: Peer, stack: AsyncExitStack) -> Reader:
-        command = (sys.executable, "-m", "bench.latency_reader", peer.address)
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rocketlet-bench-")))
-        child = await Child.start(command, folder / "reader.log")
-        stack.push_async_callback(child.close)
-        return cls(child)
+    members N      members join or leave, one after the other with a pause, until there are N
+    drain COUNT    a group of its own reads a backlog of COUNT messages
+    samples RUN    two int64 in hex for each handled message of a run, which is forgotten then: its number, and the ns since
+                   it was due
+    """
 
-    async def samples(self, run: int) -> array[int]:
-        found: array[int] = array("q")
-        found.frombytes(bytes.fromhex((await self.order(f"samples {run}")).partition(" ")[2]))
-        return found
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._samples: dict[int, array[int]] = defaultdict(lambda: array("q"))
+        self._members: list[Consumer] = []
+        self._drains = itertools.count()
+
+    async def _handle(self, message: Message) -> None:
+        due_ns, run, number = HEAD.unpack_from(message.body)
+        self._samples[run].extend((number, time.monotonic_ns() - due_ns))
+
+    async def members(self, count: int) -> None:
+        while len(self._members) != count:
+            if len(self._members) < count:
+                member = Consumer(self._address, NAME, NAME, self._handle, start="first")
+                self._members.append(await member.__aenter__())
+            else:
+                await self._members.pop().__aexit__()
+            await asyncio.sleep(PAUSE_S)
+
+    async def drain(self, count: int) -> None:
+        await drain.in_batches(self._address, count, next(self._drains))
+
+    async def samples(self, run: int) -> str:
+        return self._samples.pop(run, array("q")).tobytes().hex()
+
+    async def serve(self) -> None:
+        """Carry out the orders until stdin ends."""
+        lines = asyncio.StreamReader()
+        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+        while line := (await lines.readline()).decode():
+            order, number = line.split()
+            print(await getattr(self, order)(int(number)) or "", flush=True)
+        await self.members(0)
+
+
+async def start_reader(peer: Peer, stack: AsyncExitStack) -> Child:
+    log = runner.temporary_folder(stack) / "reader.log"
+    child = await Child.start((sys.executable, "-m", "bench.latency", "reader", peer.address), log)
+    stack.push_async_callback(child.close)
+    return child
+
+
+# The load
 
 
 class Load:
@@ -111,7 +152,7 @@ class System:
     """One system with what sends and who reads. `guests` are members of the same group in a process of their own; they
     drain the backlog, too, in another group."""
 
-    def __init__(self, peer: Peer, send: Send, reader: Reader, guests: Reader) -> None:
+    def __init__(self, peer: Peer, send: Send, reader: Child, guests: Child) -> None:
         self._peer = peer
         self._send = send
         self._reader = reader
@@ -121,13 +162,12 @@ class System:
     @classmethod
     async def start(cls, peer: Peer, stack: AsyncExitStack, backlog: int) -> System:
         if backlog:
-            await fill(peer, backlog)
-        await make_topic(peer.address, NAME, QUEUES)
+            await drain.fill(peer.address, backlog)
+        await runner.make_topic(peer.address, NAME, QUEUES)
         producer = await stack.enter_async_context(Producer(peer.address, NAME, timeout_s=60))
-        send: Send = partial(producer.send, NAME)
-        system = cls(peer, send, await Reader.start(peer, stack), await Reader.start(peer, stack))
-        await system._reader.order("members 1")
-        return system
+        reader, guests = await start_reader(peer, stack), await start_reader(peer, stack)
+        await reader.ask("members 1")
+        return cls(peer, partial(producer.send, NAME), reader, guests)
 
     async def at(self, rate: float, seconds: float) -> runner.Values:
         end_ns = time.monotonic_ns() + round(seconds * 1e9)
@@ -138,7 +178,7 @@ class System:
 
         async def carry_out() -> None:
             for order in orders:
-                await self._guests.order(order)
+                await self._guests.ask(order)
 
         meanwhile = asyncio.create_task(carry_out())
         measured = await self._measure(CASE_RATE, lambda _: meanwhile.done())
@@ -169,38 +209,24 @@ class System:
         async with asyncio.timeout(ARRIVAL_S):
             while len(found) < count:
                 for reader in (self._reader, self._guests):
-                    samples = await reader.samples(run)
+                    samples = array("q", bytes.fromhex(await reader.ask(f"samples {run}")))
                     for number, ns in zip(samples[::2], samples[1::2], strict=True):
                         found[number] = min(ns, found.get(number, ns))
                 await asyncio.sleep(0.1)
         return found
 
 
-def cases_of(system: System, options: argparse.Namespace) -> dict[str, runner.Measure]:
-    found: dict[str, runner.Measure] = {
-        f"{rate:.0f}": partial(system.at, rate, options.seconds) for rate in options.rates
-    }
-    if options.backlog:
-        found[BACKLOG_CASE] = partial(system.beside, f"drain {options.backlog}")
-        found[MEMBERS_CASE] = partial(system.beside, f"members {MEMBERS}", "members 0")
-    return found
-
-
-def parser() -> argparse.ArgumentParser:
-    made = runner.parser(__doc__, NAMES)
-    made.add_argument("--rates", type=runner.positives, default=list(RATES), help="messages/s, separated by commas")
-    made.add_argument(
-        "--seconds", type=runner.positive, default=SECONDS, help="of each run; the other cases end on their own"
-    )
-    made.add_argument("--backlog", type=whole(0), default=BACKLOG, help="0 leaves out the cases beside the rates")
-    return made
-
-
 async def run(options: argparse.Namespace) -> Mapping[str, Any]:
-    async def prepare(peer: Peer, stack: AsyncExitStack) -> Mapping[str, runner.Measure]:
+    async def prepare(peer: Peer, stack: AsyncExitStack) -> runner.Cases:
         system = await System.start(peer, stack, options.backlog)
         await system.at(*WARM_UP)
-        return cases_of(system, options)
+        cases: dict[str, runner.Measure] = {
+            f"{rate:.0f}": partial(system.at, rate, options.seconds) for rate in options.rates
+        }
+        if options.backlog:
+            cases[BACKLOG_CASE] = partial(system.beside, f"drain {options.backlog}")
+            cases[MEMBERS_CASE] = partial(system.beside, f"members {MEMBERS}", "members 0")
+        return cases
 
     figures = await runner.compare(options, NAMES, prepare)
     title = "From the time a message was due to the handler of another process, by messages/s"
@@ -209,4 +235,15 @@ async def run(options: argparse.Namespace) -> Mapping[str, Any]:
 
 
 if __name__ == "__main__":
-    runner.main("latency", parser(), run)
+    made = runner.parser(__doc__, NAMES)
+    if sys.argv[1:2] == ["reader"]:
+        uvloop.run(Reader(sys.argv[2]).serve())
+    else:
+        made.add_argument(
+            "--rates", type=runner.listed(runner.positive), default=RATES, help="messages/s, separated by commas"
+        )
+        made.add_argument(
+            "--seconds", type=runner.positive, default=SECONDS, help="of each run; the other cases end on their own"
+        )
+        made.add_argument("--backlog", type=whole(0), default=BACKLOG, help="0 leaves out the cases beside the rates")
+        runner.main("latency", made, run)

@@ -146,13 +146,17 @@ async def rocketlet(
         yield Peer(name, f"127.0.0.1:{port}", pid, access if signs or tls else None)
 
 
-def apache_fault() -> str | None:
-    """Return why Apache's broker cannot be measured here; None if it can."""
+def java_fault(fetched: str) -> str | None:
+    """Return why Java's programs cannot run here, unless their jars (a pattern) are in the cache; None if they can."""
     if shutil.which("java") is None:
         return "java is missing"
-    if not any(CACHE.glob("apache-*/rocketmq-broker-*.jar")) and shutil.which("mvn") is None:
-        return "mvn is missing, which fetches Apache RocketMQ from Maven Central"
+    if not any(CACHE.glob(fetched)) and shutil.which("mvn") is None:
+        return "mvn is missing, which fetches jars from Maven Central"
     return None
+
+
+def apache_fault() -> str | None:
+    return java_fault("apache-*/rocketmq-broker-*.jar")
 
 
 def fetch(command: Sequence[str], folder: Path | None = None) -> str:
@@ -291,7 +295,9 @@ class Apache:
         self._jars = await self.jars()
         for tries_left in reversed(range(APACHE_TRIES)):
             try:
-                await self._start()
+                if self._name_server is None:
+                    await self._start_name_server()
+                await self._start_broker()
                 break
             except (TimeoutError, OSError) as error:
                 await self.__aexit__()
@@ -313,11 +319,6 @@ class Apache:
     async def restart_broker(self) -> None:
         """End the broker in order and start it again on the same address and data."""
         await self._broker.aclose()
-        await self._start_broker()
-
-    async def _start(self) -> None:
-        if self._name_server is None:
-            await self._start_name_server()
         await self._start_broker()
 
     async def _start_name_server(self) -> None:
@@ -418,21 +419,19 @@ async def apache_cluster(folder: Path, names: Sequence[str]) -> AsyncIterator[st
         yield str(address)
 
 
-def jetstream_fault() -> str | None:
-    return None if _nats() else "nats-server is missing: set NATS_SERVER, or install Debian's package of that name"
-
-
 def _nats() -> str | None:
-    found = os.environ.get("NATS_SERVER") or shutil.which("nats-server")
-    return found or shutil.which("nats-server", path="/usr/sbin:/usr/local/sbin")
+    paths = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin"
+    return os.environ.get("NATS_SERVER") or shutil.which("nats-server", path=paths)
 
 
-def jetstream_synced_fault() -> str | None:
-    if jetstream_fault():
-        return jetstream_fault()
-    version = subprocess.run((str(_nats()), "--version"), capture_output=True, text=True, check=True).stdout.strip()
-    numbers = [int(number) for number in re.findall(r"\d+", version)]
-    return None if numbers >= [2, 10] else f"{version} cannot sync always; set NATS_SERVER to one of 2.10 or later"
+def jetstream_fault(*, syncs: bool = False) -> str | None:
+    program = _nats()
+    if program is None:
+        return "nats-server is missing: set NATS_SERVER, or install Debian's package of that name"
+    version = subprocess.run((program, "--version"), capture_output=True, text=True, check=True).stdout.strip()
+    if syncs and [int(number) for number in re.findall(r"\d+", version)] < [2, 10]:
+        return f"{version} cannot sync always; set NATS_SERVER to one of 2.10 or later"
+    return None
 
 
 @asynccontextmanager
@@ -451,10 +450,6 @@ async def kafka_jars(pom: str, version: str, needed: str, setting: str) -> Path:
     """Return the folder with the jars of one of Kafka's parts."""
     options = (f"-D{setting}={version}", "-DincludeScope=runtime")
     return await maven_jars(CACHE / f"{pom}-{version}", needed, KAFKA_POMS / f"{pom}.xml", *options)
-
-
-def kafka_fault() -> str | None:
-    return None if shutil.which("mvn") and shutil.which("java") else "Java or Maven is missing, which fetches Kafka"
 
 
 @asynccontextmanager
@@ -502,6 +497,6 @@ SYSTEMS: Mapping[str, System] = {
     "apache": System(apache, apache_fault),
     "apache-synced": System(partial(apache, flush="SYNC_FLUSH"), apache_fault),
     "jetstream": System(jetstream, jetstream_fault),
-    "jetstream-synced": System(partial(jetstream, syncs=True), jetstream_synced_fault),
-    "kafka": System(kafka, kafka_fault),
+    "jetstream-synced": System(partial(jetstream, syncs=True), partial(jetstream_fault, syncs=True)),
+    "kafka": System(kafka, partial(java_fault, "broker-*/kafka_*.jar")),
 }

@@ -16,12 +16,12 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import uvloop
 from rich.console import Console
 from rich.table import Table
-from rocketlet.client import Message
+from rocketlet.client import AdminClient
 from rocketlet.command.plumbing import logs
 from rocketlet.command.plumbing.numbers import whole
 from rocketlet.protocol.fast import MODULE
@@ -32,8 +32,10 @@ BODY_BYTES = 1024
 BODY = os.urandom(BODY_BYTES // 2).hex().encode()
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
 
+T = TypeVar("T")
 Values = Mapping[str, float]
 Measure = Callable[[], Awaitable[Values]]
+Cases = Mapping[str, Measure]
 Run = Callable[[argparse.Namespace], Coroutine[Any, Any, Mapping[str, Any]]]
 
 # Options
@@ -48,25 +50,22 @@ def parser(description: str | None, names: Iterable[str] = (), *, rounds: int = 
         made.add_argument("--rounds", type=whole(1), default=rounds)
     if names := tuple(names):
         text = f"what to measure, separated by commas, of {', '.join(names)}; default: all that can run here"
-        made.add_argument("--only", type=among(names), metavar="NAMES", help=text)
+        made.add_argument("--only", type=listed(one_of(names)), metavar="NAMES", help=text)
     return made
 
 
-def among(names: Sequence[str]) -> Callable[[str], str]:
-    """Return a type of options: names separated by commas."""
+def listed(check: Callable[[str], T]) -> Callable[[str], list[T]]:
+    """Return a type of options: values separated by commas, each of which `check` parses."""
+    return lambda text: [check(item) for item in text.split(",")]
 
+
+def one_of(names: Sequence[str]) -> Callable[[str], str]:
     def checked(text: str) -> str:
-        for name in text.split(","):
-            if name not in names:
-                raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(names)}")
+        if text not in names:
+            raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(names)}")
         return text
 
     return checked
-
-
-def counts(text: str) -> list[int]:
-    """Whole numbers from 1, separated by commas."""
-    return list(map(whole(1), text.split(",")))
 
 
 def positive(text: str) -> float:
@@ -78,11 +77,6 @@ def positive(text: str) -> float:
     if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
     return number
-
-
-def positives(text: str) -> list[float]:
-    """Numbers above 0, separated by commas."""
-    return list(map(positive, text.split(",")))
 
 
 def folder(text: str) -> Path:
@@ -99,20 +93,16 @@ def main(name: str, options: argparse.ArgumentParser, run: Run) -> None:
 
 def finish(options: argparse.Namespace, name: str, result: Mapping[str, Any]) -> None:
     if options.json:
-        print(json.dumps({"bench": name, "machine": machine(), **result}))
-
-
-def machine() -> dict[str, object]:
-    """Return what figures depend on besides the processor."""
-    return {"cores": os.cpu_count(), "python": platform.python_version(), "module": MODULE}
+        machine = {"cores": os.cpu_count(), "python": platform.python_version(), "module": MODULE}
+        print(json.dumps({"bench": name, "machine": machine, **result}))
 
 
 # Systems
 
 
-def chosen(only: str | None, names: Sequence[str]) -> list[str]:
+def chosen(only: Sequence[str] | None, names: Sequence[str]) -> list[str]:
     """Return the wanted systems that can run, and print why others cannot. Exits if none is left."""
-    wanted = only.split(",") if only else list(names)
+    wanted = only or names
     faults = {name: SYSTEMS[name].fault() for name in wanted if name in SYSTEMS}
     for name, fault in faults.items():
         if fault:
@@ -126,9 +116,24 @@ def chosen(only: str | None, names: Sequence[str]) -> list[str]:
 @asynccontextmanager
 async def started(names: Sequence[str]) -> AsyncIterator[dict[str, Peer]]:
     """The systems, running; their data is in a temporary folder (`TMPDIR`)."""
-    with tempfile.TemporaryDirectory(prefix="rocketlet-bench-", ignore_cleanup_errors=True) as path:
-        async with AsyncExitStack() as stack:
-            yield {name: await stack.enter_async_context(SYSTEMS[name].start(Path(path))) for name in names}
+    async with AsyncExitStack() as stack:
+        path = temporary_folder(stack)
+        yield {name: await stack.enter_async_context(SYSTEMS[name].start(path)) for name in names}
+
+
+def temporary_folder(stack: AsyncExitStack) -> Path:
+    made = tempfile.TemporaryDirectory(prefix="rocketlet-bench-", ignore_cleanup_errors=True)
+    return Path(stack.enter_context(made))
+
+
+async def make_topic(address: str, topic: str, queues: int) -> None:
+    """Create a topic, and return when the name server has it."""
+    async with AdminClient(address) as admin:
+        while not await admin.brokers():
+            await asyncio.sleep(0.05)
+        await admin.create_topic(topic, queues=queues)
+        while topic not in await admin.topics():
+            await asyncio.sleep(0.05)
 
 
 # Measurements
@@ -149,30 +154,16 @@ class Stopwatch:
         return clock_s, client_s, peer_s
 
 
-class Arrivals:
-    """A handler of batches that counts, and sets `done` when `count` messages have come."""
-
-    def __init__(self, count: int) -> None:
-        self.done = asyncio.Event()
-        self.seen = 0
-        self._count = count
-
-    async def __call__(self, messages: Sequence[Message]) -> None:
-        self.add(len(messages))
-
-    def add(self, count: int) -> None:
-        self.seen += count
-        if self.seen >= self._count:
-            self.done.set()
-
-
 class Figures:
     """Measured values: by system and case, a mapping for each round. All are compared with the first system."""
 
     def __init__(self, runs: Mapping[str, Mapping[str, list[Values]]]) -> None:
         self.runs = runs
         self.medians = {
-            system: {case: medians(found) for case, found in cases.items()} for system, cases in runs.items()
+            system: {
+                case: {key: median([run[key] for run in found]) for key in found[0]} for case, found in cases.items()
+            }
+            for system, cases in runs.items()
         }
         self.first = next(iter(runs))
 
@@ -207,7 +198,7 @@ class Figures:
         console.print(f"medians of alternating rounds; by {key}, round by round: median (least to most)")
 
 
-async def alternate(rounds: int, cases: Mapping[str, Mapping[str, Measure]], *, warm_ups: int = 0) -> Figures:
+async def alternate(rounds: int, cases: Mapping[str, Cases], *, warm_ups: int = 0) -> Figures:
     """Measure the cases of all systems in turn, in each round; those of the first rounds, the warm-ups, do not count."""
     runs: dict[str, dict[str, list[Values]]] = {system: {case: [] for case in found} for system, found in cases.items()}
     for number in range(-warm_ups, rounds):
@@ -223,7 +214,7 @@ async def alternate(rounds: int, cases: Mapping[str, Mapping[str, Measure]], *, 
 async def compare(
     options: argparse.Namespace,
     names: Sequence[str],
-    prepare: Callable[[Peer, AsyncExitStack], Awaitable[Mapping[str, Measure]]],
+    prepare: Callable[[Peer, AsyncExitStack], Awaitable[Cases]],
     *,
     warm_ups: int = 0,
 ) -> Figures:
@@ -237,10 +228,6 @@ def median(values: Sequence[float]) -> float:
     return statistics.median(values) if values else float("nan")
 
 
-def medians(runs: Sequence[Values]) -> dict[str, float]:
-    return {key: median([run[key] for run in runs]) for key in runs[0]} if runs else {}
-
-
 def percentile(values: list[float], part: float) -> float:
     ordered = sorted(values)
     return ordered[min(int(len(ordered) * part), len(ordered) - 1)] if ordered else float("nan")
@@ -249,19 +236,13 @@ def percentile(values: list[float], part: float) -> float:
 # Tables
 
 
-def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     table = Table(title=title, title_justify="left")
     for index, column in enumerate(columns):
         table.add_column(column, justify="left" if index == 0 else "right")
     for row in rows:
         table.add_row(*(_cell(value) for value in row))
     console.print(table)
-
-
-def show_by_value(title: str, found: Mapping[str, Mapping[str, object]]) -> None:
-    """Print a row for each value, and a column for each system."""
-    rows = [[key, *(of_system[key] for of_system in found.values())] for key in next(iter(found.values()))]
-    show(title, ("", *found), rows)
 
 
 def _cell(value: object) -> str:

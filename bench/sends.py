@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
@@ -30,8 +31,7 @@ Connect = Callable[[Peer, AsyncExitStack], Awaitable[Send]]
 
 
 async def ours(peer: Peer, stack: AsyncExitStack) -> Send:
-    made = Producer(peer.address, "bench", timeout_s=10, access=peer.access)
-    producer = await stack.enter_async_context(made)
+    producer = await stack.enter_async_context(Producer(peer.address, "bench", timeout_s=10, access=peer.access))
     await producer.send("bench", BODY)
     return lambda: producer.send("bench", BODY)
 
@@ -61,14 +61,14 @@ async def confluent(peer: Peer, stack: AsyncExitStack) -> Send:
     loop = asyncio.get_running_loop()
     producer = Confluent({"bootstrap.servers": peer.address})
     delivered: list[asyncio.Future[None]] = []
-    is_over = False
+    is_over = threading.Event()
 
     def settle(futures: list[asyncio.Future[None]]) -> None:
         for future in futures:
             future.set_result(None)
 
     def poll() -> None:
-        while not is_over:
+        while not is_over.is_set():
             if producer.poll(0.1):
                 futures = delivered.copy()
                 delivered.clear()
@@ -84,24 +84,17 @@ async def confluent(peer: Peer, stack: AsyncExitStack) -> Send:
         producer.produce("bench", BODY, on_delivery=heard)
         return future
 
-    polling = asyncio.create_task(asyncio.to_thread(poll))
-
-    async def end() -> None:
-        nonlocal is_over
-        is_over = True
-        await polling
-
-    stack.push_async_callback(end)
+    thread = threading.Thread(target=poll)
+    thread.start()
+    stack.callback(thread.join)
+    stack.callback(is_over.set)
     await send()
     return send
 
 
+OURS = ("rocketlet", "rocketlet-signed", "rocketlet-tls", "rocketlet-tls-signed", "apache")
 CLIENTS: Mapping[str, tuple[str, Connect]] = {
-    "rocketlet": ("rocketlet", ours),
-    "rocketlet-signed": ("rocketlet-signed", ours),
-    "rocketlet-tls": ("rocketlet-tls", ours),
-    "rocketlet-tls-signed": ("rocketlet-tls-signed", ours),
-    "apache": ("apache", ours),
+    **{name: (name, ours) for name in OURS},
     "jetstream": ("jetstream", jetstream),
     "aiokafka": ("kafka", aiokafka),
     "confluent-kafka": ("kafka", confluent),
@@ -137,20 +130,13 @@ async def measure(peer: Peer, send: Send, in_flight: int, seconds: float) -> run
     }
 
 
-def parser() -> argparse.ArgumentParser:
-    made = runner.parser(__doc__, NAMES)
-    made.add_argument("--seconds", type=runner.positive, default=SECONDS)
-    made.add_argument("--sync", action="store_true")
-    return made
-
-
 async def run(options: argparse.Namespace) -> Mapping[str, Any]:
     suffix = "-synced" if options.sync else ""
-    wanted = options.only.split(",") if options.only else list(SYNCED if options.sync else USUAL)
+    wanted = options.only or (SYNCED if options.sync else USUAL)
     peer_names = {name: CLIENTS[name][0] + suffix for name in wanted}
-    usable = runner.chosen(",".join(dict.fromkeys(peer_names.values())), ())
+    usable = runner.chosen(None, tuple(dict.fromkeys(peer_names.values())))
     async with runner.started(usable) as peers, AsyncExitStack() as stack:
-        cases: dict[str, dict[str, runner.Measure]] = {}
+        cases: dict[str, runner.Cases] = {}
         for name in (name for name in wanted if peer_names[name] in usable):
             peer = peers[peer_names[name]]
             send = await CLIENTS[name][1](peer, stack)
@@ -162,4 +148,7 @@ async def run(options: argparse.Namespace) -> Mapping[str, Any]:
 
 
 if __name__ == "__main__":
-    runner.main("sends", parser(), run)
+    made = runner.parser(__doc__, NAMES)
+    made.add_argument("--seconds", type=runner.positive, default=SECONDS)
+    made.add_argument("--sync", action="store_true")
+    runner.main("sends", made, run)

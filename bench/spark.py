@@ -4,22 +4,30 @@ from a Kafka broker, with 4, 16 and 64 queues; and how long a row of a trickle t
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import confluent_kafka
 import pyspark
+from confluent_kafka.admin import AdminClient as KafkaAdmin
+from confluent_kafka.cimpl import NewTopic
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from rocketlet.client import Producer
 from rocketlet.command.plumbing.numbers import whole
 from rocketlet.demo.processes import Child
 
 from . import runner
-from .churn import make_topic
 from .peers import CACHE, Peer, Used, fetch_python, kafka_jars, used
 
 NAMES = ("rocketlet", "kafka")
@@ -27,19 +35,167 @@ PARTS = ("read", "write", "trickle")
 ROWS = 2_000_000
 CONNECTOR_VERSION = "4.0.0"  # runs with PySpark of the same version: the connector fits no other
 NEEDED = ("spark-sql-kafka", "spark-token-provider", "kafka-clients", "commons-pool2")  # Spark has the others
+BODY_BYTES = 200
+
+# The process with the session
 
 
-class SparkUse(NamedTuple):
-    """What the processes of a Spark session have used: the JVM, and the Python processes that it started."""
+class Job:
+    """A Spark session that carries out the lines on its input, one JSON object each, and answers each with one. Spark and its
+    workers get the two cores of `local[2]`, whatever the system."""
 
-    jvm_s: float
-    python_s: float
+    def __init__(self, system: str, address: str, jars: str) -> None:
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+        settings: dict[str, bool | float | int | str | None] = {
+            "spark.ui.enabled": "false",
+            # the connector's Spark 4.0 does not write these files yet: two more for each batch
+            "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
+            # as docs/spark.md recommends; the connector's Spark does not know it, and reads without Python
+            "spark.python.unix.domain.socket.enabled": "true",
+            **({"spark.driver.extraClassPath": jars} if jars else {}),
+        }
+        self.spark = SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
+        self.spark.sparkContext.setLogLevel("ERROR")
+        self._system = system
+        self._server = address
+        self._address = {"kafka.bootstrap.servers" if system == "kafka" else "nameServer": address}
+        if system == "rocketlet":
+            import rocketlet.spark
+
+            rocketlet.spark.register(self.spark)
+
+    def fill(self, topic: str, rows: int, parts: int) -> dict[str, float]:
+        """Write rows of 200 bytes with the system's own sink."""
+        # a producer that is kept from another topic learns late of this one's leaders
+        patient = {"kafka.metadata.max.age.ms": "2000", "kafka.delivery.timeout.ms": "600000"}
+        column, settings = ("value", patient) if self._system == "kafka" else ("body", {})
+        body = f.rpad(f.col("id").cast("string"), BODY_BYTES, "x").alias(column)
+        frame = self.spark.range(0, rows, numPartitions=parts)
+        began_s = time.perf_counter()
+        writer = frame.select(body).write.format(self._system).options(topic=topic, **self._address, **settings)
+        writer.mode("append").save()
+        return {"seconds": time.perf_counter() - began_s, "rows": rows}
+
+    def stream(self, topic: str, start: str, *, properties: bool = False) -> DataFrame:
+        """Both with the columns of Kafka's connector: without headers, as by default there, or with them."""
+        if self._system == "kafka":
+            settings = {"subscribe": topic, "includeHeaders": str(properties).lower()}
+        else:
+            group = f"bench-{time.time_ns()}"
+            settings = {
+                "topic": topic,
+                "group": group,
+                "columns": "kafka",
+                "includeProperties": str(properties).lower(),
+            }
+        reader = self.spark.readStream.format(self._system).options(startingOffsets=start, **self._address, **settings)
+        return reader.load()
+
+    def drain(self, topic: str, properties: bool = False) -> dict[str, float]:
+        """Everything that is there, in one batch, from the start of the query to its end."""
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as checkpoint:
+            began_s = time.perf_counter()
+            stream = self.stream(topic, "earliest", properties=properties).writeStream.format("noop")
+            query = stream.trigger(availableNow=True).option("checkpointLocation", checkpoint).start()
+            query.awaitTermination()
+            seconds = time.perf_counter() - began_s
+            return {"seconds": seconds, "rows": sum(progress["numInputRows"] for progress in query.recentProgress)}
+
+    def trickle(self, topic: str, rate: int, seconds: float) -> dict[str, Any]:
+        """From the moment a row is sent, which its body says, until a batch with it reaches foreachBatch;
+        but for the first three seconds, which warm what is to be measured."""
+        body = f.col("value").cast("string")
+        latencies_ms: list[float] = []
+
+        def take(rows: DataFrame, batch: int) -> None:
+            sent = [float(row[0]) for row in rows.select(body).collect()]
+            now_s = time.time()
+            latencies_ms.extend((now_s - at_s) * 1000 for at_s in sent)
+
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as checkpoint:
+            stream = self.stream(topic, "latest").writeStream.foreachBatch(take)
+            query = stream.option("checkpointLocation", checkpoint).start()
+            time.sleep(8)  # warm
+            send = self._sender(topic)
+            count = int(rate * seconds)
+            began_s = time.time()
+            for number in range(count):
+                time.sleep(max(0.0, began_s + number / rate - time.time()))
+                send(repr(time.time()))
+            end_s = time.time() + 20
+            while len(latencies_ms) < count and time.time() < end_s:
+                time.sleep(0.05)
+            steps_ms: dict[str, list[float]] = {}
+            for progress in query.recentProgress:
+                if progress["numInputRows"]:
+                    for step, spent_ms in progress["durationMs"].items():
+                        steps_ms.setdefault(step, []).append(spent_ms)
+            query.stop()
+        return {"latencies_ms": latencies_ms[3 * rate :], "rows": len(latencies_ms), "of": count, "steps_ms": steps_ms}
+
+    def _sender(self, topic: str) -> Callable[[str], object]:
+        if self._system == "kafka":
+            kafka = confluent_kafka.Producer({"bootstrap.servers": self._server, "linger.ms": 0})
+            return lambda text: kafka.produce(topic, text)
+        loop = asyncio.new_event_loop()
+        threading.Thread(target=loop.run_forever, daemon=True).start()
+        producer = Producer(self._server)
+        asyncio.run_coroutine_threadsafe(producer.__aenter__(), loop).result()
+        return lambda text: asyncio.run_coroutine_threadsafe(producer.send(topic, text.encode()), loop)
 
 
-def spark_use(driver_pid: int) -> SparkUse:
-    """driver_pid: the Python program that started the JVM."""
-    jvm = next(item for item in below(driver_pid) if item.name == "java")
-    return SparkUse(jvm.cpu_s, jvm.children_s + sum(item.cpu_s + item.children_s for item in below(jvm.pid)))
+def serve(system: str, address: str, jars: str) -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # Spark's own output is no answer
+    job = Job(system, address, jars)
+    print("{}", file=answers, flush=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        print(json.dumps(getattr(job, asked.pop("do"))(**asked)), file=answers, flush=True)
+    job.spark.stop()
+
+
+# The measurement
+
+
+class Session:
+    """A Spark session in a process of its own, and the broker that it reads from."""
+
+    def __init__(self, peer: Peer, child: Child) -> None:
+        self._peer = peer
+        self._child = child
+
+    async def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(await self._child.ask(json.dumps({"do": do, **arguments})))
+        return found
+
+    def used_s(self) -> dict[str, float]:
+        """CPU seconds of the JVM, of the Python processes that it started, and of the broker."""
+        jvm = next(item for item in below(self._child.pid) if item.name == "java")
+        python_s = jvm.children_s + sum(item.cpu_s + item.children_s for item in below(jvm.pid))
+        return {"jvm_cpu": jvm.cpu_s, "python_cpu": python_s, "broker_cpu": self._peer.cpu_s()}
+
+    async def measure(self, count: int, do: str, **arguments: Any) -> runner.Values:
+        """The rate at which the session reads or writes rows, and the processor time by process, in µs per row."""
+        before = self.used_s()
+        found = await self.ask(do, **arguments)
+        spent_s = {name: after - before[name] for name, after in self.used_s().items()}
+        assert found["rows"] == count, f"{self._peer.name}: {do} had {found['rows']} of {count} rows"
+        spent_s = {"cpu": sum(spent_s.values()), **spent_s}
+        return {
+            "rows_per_s": count / found["seconds"],
+            **{f"{name}_us_per_row": seconds / count * 1e6 for name, seconds in spent_s.items()},
+        }
+
+    async def trickle(self, seconds: float) -> runner.Values:
+        """How long a row takes, and what a trigger spends its time on."""
+        found = await self.ask("trickle", topic="trickle", rate=100, seconds=seconds)
+        assert found["rows"] == found["of"], f"{found['rows']} of {found['of']} rows came"
+        return {
+            "latency_ms_p50": runner.percentile(found["latencies_ms"], 0.5),
+            "latency_ms_p99": runner.percentile(found["latencies_ms"], 0.99),
+            **{f"trigger_{step}_ms": runner.median(spent) for step, spent in sorted(found["steps_ms"].items())},
+        }
 
 
 def below(pid: int) -> Iterator[Used]:
@@ -52,150 +208,85 @@ def below(pid: int) -> Iterator[Used]:
         parents = {item.pid for item in children}
 
 
-class Session:
-    """A Spark session in a process of its own (`spark_job`)."""
-
-    def __init__(self, child: Child) -> None:
-        self._child = child
-        self.pid = child.pid
-
-    async def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(await self._child.ask(json.dumps({"do": do, **arguments})))
-        return found
-
-
 @asynccontextmanager
 async def session(peer: Peer, folder: Path) -> AsyncIterator[Session]:
     jars, environment = "", {"SPARK_LOCAL_IP": "127.0.0.1"}
     if peer.name == "kafka":
         found = await kafka_jars("connector", CONNECTOR_VERSION, "spark-sql-kafka-*.jar", "spark.version")
         jars = ":".join(str(jar) for jar in sorted(found.glob("*.jar")) if jar.name.startswith(NEEDED))
-        pyspark = CACHE / f"pyspark-{CONNECTOR_VERSION}"
-        environment["PYTHONPATH"] = str(await fetch_python(pyspark, "pyspark", f"pyspark=={CONNECTOR_VERSION}"))
-    command = (sys.executable, "-m", "bench.spark_job", peer.name, peer.address, jars)
+        home = CACHE / f"pyspark-{CONNECTOR_VERSION}"
+        environment["PYTHONPATH"] = str(await fetch_python(home, "pyspark", f"pyspark=={CONNECTOR_VERSION}"))
+    command = (sys.executable, "-m", "bench.spark", "session", peer.name, peer.address, jars)
     child = await Child.start(command, folder / f"{peer.name}-spark.log", environment=environment)
     try:
         await child.wait_for()
-        yield Session(child)
+        yield Session(peer, child)
     finally:
         await child.close()
 
 
-Sessions = list[tuple[Peer, Session]]
-Result = dict[str, dict[str, float]]
-
-
-async def create_topic(peer: Peer, spark: Session | None, topic: str, queues: int) -> None:
-    """spark: by which Kafka's are made."""
+async def create_topic(peer: Peer, topic: str, queues: int) -> None:
     if peer.name == "kafka":
-        assert spark is not None
-        await spark.ask("kafka_topic", topic=topic, queues=queues)
+        admin = KafkaAdmin({"bootstrap.servers": peer.address})  # must live until the topic is created
+        admin.create_topics([NewTopic(topic, queues, 1)])[topic].result()
     else:
-        await make_topic(peer.address, topic, queues)
+        await runner.make_topic(peer.address, topic, queues)
 
 
-def parser() -> argparse.ArgumentParser:
-    made = runner.parser(__doc__, NAMES)
-    made.add_argument("--rows", type=whole(1), default=ROWS)
-    made.add_argument("--queues", type=runner.counts, default="4,16,64")
-    made.add_argument("--trickle-seconds", type=runner.positive, default=20.0)
-    made.add_argument("--parts", type=runner.among(PARTS), default=",".join(PARTS), help="what to measure")
-    return made
+async def cases_of(spark: Session, options: argparse.Namespace) -> runner.Cases:
+    """Reads of filled topics, without and with properties, and writes."""
+    cases: dict[str, runner.Measure] = {}
+    write = {"rows": options.rows, "parts": 8}
+    for queues in options.queues if "read" in options.parts else ():
+        topic = f"t{queues}"
+        await spark.ask("fill", topic=topic, **write)
+        for suffix, properties in (("", False), ("_with_properties", True)):
+            read = partial(spark.measure, options.rows, "drain", topic=topic, properties=properties)
+            cases[f"read_{queues}{suffix}"] = read
+    if "write" in options.parts:
+        cases["write"] = partial(spark.measure, options.rows, "fill", topic="written", **write)
+    return cases
 
 
 async def run(options: argparse.Namespace) -> Mapping[str, Any]:
-    names, parts = runner.chosen(options.only, NAMES), options.parts.split(",")
-    result: dict[str, dict[str, float]] = {name: {} for name in names}
     async with AsyncExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rocketlet-bench-", ignore_cleanup_errors=True))
-        peers = await stack.enter_async_context(runner.started(names))
-        sessions = [(peer, await stack.enter_async_context(session(peer, Path(folder)))) for peer in peers.values()]
-        topics = (("trickle", 4), ("written", 4), *((f"t{queues}", queues) for queues in options.queues))
-        for peer, spark in sessions:
-            for topic, queues in topics:
-                await create_topic(peer, spark, topic, queues)
-        for queues in options.queues if "read" in parts else ():
-            await drains(sessions, queues, options, result)
-        if "write" in parts:
-            await writes(sessions, options, result)
-        if "trickle" in parts:
-            await trickles(sessions, options, result)
-    first = result[names[0]]
-    rows = [[name, key, result[name][key], ratio(first[key], result[name][key])] for key in first for name in names]
-    runner.show("Spark reads", ("", "", "", f"{names[0]} / this"), rows)
+        folder = runner.temporary_folder(stack)
+        peers = await stack.enter_async_context(runner.started(runner.chosen(options.only, NAMES)))
+        sessions = {name: await stack.enter_async_context(session(peer, folder)) for name, peer in peers.items()}
+        for peer in peers.values():
+            for topic, queues in (
+                ("trickle", 4),
+                ("written", 4),
+                *((f"t{queues}", queues) for queues in options.queues),
+            ):
+                await create_topic(peer, topic, queues)
+        cases = {name: await cases_of(spark, options) for name, spark in sessions.items()}
+        found = (await runner.alternate(options.rounds, cases, warm_ups=1)).medians
+        result = {
+            name: {f"{case}_{key}": value for case, values in of_one.items() for key, value in values.items()}
+            for name, of_one in found.items()
+        }
+        if "trickle" in options.parts:
+            trickles = {name: {"": partial(spark.trickle, options.trickle_seconds)} for name, spark in sessions.items()}
+            for name, values in (await runner.alternate(options.rounds, trickles)).only_case().items():
+                result[name] |= values
+    first, of_first = next(iter(result.items()))
+    rows = [
+        [name, key, values[key], f"{ours / values[key]:.2f}" if values[key] else "-"]
+        for key, ours in of_first.items()
+        for name, values in result.items()
+    ]
+    runner.show("Spark reads", ("", "", "", f"{first} / this"), rows)
     return {"rows": options.rows, "spark": pyspark.__version__, "kafka_spark": CONNECTOR_VERSION, **result}
 
 
-def ratio(ours: float, theirs: float) -> str:
-    return f"{ours / theirs:.2f}" if theirs else "-"
-
-
-async def drains(sessions: Sessions, queues: int, options: argparse.Namespace, result: Result) -> None:
-    """Each system in turn, `rounds` times after one that warms."""
-    topic = f"t{queues}"
-
-    async def drained(peer: Peer, spark: Session, properties: bool) -> runner.Values:
-        found = await measured(peer, spark, "drain", topic=topic, properties=properties)
-        assert found["rows"] == options.rows, f"{peer.name}: {found['rows']} of {options.rows} rows were read"
-        return found
-
-    for _, spark in sessions:
-        await spark.ask("fill", topic=topic, rows=options.rows, parts=8)
-    cases = {
-        peer.name: {
-            f"read_{queues}": partial(drained, peer, spark, False),
-            f"read_{queues}_with_properties": partial(drained, peer, spark, True),
-        }
-        for peer, spark in sessions
-    }
-    keep(await runner.alternate(options.rounds, cases, warm_ups=1), options.rows, result)
-
-
-async def writes(sessions: Sessions, options: argparse.Namespace, result: Result) -> None:
-    """Each system in turn into one topic, `rounds` times after one that warms."""
-    fill = partial(measured, do="fill", topic="written", rows=options.rows, parts=8)
-    cases = {peer.name: {"write": partial(fill, peer, spark)} for peer, spark in sessions}
-    keep(await runner.alternate(options.rounds, cases, warm_ups=1), options.rows, result)
-
-
-async def measured(peer: Peer, spark: Session, do: str, **arguments: Any) -> dict[str, float]:
-    """The session's answer, and the CPU seconds that it took: JVM, Spark's Python, broker."""
-    before, broker_s = spark_use(spark.pid), peer.cpu_s()
-    found: dict[str, float] = await spark.ask(do, **arguments)
-    after = spark_use(spark.pid)
-    found["jvm_cpu_s"] = after.jvm_s - before.jvm_s
-    found["python_cpu_s"] = after.python_s - before.python_s
-    found["broker_cpu_s"] = peer.cpu_s() - broker_s
-    found["cpu_s"] = found["jvm_cpu_s"] + found["python_cpu_s"] + found["broker_cpu_s"]
-    return found
-
-
-def keep(figures: runner.Figures, rows: int, result: Result) -> None:
-    """Add the rates of each case, and the processor time by process, in µs per row."""
-    for system, cases in figures.medians.items():
-        for case, values in cases.items():
-            result[system][f"{case}_rows_per_s"] = rows / values["seconds"]
-            for name in ("cpu", "jvm_cpu", "python_cpu", "broker_cpu"):
-                result[system][f"{case}_{name}_us_per_row"] = values[f"{name}_s"] / rows * 1e6
-
-
-async def trickles(sessions: Sessions, options: argparse.Namespace, result: Result) -> None:
-    """Each system in turn, `rounds` times: how long a row takes, and what a trigger spends its time on."""
-    latencies: dict[str, list[float]] = {peer.name: [] for peer, _ in sessions}
-    steps: dict[str, dict[str, list[float]]] = {peer.name: {} for peer, _ in sessions}
-    for _ in range(options.rounds):
-        for peer, spark in sessions:
-            found = await spark.ask("trickle", topic="trickle", rate=100, seconds=options.trickle_seconds)
-            assert found["rows"] == found["of"], f"{found['rows']} of {found['of']} rows came"
-            latencies[peer.name] += found["latencies_ms"]
-            for step, spent_ms in found["steps_ms"].items():
-                steps[peer.name].setdefault(step, []).extend(spent_ms)
-    for name, found_ms in latencies.items():
-        result[name]["latency_ms_p50"] = runner.percentile(found_ms, 0.5)
-        result[name]["latency_ms_p99"] = runner.percentile(found_ms, 0.99)
-        for step, spent_ms in sorted(steps[name].items()):
-            result[name][f"trigger_{step}_ms"] = runner.median(spent_ms)
-
-
 if __name__ == "__main__":
-    runner.main("spark", parser(), run)
+    made = runner.parser(__doc__, NAMES)
+    if sys.argv[1:2] == ["session"]:
+        serve(*sys.argv[2:])
+    else:
+        made.add_argument("--rows", type=whole(1), default=ROWS)
+        made.add_argument("--queues", type=runner.listed(whole(1)), default="4,16,64")
+        made.add_argument("--trickle-seconds", type=runner.positive, default=20.0)
+        made.add_argument("--parts", type=runner.listed(runner.one_of(PARTS)), default=PARTS, help="what to measure")
+        runner.main("spark", made, run)

@@ -14,216 +14,151 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import tempfile
 import threading
-import time
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import nats
 import redis.asyncio
 from fakeredis import TcpFakeServer
-from rocketlet.client import AdminClient, Consumer, Message, Producer
+from rocketlet.client import AdminClient
 from rocketlet.command.plumbing.numbers import whole
 from rocketlet.testing import Broker, RemoteBroker
 from rocketlet.testing.ports import free_port
 
 from . import peers, runner
 from .runner import BODY
+from .start import ARRIVAL_S, send_and_consume
 
 TESTS = 100
 CLEANINGS = 10
-PATIENCE_S = 120
 
 
-class System(ABC):
-    """A broker as a test suite has it. `stack` ends what was started."""
+class System(NamedTuple):
+    """How a test suite uses a running broker.
 
-    def __init__(self, folder: Path, stack: AsyncExitStack) -> None:
-        self.folder = folder
-        self.stack = stack
+    test: Sends a message and consumes it in the test of a number, by clients that stay connected until the stack closes.
+    clean: Cleans up after the test of a number.
+    """
 
-    @abstractmethod
-    async def start(self) -> None: ...
-
-    @abstractmethod
-    async def test(self, number: int, stays: AsyncExitStack | None = None) -> None:
-        """Sends a message and consumes it, by clients of its own, which `stays` may keep connected."""
-
-    @abstractmethod
-    async def clean(self, number: int) -> None:
-        """Cleans up after the test of this number."""
+    test: Callable[[int, AsyncExitStack], Awaitable[object]]
+    clean: Callable[[int], Awaitable[object]]
 
 
-class Rocketlet(System):
-    """In this process."""
-
-    async def start(self) -> None:
-        self.broker = await self.stack.enter_async_context(Broker())
-        self.address = self.broker.address
-
-    def names(self, number: int) -> tuple[str, str]:
-        """Topic and group."""
-        return "orders", "shipping"
-
-    async def test(self, number: int, stays: AsyncExitStack | None = None) -> None:
-        topic, group = self.names(number)
-        seen = asyncio.Event()
-
-        def handle(message: Message) -> None:
-            seen.set()
-
-        async with AsyncExitStack() as ends:
-            clients = stays or ends
-            producer = await clients.enter_async_context(Producer(self.address, timeout_s=20))
-            await producer.send(topic, BODY)
-            await clients.enter_async_context(Consumer(self.address, group, topic, handle, start="first"))
-            await asyncio.wait_for(seen.wait(), PATIENCE_S)
-
-    async def clean(self, number: int) -> None:
-        await self.broker.aclear()
+async def rocketlet(folder: Path, stack: AsyncExitStack) -> System:
+    broker = await stack.enter_async_context(Broker())
+    return System(partial(send_order, broker.address), lambda number: broker.aclear())
 
 
-class RocketletProcess(Rocketlet):
-    """A process with a control port."""
-
-    async def start(self) -> None:
-        control = free_port()
-        peer = await self.stack.enter_async_context(
-            peers.rocketlet(self.folder, "--control-port", str(control), "--no-vip")
-        )
-        await peers.listening(control)
-        self.remote = self.stack.enter_context(RemoteBroker(f"127.0.0.1:{control}", address=peer.address))
-        self.address = peer.address
-
-    async def clean(self, number: int) -> None:
-        await asyncio.to_thread(self.remote.clear)
+async def rocketlet_process(folder: Path, stack: AsyncExitStack) -> System:
+    control = free_port()
+    options = ("--control-port", str(control), "--no-vip")
+    peer = await stack.enter_async_context(peers.rocketlet(folder, *options))
+    await peers.listening(control)
+    remote = stack.enter_context(RemoteBroker(f"127.0.0.1:{control}", address=peer.address))
+    return System(partial(send_order, peer.address), lambda number: asyncio.to_thread(remote.clear))
 
 
-class Apache(Rocketlet):
-    """By the same clients as ours."""
-
-    async def start(self) -> None:
-        peer = await self.stack.enter_async_context(peers.apache(self.folder))
-        self.address = peer.address
-        self.admin = await self.stack.enter_async_context(AdminClient(self.address))
-
-    def names(self, number: int) -> tuple[str, str]:
-        return f"orders-{number}", f"shipping-{number}"
-
-    async def test(self, number: int, stays: AsyncExitStack | None = None) -> None:
-        await self.admin.create_topic(self.names(number)[0], queues=4)
-        await super().test(number, stays)
-
-    async def clean(self, number: int) -> None:
-        topic, group = self.names(number)
-        await self.admin.delete_topic(topic)
-        await self.admin.delete_group(group)
+async def send_order(address: str, number: int, clients: AsyncExitStack) -> None:
+    await send_and_consume(address, "orders", "shipping", clients)
 
 
-class FakeRedis(System):
-    """Its TCP server in a thread, and redis-py with streams."""
+async def apache(folder: Path, stack: AsyncExitStack) -> System:
+    peer = await stack.enter_async_context(peers.apache(folder))
+    admin = await stack.enter_async_context(AdminClient(peer.address))
 
-    async def start(self) -> None:
-        self.port = free_port()
-        server = TcpFakeServer(("127.0.0.1", self.port))
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        self.stack.callback(server.server_close)
-        self.stack.callback(server.shutdown)
-        await peers.listening(self.port)
+    async def test(number: int, clients: AsyncExitStack) -> None:
+        await admin.create_topic(f"orders-{number}", queues=4)
+        await send_and_consume(peer.address, f"orders-{number}", f"shipping-{number}", clients)
 
-    def connect(self) -> Any:
-        return redis.asyncio.Redis(host="127.0.0.1", port=self.port)
+    async def clean(number: int) -> None:
+        await admin.delete_topic(f"orders-{number}")
+        await admin.delete_group(f"shipping-{number}")
 
-    async def test(self, number: int, stays: AsyncExitStack | None = None) -> None:
-        async with AsyncExitStack() as ends:
-            client = await (stays or ends).enter_async_context(self.connect())
-            await client.xadd("orders", {"body": BODY})
-            await client.xgroup_create("orders", "shipping", id="0")
-            found = await client.xreadgroup("shipping", "one", {"orders": ">"}, count=1)
-            ((_, ((place, _),)),) = found
-            await client.xack("orders", "shipping", place)
+    return System(test, clean)
 
-    async def clean(self, number: int) -> None:
-        async with self.connect() as client:
+
+async def fake_redis(folder: Path, stack: AsyncExitStack) -> System:
+    port = free_port()
+    server = TcpFakeServer(("127.0.0.1", port))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    stack.callback(server.server_close)
+    stack.callback(server.shutdown)
+    await peers.listening(port)
+    connect: Callable[[], Any] = partial(redis.asyncio.Redis, host="127.0.0.1", port=port)
+
+    async def test(number: int, clients: AsyncExitStack) -> None:
+        client = await clients.enter_async_context(connect())
+        await client.xadd("orders", {"body": BODY})
+        await client.xgroup_create("orders", "shipping", id="0")
+        ((_, ((place, _),)),) = await client.xreadgroup("shipping", "one", {"orders": ">"}, count=1)
+        await client.xack("orders", "shipping", place)
+
+    async def clean(number: int) -> None:
+        async with connect() as client:
             await client.flushall()
 
+    return System(test, clean)
 
-class JetStream(System):
-    """Debian's nats-server, by nats-py."""
 
-    async def start(self) -> None:
-        peer = await self.stack.enter_async_context(peers.jetstream(self.folder))
-        self.url = f"nats://{peer.address}"
-        self.connection = await nats.connect(self.url)
-        self.stack.push_async_callback(self.connection.close)
+async def jetstream(folder: Path, stack: AsyncExitStack) -> System:
+    url = f"nats://{(await stack.enter_async_context(peers.jetstream(folder))).address}"
+    cleaner = await nats.connect(url)
+    stack.push_async_callback(cleaner.close)
 
-    async def test(self, number: int, stays: AsyncExitStack | None = None) -> None:
-        connection = await nats.connect(self.url)
+    async def test(number: int, clients: AsyncExitStack) -> None:
+        connection = await nats.connect(url)
+        clients.push_async_callback(connection.close)
         stream = connection.jetstream()
         await stream.add_stream(name="orders", subjects=["orders"])
         await stream.publish("orders", BODY)
         subscription = await stream.pull_subscribe("orders", "shipping", stream="orders")
-        (message,) = await subscription.fetch(1, timeout=PATIENCE_S)
+        (message,) = await subscription.fetch(1, timeout=ARRIVAL_S)
         await message.ack()
-        if stays is None:
-            await connection.close()
-        else:
-            stays.push_async_callback(connection.close)
 
-    async def clean(self, number: int) -> None:
-        await self.connection.jetstream().delete_stream("orders")
+    return System(test, lambda number: cleaner.jetstream().delete_stream("orders"))
 
 
-SYSTEMS: dict[str, Callable[[Path, AsyncExitStack], System]] = {
-    "rocketlet": Rocketlet,
-    "rocketlet-process": RocketletProcess,
-    "fakeredis": FakeRedis,
-    "jetstream": JetStream,
-    "apache": Apache,
+SYSTEMS: dict[str, Callable[[Path, AsyncExitStack], Awaitable[System]]] = {
+    "rocketlet": rocketlet,
+    "rocketlet-process": rocketlet_process,
+    "fakeredis": fake_redis,
+    "jetstream": jetstream,
+    "apache": apache,
 }
 
 
-async def milliseconds(work: Awaitable[None]) -> float:
-    began_s = time.perf_counter()
-    await work
-    return (time.perf_counter() - began_s) * 1000
-
-
 async def measure(name: str, tests: int) -> runner.Values:
-    with tempfile.TemporaryDirectory(prefix="rocketlet-bench-") as folder:
-        async with AsyncExitStack() as stack:
-            system = SYSTEMS[name](Path(folder), stack)
-            found = {
-                "start_ms": await milliseconds(system.start()),
-                "first_message_ms": await milliseconds(system.test(0)),
-            }
-            await system.clean(0)
-            cleanings = []
-            for number in range(1, CLEANINGS + 1):
-                async with AsyncExitStack() as stays:
-                    await system.test(number, stays)
-                    cleanings.append(await milliseconds(system.clean(number)))
-            found["clean_ms"] = runner.median(cleanings)
-            began_s = time.perf_counter()
-            for number in range(CLEANINGS + 1, CLEANINGS + 1 + tests):
-                await system.test(number)
+    async with AsyncExitStack() as stack:
+        watch = runner.Stopwatch()
+        system = await SYSTEMS[name](runner.temporary_folder(stack), stack)
+        start_ms = watch.read_s()[0] * 1000
+        watch = runner.Stopwatch()
+        async with AsyncExitStack() as clients:
+            await system.test(0, clients)
+        first_message_ms = watch.read_s()[0] * 1000
+        await system.clean(0)
+        cleanings_ms = []
+        for number in range(1, CLEANINGS + 1):
+            async with AsyncExitStack() as clients:
+                await system.test(number, clients)
+                watch = runner.Stopwatch()
                 await system.clean(number)
-            found["hundred_tests_s"] = (time.perf_counter() - began_s) * TESTS / tests
-            return found
-
-
-def parser() -> argparse.ArgumentParser:
-    made = runner.parser(__doc__, SYSTEMS)
-    made.add_argument(
-        "--tests", type=whole(1), default=TESTS, help="how many tests to run; the result is scaled to a hundred"
-    )
-    return made
+                cleanings_ms.append(watch.read_s()[0] * 1000)
+        watch = runner.Stopwatch()
+        for number in range(CLEANINGS + 1, CLEANINGS + 1 + tests):
+            async with AsyncExitStack() as clients:
+                await system.test(number, clients)
+            await system.clean(number)
+        return {
+            "start_ms": start_ms,
+            "first_message_ms": first_message_ms,
+            "clean_ms": runner.median(cleanings_ms),
+            "hundred_tests_s": watch.read_s()[0] * TESTS / tests,
+        }
 
 
 async def run(options: argparse.Namespace) -> Mapping[str, Any]:
@@ -235,4 +170,8 @@ async def run(options: argparse.Namespace) -> Mapping[str, Any]:
 
 
 if __name__ == "__main__":
-    runner.main("testkit", parser(), run)
+    made = runner.parser(__doc__, SYSTEMS)
+    made.add_argument(
+        "--tests", type=whole(1), default=TESTS, help="how many tests to run; the result is scaled to a hundred"
+    )
+    runner.main("testkit", made, run)

@@ -9,7 +9,7 @@ import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.MessageExt;
 
-/** Members of one group that join and leave on command: `join NAME [TOPIC]`, `leave NAME`. Prints what each handles, and when. */
+/** Members of one group that join and leave on command: `join NAME`, `leave NAME`. Prints what each handles, and when. */
 public final class Churn {
     public static void main(String[] args) {
         try {
@@ -29,8 +29,7 @@ public final class Churn {
         for (String line = commands.readLine(); line != null; line = commands.readLine()) {
             String[] words = line.split(" ");
             if (words[0].equals("join")) {
-                String its = words.length > 2 ? words[2] : topic;
-                members.put(words[1], member(nameServer, group, its, words[1], handlerMillis, threads));
+                members.put(words[1], member(nameServer, group, topic, words[1], handlerMillis, threads));
             } else {
                 members.remove(words[1]).shutdown();
             }

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 from rocketlet.command.plumbing import logs
+from rocketlet.command.plumbing.numbers import whole
 from rocketlet.protocol.fast import MODULE
 from rocketlet.protocol.properties import appended
 
-from bench import cpu, peers, restart, runner, ways
+from bench import cpu, peers, restart, runner
 from bench.cpu import Measured
 from bench.steps import Meter
 
@@ -41,9 +42,9 @@ def test_what_makes_no_sense_is_refused_in_a_sentence(
     arguments: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parser = runner.parser("A program.", ("rocketlet", "apache"))
-    parser.add_argument("--sizes", type=runner.counts)
+    parser.add_argument("--sizes", type=runner.listed(whole(1)))
     parser.add_argument("--seconds", type=runner.positive)
-    parser.add_argument("--rates", type=runner.positives)
+    parser.add_argument("--rates", type=runner.listed(runner.positive))
     parser.add_argument("--folder", type=runner.folder)
     with pytest.raises(SystemExit):
         parser.parse_args(arguments.split())
@@ -52,10 +53,11 @@ def test_what_makes_no_sense_is_refused_in_a_sentence(
 
 def test_what_is_asked_for_is_taken(tmp_path: Path) -> None:
     parser = runner.parser("A program.", ("rocketlet", "apache"))
-    parser.add_argument("--sizes", type=runner.counts, default="10,100")
+    parser.add_argument("--sizes", type=runner.listed(whole(1)), default="10,100")
     parser.add_argument("--folder", type=runner.folder)
     options = parser.parse_args(["--only", "apache,rocketlet", "--rounds", "1", "--folder", str(tmp_path)])
-    assert (options.only, options.rounds, options.sizes, options.folder) == ("apache,rocketlet", 1, [10, 100], tmp_path)
+    assert (options.only, options.rounds) == (["apache", "rocketlet"], 1)
+    assert (options.sizes, options.folder) == ([10, 100], tmp_path)
 
 
 def test_without_a_system_that_can_run_there_is_nothing_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,29 +66,29 @@ def test_without_a_system_that_can_run_there_is_nothing_to_measure(monkeypatch: 
         "rocketlet": peers.System(peers.rocketlet),
     }
     monkeypatch.setattr(runner, "SYSTEMS", systems)
-    assert runner.chosen("rocketlet,apache", ()) == ["rocketlet"]
+    assert runner.chosen(["rocketlet", "apache"], ()) == ["rocketlet"]
     with pytest.raises(SystemExit, match="nothing is left"):
-        runner.chosen("apache", ())
+        runner.chosen(["apache"], ())
 
 
 @pytest.mark.parametrize(("present", "wanted", "rounds"), [
     (0, 1, 1), (0, 10_000, 3), (0, 10_000, 20), (10_000, 10_001, 3), (1_000_000, 10_000_000, 3),
 ])  # fmt: skip
-def test_a_restart_is_measured_over_no_more_messages_than_it_says(
+async def test_a_restart_is_measured_over_no_more_messages_than_it_says(
     monkeypatch: pytest.MonkeyPatch, present: int, wanted: int, rounds: int
 ) -> None:
     stored = present
 
-    def fill(folder: Path, messages: int) -> None:
+    async def ready_ms(folder: Path, messages: int = 0, *, dies: bool = False) -> float:
         nonlocal stored
         assert messages >= 0
         stored += messages
+        return 1.0
 
-    monkeypatch.setattr(restart, "fill", fill)
-    monkeypatch.setattr(restart, "fill_and_die", fill)
-    monkeypatch.setattr(restart, "start", lambda folder: (None, 1.0))
-    monkeypatch.setattr(restart, "end", lambda child, number: None)
-    assert restart.measure(Path(), present, wanted, rounds)["messages"] == wanted == stored
+    monkeypatch.setattr(restart, "ready_ms", ready_ms)
+    found = await restart.measure(Path(), present, wanted, rounds)
+    assert found == {"messages": wanted, "clean_ms": 1.0, "killed_ms": 1.0}
+    assert stored == wanted
 
 
 # The cost of each path, against the table: `python -m bench.cpu`. CI holds what is exact, the steps of the
@@ -151,37 +153,3 @@ def test_ways_counts_the_functions_and_files_of_each_path() -> None:
         assert found[path].keys() == {"functions", "files"}
         assert found[path]["functions"] > found[path]["files"] > 5
     assert found["pop_ack"]["functions"] > found["send"]["functions"], "a send is part of it"
-
-
-SOURCE = """
-Notify = Callable[[str], None]
-class Locks:
-    def __init__(self, limits: Limits, on_free: Notify | None, *, ask: Callable[[], int]) -> None:
-        self._locks: dict[LeaseKey, Lock] = {}
-        self._sessions: dict[Session, Lock] = {}
-    def _forget_group(self, group: str) -> None: ...
-    def dropped(self) -> None: ...
-class Outside(NamedTuple):
-    locks: Locks
-    notify: Notify
-class Found(NamedTuple):
-    locks: Locks
-    count: int
-@dataclass(slots=True)
-class Drain:
-    waiting: dict[str, int] = field(default_factory=dict)
-    def __init__(self, outside: Outside, found: Found) -> None: ...
-"""
-
-
-def test_shape_finds_maps_callbacks_and_bags_by_its_rules(tmp_path: Path) -> None:
-    (tmp_path / "groups").mkdir()
-    (tmp_path / "groups" / "locks.py").write_text(SOURCE)
-    found = {rule: [name.split()[1] for name in names] for rule, names in ways.Source(tmp_path).shape().items()}
-    assert found == {
-        "maps": ["Locks._locks"],
-        "map_fields": ["Drain.waiting"],
-        "forget_or_drop": ["_forget_group", "dropped"],
-        "callbacks": ["Locks(on_free)", "Locks(ask)", "Outside(notify)"],
-        "bags": ["Outside"],
-    }
