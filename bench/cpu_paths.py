@@ -18,8 +18,8 @@ from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.server import Listening, Server, Taps
 from rocketlet.client import Consumer, Message, Producer
 from rocketlet.protocol.bodies import ConsumerData, Heartbeat, TopicConfig, encode_heartbeat
-from rocketlet.protocol.codes import VERSION, Language, RequestCode
-from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ, Ext, ExtValue, Frame, FrameReader, encode
+from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ, FrameReader
 from rocketlet.protocol.headers import UpdateOffset, write
 from rocketlet.protocol.message import encode_batch
 from rocketlet.protocol.names import Queue, parse_subscription
@@ -49,22 +49,21 @@ class CodePath(NamedTuple):
     run: Run
 
 
-class Sink(asyncio.Transport):
-    """A broker's responses, kept until they are checked."""
+class Client(asyncio.Transport):
+    """A connection to the broker that is fed with bytes; the responses are kept until they are checked."""
 
-    def __init__(self) -> None:
+    def __init__(self, server: Server, meter: Meter) -> None:
         super().__init__({"peername": ("127.0.0.1", 40_000), "sockname": ("127.0.0.1", PORT)})
         self._written: list[bytes] = []
+        self._meter = meter
+        self._connection = RemotingConnection(server)
+        self._connection.connection_made(self)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self._written.append(bytes(data))
 
     def writelines(self, list_of_data: Sequence[bytes | bytearray | memoryview]) -> None:  # type: ignore[override] # as asyncio calls it
         self._written.extend(map(bytes, list_of_data))
-
-    def taken(self) -> list[Frame]:
-        written, self._written = self._written, []
-        return FrameReader().feed(b"".join(written))
 
     def is_closing(self) -> bool:
         return False
@@ -78,28 +77,14 @@ class Sink(asyncio.Transport):
 
     def abort(self) -> None: ...
 
-
-class Client:
-    """A connection to the broker that is fed with bytes."""
-
-    def __init__(self, server: Server, meter: Meter) -> None:
-        self._sink = Sink()
-        self._meter = meter
-        self._connection = RemotingConnection(server)
-        self._connection.connection_made(self._sink)
-
     async def ask(self, data: bytes, answers: int) -> None:
         """Raises RuntimeError for an answer that is no success."""
         self._connection.data_received(data)
         with self._meter.paused():
-            codes = [frame.code for frame in self._sink.taken()]
+            written, self._written = self._written, []
+            codes = [frame.code for frame in FrameReader().feed(b"".join(written))]
             if codes != [0] * answers:
                 raise RuntimeError(f"{answers} successes were expected; the answers' codes are {codes}")
-
-
-def request(code: int, ext: Ext, body: bytes = b"", kind: int = MSGPACK, opaque: int = 1) -> bytes:
-    language = Language.PYTHON if kind == MSGPACK else Language.JAVA
-    return encode(Frame(code, opaque, ext, body, 0, None, int(language), VERSION, kind))
 
 
 def of_broker(server: Server, meter: Meter) -> list[CodePath]:
@@ -116,21 +101,18 @@ def of_broker(server: Server, meter: Meter) -> list[CodePath]:
     offsets = itertools.cycle(commit(offset) for offset in range(100))
     found.append(CodePath("broker: commit", 1, lambda: client.ask(next(offsets), 1)))
     consumer = ConsumerData("beating", subscriptions=(parse_subscription(TOPIC, "*", version=1),))
-    beat = request(RequestCode.HEART_BEAT, {}, encode_heartbeat(Heartbeat("c1", (consumer,))))
+    beat = foreign.frame(RequestCode.HEART_BEAT, {}, encode_heartbeat(Heartbeat("c1", (consumer,))))
     found.append(CodePath("broker: heartbeat", 1, partial(client.ask, beat, 1)))
     return found
 
 
 def commit(offset: int) -> bytes:
-    return request(RequestCode.UPDATE_CONSUMER_OFFSET, write(UpdateOffset("committing", TOPIC, 0, offset)))
+    return foreign.frame(RequestCode.UPDATE_CONSUMER_OFFSET, write(UpdateOffset("committing", TOPIC, 0, offset)))
 
 
 def batch(topic: str = TOPIC, count: int = BATCH) -> bytes:
     body = encode_batch([(0, BODY, f"UNIQ_KEY\x01{number:032X}") for number in range(count)])
-    ext: dict[str, ExtValue] = {
-        "a": "bench", "b": topic, "c": "TBW102", "d": 4, "e": 0, "f": 0, "g": 1, "h": 0, "i": "", "j": 0, "m": True,
-    }  # fmt: skip
-    return request(RequestCode.SEND_BATCH_MESSAGE, ext, body)
+    return foreign.frame(RequestCode.SEND_BATCH_MESSAGE, foreign.send_fields(topic, batch=True), body)
 
 
 async def of_producer(stack: AsyncExitStack) -> list[CodePath]:

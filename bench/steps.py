@@ -21,11 +21,13 @@ OURS = tuple(f"{ROOT}/{room}/" for room in ("broker", "client", "protocol", "spa
 
 
 class Meter:
-    """`steps` and `thread_s` of what runs between `start` and `stop`, without what runs in `paused` blocks."""
+    """Counts what runs between `start` and `stop`, without `paused` blocks: `steps`, `thread_s`, and the functions of ours
+    that are `entered`, in order."""
 
     def __init__(self) -> None:
         self.steps = 0
         self.thread_s = 0.0
+        self.entered: list[CodeType] = []
         self._counts = False
         self._is_on = False
         self._began_s = 0.0
@@ -33,25 +35,30 @@ class Meter:
         self._is_ours: dict[CodeType, bool] = {}
 
     def start(self, *, counts: bool) -> None:
-        """counts: steps, which makes all of it slower by far, so that the time means nothing."""
-        self.steps, self.thread_s, self._counts = 0, 0.0, counts
-        self._go_on()
+        """counts: True for steps and functions, which makes all of it slower by far, so that the time means nothing."""
+        self.steps, self.thread_s, self.entered, self._counts = 0, 0.0, [], counts
+        self._resume()
 
-    def stop(self) -> None:
-        self._rest()
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        self.start(counts=True)
+        try:
+            yield
+        finally:
+            self.stop()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         was_on = self._is_on
         if was_on:
-            self._rest()
+            self.stop()
         try:
             yield
         finally:
             if was_on:
-                self._go_on()
+                self._resume()
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         self._is_on = True
         self._began_s = time.thread_time()
         if self._counts:
@@ -59,7 +66,7 @@ class Meter:
             sys.setprofile(self._called)
             sys.settrace(self._entered)
 
-    def _rest(self) -> None:
+    def stop(self) -> None:
         if self._counts:
             profile, trace = self._others
             sys.settrace(trace)
@@ -71,6 +78,7 @@ class Meter:
         if not self._counts_code(frame.f_code):
             return None
         self.steps += 1
+        self.entered.append(frame.f_code)
         return self._line
 
     def _line(self, frame: FrameType, event: str, argument: Any) -> Any:

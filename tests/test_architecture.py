@@ -72,7 +72,7 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "sync": "client",
         "adapters": "client root sync testing",  # rocketlet.celery, otel, taskiq and testcontainers
         "examples": "root spark testing",
-        "bench": "broker client command demo simulation spark testing",
+        "bench": "broker client command demo simulation spark testing tests",
         "campaigns": "bench broker client command console demo testing tests",
         "simulation": "broker client tests",
         "web": "",
@@ -390,7 +390,7 @@ def test_an_arrow_from_state_to_a_protocol_server_is_found(sources: dict[str, st
             "from rocketlet.client.wire.connection import Access",
             "examples may not import client.wire",
         ),
-        ("bench.planted", "import tests.conftest", "bench may not import tests"),
+        ("bench.planted", "from rocketlet.console import app", "bench may not import console"),
     ],
 )
 def test_an_upward_import_is_found(sources: dict[str, str], module: str, text: str, fault: str) -> None:
