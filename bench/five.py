@@ -4,10 +4,11 @@ acknowledgements, and how late a message is redelivered; processor time of the s
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -24,9 +25,9 @@ from .peers import CACHE, POM, Peer, Proxy, apache_fault, compiled, fetch_python
 CLIENTS = ("java", "python")
 COUNTS = {"java": 20_000, "python": 3_000}
 THREADS = {"java": 16, "python": 8}
-REDELIVERIES = 5
 PYTHON_CLIENT = "rocketmq-python-client==5.1.2"
 PHASES = {"send": "server_us_of_a_send", "consume": "server_us_of_a_consumed"}
+CLIENT_S = 300.0  # a client that takes longer has stalled
 _numbers = count(1)
 
 
@@ -65,8 +66,8 @@ async def command_of(client: str) -> tuple[str, ...]:
 
 async def run_client(
     server: Server, client: str, command: Sequence[str], messages: int, redeliveries: int, log: Path
-) -> tuple[runner.Values, list[float]]:
-    """Return the rates and the server's processor time of each phase, and how many ms each redelivery was late."""
+) -> dict[str, float]:
+    """Return the rates and the server's processor time of each phase, and how many ms redeliveries were late, if any."""
     topic, group = f"t{next(_numbers)}", f"g{next(_numbers)}"
     async with AdminClient(server.peer.address) as admin:
         await admin.create_topic(topic, queues=4)
@@ -75,22 +76,29 @@ async def run_client(
     found: dict[str, float] = {}
     late_ms: list[float] = []
     name, watch = "", runner.Stopwatch(server.peer)
-    async for line in child.lines():
-        word, _, text = line.partition(" ")
-        if word == "phase":
-            name, watch = text, runner.Stopwatch(server.peer)
-            server.idle_mib = server.idle_mib or server.peer.resident_mib()
-            await child.tell("")
-        elif word == "took" and name in PHASES:
-            found[name] = messages / float(text)
-            found[PHASES[name]] = watch.read_s()[2] / messages * 1e6
-        elif word == "late":
-            late_ms.append(float(text))
-        elif word == "failed":
-            raise RuntimeError(f"the {client} client on {server.peer.name}: {text}")
-    if status := await child.close():
-        raise RuntimeError(f"the {client} client on {server.peer.name} ended with {status}: {child.last_words()}")
-    return found, late_ms
+    try:
+        async with asyncio.timeout(CLIENT_S):
+            async for line in child.lines():
+                match line.split(" ", 1):
+                    case ["phase", name]:
+                        watch = runner.Stopwatch(server.peer)
+                        server.idle_mib = server.idle_mib or server.peer.resident_mib()
+                        await child.tell("")
+                    case ["took", seconds] if name in PHASES:
+                        found[name] = messages / float(seconds)
+                        found[PHASES[name]] = watch.read_s()[2] / messages * 1e6
+                    case ["late", late]:
+                        late_ms.append(float(late))
+                    case ["failed", fault]:
+                        raise RuntimeError(f"the {client} client on {server.peer.name}: {fault}")
+            if status := await child.close():
+                text = f"ended with {status}: {child.last_words()}"
+                raise RuntimeError(f"the {client} client on {server.peer.name} {text}")
+    except TimeoutError:
+        raise RuntimeError(f"the {client} client on {server.peer.name} did not end its phase {name!r}") from None
+    finally:
+        child.kill()
+    return found | ({"redelivery": runner.median(late_ms), "redelivery_worst": max(late_ms)} if late_ms else {})
 
 
 def compared(ours: float, apache: float, *, more_is_better: bool = False) -> dict[str, float]:
@@ -103,30 +111,25 @@ async def measure(options: argparse.Namespace, running: Mapping[str, Server], cl
     command, threads = await command_of(client), THREADS[client]
     messages = (options.messages or COUNTS[client]) // threads * threads
 
-    async def round_of(server: Server) -> runner.Values:
-        return (await run_client(server, client, command, messages, 0, log))[0]
-
-    cases = {name: {"": partial(round_of, server)} for name, server in running.items()}
+    cases = {
+        name: {"": partial(run_client, server, client, command, messages, 0, log)} for name, server in running.items()
+    }
     found = (await runner.alternate(options.rounds, cases, warm_ups=1)).only_case()
-    late = {
-        name: (await run_client(server, client, command, threads, REDELIVERIES, log))[1]
-        for name, server in running.items()
-    }
-    return {
-        **{phase: compared(found["ours"][phase], found["apache"][phase], more_is_better=True) for phase in PHASES},
-        "redelivery": compared(runner.median(late["ours"]), runner.median(late["apache"])),
-        "redelivery_worst": compared(max(late["ours"]), max(late["apache"])),
-        **{key: compared(found["ours"][key], found["apache"][key]) for key in PHASES.values()},
-    }
+    for name, server in running.items():
+        late = await run_client(server, client, command, threads, options.redeliveries, log)
+        found[name] |= {key: late[key] for key in ("redelivery", "redelivery_worst")}
+    ours, apache = found["ours"], found["apache"]
+    return {key: compared(ours[key], apache[key], more_is_better=key in PHASES) for key in ours}
 
 
 async def run(options: argparse.Namespace) -> Mapping[str, Any]:
     if fault := apache_fault():
         raise SystemExit(f"Apache's proxy cannot run here: {fault}")
-    clients = options.only.split(",") if options.only else CLIENTS
-    with tempfile.TemporaryDirectory(prefix="rocketlet-bench-") as folder:
-        async with servers(Path(folder)) as running:
-            found = {client: await measure(options, running, client, Path(folder, "client.log")) for client in clients}
+    clients = options.only or CLIENTS
+    async with AsyncExitStack() as stack:
+        folder = runner.temporary_folder(stack)
+        running = await stack.enter_async_context(servers(folder))
+        found = {client: await measure(options, running, client, folder / "client.log") for client in clients}
     ours, apache = running["ours"], running["apache"]
     of_both = {key: compared(getattr(ours, key), getattr(apache, key)) for key in ("ready_s", "idle_mib")}
     rows = [(client, what, *values.values()) for client in clients for what, values in found[client].items()]
@@ -139,4 +142,5 @@ async def run(options: argparse.Namespace) -> Mapping[str, Any]:
 if __name__ == "__main__":
     made = runner.parser(__doc__, CLIENTS)
     made.add_argument("--messages", type=whole(100), help="of each phase; default: " + str(COUNTS))
+    made.add_argument("--redeliveries", type=whole(1), default=5, help="of each client; one takes up to 10 s")
     runner.main("five", made, run)

@@ -2,55 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from typing import Any
 
-from rocketmq import (
-    ClientConfiguration,
-    Credentials,
-    FilterExpression,
-    Message,
-    Producer,
-    SimpleConsumer,
-)
+from rocketmq import ClientConfiguration, Credentials, FilterExpression, Message, Producer, SimpleConsumer
 
 ENDPOINT, TOPIC, GROUP = sys.argv[1:4]
 COUNT, THREADS, REDELIVERIES = map(int, sys.argv[4:])
+AWAIT_S = 5  # how long a receive waits; Apache's proxy refuses shorter ones
 
-
-def say(text: str) -> None:
-    print(text, flush=True)
+configuration = ClientConfiguration(ENDPOINT, Credentials())
+consumer = SimpleConsumer(configuration, GROUP, {TOPIC: FilterExpression()}, AWAIT_S)
+producer = Producer(configuration, (TOPIC,))
+pool = ThreadPoolExecutor(THREADS)
 
 
 def phase(name: str, work: Callable[[], None]) -> None:
-    say(f"phase {name}")
+    print(f"phase {name}", flush=True)
     sys.stdin.readline()
     began_s = time.perf_counter()
     work()
-    say(f"took {time.perf_counter() - began_s}")
-
-
-def started(work: Callable[[], None]) -> list[threading.Thread]:
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:
-            say(f"failed {error!r}")
-            os._exit(1)
-
-    threads = [threading.Thread(target=run) for _ in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    return threads
-
-
-def joined(threads: list[threading.Thread]) -> None:
-    for thread in threads:
-        thread.join()
+    print(f"took {time.perf_counter() - began_s}", flush=True)
 
 
 def message() -> Any:
@@ -59,40 +36,44 @@ def message() -> Any:
     return made
 
 
-configuration = ClientConfiguration(ENDPOINT, Credentials())
-consumer = SimpleConsumer(configuration, GROUP, {TOPIC: FilterExpression()}, 5)
-consumer.startup()
-for tries_left in reversed(range(100)):
-    try:
-        consumer.receive(1, 60)  # the group begins here
-        break
-    except Exception:  # Apache's proxy answers so until it has taken the client's settings
-        if not tries_left:
-            raise
-        time.sleep(0.1)
-producer = Producer(configuration, (TOPIC,))
-producer.startup()
+def begin() -> None:
+    consumer.startup()
+    for tries_left in reversed(range(100)):
+        try:
+            consumer.receive(1, 60)  # the group begins here
+            break
+        except Exception:  # Apache's proxy answers so until it has taken the client's settings
+            if not tries_left:
+                raise
+            time.sleep(0.1)
+    producer.startup()
 
 
 def send() -> None:
-    for _ in range(COUNT // THREADS):
-        producer.send(message())
+    started = itertools.count(1)  # which threads may share
+
+    def work() -> None:
+        while next(started) <= COUNT:
+            producer.send(message())
+
+    for sending in [pool.submit(work) for _ in range(THREADS)]:
+        sending.result()
 
 
 def consume() -> None:
-    done, lock, all_done = [0], threading.Lock(), threading.Event()
+    acknowledged = itertools.count(1)
+    over: list[bool] = []
 
     def work() -> None:
-        while not all_done.is_set():
+        while not over:
             for view in consumer.receive(32, 60) or ():
                 consumer.ack(view)
-                with lock:
-                    done[0] += 1
-                if done[0] >= COUNT:
-                    all_done.set()
+                if next(acknowledged) == COUNT:
+                    over.append(True)
 
-    waiting.extend(started(work))
-    all_done.wait()  # the last receives wait in vain
+    receiving = [pool.submit(work) for _ in range(THREADS)]
+    for future in wait(receiving, return_when=FIRST_COMPLETED).done:  # it has received the last message, or failed
+        future.result()
 
 
 def received() -> Any:
@@ -107,13 +88,18 @@ def redeliver() -> None:
         consumer.change_invisible_duration(received(), 3)
         due_s = time.perf_counter() + 3
         again = received()
-        say(f"late {(time.perf_counter() - due_s) * 1000}")
+        print(f"late {(time.perf_counter() - due_s) * 1000}", flush=True)
         consumer.ack(again)
 
 
-waiting: list[threading.Thread] = []
-phase("send", lambda: joined(started(send)))
-phase("consume", consume)
-joined(waiting)
-phase("redeliver", redeliver)
+try:
+    begin()
+    phase("send", send)
+    phase("consume", consume)
+    if REDELIVERIES:
+        pool.shutdown()  # the last receives would get what is redelivered
+        phase("redeliver", redeliver)
+except BaseException as error:
+    print(f"failed {error!r}", flush=True)
+    os._exit(1)
 os._exit(0)  # its threads would keep running

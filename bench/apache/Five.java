@@ -21,13 +21,18 @@ public class Five {
 
     static final ClientServiceProvider provider = ClientServiceProvider.loadService();
 
-    public static void main(String[] arguments) throws Exception {
+    public static void main(String[] arguments) {
+        failing(() -> run(arguments));
+        Runtime.getRuntime().halt(0); // it would wait for its long polls
+    }
+
+    static void run(String[] arguments) throws Exception {
         String topic = arguments[1];
         int count = Integer.parseInt(arguments[3]), threads = Integer.parseInt(arguments[4]);
         int redeliveries = Integer.parseInt(arguments[5]);
         ClientConfiguration configuration = ClientConfiguration.newBuilder().setEndpoints(arguments[0]).enableSsl(false).build();
         SimpleConsumer consumer = provider.newSimpleConsumerBuilder().setClientConfiguration(configuration)
-            .setConsumerGroup(arguments[2]).setAwaitDuration(Duration.ofSeconds(5))
+            .setConsumerGroup(arguments[2]).setAwaitDuration(Duration.ofSeconds(5)) // Apache's proxy refuses shorter ones
             .setSubscriptionExpressions(Map.of(topic, FilterExpression.SUB_ALL)).build();
         consumer.receive(1, Duration.ofSeconds(60)); // the group begins here
         Producer producer = provider.newProducerBuilder().setClientConfiguration(configuration).setTopics(topic).build();
@@ -55,9 +60,12 @@ public class Five {
                     }
                 }
             }));
-            left.await(); // the last receives wait in vain
+            left.await();
         });
-        joined(waiting);
+        if (redeliveries == 0) {
+            return;
+        }
+        joined(waiting); // the last receives, in vain, would get what is redelivered
         phase("redeliver", () -> {
             for (int number = 0; number < redeliveries; number++) {
                 producer.send(provider.newMessageBuilder().setTopic(topic).setBody(body).build());
@@ -68,7 +76,6 @@ public class Five {
                 consumer.ack(again);
             }
         });
-        Runtime.getRuntime().halt(0); // it would wait for its long polls
     }
 
     static MessageView next(SimpleConsumer consumer) throws Exception {
@@ -87,17 +94,20 @@ public class Five {
         System.out.println("took " + (System.nanoTime() - began) / 1e9);
     }
 
+    /** Ends the program if the work fails; threads of the client would keep it running. */
+    static void failing(Work work) {
+        try {
+            work.run();
+        } catch (Throwable fault) {
+            System.out.println("failed " + fault);
+            Runtime.getRuntime().halt(1);
+        }
+    }
+
     static List<Thread> started(int threads, Work work) {
         List<Thread> running = new ArrayList<>();
         for (int number = 0; number < threads; number++) {
-            Thread thread = new Thread(() -> {
-                try {
-                    work.run();
-                } catch (Throwable fault) {
-                    System.out.println("failed " + fault);
-                    Runtime.getRuntime().halt(1);
-                }
-            });
+            Thread thread = new Thread(() -> failing(work));
             running.add(thread);
             thread.start();
         }
