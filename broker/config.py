@@ -55,7 +55,7 @@ WRITE_HIGH_BYTES: Final = 4 * 1024 * 1024
 UNWRITTEN_BYTES: Final = 256 * 1024
 CLIENT_ANSWER_S: Final = 10.0  # timeout of a request that the broker sends to a client
 MAX_ASKED_AT_ONCE: Final = 1000  # members that the broker queries because of one request
-# size of all members' responses to such a query together; further members are left out
+# size of all members' responses to a query of their offsets together; further members are left out
 MAX_STATUSES_BYTES: Final = 4 * 1024 * 1024
 ASKED_BYTES: Final = 1024  # memory counted for each query to a member, charged to the client that caused it
 DRAIN_TIMEOUT_S: Final = 5.0  # time that a stopping broker waits for connections to close
@@ -74,7 +74,7 @@ RETENTION_SWEEP_S: Final = 30.0  # interval at which expired segments are looked
 # jump of the wall clock, relative to the monotonic clock, after which expiry of segments is delayed
 RETENTION_JUMP_S: Final = 60.0
 MAX_CLOCK_DOUBT_S: Final = (
-    86_400.0  # maximum delay of expiry after such a jump, in which an operator can correct the clock
+    86_400.0  # maximum delay of expiry after the wall clock jumped ahead, in which an operator can correct it
 )
 DELETE_LIMIT: Final = 10  # segments that one retention sweep deletes
 INDEX_SEGMENT_ENTRIES: Final = 300_000  # entries of an index file, as in Apache's store
@@ -116,7 +116,8 @@ DRAINING_WAIT_S: Final = (
 SUBSCRIPTION_POLLS: Final = (
     10  # number of checks of a pull that names a newer subscription than its member's heartbeat, or an unknown member
 )
-SUBSCRIPTION_POLL_INTERVAL_S: Final = 0.01  # interval of these checks
+# interval of the checks of a pull that names a newer subscription than its member's heartbeat, or an unknown member
+SUBSCRIPTION_POLL_INTERVAL_S: Final = 0.01
 MAX_RUNNING_INFO_BYTES: Final = (
     128 * 1024
 )  # size of a member's running info; enough for about 300 queues of a Java member
@@ -153,7 +154,9 @@ RECALL_READS: Final = 8  # messages with the same delivery time that a recall ex
 TRANSACTION_CHECK_MAX: Final = 15  # checks of a transaction before its half message is set aside
 TRANSACTION_SWEEP_S: Final = 30.0  # interval at which transactions without an outcome are looked up
 TRANSACTION_TIMEOUT_S: Final = 6.0  # minimum age of a transaction at its first check, unless its producer sets another
-MAX_TRANSACTION_TIMEOUT_S: Final = 86_400.0  # maximum of the broker setting that replaces this age
+MAX_TRANSACTION_TIMEOUT_S: Final = (
+    86_400.0  # maximum of the broker setting for the age of a transaction at its first check
+)
 SAMPLE_INTERVAL_S: Final = 10.0  # interval of the samples from which rates are computed
 
 # Messages shared (POP)
@@ -171,8 +174,8 @@ MAX_LOST_LITE_OFFSETS: Final = (
     100_000  # messages of a lite topic that are lost in a row; more count as a new lite topic
 )
 MAX_INVISIBLE_MS: Final = 12 * 3600 * 1000  # maximum visibility timeout of a popped message, as at Apache's broker
-# a pop that arrives later than this after it was sent is answered empty, as by Apache's broker, because its client has
-# given up
+# a pop that arrives later than this after the end of its poll time, by its client's clock, is answered empty, as by Apache's
+# broker, because its client has stopped waiting
 LATE_POLL_MS: Final = 500
 MAX_ACKS: Final = 512  # receipt handles in one acknowledgement; they take 3 ms
 # time after which receives of other levels no longer precede the level of a PRIORITY topic that has waited longest
@@ -190,7 +193,8 @@ POOL_IDLE_S: Final = 30.0
 POP_CLIENTS_POLL_INTERVAL_S: Final = 5.0  # interval at which silent pop clients are looked up
 # time for which pop clients still get redeliveries of a queue that moves from the pool to a pulling member
 POOL_LEAVE_S: Final = 30.0
-POOL_SENT_BACK: Final = 100  # messages of such a queue that are sent back per event-loop iteration
+# messages of a queue that moves from the pool to a pulling member that are sent back per event-loop iteration
+POOL_SENT_BACK: Final = 100
 POOL_POLL_INTERVAL_S: Final = 0.5  # interval of checks while queues move between pop clients and pulling members
 DEAD_LETTER_RETRY_S: Final = 1.0  # pause before a dead letter that could not be stored is stored again
 POP_JOURNAL_BYTES: Final = 4 * 1024 * 1024  # size of new records in the pop journal after which the file is rewritten
@@ -255,28 +259,28 @@ LOCK_LEASE_S: Final = 60.0  # lifetime of the locks of Apache's clients, for ord
 HANDOVER_LEASE_S: Final = 20.0  # lifetime of the leases of Rocketlet's members, which renew them every 5 s
 # interval at which expired leases, queues without a reader and finished rebalances are looked up
 LEASE_SWEEP_S: Final = 1.0
-STANDSTILL_S: Final = (
-    1.0  # a broker whose timers are this late was suspended; it extends leases by the delay, pops by up to 1 s
-)
+# a broker whose timers are this late is taken to have been suspended; it extends leases by the delay, and visibility
+# timeouts by 1 s
+STANDSTILL_S: Final = 1.0
 SAVE_LOCKS_DELAY_S: Final = 0.05  # delay after which expired leases are written to the journal
 FREED_AT_ONCE: Final = 1024  # expired leases in one record of the journal
-# pulls of one queue, without a pull of another queue that moves, after which a foreign reader has dropped the other
-# queue
+# pulls of one queue, without a pull of another queue that moves, after which a foreign reader is taken to have dropped the
+# other queue
 DRAIN_ROUNDS: Final = 20
 TOLD_AGAIN: Final = 5  # repeated notifications of a foreign member that does not request the member list
 KNOWN_AFTER_S: Final = (
-    35.0  # time after a start by which every foreign member has sent a heartbeat, which is due every 30 s
+    35.0  # time after a restart by which every foreign member should have sent a heartbeat, which is due every 30 s
 )
 DROPPED_AFTER_S: Final = (
     1.0  # time after its notification at which a foreign member's pull shows that it still reads a queue
 )
 GUARD_QUIET_S: Final = (
-    1.0  # a reader that has committed everything and does not pull for this long no longer reads the queue
+    1.0  # a reader that has committed everything and does not pull for this long is taken to have dropped the queue
 )
 # interval at which the broker checks whether a queue's reader has finished while other clients wait
 GUARD_POLL_S: Final = 0.25
 RELOOK_S: Final = (
-    30.0  # time after which a foreign member has requested the member list on its own, which it does every 20 s
+    30.0  # time after which a foreign member should have requested the member list on its own, which is due every 20 s
 )
 ORPHAN_S: Final = 5.0  # time without a reader after which a queue is reported as orphaned
 HISTORY_TEXT_CHARS: Final = 1000  # length of each text in an event of a group's history
@@ -425,8 +429,10 @@ class Limits:
     heartbeat_limit_s: float = 120.0
     history_events: int = 10_000  # events kept for one group
     history_groups: int = 1000  # groups with kept events
-    history_all_events: int = 200_000  # events of all groups; beyond, the oldest are removed
-    history_bytes: int = 40 * 1024 * 1024  # memory of all these events with their texts; beyond, the oldest are removed
+    history_all_events: int = 200_000  # events of all groups; when there are more, the oldest are removed
+    history_bytes: int = (
+        40 * 1024 * 1024
+    )  # memory of all events with their texts; when they need more, the oldest are removed
     max_groups: int = 10_000  # groups of a broker with settings; offsets are kept of twice as many groups
     max_client_ids: int = 16  # client ids of one connection
     max_producer_groups: int = 256  # producer groups of one connection

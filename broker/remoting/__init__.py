@@ -5,7 +5,7 @@ dispatch        the table of request codes, with handler and permission; from a 
 messages        SEND_MESSAGE, PULL_MESSAGE, replies, recalls, END_TRANSACTION, QUERY_MESSAGE
 pops            POP_MESSAGE, ACK_MESSAGE, CHANGE_MESSAGE_INVISIBLETIME, POP_LITE_MESSAGE, LITE_SUBSCRIPTION_CTL
 groups          HEART_BEAT, locks, assignments, offsets
-administration  requests of administrators and monitoring
+administration  requests of tools: topics, groups, broker settings, monitoring
 accounts        mqadmin's accounts and permissions, of 4.9 and of 5.x
 name_server     the name server's requests
 """

@@ -81,7 +81,7 @@ class Journal:
         return values
 
     def append(self, value: Any) -> None:
-        """Append a change. Raises StoreFull; the next append then removes what is left of the change."""
+        """Append a change. Raises StoreFull; the rest of the change is then truncated, at the latest by the next append."""
         content = encode_json(value)
         line = b"%08x %b\n" % (zlib.crc32(content), content)
         try:
@@ -228,7 +228,7 @@ class Frames:
         self.base = self.size
 
     def append(self, content: bytes) -> None:
-        """Append a frame. Raises StoreFull; the next append then removes what is left of the frame."""
+        """Append a frame. Raises StoreFull; the rest of the frame is then truncated, at the latest by the next append."""
         data = framed(content)
         try:
             if self._is_torn:  # frames after a torn one would be lost at the next start
