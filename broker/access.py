@@ -377,9 +377,9 @@ class Acl:
         self._recent = Recent()
         self.recent = self._recent.texts
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Return True if the file has changed and must be loaded (`AclFile.look`)."""
-        return self.file.look()
+        return self.file.poll()
 
     def load(self) -> None:
         self.file.load()
@@ -504,7 +504,7 @@ class Acl:
         """Count a refused request, and log it unless the same refusal was logged recently."""
         self.refused[fault.reason] += 1
         host = session.peer.rpartition(":")[0]
-        self._recent.note(
+        self._recent.record(
             (host, fault.reason, fault.access_key), f"{fault.reason}: {host} requested {request}: {fault}"
         )
         if self._reports.is_due(session.peer, fault.reason):
@@ -665,9 +665,9 @@ class AclFile:
         if is_readable_by_all(self.path):
             log.warning("acl_file_readable_by_all", file=str(self.path), hint="it contains secrets; run chmod o-r")
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Return True if the file has changed and must be loaded, once it is no longer being written."""
-        return self._watched.look()
+        return self._watched.poll()
 
     def load(self) -> None:
         """Load the file if it has changed; log an invalid one. The broker runs this in a thread, because 1,000 accounts take

@@ -346,7 +346,7 @@ class BrokerController:
 
     def note_turned_away(self, address: str, reason: str) -> None:
         """Record a connection that was refused or closed because of an error, with the reason."""
-        self.turned_away.note((address, reason), f"{address}: {reason[:MAX_NAMED_CHARS]}")
+        self.turned_away.record((address, reason), f"{address}: {reason[:MAX_NAMED_CHARS]}")
 
     # Timers
 

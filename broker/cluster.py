@@ -257,7 +257,7 @@ class Peers:
                 return await self._ask(address, frame)
             reason = str(error)
         else:
-            self._note(address, answer)
+            self._log_refusal(address, answer)
             return answer.code
         if address not in self._refused:
             self._refused.add(address)
@@ -299,7 +299,7 @@ class Peers:
         self._is_crowded = idle is None
         return idle is not None
 
-    def _note(self, address: str, answer: Frame) -> None:
+    def _log_refusal(self, address: str, answer: Frame) -> None:
         if answer.code == ResponseCode.SUCCESS:
             self._refused.discard(address)
         elif address not in self._refused:
@@ -386,7 +386,7 @@ class Registration:
         await self._register(list(self._topics))
         if self._name_servers.are_elsewhere:
             self._tasks.spawn(self._run())
-            self._tasks.every(REGISTER_POLL_INTERVAL_S, "registration", self._look)
+            self._tasks.every(REGISTER_POLL_INTERVAL_S, "registration", self._wake_if_due)
 
     async def stop(self) -> None:
         self._is_running = self.is_registered = False
@@ -425,7 +425,7 @@ class Registration:
             local.unregister(config.name, former)
         local.tell_registered()
 
-    def _look(self) -> None:
+    def _wake_if_due(self) -> None:
         if self._name_servers.any_is_fresh or self._clock.monotonic_s() >= self._due_s:
             self._wake.set()
 

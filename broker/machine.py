@@ -188,7 +188,7 @@ class Watched:
         self._paths = tuple(paths)
         self._taken = self._seen = self._still = self._states()
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Check the files. Return True if they should be read: they have changed, and are equal to those of the
         previous check."""
         now = self._states()

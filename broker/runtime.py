@@ -251,7 +251,7 @@ class Moment:
         self._of: dict[str, float] = {}
         self._is_due = False
 
-    def note(self, address: str, used_s: float) -> None:
+    def record(self, address: str, used_s: float) -> None:
         if not self._is_due:
             self._is_due = True
             asyncio.get_running_loop().call_soon(self._end)

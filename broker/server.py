@@ -334,7 +334,7 @@ class Server:
         that an earlier call has loaded."""
         self._tls.warn_of_expiry(self._clock.time_ms() / 1000)
         for settings in (self._tls, self._acl):
-            if settings is not None and settings.look():
+            if settings is not None and settings.poll():
                 self._tasks.spawn(asyncio.to_thread(settings.load))
         if self._acl is not None:
             self._judge_anew(self._acl)

@@ -631,7 +631,7 @@ class Recent:
         self._keep_s = keep_s
         self._latest: dict[Hashable, tuple[float, str]] = {}
 
-    def note(self, key: Hashable, text: str) -> None:
+    def record(self, key: Hashable, text: str) -> None:
         self._latest.pop(key, None)
         self._latest[key] = self._now_s(), text
         if len(self._latest) > MAX_REFUSED:
@@ -692,11 +692,11 @@ class GrpcClientStats:
         """Count a response, and record it if its code is a failure. `client` is the client's id and address."""
         self.answers[method, str(code)] += 1
         if code not in _EXPECTED:
-            self._failed.note((method, code, client), f"{code} {method} of {client}: {reason[:MAX_NAMED_CHARS]}")
+            self._failed.record((method, code, client), f"{code} {method} of {client}: {reason[:MAX_NAMED_CHARS]}")
 
     def note_outdated(self, client: str, reason: str) -> None:
         """Record a client whose version has a defect that the broker cannot work around."""
-        self._outdated.note(client, f"{client}: {reason}")
+        self._outdated.record(client, f"{client}: {reason}")
 
     def ended(self, method: str, status: int) -> None:
         """Count a call that ended with a gRPC status and without a message or headers before."""

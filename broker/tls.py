@@ -291,9 +291,9 @@ class Tls:
                 log.info("certificate_self_signed", hint="clients that check certificates need --tls-cert")
         return self.context
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Return True if the files have changed and must be loaded, once they are no longer being written."""
-        return self._watched.look()
+        return self._watched.poll()
 
     def load(self) -> None:
         """Reload the files if they have changed. Open connections keep their settings.
@@ -338,7 +338,7 @@ class Tls:
         """Record a client whose connection was refused, for example after a failed TLS handshake, for the list of
         recent ones that `rocketlet doctor` shows."""
         address = peer.rpartition(":")[0]
-        self._turned_away.note((address, reason), f"{address}: {reason[:MAX_NAMED_CHARS]}")
+        self._turned_away.record((address, reason), f"{address}: {reason[:MAX_NAMED_CHARS]}")
 
     def failed(self, peer: str, reason: str) -> None:
         """Count and record a failed handshake, or a TLS connection that was ended; log it unless it was logged recently."""

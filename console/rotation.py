@@ -79,9 +79,9 @@ class Rotation(Generic[S]):
             if not now or time.monotonic() - began_s > FIRST_SAMPLE_S:
                 return  # the rest comes live
             if not was_asked or name not in self.found:  # perhaps its first answer is still under way
-                await self.look(name)
+                await self.query(name)
 
-    async def look(self, name: str) -> S | None:
+    async def query(self, name: str) -> S | None:
         """Query one name, and return its sample; None if it does not exist or the query fails."""
         self._asked_s[name] = time.monotonic()
         try:
@@ -93,7 +93,7 @@ class Rotation(Generic[S]):
             self.found[name] = sample
         return sample
 
-    def take(self, name: str, sample: S) -> None:
+    def put(self, name: str, sample: S) -> None:
         """Record a sample that a page has queried itself, so that it is not queried again."""
         self._asked_s[name] = self._shown_s[name] = time.monotonic()
         self.found[name] = sample
@@ -108,7 +108,7 @@ class Rotation(Generic[S]):
         ]
         if not due:
             return False
-        await self.look(min(due)[1])
+        await self.query(min(due)[1])
         return True
 
     def _interval_s(self, name: str, now_s: float) -> float:

@@ -922,7 +922,7 @@ class RedeliveryCauses:
         self.undrained += len(places)
         queues = ", ".join(f"{topic}:{queue_id}" for topic, queue_id in places[:3])
         more = f" and {len(places) - 3} more" if len(places) > 3 else ""
-        self._undrained.note(group, f"{group}: {queues}{more}"[:MAX_NAMED_CHARS])
+        self._undrained.record(group, f"{group}: {queues}{more}"[:MAX_NAMED_CHARS])
         hint = "their handlers were still running"
         log.warning(
             "queues_moved_undrained", group=group, queues=places[:MAX_NAMED_MEMBERS], count=len(places), hint=hint
@@ -930,7 +930,7 @@ class RedeliveryCauses:
 
     def note_left(self, group: str, client_id: str, messages: int) -> None:
         self.left += messages
-        self._left.note(group, f"{group} ({client_id}) with {messages} messages"[:MAX_NAMED_CHARS])
+        self._left.record(group, f"{group} ({client_id}) with {messages} messages"[:MAX_NAMED_CHARS])
 
     def recent(self) -> dict[str, list[str]]:
         """Return recent texts of each group, by kind."""

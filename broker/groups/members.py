@@ -402,12 +402,12 @@ class Refusals:
         self.recent = self._recent.texts
         self.count = 0
 
-    def note(self, peer: str, client_id: str, groups: Sequence[str], reason: str, *, is_news: bool) -> None:
+    def record(self, peer: str, client_id: str, groups: Sequence[str], reason: str, *, is_news: bool) -> None:
         """Record a refused heartbeat. `is_news` is True if the log does not have it of this client's address yet."""
         self.count += 1
         named = " ".join(groups[:MAX_NAMED_MEMBERS])[:MAX_NAMED_CHARS]
         text = f"{client_id[:MAX_NAMED_CHARS]} ({peer}) of {named or 'a group'}: {reason[:MAX_NAMED_CHARS]}"
-        self._recent.note((peer, named), text)
+        self._recent.record((peer, named), text)
         if is_news:
             log.warning("heartbeat_refused", client=client_id, peer=peer, groups=named, reason=reason)
 

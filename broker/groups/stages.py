@@ -162,18 +162,18 @@ class PeerSync:
 
     def allows_list(self, client_id: str) -> bool:
         """Return True if every peer may return the new list to a member that requests it."""
-        return all(peer.allows_list(client_id) for peer in self.asked)
+        return all(peer.allows_list(client_id) for peer in self.awaited)
 
     def allows_notification(self, client_id: str) -> bool:
         """Return True if a member may be notified of the change."""
-        return all(peer.allows_notification(client_id) for peer in self.asked)
+        return all(peer.allows_notification(client_id) for peer in self.awaited)
 
     @property
     def may_issue_earlier(self) -> bool:
         """True if a peer may have returned lists of an earlier change, or may still do so, and has not reported it yet."""
         if self.stage is SyncStage.FINDING:
             return any(peer.may_issue_earlier and not peer.is_away for peer in self.peers.values())
-        return any(peer.may_issue_former for peer in self.asked)
+        return any(peer.may_issue_former for peer in self.awaited)
 
     def agrees(self, broker_name: str) -> bool:
         """Return True if a peer has answered the last change, and knows the same members."""
@@ -186,12 +186,12 @@ class PeerSync:
 
     def reach(self) -> bool:
         """Return True if every member may be notified. From then on no peer is waited for until the next change."""
-        if self.stage is SyncStage.ASKING and all(peer.allows_all_notifications for peer in self.asked):
+        if self.stage is SyncStage.ASKING and all(peer.allows_all_notifications for peer in self.awaited):
             self.transition(SyncEvent.AGREE)
         return self.stage in (SyncStage.DONE, SyncStage.SILENT)
 
     @property
-    def asked(self) -> Iterable[PeerBroker]:
+    def awaited(self) -> Iterable[PeerBroker]:
         """Yield the peers that this broker waits for."""
         if self.stage in (SyncStage.DONE, SyncStage.SILENT):
             return ()

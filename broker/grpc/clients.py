@@ -420,18 +420,18 @@ class GrpcCall:
 
     def send(self, message: Any) -> None:
         if not self._has_begun:  # the first message carries the status
-            self._note(message.status)
+            self._count(message.status)
         self.begin()
         self.answers.send_data(self.stream, grpc.encode_message(message.SerializeToString()))
         self.flush_soon()
 
-    def _note(self, status: Any) -> None:
+    def _count(self, status: Any) -> None:
         client = f"{self.client_id[:MAX_NAMED_CHARS]} ({self.session.peer})"
         self.callers.answered(self.method.name, status.code, status.message, client)
 
     def answering(self, status: Any, parts: list[bytes]) -> Work[None]:
         """Send the only message of a response in parts. The parts are encoded messages, which protobuf merges into one."""
-        self._note(status)
+        self._count(status)
         self.begin()
         self.answers.send_data(self.stream, grpc.message_head(sum(map(len, parts))))
         for part in parts:

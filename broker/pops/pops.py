@@ -593,7 +593,7 @@ class Pops(LitePart):
         """Report a dead letter that cannot be stored: to `doctor` until REFUSED_S after the last retry, and to the log, each
         StoreError and LimitExceeded at most once in REPORT_AGAIN_S."""
         group, reason = deliveries.group, str(error)
-        self.unburied.note((group, reason), f"{group}: {reason}")
+        self.unburied.record((group, reason), f"{group}: {reason}")
         if not isinstance(error, StoreError | LimitExceeded):
             log.error("dead_letter_failed", group=group, reason=reason, exc_info=error)
         elif self._reports.is_due(f"{group}:", reason):

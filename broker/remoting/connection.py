@@ -294,7 +294,7 @@ class RemotingConnection(Client):
         return not self._host.moment.is_over(self.address)
 
     def note_served(self, used_s: float) -> None:
-        self._host.moment.note(self.address, used_s)
+        self._host.moment.record(self.address, used_s)
 
     def in_turn(self, work: Work[None]) -> None:
         self._host.turns.do_later(work, self.address)

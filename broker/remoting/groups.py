@@ -69,7 +69,7 @@ def heartbeat(broker: BrokerController, connection: RemotingConnection, frame: F
     except Exception as error:
         client_id, groups = bodies.names_in_heartbeat(frame.body)
         is_news = connection.is_news("heartbeat_refused")
-        broker.refusals.note(connection.peer, client_id, groups, str(error), is_news=is_news)
+        broker.refusals.record(connection.peer, client_id, groups, str(error), is_news=is_news)
         raise
     faults = _take(broker, connection, beat, frame.language, frame.version)
     if connection.beat is None or connection.beat[1] is not beat:

@@ -368,7 +368,7 @@ class AdminClient:
     ) -> dict[Queue, str]:
         """Return the owner of each queue: on Rocketlet's brokers the holder of its lock, on Apache's the member that
         reports it."""
-        owners = locked(await self.told(name, masters))
+        owners = locked(await self.group_reports(name, masters))
         if not owners:
             for client_id, member in (await self.running(name, masters, connections)).items():
                 for queue in member.commit_offsets:
@@ -403,7 +403,7 @@ class AdminClient:
         answers = await self._each(await self._known(masters), RequestCode.GET_GROUP_HISTORY, header)
         return [body_of(answer, admin_bodies.decode_report) for answer in answers.values()]
 
-    async def told(self, group: str, masters: Masters) -> list[dict[str, Any]]:
+    async def group_reports(self, group: str, masters: Masters) -> list[dict[str, Any]]:
         """Return reports like `history`, without events and lag, and without brokers that do not support them."""
         header, ignored = (
             write(GroupHistory(group, NO_EVENTS_MS, lag=False)),

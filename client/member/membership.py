@@ -160,7 +160,7 @@ class Membership:
         """Add topics that were created after this member joined. Without a committed offset, their queues are read from
         the first message, or from `start` if that is a time."""
         for topic in subscriptions:
-            self._offsets.saw(topic, ())
+            self._offsets.record_first_queues(topic, ())
             await self.cluster.find_route(topic)
         self._subscriptions |= subscriptions
         await self._heartbeats.beat()

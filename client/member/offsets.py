@@ -80,7 +80,7 @@ class GroupOffsets:
         self._turns: WeakValueDictionary[Queue, asyncio.Lock] = WeakValueDictionary()
         self._first: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
-    def saw(self, topic: str, queues: Iterable[Queue]) -> None:
+    def record_first_queues(self, topic: str, queues: Iterable[Queue]) -> None:
         """Record the queues that a topic had when this member first saw it."""
         if topic not in self._first_seen:
             self._first_seen[topic] = frozenset(queues)
@@ -93,7 +93,7 @@ class GroupOffsets:
         for topic in topics:
             route = self._cluster.route(topic)
             queues = subscribe_queues(topic, route) if route is not None else []
-            self.saw(topic, queues)
+            self.record_first_queues(topic, queues)
             if self._start == "last" and not any(queue.topic == topic for queue in self._starts):
                 await asyncio.gather(*(self._fix_at(name, found) for name, found in by_broker(queues).items()))
 

@@ -119,7 +119,7 @@ async def _served(run: Run, options: argparse.Namespace) -> int:
 
 def _check_advertised(options: argparse.Namespace) -> None:
     """Raises ConfigError: a broker looks up its advertised address, which is part of message ids."""
-    host = _told(options)[0] if hasattr(options, "advertise") else ""
+    host = _advertised(options)[0] if hasattr(options, "advertise") else ""
     if host:
         try:
             socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
@@ -212,9 +212,9 @@ async def _start_several(options: argparse.Namespace) -> int:
     async with Server(_listening(options, tls_of(options), acl_of(options)), broker=None, routes=routes) as server:
         places = layout.places(options, _data(options))
         options.port = server.port
-        address = f"{_told_host(options)}:{server.port}"
+        address = f"{_advertised_host(options)}:{server.port}"
         # a certificate is for the name that clients know; without TLS the shortest way will do
-        host = _told_host(options) if options.nameserver_tls else _local(options.host)
+        host = _advertised_host(options) if options.nameserver_tls else _local(options.host)
         commands = [layout.arguments(options, place, f"{host}:{server.port}") for place in places]
         brokers = [Supervised(place.name, command) for place, command in zip(places, commands, strict=True)]
         async with Supervisor(options.cluster, brokers, done) as supervisor:
@@ -340,15 +340,15 @@ def _bind(options: argparse.Namespace) -> str:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((options.host, 0))
             options.port = probe.getsockname()[1]
-    return f"{_told_host(options)}:{_told(options)[1] or options.port}"
+    return f"{_advertised_host(options)}:{_advertised(options)[1] or options.port}"
 
 
-def _told_host(options: argparse.Namespace) -> str:
-    host = _told(options)[0] or _reachable(options.host)
+def _advertised_host(options: argparse.Namespace) -> str:
+    host = _advertised(options)[0] or _reachable(options.host)
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
-def _told(options: argparse.Namespace) -> tuple[str, str]:
+def _advertised(options: argparse.Namespace) -> tuple[str, str]:
     """Host and port of --advertise, empty where they are not given. An IPv6 address is in brackets."""
     told = "" if options.advertise == AUTO else options.advertise or ""
     host, separator, port = told.rpartition(":")

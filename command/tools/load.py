@@ -71,7 +71,7 @@ class LoadSide:
     began_s: float = 0.0
     ended_s: float = 0.0
 
-    def note(self, wait_ms: float) -> None:
+    def record(self, wait_ms: float) -> None:
         self.waits_ms.append(wait_ms)
         self.ended_s = time.perf_counter()
 
@@ -142,7 +142,7 @@ class _Run:
             turns = iter(range(1 << 62))
             await asyncio.gather(*(self._send_on(producer, turns) for _ in range(self._load.in_flight)))
             self._is_sent = True
-            self._look()
+            self._check_all_consumed()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._all_consumed.wait(), BENCH_DRAIN_S)
         return Outcome(self._sent, self._consumed, self._failed, self._fault)
@@ -164,14 +164,14 @@ class _Run:
                 self._failed += 1
                 self._fault = str(error)
             else:
-                self._sent.note((time.perf_counter_ns() - sent_ns) / 1e6)
+                self._sent.record((time.perf_counter_ns() - sent_ns) / 1e6)
 
     async def _handle(self, messages: list[Message]) -> None:
         now_ns = time.perf_counter_ns()
         for message in messages:
-            self._consumed.note((now_ns - _SENT_AT.unpack_from(message.body)[0]) / 1e6)
-        self._look()
+            self._consumed.record((now_ns - _SENT_AT.unpack_from(message.body)[0]) / 1e6)
+        self._check_all_consumed()
 
-    def _look(self) -> None:
+    def _check_all_consumed(self) -> None:
         if self._is_sent and len(self._consumed.waits_ms) >= len(self._sent.waits_ms):
             self._all_consumed.set()

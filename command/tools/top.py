@@ -45,17 +45,17 @@ class TopSample:
 
 async def _top(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
     examiner = Examiner(admin)
-    before = await _look(admin, examiner)
+    before = await _sample(admin, examiner)
     shown = 0
     while options.count is None or shown < options.count:
         await asyncio.sleep(options.interval)
-        look = await _look(admin, examiner)
+        look = await _sample(admin, examiner)
         _show(output, before, look)
         before, shown = look, shown + 1
     return 0
 
 
-async def _look(admin: AdminClient, examiner: Examiner) -> TopSample:
+async def _sample(admin: AdminClient, examiner: Examiner) -> TopSample:
     look = TopSample(time.monotonic())
     masters = await admin.masters()
     examiner.configs = await admin.all_group_configs(masters)

@@ -121,7 +121,7 @@ async def shown(request: Request) -> Page:
     sample = console.groups.found.get(group)
     if sample is None or look.ms - sample.ms >= SHOWN_INTERVAL_S * 1000:
         sample = await console.sample(group, watch.masters, look.progress, look.connections, sample)
-    console.groups.take(group, sample)
+    console.groups.put(group, sample)
     lite = await console.admin.lite_group(group, watch.masters) if lite_topic_of(watch.config) else None
     await console.topics.list(now=now)
     rows = _queue_rows(watch, form) if lite is None else []  # members of a lite group share no queues
@@ -150,7 +150,7 @@ async def shown(request: Request) -> Page:
             "older_hand_overs": older.mapped(_hand_over_row),
             "departed": any(bar.colour == "gone" for _, shown in pictures for bar in shown["wide"].bars),
             "shares": any(member.shares for member in look.members),
-            "events": [_told(event) for event in watch.events[: -SHOWN_EVENTS - 1 : -1]],
+            "events": [_event_text(event) for event in watch.events[: -SHOWN_EVENTS - 1 : -1]],
             "unowned": sum(row.owner == "" and not row.queue.topic.startswith("%") for row in rows),
             "lite": lite,
             "lite_topics": lite.longest[:PAGE_ROWS] if lite is not None else [],
@@ -209,7 +209,7 @@ def _pictures(
     end_ms = max(now_ms(), int(watch.events[-1]["ms"]) if watch.events else 0)
     first_ms = int(watch.events[0]["ms"]) if watch.events else end_ms
     begin_ms = max(end_ms - window_s * 1000, min(first_ms, end_ms - TIMELINE_LEAST_MS) - 1000)
-    marks = [(int(event["ms"]), _told(event)[1]) for event in watch.events if event["event"] in CAUSES]
+    marks = [(int(event["ms"]), _event_text(event)[1]) for event in watch.events if event["event"] in CAUSES]
     found = []
     for topic in dict.fromkeys(row.queue.topic for row in part.items):
         if topic.startswith(names.RETRY_PREFIX):
@@ -244,7 +244,7 @@ def _waited_for(item: HandOver) -> str:
     return ", ".join(parts)
 
 
-def _told(event: Event) -> tuple[int, str]:
+def _event_text(event: Event) -> tuple[int, str]:
     """Return the time of an event and a text about it."""
     queue = f"{event['topic']}@{event['broker']}:{event['queue']}" if "queue" in event and "topic" in event else ""
     words = _TOLD.get(event["event"])

@@ -86,9 +86,9 @@ def test_queues_that_come_later_are_read_from_their_start_and_single_ones_from_w
     assert offsets.late is not None
     offsets.late._brokers = frozenset(["broker-a"])
     retries = Queue("%RETRY%g", "broker-a", 0)
-    offsets.saw("t", QUEUES[:2])
-    offsets.saw("t", QUEUES)
-    offsets.saw("%RETRY%g", [retries])
+    offsets.record_first_queues("t", QUEUES[:2])
+    offsets.record_first_queues("t", QUEUES)
+    offsets.record_first_queues("%RETRY%g", [retries])
     assert [offsets._start_of(queue) for queue in (*QUEUES, retries)] == ["last", At(7), "first", "first"]
     offsets._latest[QUEUES[0]] = 9
     assert offsets._start_of(QUEUES[0]) == At(9)

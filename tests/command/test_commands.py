@@ -37,7 +37,7 @@ from rocketlet.command.plumbing import logs
 from rocketlet.command.plumbing.bar import WIDTH, bar
 from rocketlet.command.tools import load
 from rocketlet.command.tools.load import Load, LoadSide
-from rocketlet.command.tools.top import _caught_up, _look
+from rocketlet.command.tools.top import _caught_up, _sample
 from rocketlet.migration.mirror import MirrorProgress
 from rocketlet.protocol.bodies import GroupConfig, finish
 from rocketlet.protocol.codes import RequestCode
@@ -602,7 +602,7 @@ def test_percentiles_are_waits_that_were_seen() -> None:
     half = LoadSide()
     assert half.percentiles_ms((0.5, 1.0)) == [0.0, 0.0]
     for wait_ms in range(1000, 0, -1):
-        half.note(float(wait_ms))
+        half.record(float(wait_ms))
     assert half.percentiles_ms((0.5, 0.99, 0.999, 1.0)) == [500.0, 990.0, 999.0, 1000.0]
 
 
@@ -731,7 +731,7 @@ async def test_groups_have_the_findings_of_doctor(node: Node, wire: Wire) -> Non
         examiner = Examiner(admin, watch_s=0)
 
         async def findings() -> dict[str, str]:
-            return {row["group"]: row["findings"] for row in (await _look(admin, examiner)).groups}
+            return {row["group"]: row["findings"] for row in (await _sample(admin, examiner)).groups}
 
         assert await findings() == {"off": "checking", "well": "checking"}
 

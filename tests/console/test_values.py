@@ -217,7 +217,7 @@ async def test_a_page_asks_for_what_was_asked_for_and_has_not_answered_yet() -> 
     rotation = Rotation[TopicSample](names, ask)
     await rotation.list()
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(rotation.look("a"))
+        tasks.create_task(rotation.query("a"))
         while not asked:
             await asyncio.sleep(0)
         await rotation.show(["a"], now=True)

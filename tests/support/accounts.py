@@ -47,8 +47,8 @@ def access(access_key: str, **settings: Any) -> Access:
 
 def reload(settings: Acl | AclFile | Tls) -> None:
     """Two looks, as the server's, by which a file that nobody writes any more is taken."""
-    settings.look()
-    if settings.look():
+    settings.poll()
+    if settings.poll():
         settings.load()
 
 

@@ -263,10 +263,10 @@ def test_a_file_that_is_written_in_place_is_taken_when_it_is_whole(path: Path) -
         for line in TEXT.replace("rocketmq2", "someone-else").splitlines(keepends=True):
             writing.write(line)
             writing.flush()
-            assert not file.look()
+            assert not file.poll()
             file.load()
             assert set(file.policy.accounts) == {"RocketMQ", "rocketmq2"}
-    assert file.look()
+    assert file.poll()
     file.load()
     assert set(file.policy.accounts) == {"RocketMQ", "someone-else"}
 
@@ -299,7 +299,7 @@ def test_a_file_that_is_being_written_is_not_overwritten(path: Path) -> None:
     with pytest.raises(AclError, match="is being written"):
         file.put_account({"accessKey": "fresh-one", "secretKey": SECRET})
     assert path.read_text() == "accounts: []"
-    file.look()
+    file.poll()
     with pytest.raises(AclError, match="is being written"):
         file.delete_account("RocketMQ")
     path.write_text(TEXT)
@@ -311,8 +311,8 @@ def test_a_file_that_is_being_written_is_not_overwritten(path: Path) -> None:
 def test_a_change_that_fails_leaves_what_the_operator_wrote_in_force(path: Path) -> None:
     file = AclFile(path)
     path.write_text(TEXT.replace("rocketmq2", "someone-else"))
-    file.look()
-    assert file.look()
+    file.poll()
+    assert file.poll()
     with pytest.raises(AclError, match="no account"):
         file.delete_account("rocketmq2")
     assert set(file.policy.accounts) == {"RocketMQ", "someone-else"}
@@ -386,8 +386,8 @@ def test_changes_that_cannot_be_are_refused_and_change_nothing(path: Path) -> No
 def test_a_file_with_a_mistake_is_not_overwritten(path: Path) -> None:
     file = AclFile(path)
     path.write_text("accounts: [")
-    file.look()
-    file.look()
+    file.poll()
+    file.poll()
     with pytest.raises(AclError, match="not YAML"):
         file.put_account({"accessKey": "fresh-one", "secretKey": SECRET})
     assert path.read_text() == "accounts: ["
@@ -397,8 +397,8 @@ def test_a_change_meets_what_the_operator_wrote_meanwhile(path: Path) -> None:
     file = AclFile(path)
     path.write_text(TEXT.replace("rocketmq2", "someone-else"))
     os.utime(path, ns=(1, 1))
-    file.look()
-    file.look()
+    file.poll()
+    file.poll()
     file.put_account({"accessKey": "fresh-one", "secretKey": SECRET})
     assert set(AclFile(path).policy.accounts) == {"RocketMQ", "someone-else", "fresh-one"}
 

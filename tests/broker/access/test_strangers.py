@@ -190,7 +190,7 @@ async def test_administration_can_be_confined_to_the_brokers_machine(nodes: Node
             peer.send(encode(Frame(code, 7, {"topic": "t"})))
         await node.broker.turns.done()
         refused = [
-            any(frame.opaque == 7 and "administration" in (frame.remark or "") for frame in peer.received())
+            any(frame.opaque == 7 and "administrative" in (frame.remark or "") for frame in peer.received())
             for peer in (far, near)
         ]
         assert refused == [rule.is_admin and code not in OF_BROKERS, False], code

@@ -115,9 +115,9 @@ async def test_each_address_has_a_piece_in_turn_however_much_of_its_work_waits()
 
 async def test_what_is_served_in_one_turn_counts_until_the_sockets_are_polled_again() -> None:
     moment = Moment()
-    moment.note("10.0.0.1", MOMENT_S * 0.6)
+    moment.record("10.0.0.1", MOMENT_S * 0.6)
     assert (moment.is_over("10.0.0.1"), moment.is_over("10.0.0.2")) == (True, False)
-    moment.note("10.0.0.2", MOMENT_S * 0.45)
+    moment.record("10.0.0.2", MOMENT_S * 0.45)
     assert moment.is_over("10.0.0.3"), "all together"
     await asyncio.sleep(0)
     assert not any(map(moment.is_over, ("10.0.0.1", "10.0.0.2", "10.0.0.3")))

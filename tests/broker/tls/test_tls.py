@@ -260,10 +260,10 @@ async def test_a_file_that_is_written_in_place_is_taken_when_it_is_whole(certifi
     for _ in range(3):
         with authorities.open("a") as writing:
             writing.write(one)
-        assert not tls.look()
+        assert not tls.poll()
         tls.load()
         assert tls.context is before
-    assert tls.look()
+    assert tls.poll()
     tls.load()
     assert tls.context is not before
 
