@@ -186,20 +186,6 @@ async def groups(address: str, size: int) -> Found:
     return await ask(address, (heartbeat("attacker", groups, [TOPIC]) for groups in names))
 
 
-async def changed_groups(address: str, size: int) -> Found:
-    """Groups of large topics, 125 of each connection, which all change several times."""
-    large = [f"large-{number}" for number in range(8)]
-    created = await ask(address, (creation(topic, 1024) for topic in large))
-
-    def changes(number: int) -> Iterable[bytes]:
-        names = [f"changed-{number}-{group}" for group in range(125)]
-        # another topic each time, because a heartbeat like the last one changes nothing
-        return (heartbeat(f"attacker-{number}", names, [*large, f"missing-{change}"]) for change in range(4))
-
-    found = await asyncio.gather(*(ask(address, changes(number)) for number in range(-(-size // 125))))
-    return {**created, "connections": len(found), "ended": [item["ended"] for item in found if "ended" in item]}
-
-
 async def pools(address: str, size: int) -> Found:
     """Pops of many topics by 100 groups, once each."""
     topics = [f"popped-{number}" for number in range(max(size // 100, 1))]
@@ -251,7 +237,6 @@ ATTACKS: dict[str, tuple[Callable[[str, int], Awaitable[Found]], int]] = {
     "unread answers": (unread, 60),
     "woken pulls": (woken_pulls, 60),
     "groups": (groups, 5000),
-    "changed groups": (changed_groups, 250),
     "sends of 1 connection": (partial(flood_of_sends, 1), 5),
     "sends of 8 connections": (partial(flood_of_sends, 8), 5),
     "frames of 1 connection": (partial(flood_of_frames, 1), 5),

@@ -52,7 +52,6 @@ class Process:
         self.freezes_at = -1  # the code of a request: the process freezes as soon as that is written
         self.is_freezing = False
         self.silent_until_s = 0.0  # its traffic arrives after this: TCP sends it again and again
-        self.peers_delay_s = 0.0  # how much later bytes may arrive that go to another process with such a delay
         self.transports: list[Transport] = []
         self._deferred: list[tuple[_Handle, Callable[..., object], tuple[Any, ...], contextvars.Context]] = []
 
@@ -264,13 +263,9 @@ class Transport(asyncio.Transport):
         heard_s = max((process.silent_until_s for process in ends if process is not None), default=0.0)
         sent_s = max(self._loop.time(), heard_s)
         # later than what was sent before: timers of one moment run in any order, and a stream keeps its own
-        target._arrives_s = max(target._arrives_s + 1e-6, sent_s + self._loop.delay_s() + self._peers_delay_s(ends))
+        target._arrives_s = max(target._arrives_s + 1e-6, sent_s + self._loop.delay_s())
         context = target._context
         context.copy().run(self._loop.call_at, target._arrives_s, callback, *arguments)
-
-    def _peers_delay_s(self, ends: tuple[Process | None, Process | None]) -> float:
-        longest_s = min(0.0 if process is None else process.peers_delay_s for process in ends)
-        return self._loop.random.uniform(0, longest_s) if longest_s and ends[0] is not ends[1] else 0.0
 
     def write(self, data: Any) -> None:
         if not self._is_closing:

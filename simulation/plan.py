@@ -11,10 +11,15 @@ LONGEST_HANDLER_S = 60.0
 
 @dataclass
 class Plan:
-    """A seed's decisions. long_handlers: the share of messages whose handlers run for 5 to 60 s. unread_limit_s: how
-    soon a queue has a reader. peers_delay_s: how much later requests between brokers may arrive.
-    backlog_limit_s: how long no member handles a queue with a backlog at most. kinds: of members, where some share
-    messages. expression: the tags that members want."""
+    """A seed's decisions.
+
+    Attributes:
+        long_handlers: The share of messages whose handlers run for 5 to 60 s.
+        unread_limit_s: How soon a queue has a reader.
+        backlog_limit_s: How long no member handles a queue with a backlog at most.
+        kinds: Kinds of members, where some share messages.
+        expression: The tags that members want.
+    """
 
     brokers: int
     topics: int
@@ -31,7 +36,6 @@ class Plan:
     events: int
     scenario: str = ""
     unread_limit_s: float = 2.0
-    peers_delay_s: float = 0.0
     backlog_limit_s: float = math.inf
     kinds: tuple[str, ...] = ("ours",)
     expression: str = "*"

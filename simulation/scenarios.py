@@ -407,7 +407,9 @@ def changes(
 
 
 _foreign_members = changes(3, (1, 6), (1, 1, 2, 3), (0, 0.002, 0.02), leaving=0.4, foreign=0.7)
-_foreign_of_slow_peers = changes(3, (1, 5), (2, 3, 4), (0, 0.1, 0.2, 0.4), leaving=0.3, foreign=0.8)
+_foreign_storm = rounds(
+    1, (0, 0), changes(1, (0, 0), tuple(range(3, 9)), (0, 0, 0.005), leaving=0.0, foreign=1.0), _foreign_members
+)
 _queues_leave_the_pool = changes(3, (2, 6), (1, 1, 2), (0,), leaving=0.4)
 
 
@@ -448,14 +450,6 @@ async def _foreign_backlog(world: World) -> None:
         await someone_leaves(world)
 
 
-async def _foreign_storm(world: World) -> None:
-    """Apache's members all start together, while messages of many queues wait."""
-    for _ in range(world.rng.randint(3, 8)):
-        await asyncio.sleep(world.rng.choice((0, 0, 0.005)))
-        world.spawn(world.join(foreign=True))
-    await _foreign_members(world)
-
-
 async def _away_in_hand_overs(world: World) -> None:
     """A broker is away for 15 to 30 s while its queues are being released. No process dies, so nothing is redelivered."""
     await asyncio.sleep(world.rng.uniform(1, 3))
@@ -483,9 +477,6 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "foreign-members": Scenario(_FOREIGN, _foreign_members),
     "foreign-storm": Scenario({**_FOREIGN, "brokers": 1, "members": 1, "queues": 24}, _foreign_storm),
-    "foreign-of-slow-peers": Scenario(
-        {**_SLOW, "brokers": 2, "peers_delay_s": 0.3, "unread_limit_s": 35.0}, _foreign_of_slow_peers
-    ),
     "foreign-not-reached": Scenario({**_SLOW, "lost_notifications": 0.3}, _foreign_members),
     "foreign-of-different-topics": Scenario({**_CALM, **_OF_TOPICS, "members": 2}, _foreign_members),
     "foreign-of-different-topics-killed": Scenario({**_OF_TOPICS, "gentle": False}, _foreign_members_killed),

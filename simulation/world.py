@@ -14,7 +14,7 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -50,9 +50,6 @@ MEMBERS: dict[str, Callable[[World, str, tuple[str, ...]], AnyMember]] = {
 GROUP = "g"
 NAME_SERVER_PORT = 9876
 CHAOS_S = 40.0
-# Brokers that are far from each other wait longer: without this, what a seed would find is their limit.
-FAR_DRAIN_LIMIT_S = 8.0
-_LIMITS = Limits(journal_lines=8)  # journals become files all the time
 PEACE_S = 240.0
 MAX_LONG_HANDLERS = 4  # one queue, in order, must be done with them in time
 ROUNDING_S = 0.002  # times on the disk are in ms
@@ -292,7 +289,6 @@ class World:
 
     async def start_node(self, node: Node) -> None:
         node.process = Process(node.name)
-        node.process.peers_delay_s = self.plan.peers_delay_s
         config = BrokerConfig(
             data_dir=node.folder,
             address=f"127.0.0.1:{node.port}",
@@ -303,8 +299,9 @@ class World:
         )
         with node.process.running():
             routes = Routes() if node.runs_name_server else None
-            limits = replace(_LIMITS, drain_limit_s=FAR_DRAIN_LIMIT_S) if self.plan.peers_delay_s else _LIMITS
-            node.broker = BrokerController(config, routes, limits=limits)
+            node.broker = BrokerController(
+                config, routes, limits=Limits(journal_lines=8)
+            )  # journals become files often
             self._watch_offsets(node.broker)
             self._watch_locks(node.broker)
             node.server = Server(Listening("127.0.0.1", node.port), broker=node.broker, routes=routes)

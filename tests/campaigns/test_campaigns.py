@@ -23,7 +23,7 @@ SHORT = {
     "kill": 3,
     "pop": 40,
     "descriptors": 2,
-    "exhaustion": 13,
+    "exhaustion": 12,
     "cost": 300,
     "forge": 60,
     "incidents": 6,
