@@ -355,7 +355,6 @@ class BrokerController:
             self._saving = self.tasks.spawn(self.device.do(self.saving()))
 
     def persist(self, closes: bool = False) -> None:
-        """Save the state like `saving`, blocking until it is done."""
         run(self.saving(closes))
 
     def saving(self, closes: bool = False) -> Job[None]:

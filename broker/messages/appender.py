@@ -14,8 +14,7 @@ from ..store.store import Store
 from .topics import MessageChanges
 
 # ------------------------------------------------------------------------------
-# The only path of a message into the store: begin, stage, commit. After a commit, requests that wait for the messages
-# are answered.
+# Begin, stage, commit. After a commit, requests that wait for the messages are answered.
 #
 # Messages are committed in the event-loop iteration in which they were staged, so that nothing reads the store in
 # between.

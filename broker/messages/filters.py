@@ -581,7 +581,6 @@ class Filters:
 
     @property
     def waiting(self) -> int:
-        """The number of requests that wait until their filter is parsed."""
         return self._waiting.count
 
     def find(self, expression: str) -> Filter | None:

@@ -242,13 +242,10 @@ class RemotingConnection(Client):
 
     @property
     def address(self) -> str:
-        """The client's address, without the port."""
         return self.peer.rpartition(":")[0]
 
     @property
     def reached(self) -> str:
-        """The broker's address that the client has connected to, as `host:port`; empty if the transport does not have
-        it, for example with TLS after the connection was lost."""
         found = None if self._transport is None else self._transport.get_extra_info("sockname")
         if not found:
             return ""
@@ -329,13 +326,9 @@ class RemotingConnection(Client):
         self._read_on()
 
     def is_news(self, event: str) -> bool:
-        """Return True if this event of the client's address is to be logged, and count it as logged. Return False if it
-        was logged recently, or too many others were (`Reports`), so that clients cannot fill the log."""
         return self._host.reports.is_due(self.peer, event)
 
     def charge(self, size: int) -> None:
-        """Add bytes to the memory that is counted for this client in addition to its buffers and held pulls; negative to
-        release some."""
         self.charged_bytes += size
         if not size or self._transport is None or self._transport.is_closing():
             return
@@ -367,8 +360,6 @@ class RemotingConnection(Client):
         return self.requests.held_bytes + unread + self.held_pulls * HELD_PULL_BYTES + self.charged_bytes
 
     def is_changing(self) -> bool:
-        """Return True if requests, TLS records or responses wait, so that the memory may shrink without further data from
-        the client."""
         if self.requests.has_frame or (self.records is not None and self.records.held_bytes):
             return True
         return self.unsent_bytes > 0
@@ -413,8 +404,6 @@ class RemotingConnection(Client):
         self.write([encode_request(number, request)])
 
     def when_read(self, action: Callable[[], None]) -> None:
-        """Call `action`, which writes a response. While the client does not read its responses, call it later, or never
-        if the connection is lost before."""
         if self.is_paused:
             self._later.append(action)
         else:

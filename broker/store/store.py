@@ -348,7 +348,6 @@ class Store:
 
     @property
     def damaged(self) -> frozenset[tuple[str, int, int]]:
-        """Damaged messages found since the start, up to MAX_NOTED_DAMAGE: topic, queue id, offset."""
         return self._reader.damaged
 
     def syncs(self) -> list[Call]:
