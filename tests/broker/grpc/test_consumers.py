@@ -152,7 +152,7 @@ async def test_a_message_that_its_client_cannot_take_is_a_dead_letter_and_ends_n
     (small,) = await receive(client)
     assert small.body == b"small"
     letter = decode_record(b"".join(node.broker.store.fetch(node.broker.store.queue("%DLQ%g", 0), 0, 1).pieces))
-    assert "takes 4194304 bytes" in letter.properties
+    assert "receives at most 4194304 bytes" in letter.properties
     assert node.broker.pops.pools.unfinished("g") == 1
     await send(client, b"x" * MAX_BODY_BYTES)
     (large,) = await receive(client)  # Java's
