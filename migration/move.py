@@ -200,8 +200,8 @@ class Move:
         return copied
 
     async def _quieted(self) -> int:
-        """Copy until no message was sent for as long as producers need to notice the new permission: brokers do not
-        reject messages; clients see the permission when they query the route, every 30 s."""
+        """Copy until no message was sent for `move_quiet_s`, in which producers notice the new permission: brokers reject
+        only messages of gRPC clients, and clients query the route every 30 s by default. Return the number of copies."""
         copied, told, limits = 0, False, self._limits
         quiet_s = _now_s()
         while _now_s() - quiet_s < limits.move_quiet_s:

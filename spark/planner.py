@@ -307,7 +307,7 @@ class Planner:
         return within
 
     async def _recreated(self, seen: BrokerOffsets) -> list[Part]:
-        """Return the topics that were recreated since this query has read them.
+        """Return the topics that are found to be recreated since this query has read them.
 
         A topic was recreated if its identity differs, or if another message is at the offset of a message that the
         query has read. Store times are not compared, because clocks may be set back.

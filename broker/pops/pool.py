@@ -1153,7 +1153,7 @@ class Pools:
         return cast("list[Pool]", list(of.pools.values())) if of is not None else []
 
     def remove(self, pool: Pool) -> None:
-        """Remove a pool that is not popped any more, or whose group or topic is deleted."""
+        """Remove a pool with its clients."""
         for client in list(pool.clients.values()):
             self._remove(client)
         self._unused.pop(pool, None)
