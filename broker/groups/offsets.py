@@ -49,7 +49,11 @@ _POPPED = "popped"  # always {}: earlier releases take it for a group's offsets
 
 class Offsets:
     """The committed offsets of all groups, kept in memory and saved to the disk at intervals. A group has them by topic
-    (`TopicOffsets`)."""
+    (`TopicOffsets`).
+
+    Attributes:
+        is_save_failed: True if the last save failed, so that the file may lack offsets.
+    """
 
     def __init__(self, path: Path, groups: ConsumerGroups, topics: Topics, limits: Limits = LIMITS) -> None:
         self._limits = limits
@@ -58,6 +62,7 @@ class Offsets:
         self._identity_of = topics.identity
         self._journal = Journal(path)
         self._handed_over: list[tuple[ConsumerGroup, str]] = []  # groups and topics with offsets to be written soon
+        self.is_save_failed = False
         self._is_saving = False
         self._dirty = False
         self._count = 0
@@ -273,8 +278,9 @@ class Offsets:
         try:
             saving = self._saving(is_synced)
             yield from self._journal.shortening(saving) if self._journal.lines else saving
+            self.is_save_failed = False
         except StoreFull:
-            self._dirty = True
+            self._dirty = self.is_save_failed = True
             raise
         finally:
             self._is_saving = False

@@ -33,8 +33,9 @@ class PopJournal:
         self._clock = clock
         self._content: list[bytes] = []
         self._defined: set[int] = set()
-        self._yielded: list[int] = []  # numbers of queues that left their pools since the last save of offsets
-        self._saved: list[int] = []  # numbers of queues that left their pools before the last save of offsets
+        # records of queues that left their pools, by number: since the last save of offsets, and before it
+        self._yielded: dict[int, bytes] = {}
+        self._saved: dict[int, bytes] = {}
         self.last_number = 0
         self.journal_bytes = POP_JOURNAL_BYTES
         self._is_behind = False  # True if the file lacks records, so that nothing is appended until it is rewritten
@@ -52,6 +53,9 @@ class PopJournal:
             raise StoreError(f"{self.frames.path} cannot be understood ({fault}); {hint}") from fault
         self.last_number = max(queues, default=0)
         self._is_behind = bool(queues)  # this run has not defined their numbers, so it rewrites the file
+        for number, kept in queues.items():
+            if kept.is_yielded and not kept.unfinished:
+                self._yielded[number] = _left(number, kept.place, kept.next, kept.floor_ms)
         if is_expected and not self.frames.size:
             self._is_behind = True
             hint = "it was removed or emptied: messages acknowledged after an unfinished one are delivered again"
@@ -116,21 +120,20 @@ class PopJournal:
     def yielded(self, deliveries: QueueDeliveries, offset: int) -> None:
         """Record that the queue has left its pool, and where the group continues. Until the offsets are saved, only the
         journal has this offset."""
-        if deliveries.number in self._defined:
-            self._content.append(records.base(deliveries.number, offset, deliveries.floor_ms))
-            self._content.append(records.yielded(deliveries.number))
-            self._yielded.append(deliveries.number)
+        number = deliveries.number
+        if number in self._defined:
+            self._yielded[number] = left = _left(number, self._place(deliveries), offset, deliveries.floor_ms)
+            self._content.append(left)
 
     def _define(self, deliveries: QueueDeliveries) -> None:
         if deliveries.number not in self._defined:
             self._defined.add(deliveries.number)
-            self._content.append(self._definition(deliveries))
+            self._content.append(records.define(deliveries.number, self._place(deliveries)))
             self._content.append(records.base(deliveries.number, deliveries.reported, deliveries.floor_ms))
 
-    def _definition(self, deliveries: QueueDeliveries) -> bytes:
+    def _place(self, deliveries: QueueDeliveries) -> PoolPlace:
         queue = deliveries.queue
-        place = PoolPlace(self._topics.identity(deliveries.pool.topic), deliveries.group, queue.topic, queue.queue_id)
-        return records.define(deliveries.number, place)
+        return PoolPlace(self._topics.identity(deliveries.pool.topic), deliveries.group, queue.topic, queue.queue_id)
 
     # Writing
 
@@ -147,14 +150,21 @@ class PopJournal:
             self._is_behind = True
             raise
 
-    def saving(self, all_deliveries: Callable[[], Iterable[QueueDeliveries]]) -> Job[None]:
-        """Rewrite the file if it is long or lacks records, else append the collected records. The broker saves the
-        offsets before it calls this, so queues that left their pools before the previous call need no records any more.
-        Raises StoreFull; the next call retries."""
-        self._content += map(records.end, self._saved)
-        self._defined.difference_update(self._saved)
-        self._saved, self._yielded = self._yielded, []
-        is_short = self.frames.size <= self.journal_bytes + 2 * self.frames.base or bool(self._saved)
+    def saving(
+        self, all_deliveries: Callable[[], Iterable[QueueDeliveries]], *, are_offsets_saved: bool = False
+    ) -> Job[None]:
+        """Rewrite the file if it is long or lacks records, else append the collected records. Raises StoreFull; the next
+        call retries.
+
+        Args:
+            are_offsets_saved: True if the offsets were saved since the previous call. The records of queues that left
+                their pools before that call are then ended.
+        """
+        if are_offsets_saved:
+            self._content += map(records.end, self._saved)
+            self._defined.difference_update(self._saved)
+            self._saved, self._yielded = self._yielded, {}
+        is_short = self.frames.size <= self.journal_bytes + 2 * self.frames.base
         if is_short and self._content and not self._is_behind:
             self.write()
         if is_short and not self._is_behind:
@@ -163,7 +173,7 @@ class PopJournal:
             self.write()
         was_behind, self._is_behind = self._is_behind, False
         self._content.clear()
-        self._defined = {deliveries.number for deliveries in all_deliveries()}
+        self._defined = {*self._saved, *self._yielded, *(deliveries.number for deliveries in all_deliveries())}
         try:
             yield from self.frames.renewing(self._contents(all_deliveries()))
         except StoreFull:
@@ -174,8 +184,9 @@ class PopJournal:
         """Yield the state in frames. Records of events that happen meanwhile are appended after them. The file is never
         empty, because an empty one would count as lost."""
         yield records.nothing()
+        yield from (*self._saved.values(), *self._yielded.values())
         for deliveries in list(all_deliveries):
-            frame = [self._definition(deliveries)]
+            frame = [records.define(deliveries.number, self._place(deliveries))]
             frame.append(records.base(deliveries.number, deliveries.next, deliveries.floor_ms))
             for delivery in list(deliveries.unfinished.values()):
                 if delivery.state is not DeliveryState.ACKNOWLEDGED:
@@ -188,3 +199,8 @@ class PopJournal:
     def _kept(self, deliveries: QueueDeliveries, delivery: Delivery) -> bytes:
         deadline_ms = self.wall_ms(delivery.deadline_s) if delivery.state is DeliveryState.IN_FLIGHT else 0
         return records.pop(deliveries.number, deliveries.next, delivery.pop_ms, deadline_ms, (delivery,))
+
+
+def _left(number: int, place: PoolPlace, offset: int, floor_ms: int) -> bytes:
+    """Return the records of a queue that has left its pool."""
+    return records.define(number, place) + records.base(number, offset, floor_ms) + records.yielded(number)

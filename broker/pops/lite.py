@@ -82,13 +82,18 @@ class GroupLiteOffsets(dict[str, int]):
 
 
 class LiteOffsets:
-    """The committed offsets of all groups in lite topics, by group and parent topic."""
+    """The committed offsets of all groups in lite topics, by group and parent topic.
+
+    Attributes:
+        is_save_failed: True if the last save failed, so that the file may lack offsets.
+    """
 
     def __init__(self, lites: LiteTopics, topics: Topics) -> None:
         self._topics = topics
         self.lites = lites
         self._file = file = lites.file
         self._dirty = False
+        self.is_save_failed = False
         self.all: dict[tuple[str, str], GroupLiteOffsets] = {}
         of_parent: dict[str, list[GroupLiteOffsets]] = {}
         for key, kept in file.content.items():
@@ -176,8 +181,9 @@ class LiteOffsets:
         self._dirty = False
         try:
             yield from self._file.journal.shortening(self._saving(is_synced))
+            self.is_save_failed = False
         except StoreFull:
-            self._dirty = True
+            self._dirty = self.is_save_failed = True
             raise
 
     def _saving(self, is_synced: bool) -> Job[None]:

@@ -866,8 +866,9 @@ class Pops(LitePart):
             log.error("save_failed", reason=str(error))
 
     def saving(self) -> Job[None]:
-        """Write the journal, or rewrite it if it is long or lacks records. Raises StoreFull; the next call retries."""
-        yield from self._journal.saving(self.pools.deliveries)
+        """Save the journal (`PopJournal.saving`) after the offsets. Raises StoreFull; the next call retries."""
+        is_saved = not (self._offsets.is_save_failed or self.pools.lite_offsets.is_save_failed)
+        yield from self._journal.saving(self.pools.deliveries, are_offsets_saved=is_saved)
 
     def stop(self) -> None:
         """End all receives that wait, and close the journal. Messages in flight stay in flight over a restart."""

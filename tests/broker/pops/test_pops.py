@@ -1,18 +1,32 @@
 from __future__ import annotations
 
+import asyncio
+import shutil
 from pathlib import Path
 
 import pytest
-from rocketlet.broker.config import DEAD_LETTER_RETRY_S, RENEWAL_STEPS_S, STANDSTILL_S
+from rocketlet.broker.broker import BrokerController
+from rocketlet.broker.config import (
+    DEAD_LETTER_RETRY_S,
+    POOL_IDLE_S,
+    POP_CLIENT_SILENT_S,
+    RENEWAL_STEPS_S,
+    STANDSTILL_S,
+    BrokerConfig,
+)
 from rocketlet.broker.pops.deliveries import AckStatus, Delivery, PopRequest, PopResult, Why
 from rocketlet.broker.pops.pool import QueueDeliveries
 from rocketlet.broker.pops.pops import DeadLetterWriter
+from rocketlet.broker.runtime import MovableClock
+from rocketlet.broker.store import disk
+from rocketlet.protocol.bodies import GroupConfig, TopicConfig
+from rocketlet.protocol.headers import SendMessage
 from rocketlet.protocol.message import decode_record
 from rocketlet.protocol.names import Subscription
 from rocketlet.protocol.properties import find
 from structlog.testing import capture_logs
 
-from .world import World, bodies, client_of, handles
+from .world import HOST, Received, World, bodies, client_of, handles
 
 
 @pytest.fixture
@@ -383,8 +397,6 @@ def test_tags_that_share_a_hash_are_distinguished_and_others_are_passed(world: W
 def test_a_disk_that_takes_nothing_keeps_acknowledgements_from_being_answered(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rocketlet.broker.store import disk
-
     world.send("m")
     received = world.receive(invisible_ms=10_000)
 
@@ -577,3 +589,43 @@ def test_in_order_a_message_group_comes_from_its_first_one_on(world: World) -> N
     assert given(world) == []
     world.advance(STANDSTILL_S)
     assert bodies(world.receive(count=3)) == ["m0", "m1", "m2"]
+
+
+# A broker whose disk refuses the state file of offsets, while the journal can be written.
+
+
+async def test_acknowledgements_survive_a_kill_when_saving_the_offsets_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = MovableClock(stands=True)
+    broker = BrokerController(BrokerConfig(data_dir=tmp_path / "data", address="127.0.0.1:1"), None, clock)
+    broker.topics.put(TopicConfig("t", 1, 1), broker.store.end)
+    broker.group_configs.put(GroupConfig("g"))
+    broker.sending.stage(SendMessage("p", "t", "TBW102", 4, 0, 0, 1, 0, ""), b"m", HOST)
+    broker.sending.commit()
+    broker.persist()
+    result = broker.pops.receive(Received(PopRequest("g", "t", client_of("c"), 32, 10_000), print))
+    assert result is not None
+    outcomes = asyncio.get_running_loop().create_future()
+    broker.pops.ack("g", "t", handles(result), outcomes.set_result)
+    assert await outcomes == [AckStatus.DONE]
+    clock.advance(POP_CLIENT_SILENT_S + POOL_IDLE_S)
+    broker.pops.expire_clients()
+    assert broker.pops.pools.find("g", "t") is None, "the pool is not used any more"
+
+    def full(temporary: Path, path: Path) -> None:
+        if path == broker.config.data_dir / "offsets.json":
+            raise OSError(28, "No space left on device")
+        replaced(temporary, path)
+
+    replaced = disk.replace
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "replace", full)
+        for _ in range(3):
+            broker.persist()
+    for name in ("killed", "killed after the start"):
+        folder = shutil.copytree(broker.config.data_dir, tmp_path / name)
+        broker.store.close()
+        broker = BrokerController(BrokerConfig(data_dir=folder, address="127.0.0.1:1"), None, MovableClock(stands=True))
+        assert broker.offsets.get("g", "t", 0) == 1, name
+    broker.store.close()
