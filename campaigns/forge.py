@@ -1,10 +1,10 @@
 """Bodies full of records: what a client writes must never become a message of somebody else.
 
-An attacker sends bodies with records, heads and marks in them, in every way in which a body gets into the log. A first send
-of the same size shows where the bytes of the next one will be, so that each record inside claims its true place, with
-checksums that fit. Then the folder is copied, as a kill leaves it; the log is damaged where the body is, indexes and the
-checkpoint are lost, and a broker starts over it. That neither the running broker nor `fsck` uses such a record is tested in
-`tests/`.
+Bodies with records, heads and marks in them are stored in topics and where a broker keeps messages that wait, alone or
+between others of one append. A first append of the same sizes shows where the bytes of the next one will be, so that each
+record inside claims its true place, with checksums that fit. The broker is killed, the log is damaged where the body is,
+indexes and the checkpoint are lost, and a broker starts over it. That no request and no `fsck` uses such a record is tested
+in `tests/`.
 
 A fault is: a message that nobody sent, an honest one whose bytes are there and that is not found, damage in a log that nobody
 damaged, a start that takes long, an index with entries for messages that no log can have had, other messages after a second
@@ -13,20 +13,16 @@ start.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import itertools
 import random
 import shutil
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from rocketlet.broker.server import Server
+from rocketlet.broker.broker import BrokerController
 from rocketlet.protocol import names
 from rocketlet.protocol.bodies import TopicConfig
-from rocketlet.protocol.codes import RequestCode, ResponseCode
-from rocketlet.protocol.frame import Ext, Frame
 from rocketlet.protocol.message import (
     BEGIN_BYTES,
     BEGIN_MARK,
@@ -34,17 +30,15 @@ from rocketlet.protocol.message import (
     MAGIC,
     MAX_RECORD_BYTES,
     decode_record,
-    encode_batch,
-)
+)  # fmt: skip
 
 from tests.support import forged
-from tests.support.peers import SEND, Peer, request
 from tests.support.stores import cut_log
 
-from .common import Limit, Outcome, config_in, serving
-from .store import Damaged, entries, read_all
+from .common import Limit, Outcome
+from .crash import attempt
+from .store import HOST, Damaged, Place, entries, open_broker, put, read_all
 
-TRIES_OF_A_FOLDER = 8
 INDEX_ENTRY_BYTES: Final = 20
 SECTOR_BYTES: Final = 512
 QUEUES = 2
@@ -99,65 +93,11 @@ def contents_of(chance: random.Random, next_offset: int, known_mark: bytes) -> t
     return kind, kinds[kind]
 
 
-class Client(Peer):
-    """An attacker, whose requests wait for their responses."""
-
-    def __init__(self, server: Server) -> None:
-        super().__init__(server, 2)
-        self._number = 0
-
-    async def ask(self, code: RequestCode, ext: Ext, body: bytes = b"") -> Frame:
-        """Raises TimeoutError."""
-        self._number += 1
-        self.send(request(code, dict(ext), body, self._number))
-        async with asyncio.timeout(60.0):
-            while True:
-                for frame in self.received():
-                    if frame.is_response and frame.opaque == self._number:
-                        return frame
-                await asyncio.sleep(0)
-
-    async def put(self, body: bytes, code: RequestCode = RequestCode.SEND_MESSAGE_V2, **fields: Any) -> Frame:
-        return await self.ask(code, {**SEND, **fields}, body)
-
-
-def _position(frame: Frame) -> int:
-    return int(str(frame.ext["msgId"])[-16:], 16)
-
-
-async def _committed(attacker: Client, body: bytes) -> Frame:
-    half = await WAYS["half message"](attacker, body)
-    if half.code:
-        return half
-    end = {"producerGroup": "p", "tranStateTableOffset": half.ext["queueOffset"], "commitLogOffset": _position(half)}
-    return await attacker.ask(RequestCode.END_TRANSACTION, {**end, "commitOrRollback": 8})
-
-
-async def _sent_back(attacker: Client, body: bytes) -> Frame:
-    sent = await attacker.put(body)
-    if sent.code:
-        return sent
-    back: Ext = {"group": "g", "delayLevel": -1, "originMsgId": "", "originTopic": "t", "unitMode": "false"}
-    return await attacker.ask(RequestCode.CONSUMER_SEND_MSG_BACK, {**back, "offset": _position(sent)})
-
-
 MARK, CHECKSUM = BEGIN_MARK.decode() + "A" * (BEGIN_BYTES - 2), "\x02\x0300000000"
-WAYS: dict[str, Callable[[Client, bytes], Awaitable[Frame]]] = {
-    "message": lambda attacker, body: attacker.put(body),
-    # texts after the properties that look like marks and checksums, too
-    "message with marks": lambda attacker, body: attacker.put(body, i=f"A\x01b{MARK}{CHECKSUM}{MARK}{CHECKSUM}"),
-    "batch": lambda attacker, body: attacker.put(
-        encode_batch([(0, b"first", ""), (0, body, ""), (0, b"last", "")]), RequestCode.SEND_BATCH_MESSAGE, m="true"
-    ),
-    "reply": lambda attacker, body: attacker.put(
-        body, RequestCode.SEND_REPLY_MESSAGE_V2, i="REPLY_TO_CLIENT\x01nobody"
-    ),
-    "half message": lambda attacker, body: attacker.put(body, i="TRAN_MSG\x01true\x02PGROUP\x01p", f=4),
-    "committed message": _committed,
-    "delayed message": lambda attacker, body: attacker.put(body, i="DELAY\x012"),
-    "returned message": _sent_back,
-}
-"""The ways of a body into the log."""
+PROPERTIES: Final = ("", f"A\x01b{MARK}{CHECKSUM}{MARK}{CHECKSUM}", f"KEYS\x01{KEY}")
+"""Some have texts after them that look like marks and checksums, too."""
+REPLIES: Final = names.reply_topic("DefaultCluster")
+TOPICS: Final = ("t", "t", names.HALF_TOPIC, names.SCHEDULE_TOPIC, REPLIES, names.retry_topic("g"))
 
 
 class Aimed(NamedTuple):
@@ -181,94 +121,71 @@ def _inside(at: int, body: bytes) -> Iterator[int]:
         found = body.find(MAGIC.to_bytes(4, "big"), found + 1)
 
 
-class Round:
-    """A folder, its broker and an attacker, for some tries."""
+class Try:
+    """A folder with honest messages and one that is forged."""
 
     def __init__(self, folder: Path, chance: random.Random, outcome: Outcome) -> None:
+        self._folder = folder
         self._chance = chance
         self._outcome = outcome
-        self._folder = folder
-        sizes = (20_000, 1 << 20, 1 << 28)
-        self._config = config_in(folder, segment_bytes=chance.choice(sizes), transaction_sweep_s=3600)
+        self._settings: dict[str, Any] = {"segment_bytes": chance.choice((20_000, 1 << 20, 1 << 28))}
 
-    async def run(self, tries: Iterator[int]) -> bool:
-        """Return True if there may be more to try."""
-        async with serving(self._config) as (broker, server):
-            self._broker = broker
-            for topic in ("t", VICTIM):
-                broker.topics.put(TopicConfig(topic, QUEUES, QUEUES), broker.store.end)
-            self._attacker = Client(server)
-            await self._honest_sends()
-            count = 0
-            for _ in itertools.islice(tries, TRIES_OF_A_FOLDER):
-                await self._try()
-                count += 1
-            self._attacker.hang_up()
-        return count == TRIES_OF_A_FOLDER
+    def run(self) -> None:
+        broker = open_broker(self._folder, **self._settings)
+        for topic in ("t", VICTIM):
+            broker.topics.put(TopicConfig(topic, QUEUES, QUEUES), broker.store.end)
+        self._send(broker)
+        aimed = self._aim(broker)
+        self._send(broker)
+        if self._chance.random() < 0.5:
+            broker.persist()
+        records = {at: (found[0], broker.store.read_log(*found)) for at, found in entries(broker).items()}
+        broker.store.close()
+        self._outcome.add(forged=len(aimed.inside))
+        self._start_over(records, aimed)
 
-    async def _honest_sends(self) -> None:
+    def _send(self, broker: BrokerController) -> None:
         for number in range(self._chance.randrange(1, 12)):
             body = b"honest %d" % number + self._chance.randbytes(self._chance.randrange(300))
-            if (await self._attacker.put(body, b=VICTIM, e=number % QUEUES, i=f"KEYS\x01{KEY}")).code:
-                self._outcome.fault("an honest send was refused")
+            put(broker, broker.store.queue(VICTIM, number % QUEUES), body, b"KEYS\x01" + KEY.encode())
 
-    async def _try(self) -> None:
-        aimed = await self._aim()
-        await self._honest_sends()
-        if aimed is not None:
-            self._outcome.add(forged=len(aimed.inside))
-        if self._chance.random() < 0.5:
-            self._broker.persist()
-        work = self._folder / "work"
-        async with self._broker.device._jobs:  # nobody writes a state file meanwhile
-            shutil.copytree(self._config.data_dir, work)
-        try:
-            self._start_over(work, aimed)
-        finally:
-            shutil.rmtree(work)
-
-    async def _aim(self) -> Aimed | None:
-        """Sends a body whose contents know their place; None if the broker refuses it."""
-        chance, store = self._chance, self._broker.store
-        name, way = chance.choice(list(WAYS.items()))
+    def _aim(self, broker: BrokerController) -> Aimed:
+        """Store a body whose contents know their place."""
+        chance, store = self._chance, broker.store
+        queue, properties = store.queue(chance.choice(TOPICS), 0), chance.choice(PROPERTIES).encode()
         last = store.queue(VICTIM, 0)
         own = store.read_log(*last.entry(last.next - 1)[:2])  # which everybody can pull
         kind, contents = contents_of(chance, last.next + 4, mark_in(own))
         before, filler = bytes(chance.choice((0, 3, 40))), bytes(chance.choice((0, 0, 50, 3000)))
-        size = len(before) + len(contents(store.end)) + len(filler)
-        token = chance.randbytes(16)
+        others = [b"x" * chance.randrange(40) for _ in range(chance.choice((0, 0, 1, 3)))]
+
+        def append(body: bytes) -> int:
+            """Return where the body begins in the log."""
+            with broker.appender.batch() as now_ms:
+                placed = [
+                    broker.appender.stage(queue, content, properties, 0, 0, 0, now_ms, HOST)[0]
+                    for content in (*others, body, b"last")
+                ]
+            return placed[len(others)] + forged.HEAD_BYTES
+
         base = store.end
-        sent = await way(self._attacker, token + bytes(size - 16))
-        if store.end == base:
-            if sent.code != ResponseCode.MESSAGE_ILLEGAL:
-                self._outcome.fault(f"{kind}, {name}: refused with {sent.code}, {sent.remark}")
-            return None
-        log = store.read_log(base, store.end - base)
-        found = [at for at in range(len(log)) if log.startswith(token, at)] if len(log) < 100_000 else [log.find(token)]
-        base = store.end
-        at = base + chance.choice(found)
+        at = append(bytes(len(before) + len(contents(base)) + len(filler))) - base + store.end
         body = before + contents(at + len(before)) + filler
-        await way(self._attacker, body)
-        places = [place for place in entries(self._broker).values() if place[0] <= at < sum(place)]
-        if len(places) != 1 or store.read_log(at, len(body)) != body:
-            self._outcome.add(missed=1)
-            return None
-        return Aimed(f"{kind}, {name}", at, tuple(_inside(at, body)), *places[0])
+        append(body)
+        outer = [found for found in entries(broker).values() if found[0] <= at < sum(found)]
+        if len(outer) != 1 or store.read_log(at, len(body)) != body:
+            raise RuntimeError("a body came to another place than the one before it showed")
+        return Aimed(f"{kind} in {queue.topic}", at, tuple(_inside(at, body)), *outer[0])
 
-    # After a kill
-
-    def _start_over(self, work: Path, aimed: Aimed | None) -> None:
-        positions = entries(self._broker)
-        records = {at: (positions[at][0], found) for at, found in read_all(self._broker, whole=True).items()}
-        is_far = aimed is not None and aimed.what.startswith(FAR)
-        before_marks = self._chance.random() < (UNMARKED_FAR if is_far else UNMARKED)
-        damage = self._damaged(work, aimed, before_marks=before_marks) if aimed else "nothing"
+    def _start_over(self, records: dict[Place, tuple[int, bytes]], aimed: Aimed) -> None:
+        work = self._folder
+        before_marks = self._chance.random() < (UNMARKED_FAR if aimed.what.startswith(FAR) else UNMARKED)
+        damage = self._damaged(work, aimed, before_marks=before_marks)
         indexes = self._lose_indexes(work)
         if before_marks:
             (work / "marks.json").unlink()
-        what = f"{aimed.what if aimed else 'nothing'}; {damage} damaged; {indexes} lost"
-        what += "; no marks" if before_marks else ""
-        damaged = Damaged(work, records, what, self._outcome, {"segment_bytes": self._config.segment_bytes})
+        what = f"{aimed.what}; {damage} damaged; {indexes} lost{'; no marks' if before_marks else ''}"
+        damaged = Damaged(work, records, what, self._outcome, self._settings)
         try:
             broker = damaged.start()
         except Exception as error:
@@ -327,11 +244,7 @@ class Round:
         return kind
 
 
-async def forge(limit: Limit, seed: int, folder: Path, outcome: Outcome) -> None:
-    tries = iter(limit)
-    for number in itertools.count():
-        path = folder / str(number)
-        has_more = await Round(path, random.Random(f"{seed}-{number}"), outcome).run(tries)
-        shutil.rmtree(path)
-        if not has_more:
-            return
+def forge(limit: Limit, seed: int, folder: Path, outcome: Outcome) -> None:
+    for number in limit:
+        with attempt(folder, outcome) as work:
+            Try(work, random.Random(f"{seed}-{number}"), outcome).run()
