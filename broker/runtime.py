@@ -527,7 +527,7 @@ class Generation:
 
 
 class LiveConfig:
-    """The current settings, which UPDATE_BROKER_CONFIG replaces while the broker runs."""
+    """The current settings, which may be replaced while the broker runs, for example by UPDATE_BROKER_CONFIG."""
 
     __slots__ = ("_generation", "changes", "now")
 

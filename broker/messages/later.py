@@ -41,7 +41,7 @@ notes_log = structlog.get_logger("rocketlet.notes")
 
 # ------------------------------------------------------------------------------
 # Delay levels. Delayed messages are stored in SCHEDULE_TOPIC_XXXX, with a queue per level, and stored again in their
-# own topic when they are due.
+# own topic when they are due, unless that was deleted.
 #
 # The index of a schedule queue contains the due time (ms) instead of the tag hash, so that waiting needs no read of
 # messages. The progress of each level is recorded in the log in the same append as the delivered messages (`Notes`),
@@ -234,8 +234,8 @@ class Delays:
 
 
 # ------------------------------------------------------------------------------
-# Messages with a delivery time. Messages with a delivery time are stored in rmq_sys_wheel_timer, and stored again in
-# their own topic when they are due.
+# Messages with a delivery time. They are stored in rmq_sys_wheel_timer, and stored again in their own topic when they are
+# due, unless they were recalled or that topic was deleted.
 #
 # The index of that queue contains the delivery time (ms) instead of the tag hash, so that waiting needs no read of
 # messages. A key is a delivery time and an offset in that queue; `store/schedule.py` keeps the keys sorted, and all but the

@@ -328,7 +328,8 @@ class Topics:
 
 
 # ------------------------------------------------------------------------------
-# Counters for the rates that administrative tools show: messages stored per topic, and read per topic and group.
+# Counters for the rates that administrative tools show: messages stored per topic, and read or sent back per topic and
+# group.
 #
 # Stored messages are computed from the ends of queues, so that a send costs nothing here; a pull costs two additions. A
 # sample with the counts since the previous sample is taken every 10 s and kept for one hour, within a memory limit. A
