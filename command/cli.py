@@ -44,8 +44,9 @@ _NOUNS = frozenset(name for name, module in _MODULES.items() if module.startswit
 OPTIONS_WITH_VALUE = frozenset(
     ("--nameserver", "--tls-ca", "--tls-cert", "--tls-key", "--access-key", "--secret-key-file")
 )
+"""The options of every verb that have a value."""
 SWITCHES = frozenset(("--json", "--tls"))
-"""The options that every verb has: those with a value, and the others."""
+"""The options of every verb that have no value."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,7 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def hoisted(arguments: Sequence[str]) -> list[str]:
-    """Move options that every verb has from before the verb to after it, where the verb's parser accepts them."""
+    """Move options that every verb has from before the verb to after it, where the verb's parser accepts them. Return the
+    arguments unchanged if another option precedes the verb."""
     words: list[str] = []
     early: list[str] = []
     rest = list(arguments)
@@ -130,8 +132,8 @@ def parser(command: str = "") -> argparse.ArgumentParser:
 
 
 def _import_structlog() -> None:
-    """Imports structlog without rich, which it imports wherever that is installed, for errors with their locals. Our logs
-    do not show those (`logs.py`), and rich is a sixth of the time in which a server is ready."""
+    """Import structlog without rich, which structlog imports if it is installed, to show errors with their local
+    variables. Our logs do not show them (`logs.py`), and importing rich takes a sixth of a server's start time."""
     if "structlog" in sys.modules or "rich" in sys.modules:
         return
     sys.modules["rich"] = None  # type: ignore[assignment] # an import of it raises ImportError, as where it is missing

@@ -1,4 +1,4 @@
-"""`rocketlet completion SHELL`: prints the shell code for completion of this command."""
+"""`rocketlet completion SHELL`: prints code that makes a shell complete this command."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`rocketlet NOUN VERB`: a noun a module.
+"""`rocketlet NOUN VERB`: a module for each noun.
 
 brokers, topics, groups, offsets, messages, acl
-group_report  prints what `rocketlet groups show` finds
-version       of this program and of brokers
+group_report  prints the report of `rocketlet groups show`
+version       prints the versions of this program and of brokers
 """

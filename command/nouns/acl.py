@@ -25,9 +25,13 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
     put.add_argument(
         "--new-secret",
         action="store_true",
-        help=f"give it another secret, from ${_NEW_SECRET} or typed; needed for a new account",
+        help=f"set its secret, from ${_NEW_SECRET} or typed; needed for a new account",
     )
-    put.add_argument("--admin", action="store_true", help="permission for everything, including administration")
+    put.add_argument(
+        "--admin",
+        action="store_true",
+        help="permission for everything, including administration; without this option, the account loses it",
+    )
     put.add_argument("--topics", metavar="TOPIC=PERM[,...]", help="such as orders=PUB|SUB,secrets=DENY")
     put.add_argument("--groups", metavar="GROUP=PERM[,...]", help="such as shop=SUB")
     put.add_argument(
@@ -35,7 +39,9 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
     )
     put.add_argument("--default-groups", metavar="PERM", help="permission for all other groups: DENY or SUB")
     put.add_argument(
-        "--from-address", metavar="PATTERN", help="only from there, such as 10.0.0.*; may then do without signing"
+        "--from-address",
+        metavar="PATTERN",
+        help="addresses, such as 10.0.0.*, from which this account needs no signature and no permission",
     )
     delete = verb(verbs, "delete", "delete an account", _delete)
     delete.add_argument("account", help="its access key")
@@ -84,7 +90,7 @@ async def _delete(options: argparse.Namespace, admin: AdminClient, output: Outpu
 
 async def _white(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
     said = ", ".join(options.address) or "nowhere"
-    if not confirmed(options, f"Ask for no account from {said}?"):
+    if not confirmed(options, f"Require no account from {said}?"):
         return 1
     await admin.put_white_addresses(options.address)
     return _done(output, "", "white", f"no account is needed from {said}")

@@ -16,12 +16,14 @@ _RATES = {"put_per_s": "putTps", "get_per_s": "getTransferedTps"}  # the second 
 
 def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
     verbs = noun(commands, "brokers", "list brokers, show their state, change their settings")
-    verb(verbs, "list", "list the brokers of the cluster, including those that are gone", _list)
+    verb(
+        verbs, "list", "list the brokers of the cluster; with Rocketlet's name servers also those that are gone", _list
+    )
     show = verb(verbs, "show", "show a broker's state and settings", _show)
     show.add_argument("broker", help="the broker's name")
     forget = verb(verbs, "forget", "remove a permanently retired broker from the name servers", _forget)
     forget.add_argument("broker", help="the broker's name")
-    set_ = verb(verbs, "set", "change settings until the broker stops", _set)
+    set_ = verb(verbs, "set", "change settings of a broker; Rocketlet's brokers keep them until they stop", _set)
     set_.add_argument("broker", help="the broker's name")
     set_.add_argument("setting", nargs="+", metavar="NAME=VALUE", help="such as defaultTopicQueueNums=4")
 

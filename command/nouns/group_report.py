@@ -23,7 +23,7 @@ LONGEST = 10  # lite topics that the report lists
 async def report(
     admin: AdminClient, group: str, output: Output, *, timeline: bool = False, follow: bool = False
 ) -> None:
-    """Print the report, and with `follow` also new events until interrupted.
+    """Print the report: with `timeline` also the group's events, and with `follow`, too, new events until interrupted.
 
     Raises RocketletError.
     """
@@ -46,7 +46,7 @@ async def report(
 
 
 class _LiteReport(NamedTuple):
-    """What a lite group has not finished, and to how many lite topics each member is subscribed."""
+    """The unfinished messages of a lite group, and the number of lite topics that each member is subscribed to."""
 
     group: LiteGroup
     subscriptions: dict[str, int]

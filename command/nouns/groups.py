@@ -72,7 +72,7 @@ async def _list(options: argparse.Namespace, admin: AdminClient, output: Output)
     names = await admin.groups(system=options.system)
     output.records(("group", "members", "topics", "lag"), await gather_limited(row, names))
     if not names:
-        output.text("there is no group yet: its first consumer makes one")
+        output.text("there is no group yet: a group's first consumer creates it")
     return 0
 
 

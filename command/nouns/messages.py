@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Any
 
-from ...client.admin.admin_client import AdminClient, Topic
+from ...client.admin.admin_client import AdminClient
 from ...client.admin.dead_letters import DeadLetterTopic, dead_letters, mark
 from ...client.config import parse_place
 from ...client.errors import ConfigError
@@ -27,7 +27,7 @@ from ..tools.frames import body_fields
 
 TAIL_INTERVAL_S = 0.5
 SHOWN_BODY = 200
-SHOWN_ROWS = 500  # rows of a table; a long list is shown in several
+SHOWN_ROWS = 500  # maximum rows of a table of dead letters; more are shown in further tables
 _COLUMNS = ("time", "queue", "offset", "tag", "keys", "body")
 _DEAD_COLUMNS = ("time", "queue", "offset", "tag", "keys", "state", "reason", "body")
 
@@ -96,9 +96,6 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
         changing(parser)
 
 
-# Looking
-
-
 async def _find(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
     if options.key:
         found = await admin.messages_with_key(options.topic, options.key, limit=options.limit)
@@ -111,7 +108,7 @@ async def _find(options: argparse.Namespace, admin: AdminClient, output: Output)
     elif options.since or options.text or options.property:
         found = await _searched(options, admin)
     else:
-        found = await _newest(admin, await admin.topic(options.topic), options.limit, "*")
+        found = await _newest(admin, (await admin.topic(options.topic)).ranges, options.limit, "*")
     _show(output, found[: options.limit])
     if not found:
         await admin.topic(options.topic)  # raises if the topic does not exist
@@ -120,8 +117,8 @@ async def _find(options: argparse.Namespace, admin: AdminClient, output: Output)
 
 
 async def _searched(options: argparse.Namespace, admin: AdminClient) -> list[Message]:
-    """Return the newest messages that match. Read every message since the given time, because brokers only search by
-    key."""
+    """Return the newest messages that match. Read every message since the given time, or every stored message without
+    one, because brokers search only by key and id."""
     topic = await admin.topic(options.topic)
     wanted = pairs("--property", options.property)
     since_ms = since(options.since) if options.since else 0
@@ -149,7 +146,7 @@ def _matches(message: Message, text: str | None, wanted: Mapping[str, str]) -> b
 async def _by_offset_id(admin: AdminClient, text: str) -> Message | None:
     try:
         return await admin.message(text)
-    except ConfigError:  # not an offset id, so it is a sender's message id
+    except ConfigError:  # not an offset id
         return None
 
 
@@ -160,12 +157,8 @@ async def _from(admin: AdminClient, queue: Queue, offset: int, limit: int) -> As
             yield message
 
 
-async def _newest(admin: AdminClient, topic: Topic, limit: int, tags: str) -> list[Message]:
-    return await _newest_of(admin, topic.ranges, limit, tags)
-
-
-async def _newest_of(admin: AdminClient, ranges: Mapping[Queue, Range], limit: int, tags: str) -> list[Message]:
-    """Return up to `limit` of the newest messages of all queues, oldest first."""
+async def _newest(admin: AdminClient, ranges: Mapping[Queue, Range], limit: int, tags: str) -> list[Message]:
+    """Return up to `limit` messages that have the tags, oldest first, out of the newest `limit` of each queue."""
     found = [
         message
         for queue, span in ranges.items()
@@ -179,7 +172,7 @@ async def _newest_of(admin: AdminClient, ranges: Mapping[Queue, Range], limit: i
 async def _tail(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
     topic = await admin.topic(options.topic)
     ends = {queue: span.end for queue, span in topic.ranges.items()}
-    for message in await _newest(admin, topic, options.last, options.tags):
+    for message in await _newest(admin, topic.ranges, options.last, options.tags):
         _line(output, message)
     while not options.no_follow:
         await asyncio.sleep(TAIL_INTERVAL_S)
@@ -229,9 +222,6 @@ def _shortened(text: str) -> str:
     return text if len(text) <= SHOWN_BODY else f"{text[:SHOWN_BODY]}... ({len(text)} characters)"
 
 
-# Sending
-
-
 async def _send(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
     body = sys.stdin.buffer.read() if options.body == "-" else options.body.encode()
     properties = pairs("--property", options.property)
@@ -251,12 +241,9 @@ async def _send(options: argparse.Namespace, admin: AdminClient, output: Output)
     return 0
 
 
-# Dead letters
-
-
 async def _dead(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
     letters = await dead_letters(admin, options.group)
-    found = await _newest_of(admin, letters.ranges, options.limit, "*")
+    found = await _newest(admin, letters.ranges, options.limit, "*")
     output.records(_DEAD_COLUMNS, [_dead_record(letters, message, output) for message in found])
     if not found:
         await admin.group(options.group)  # raises if the group does not exist
@@ -269,7 +256,7 @@ def _dead_record(letters: DeadLetterTopic, message: Message, output: Output) -> 
 
 
 async def _wanted(admin: AdminClient, letters: DeadLetterTopic, options: argparse.Namespace) -> AsyncIterator[Message]:
-    """Iterate over the selected messages; without a selection, over the new ones, or all."""
+    """Iterate over the messages that --id names; without --id over the new ones, or with --again over all."""
     ids = options.id or ()
     for queue, span in letters.ranges.items():
         async for part in admin.read(queue, span.begin, span.end):
@@ -282,7 +269,8 @@ async def _wanted(admin: AdminClient, letters: DeadLetterTopic, options: argpars
 async def _found(
     options: argparse.Namespace, admin: AdminClient, output: Output
 ) -> tuple[DeadLetterTopic, int, Counter[str]]:
-    """Print the selected messages. Return their number, and the topics that they were first sent to."""
+    """Print the selected messages. Return the dead letters, the number of selected ones, and their number by the topic
+    that they were first sent to."""
     letters = await dead_letters(admin, options.group)
     origins: Counter[str] = Counter()
     wanted = await _shown(output, _wanted(admin, letters, options), letters, origins)
@@ -294,8 +282,8 @@ async def _found(
 
 
 async def _replay(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
-    """Replay dead letters. The dead letters stay in their topic and are marked. They are read twice, to be shown and to
-    be sent, because there may be more than the memory holds."""
+    """Resend the selected dead letters, and mark those that were sent; they stay in their topic. Read them twice, to show
+    and to send them, because memory may not hold all of them."""
     letters, wanted, origins = await _found(options, admin, output)
     if not wanted:
         return 1
@@ -356,8 +344,8 @@ async def _not_read(admin: AdminClient, group: str, topics: Collection[str]) -> 
 async def _shown(
     output: Output, messages: AsyncIterator[Message], letters: DeadLetterTopic, origins: Counter[str]
 ) -> int:
-    """Shows them in tables of some rows each, and counts the topics that they were sent to first. Returns how many there
-    are."""
+    """Print messages in tables of up to SHOWN_ROWS, and count them in `origins` by the topic that they were first sent to.
+    Return their number."""
     count, rows = 0, list[dict[str, Any]]()
     async for message in messages:
         rows.append(_dead_record(letters, message, output))

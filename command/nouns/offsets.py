@@ -57,7 +57,7 @@ async def _show(options: argparse.Namespace, admin: AdminClient, output: Output)
 
 async def _reset(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
     to = parsed_place(options.to, options.topic)
-    await admin.group(options.group)  # raises if the group does not exist: a mistyped name would become one
+    await admin.group(options.group)  # raises if the group does not exist; a reset would create it
     changes = await admin.preview_reset(options.group, options.topic, to)
     output.records(
         ("broker", "queue", "before", "after", "skips", "repeats"), [_row(*item) for item in changes.items()]

@@ -33,7 +33,12 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
         type=int,
         help=f"queues on each broker (default: as on the brokers that have the topic, or {TOPIC_QUEUES})",
     )
-    create.add_argument("--perm", type=int, choices=PERMS, help=f"{PERMS_HELP} (default: as there, or 6)")
+    create.add_argument(
+        "--perm",
+        type=int,
+        choices=PERMS,
+        help=f"{PERMS_HELP} (default: as on the brokers that have the topic, or 6)",
+    )
     create.add_argument(
         "--type",
         default="",
@@ -82,7 +87,7 @@ async def _list(options: argparse.Namespace, admin: AdminClient, output: Output)
         )
     output.records(("topic", "brokers", "queues", "messages", "last_message"), rows)
     if not rows:
-        output.text("there is no topic yet: the first send to it makes one, or rocketlet topics create NAME")
+        output.text("there is no topic yet: the first send to a topic creates it, or `rocketlet topics create NAME`")
     return 0
 
 
@@ -122,8 +127,8 @@ async def _show(options: argparse.Namespace, admin: AdminClient, output: Output)
 
 
 async def _show_levels(admin: AdminClient, topic: str, groups: Iterable[str], output: Output) -> None:
-    """Show how many messages of each priority level wait for each group, the highest level first. A level is a queue of each
-    broker."""
+    """Print the lag of each group in each priority level, the highest level first. A level is a queue id, on all
+    brokers."""
     rows = []
     for group in groups:
         waiting: dict[int, int] = {}

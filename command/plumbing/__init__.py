@@ -1,10 +1,10 @@
 """The parts that all commands share.
 
-administration  asks a cluster and prints the answer
+administration  runs a command against a cluster
 access          how a command connects: TLS and accounts
 output          columns for people, JSON for programs
-bar             how far a copy is, on a terminal
-numbers         numbers that options take, and their ranges
-logs            how a command logs
-repeats         lines that are written once a minute
+bar             a progress bar on a terminal
+numbers         parsers of numbers and times
+logs            configures logging
+repeats         limits equal warnings and errors in the log
 """

@@ -1,4 +1,4 @@
-"""Connects a command: options of TLS and accounts, and the `Access` that they make."""
+"""The options for TLS and accounts, and the `Access` that they describe."""
 
 from __future__ import annotations
 
@@ -41,14 +41,15 @@ def add_client_options(parser: argparse.ArgumentParser, side: str = "") -> None:
 
 
 def access_of(options: argparse.Namespace, side: str = "") -> Access:
-    """Raises ConfigError."""
+    """Return the `Access` that options and environment describe. Raises ConfigError."""
     given = {name: getattr(options, f"{side}{name}".replace("-", "_")) for name in _NAMES}
     secret = os.environ.get(_variable(side, "SECRET_KEY"), "")
     if given["secret_key_file"]:
         try:
             secret = given["secret_key_file"].read_text().strip()
-        except OSError as error:
-            text = f"--{side}secret-key-file: {given['secret_key_file']} cannot be read: {error.strerror}"
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            text = f"--{side}secret-key-file: {given['secret_key_file']} cannot be read: {reason}"
             raise ConfigError(text) from None
     if given["access_key"] and not secret:
         where = f"${_variable(side, 'SECRET_KEY')} or --{side}secret-key-file"

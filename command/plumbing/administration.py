@@ -1,7 +1,7 @@
 """The commands that query and change a cluster, Rocketlet's or Apache's: `rocketlet NOUN VERB`.
 
-Each command is a coroutine that gets its options, an AdminClient and an Output, and returns the exit status: 0, or 1 if
-the requested object does not exist. The caller prints a RocketletError.
+Each command is a coroutine that gets its options, an AdminClient and an Output, and returns the exit status. After a
+RocketletError or an OSError, the caller prints the error, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ async def _run(command: Command, options: argparse.Namespace) -> int:
 
 
 def confirmed(options: argparse.Namespace, question: str) -> bool:
-    """Return True if the command may continue: with --yes, or if the user confirms at a terminal."""
+    """Return True if the command may continue: with --yes, or if the next line of standard input is y or yes."""
     if options.yes:
         return True
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)  # programs read stdout
@@ -72,7 +72,7 @@ def changing(parser: argparse.ArgumentParser) -> None:
 
 
 def pairs(option: str, texts: Iterable[str]) -> dict[str, str]:
-    """Parse `name=value` texts. Raises ConfigError with the name of the option."""
+    """Parse `name=value` texts; the last value of a name counts. Raises ConfigError with the name of the option."""
     found: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")

@@ -1,4 +1,4 @@
-"""A progress bar on a terminal. Nothing is drawn if the output is not a terminal."""
+"""A progress bar on stderr. Nothing is drawn if stderr is not a terminal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def clear() -> None:
 
 @asynccontextmanager
 async def drawn(progress: Callable[[], MirrorProgress | None]) -> AsyncIterator[None]:
-    """Return a context manager that draws the bar while the body runs. The last one stays on the terminal."""
+    """Draw the bar of `progress()` while the block runs; none while that is None. The last bar stays on the terminal."""
 
     def draw(end: str = "") -> None:
         now = progress()

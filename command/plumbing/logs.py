@@ -18,8 +18,7 @@ log = structlog.get_logger("rocketlet")
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
-
-_place: dict[str, str] = {}  # this process's place, said in each line
+_place: dict[str, str] = {}  # fields that are added to each log entry that does not have them
 
 
 def name_broker(name: str) -> None:
@@ -65,7 +64,7 @@ def configure(level: str = "info") -> None:
 
 
 def report_unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log an unhandled exception of a timer or callback of the loop as a normal log event."""
+    """Log what the event loop passes to its exception handler, such as an exception of a callback or a forgotten task."""
     error = context.get("exception")
     log.error("unhandled_error", reason=context.get("message"), action=str(context.get("handle", "")), exc_info=error)
 
@@ -77,7 +76,8 @@ def _with_place(logger: WrappedLogger, method: str, event: EventDict) -> EventDi
 
 
 def _printable(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-    """Escape control characters, because clients choose ids, tags and remarks, and a terminal would interpret them."""
+    """Escape control characters in text fields, because clients choose ids, tags and remarks, and a terminal would
+    interpret them."""
     return {name: printable(value) if isinstance(value, str) else value for name, value in event.items()}
 
 
@@ -89,7 +89,8 @@ def _write_traceback(stream: TextIO, error: ExcInfo) -> None:
 
 
 def _with_fields(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-    """The fields of the client's records (rocketlet.client.errors), apart from their text."""
+    """Replace the text of a record of the client (rocketlet.client.errors) by its event and fields; leave other records
+    unchanged."""
     record = event["_record"]
     fields = getattr(record, "fields", None)
     return {**event, "event": record.event, **fields} if fields is not None else event

@@ -1,4 +1,4 @@
-"""Checks of numbers on the command line, which run before the command does."""
+"""Parsers of numbers and times on the command line."""
 
 from __future__ import annotations
 

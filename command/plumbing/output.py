@@ -13,7 +13,7 @@ MARGIN = "  "
 
 
 class Output:
-    """Prints records as columns or JSON, and texts only for people."""
+    """Prints records as columns or JSON, and texts unless `as_json`."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
@@ -31,7 +31,7 @@ class Output:
         print(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS, default=str).decode(), flush=True)
 
     def text(self, *lines: str) -> None:
-        """Print lines for people only."""
+        """Print lines; nothing with `as_json`."""
         if not self.as_json:
             print(*map(printable, lines), sep="\n", flush=True)
 
@@ -80,7 +80,7 @@ def _plain(value: Any) -> str:
 
 
 def local_time(ms: int) -> str:
-    """Format a time in ms since the epoch in the local time zone, with milliseconds; `-` for None."""
+    """Format a time in ms since the epoch in the local time zone, with milliseconds; `-` for 0 or less."""
     if ms <= 0:
         return "-"
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ms / 1000)) + f".{ms % 1000:03d}"

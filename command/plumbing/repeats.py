@@ -1,5 +1,5 @@
-"""Limits repeated log entries, for example while a name server is unreachable: an entry is logged once, then once a
-minute with a count."""
+"""Limits equal warnings and errors in the log, for example while a name server is unreachable: they are logged at most
+once a minute, with the number of dropped ones if the entry has fields."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..config import REPEAT_INTERVAL_S, REPEATS_KNOWN
 
 
 class RepeatedEvents:
-    """Drops log entries that equal an earlier one in all fields."""
+    """Drops warnings and errors that equal one in all fields that was logged less than REPEAT_INTERVAL_S ago."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
@@ -42,7 +42,7 @@ class RepeatedEvents:
         return left_out
 
     def process(self, logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-        """Process an entry, as a structlog processor."""
+        """Process an entry, as a structlog processor. Raises DropEvent for an entry to be dropped."""
         if method in ("debug", "info"):
             return event
         left_out = self.left_out(str(event.get("event")), event)
@@ -51,7 +51,7 @@ class RepeatedEvents:
         return {**event, "repeated": left_out} if left_out else event
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Filter a record of `logging`, from the client or another library."""
+        """Return False for a record of `logging`, from the client or another library, that is to be dropped."""
         if record.levelno < logging.WARNING:
             return True
         fields = getattr(record, "fields", None)

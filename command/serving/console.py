@@ -1,4 +1,5 @@
-"""`rocketlet console`: the web page, in a process of its own; `rocketlet start --console-port` has it in the broker's."""
+"""`rocketlet console`: the web page in a process of its own; with `rocketlet start --console-port` in the process of the
+name server."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "--nameserver",
         default=os.environ.get(NAME_SERVER_VARIABLE, NAME_SERVER),
         metavar="HOST:PORT[;HOST:PORT]",
-        help=f"the name servers to ask (default: ${NAME_SERVER_VARIABLE}, or {NAME_SERVER})",
+        help=f"the name servers to query (default: ${NAME_SERVER_VARIABLE}, or {NAME_SERVER})",
     )
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: 127.0.0.1)")
     parser.add_argument(
@@ -99,8 +100,8 @@ async def _shown(url: str) -> None:
 
 @contextmanager
 def reserved(options: argparse.Namespace) -> Iterator[None]:
-    """Takes the console's port for `beside_broker` before a broker serves anybody: one that is in use would end the broker
-    again. Raises OSError."""
+    """Listen on the console's port for `beside_broker`. This happens before the broker starts, because a port that is in
+    use would otherwise stop the broker after its start. Raises OSError."""
     options.console_socket = None
     if getattr(options, "console_port", None) is None:  # `rocketlet broker` has no such option
         yield
@@ -111,8 +112,8 @@ def reserved(options: argparse.Namespace) -> Iterator[None]:
 
 @asynccontextmanager
 async def beside_broker(options: argparse.Namespace, address: str) -> AsyncIterator[str | None]:
-    """Run the console of `rocketlet start`, and yield its URL; None without a console. The console signs with the keys
-    in the environment."""
+    """Run the console of `rocketlet start` while the block runs, and yield its URL; None without a console. The console
+    signs with the keys in the environment, if there are any."""
     if options.console_socket is None:
         yield None
         return
@@ -120,7 +121,7 @@ async def beside_broker(options: argparse.Namespace, address: str) -> AsyncItera
         access_key=os.environ.get("ROCKETLET_ACCESS_KEY", ""),
         secret_key=os.environ.get("ROCKETLET_SECRET_KEY", "") if os.environ.get("ROCKETLET_ACCESS_KEY") else "",
         tls=options.tls == "enforcing",
-        verify_tls=False,  # it asks the broker in its own process
+        verify_tls=False,  # the certificate need not name this address, which belongs to this process
     )
     host, read_only = options.console_host, options.console_read_only
     async with _serving(address, access, host, options.console_socket, read_only=read_only) as url:

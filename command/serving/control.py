@@ -1,4 +1,4 @@
-"""`--control-port`: the broker on a rig, and the rig behind HTTP. Without the option nothing of it is loaded."""
+"""`--control-port`: runs the broker on a test rig with an HTTP interface. Both are imported only with this option."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = structlog.get_logger("rocketlet.control")
 
 
 def fault(options: argparse.Namespace) -> str | None:
-    """Why the option cannot be served; None if it can."""
+    """Return why `--control-port` cannot be served; None if it can, or if it is not given."""
     if getattr(options, "control_port", None) is None:
         return None
     if not all(map(importlib.util.find_spec, ("starlette", "uvicorn"))):
@@ -33,7 +33,7 @@ def fault(options: argparse.Namespace) -> str | None:
 async def controlled(
     options: argparse.Namespace, config: BrokerConfig, listening: Listening, networks: Networks | None
 ) -> AsyncIterator[str]:
-    """The URL of the control interface, until the block ends."""
+    """Run the broker and its control interface while the block runs, and yield the interface's URL."""
     from ...testing.control import Control
     from ...testing.rig import Rig
 

@@ -1,7 +1,7 @@
 """Lays out the brokers of `rocketlet start --brokers N`: names, ports and folders, and the command line of each.
 
-With the name server on port P, broker a listens on P + 3, b on P + 6, and so on: between them are the ports of their VIP
-channels. Metrics are on consecutive ports. Port 0 takes free ports instead. The folders are called like the brokers.
+With the name server on port P, broker a listens on P + 3 and b on P + 6; their VIP channels are two below. With metrics
+on port M, those of broker a are on M + 1. Port 0 selects free ports instead. The folders have the names of the brokers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .server_options import AUTO, DEFAULT_NAME, names_of_a_broker
 
 NAMES: Final = string.ascii_lowercase[:MAX_LOCAL_BROKERS]
 NOT_PASSED: Final = frozenset(("control_port", "control_host", "grpc_port"))
-"""Options that do not go with `--brokers`. Brokers get all others as they are, unless `arguments` gives each its own."""
+"""Options that the brokers of `--brokers` do not get. `arguments` passes on all other options of a broker."""
 
 
 class BrokerLayout(NamedTuple):
@@ -38,7 +38,7 @@ _COMMAND: Final = f"{__package__.rpartition('.')[0]}.cli"
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raises ConfigError for options that do not go with --brokers, or are only for it."""
+    """Raise ConfigError for options that cannot be combined with --brokers, or need it."""
     if options.brokers is None:
         if options.nameserver_tls or options.nameserver_account:
             raise ConfigError("--nameserver-tls and --nameserver-account are for --brokers; one broker needs neither")
@@ -60,8 +60,8 @@ def check(options: argparse.Namespace) -> None:
 
 
 def check_folder(data: Path, brokers: int | None) -> None:
-    """Raises ConfigError if the folder was used with more brokers, or with one in the name server's process. brokers: None
-    for the latter."""
+    """Raise ConfigError if the folder has data of a broker that this start would not run. `brokers` is the number that
+    --brokers gives; None for one broker in the name server's process."""
     used = [name for name in NAMES if (data / name / "lock").exists()]
     if brokers is None and used:
         raise ConfigError(f"{data} holds the data of brokers {', '.join(used)}; give --brokers {_count(used)}")
@@ -79,7 +79,7 @@ def _count(used: list[str]) -> int:
 
 
 def places(options: argparse.Namespace, data: Path) -> list[BrokerLayout]:
-    """Raises ConfigError if there are not as many ports."""
+    """Return the layout of each broker. Raises ConfigError if a port would exceed 65535."""
     made = []
     for number, name in enumerate(NAMES[: options.brokers], 1):
         port = _port(options.port, PORT_STEP * number)
@@ -101,7 +101,7 @@ def _port(base: int, distance: int) -> int:
 
 
 def _shifted(address: str | None, steps: int) -> str | None:
-    """The address of a broker, if there is one of broker a."""
+    """Return broker a's address with the port of another broker; unchanged if the address has no port."""
     if address is None or steps == 0:
         return address
     host, separator, port = address.rpartition(":")
@@ -109,7 +109,7 @@ def _shifted(address: str | None, steps: int) -> str | None:
 
 
 def arguments(options: argparse.Namespace, place: BrokerLayout, name_server: str) -> list[str]:
-    """The command that runs one broker. Limits for all brokers together are shared out."""
+    """Return the command that runs one broker. Each broker gets an equal part of --memory and --retain-bytes."""
     shared = {
         "memory": options.memory or default_budget(),
         "retain_bytes": options.retain_bytes,

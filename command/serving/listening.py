@@ -1,4 +1,4 @@
-"""Why a server cannot listen, in one sentence that names the address."""
+"""Opens listening sockets, and explains why a server cannot listen."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ _HINTS: Final = {
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """Raises OSError, which names the address."""
+    """Return a listening socket. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=128)
 
 
 def listening_fault(error: OSError, host: str, port: int) -> str:
-    """`host` and `port` are meant where the error does not say what it is about; a server has several ports."""
+    """Return one sentence that says why a server cannot listen. A server has several ports: `host` and `port` are named
+    only if the error contains no address."""
     number, text = error.errno or 0, error.strerror or str(error)
     if isinstance(error, socket.gaierror):
         return f"cannot listen on {host}:{port}: the host name is not known"
-    place = _PLACE(text)  # asyncio and uvloop each have their own words around it
+    place = _PLACE(text)  # asyncio and uvloop have different texts around the address
     if place:
         host, port = place[1], int(place[2])
     what = text if not place and text != os.strerror(number) else f"{host}:{port}: {os.strerror(number)}"

@@ -93,7 +93,7 @@ def _add_listening(parser: SettingsParser) -> None:
 
 
 async def _served(run: Run, options: argparse.Namespace) -> int:
-    """Runs a server; what keeps it from starting is one line."""
+    """Run a server, and return the exit status. Print an expected error as one line."""
     needs_extra = run is not _nameserver or options.metrics_port is not None
     if needs_extra and importlib.util.find_spec("prometheus_client") is None:
         print("rocketlet: a broker, or --metrics-port, needs an extra: pip install '.[broker]'", file=sys.stderr)
@@ -118,7 +118,7 @@ async def _served(run: Run, options: argparse.Namespace) -> int:
 
 
 def _check_advertised(options: argparse.Namespace) -> None:
-    """Raises ConfigError: a broker looks up its advertised address, which is part of message ids."""
+    """Raise ConfigError if the host of --advertise is unknown, because the broker puts its IP address into message ids."""
     host = _advertised(options)[0] if hasattr(options, "advertise") else ""
     if host:
         try:
@@ -206,14 +206,14 @@ def _listening(options: argparse.Namespace, tls: Tls, acl: Acl | None) -> Listen
 
 
 async def _start_several(options: argparse.Namespace) -> int:
-    """A name server in this process, and brokers in others."""
+    """Run a name server in this process, and each broker in a process of its own."""
     done = _termination(stop_s=SUPERVISOR_STOP_S)
     routes = Routes()
     async with Server(_listening(options, tls_of(options), acl_of(options)), broker=None, routes=routes) as server:
         places = layout.places(options, _data(options))
         options.port = server.port
         address = f"{_advertised_host(options)}:{server.port}"
-        # a certificate is for the name that clients know; without TLS the shortest way will do
+        # with TLS the brokers need the name that clients use, because the certificate is for that name
         host = _advertised_host(options) if options.nameserver_tls else _local(options.host)
         commands = [layout.arguments(options, place, f"{host}:{server.port}") for place in places]
         brokers = [Supervised(place.name, command) for place, command in zip(places, commands, strict=True)]
@@ -243,7 +243,8 @@ def _metrics_of(place: layout.BrokerLayout) -> str:
 
 @asynccontextmanager
 async def _metrics(options: argparse.Namespace, measured: Measured) -> AsyncIterator[int | None]:
-    """The port of the metrics of what is no broker, if they are wanted."""
+    """Serve the metrics of a name server or supervisor while the block runs, and yield their port; None without
+    --metrics-port."""
     if options.metrics_port is None:
         yield None
         return
@@ -309,7 +310,7 @@ def _name_server_metrics(
 
 
 def tls_of(options: argparse.Namespace) -> Tls:
-    """Raises TlsError."""
+    """Return the TLS settings that options describe. Raises TlsError."""
     if options.tls_cert is None and (options.tls_key or options.tls_ca):
         raise TlsError("--tls-key or --tls-ca is given, --tls-cert is not")
     files = TlsFiles(options.tls_cert, options.tls_key, options.tls_ca) if options.tls_cert else None
@@ -318,12 +319,12 @@ def tls_of(options: argparse.Namespace) -> Tls:
 
 
 def has_grpc() -> bool:
-    """Whether the extra is there that serves official clients of 5.x."""
+    """Return True if the packages that serve official clients of 5.x (gRPC) are installed."""
     return can_sign() and importlib.util.find_spec("google") is not None
 
 
 def acl_of(options: argparse.Namespace) -> Acl | None:
-    """Raises AclError."""
+    """Return the accounts of --acl; None without this option. Raises AclError."""
     account = getattr(options, "nameserver_account", None)
     if account and not options.acl:
         raise AclError("--nameserver-account names an account of the file that --acl gives; give --acl, too")
@@ -334,7 +335,8 @@ def acl_of(options: argparse.Namespace) -> Acl | None:
 
 
 def _bind(options: argparse.Namespace) -> str:
-    """The advertised address. With port 0 a free port is chosen here, because it must be known before listening."""
+    """Return the address that the broker registers. With --port 0, first set a free port, because the address needs it
+    before the server listens."""
     if options.port == 0:
         with socket.socket(socket.AF_INET6 if ":" in options.host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -349,14 +351,14 @@ def _advertised_host(options: argparse.Namespace) -> str:
 
 
 def _advertised(options: argparse.Namespace) -> tuple[str, str]:
-    """Host and port of --advertise, empty where they are not given. An IPv6 address is in brackets."""
+    """Return host and port of --advertise; empty texts for what is not given, or with `auto`."""
     told = "" if options.advertise == AUTO else options.advertise or ""
     host, separator, port = told.rpartition(":")
     return (host, port) if separator and not told.endswith("]") else (told, "")
 
 
 def _local(host: str) -> str:
-    """The address by which this machine reaches a port that listens on a host."""
+    """Return the address at which this machine reaches a server that listens on `host`."""
     found = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{found}]" if ":" in found else found
 
@@ -374,8 +376,8 @@ def _external(options: argparse.Namespace) -> str | None:
 
 
 def _networks(options: argparse.Namespace) -> Networks | None:
-    """The networks of this machine or container, for --advertise auto. Where Linux does not say, nobody comes from
-    outside."""
+    """Return the networks of this machine or container for --advertise auto; otherwise None. On systems other than Linux
+    they are empty, so that every IPv4 client but a local one counts as one from another network."""
     if options.advertise != AUTO:
         return None
     try:
@@ -415,7 +417,8 @@ def _announce(broker: BrokerController) -> None:
 
 
 def _termination(options: argparse.Namespace | None = None, stop_s: float = STOP_S) -> asyncio.Event:
-    """Set by SIGTERM or Ctrl-C, from before the broker says that it is ready; with --stop-with-stdin by its end, too."""
+    """Return an event that SIGTERM or Ctrl-C sets, and with --stop-with-stdin the end of standard input. The process then
+    has `stop_s` to end before `_give_up` ends it."""
     done = asyncio.Event()
     stop = partial(_stop, done, stop_s)
     loop = asyncio.get_running_loop()
@@ -436,15 +439,14 @@ def _stop(done: asyncio.Event, stop_s: float) -> None:
 
 
 def _give_up(stop_s: float) -> None:
-    """Ends as after SIGKILL: acknowledged messages are kept. A disk that does not answer would keep the process for
-    ever."""
+    """End the process immediately, as SIGKILL would, because a disk that does not respond would keep it running forever."""
     hint = "check the disk; the next start reads the log again"
     log.critical("stop_given_up", reason=f"it did not stop within {stop_s:g} s", hint=hint)
     os._exit(1)
 
 
 def _read_stdin(stop: Callable[[], None]) -> None:
-    """Somebody has written to standard input, or it has ended."""
+    """Read and discard standard input; stop the server at its end."""
     descriptor = sys.stdin.fileno()
     if not os.read(descriptor, 4096):
         asyncio.get_running_loop().remove_reader(descriptor)

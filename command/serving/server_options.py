@@ -1,8 +1,7 @@
-"""Options of `rocketlet start`, `broker` and `nameserver`, and what their values may be.
+"""Options of `rocketlet start`, `broker` and `nameserver`, and the parsers of their values.
 
-An option of the broker is one call of `add_argument` here. The other names of the option follow from it: the
-environment's and the file's setting (`settings`), the field of `BrokerConfig`, and the option of each broker of
-`--brokers`.
+An option of the broker is one call of `add_argument` here. Its other names follow from the option's name: the setting in
+the environment and in the file (`settings`), and the field of `BrokerConfig`, unless `_FIELDS` has another name.
 """
 
 from __future__ import annotations
@@ -101,7 +100,6 @@ def _control_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _identity_options(parser: argparse.ArgumentParser) -> None:
-    """The broker's name, and where clients find it."""
     parser.add_argument(
         "--name", default=DEFAULT_NAME, help=f"the broker's name in the cluster (default: {DEFAULT_NAME})"
     )
@@ -142,7 +140,6 @@ def _grpc_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _store_options(parser: argparse.ArgumentParser) -> None:
-    """Where messages are kept, and for how long."""
     parser.add_argument(
         "--data",
         type=Path,
@@ -205,8 +202,9 @@ def add_access_options(parser: argparse.ArgumentParser) -> None:
         "--tls",
         choices=TLS_MODES,
         default="permissive",
-        help="permissive: TLS and plain text on the same port, TLS only if there is a certificate (default); "
-        "enforcing: TLS only; disabled: plain text only",
+        help="permissive: TLS and plain text on the same port (default); enforcing: TLS only; disabled: plain text only. "
+        "Without --tls-cert, permissive uses a self-signed certificate if the packages for clients of 5.x are installed, "
+        "and otherwise accepts plain text only",
     )
     group.add_argument("--tls-cert", type=Path, metavar="FILE", help="the certificate, PEM; reloaded when it changes")
     group.add_argument("--tls-key", type=Path, metavar="FILE", help="its key, PEM; default: in the same file")

@@ -1,7 +1,7 @@
-"""Options of servers from three places: the command line, then environment variables, then a TOML file.
+"""Options of servers from the command line, environment variables and a TOML file.
 
 `--retain-hours 24` is `ROCKETLET_RETAIN_HOURS=24`, and `retain-hours = 24` in the file that `--config` or
-`ROCKETLET_CONFIG` names. A source of lower rank is not read where a higher one decides.
+`ROCKETLET_CONFIG` names. The command line takes precedence over the environment, and the environment over the file.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from ..config import OTHER_VARIABLES
 PREFIX: Final = "ROCKETLET_"
 _NOT_SETTINGS: Final = frozenset(("help", "config"))
 _OF_KUBERNETES: Final = re.compile(r"(\w+_)?(SERVICE_(HOST|PORT)|PORT_\d+_)").match
-_ADDRESS_OF_KUBERNETES: Final = re.compile(r"(tcp|udp|sctp)://\S+:\d+").fullmatch  # of a service, in ROCKETLET_PORT
-_NEAR: Final = 0.74  # likeness of two names: two of four letters may have changed places
-_NEAR_WORD: Final = 0.6  # likeness of two words on a command line, where a guess is only a hint
+_ADDRESS_OF_KUBERNETES: Final = re.compile(r"(tcp|udp|sctp)://\S+:\d+").fullmatch  # a value such as ROCKETLET_PORT has
+_NEAR: Final = 0.74  # minimum similarity (difflib) of a variable that is rejected to an option, such as DTAA to DATA
+_NEAR_WORD: Final = 0.6  # minimum similarity (difflib) of an option or choice that an error suggests
 _PARSER: Final = "_parser"  # the attribute of parsed options that has the verb's parser
 _TRUTHS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
 class SettingsParser(argparse.ArgumentParser):
-    """With `reads_settings`, options that the command line lacks come from the environment and the file."""
+    """An argument parser that suggests similar names in its errors. After `read_settings`, options that the command line
+    lacks come from the environment and the file."""
 
     reads_settings = False
 
@@ -51,7 +52,8 @@ class SettingsParser(argparse.ArgumentParser):
         return next(iter(difflib.get_close_matches(text.partition("=")[0], known, 1, _NEAR_WORD)), None)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Raise an error that suggests the most similar choice, for a mistyped verb."""
+        """Raise an error for an invalid choice or verb that suggests the most similar one, or lists all if none is
+        similar."""
         if action.choices is not None and value not in action.choices:
             choices = list(map(str, action.choices))
             near = difflib.get_close_matches(str(value), choices, 1, _NEAR_WORD)
@@ -59,8 +61,8 @@ class SettingsParser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, f"invalid choice {value!r}; {hint}")
 
     def error(self, message: str) -> NoReturn:
-        """Print the error without the usage, which has thirty lines for a server."""
-        self.exit(2, f"{self.prog}: {message}; `{self.prog} --help` shows what there is\n")
+        """Exit with status 2 and the error, without the usage, which has thirty lines for a server."""
+        self.exit(2, f"{self.prog}: {message}; `{self.prog} --help` lists the options\n")
 
     def read_settings(self) -> None:
         self.reads_settings = True
@@ -137,12 +139,12 @@ _READING: Final[weakref.WeakSet[SettingsParser]] = weakref.WeakSet()
 
 
 def _is_of_kubernetes(variable: str, value: str) -> bool:
-    """True if Kubernetes set the variable for a service that is called rocketlet, or rocketlet-console."""
+    """Return True if a variable has a value like those that Kubernetes sets for a service, such as rocketlet-console."""
     return variable.startswith(PREFIX) and _ADDRESS_OF_KUBERNETES(value) is not None
 
 
 def _typed(arguments: Sequence[str]) -> set[str]:
-    """Return the options of a command line."""
+    """Return the names of the options of a command line."""
     return {text.partition("=")[0] for text in arguments if text.startswith("-")}
 
 

@@ -1,10 +1,11 @@
 """The supervisor of broker processes, which restarts and stops them.
 
-A broker that ends is restarted: immediately, or after growing pauses if it repeatedly ends soon after its start. If a
-broker ends before all of them were ready, the start fails, because a restart would most likely fail for the same reason.
+A broker that ends is restarted: immediately if it was ready for 60 s, otherwise after a pause, which doubles if it ends
+soon again. If a broker ends before it was ready for the first time, the start of all brokers fails, because a restart
+would most likely fail for the same reason.
 
-Brokers run in sessions of their own, so that Ctrl-C reaches only this process, which stops them in order. Brokers also
-stop on their own when this process ends for any reason, because that closes their standard input.
+Brokers run in sessions of their own, so that Ctrl-C reaches only this process, which stops them. Brokers also stop on
+their own when this process ends for any reason, because that closes their standard input.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class BrokerEnded(RocketletError):
 
 
 class Supervised:
-    """One supervised broker. `command`: its program and arguments. The broker prints a line with `READY` when it is
-    ready."""
+    """One supervised broker. `command` has the program and its arguments; the program prints a line with `READY` when it
+    is ready."""
 
     def __init__(self, name: str, command: Sequence[str]) -> None:
         self.name = name
@@ -49,7 +50,7 @@ class Supervised:
 
     async def start(self) -> None:
         """Start the broker and wait until it is ready. Raises BrokerEnded or OSError."""
-        # all of its options are in its command: the environment's are those of `rocketlet start`
+        # the command has all options; settings in the environment are those of `rocketlet start`
         environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
         pipe = asyncio.subprocess.PIPE
         self._child = child = await asyncio.create_subprocess_exec(
@@ -67,7 +68,7 @@ class Supervised:
         while True:
             await self._ended()
             self.restarts += 1
-            with contextlib.suppress(BrokerEnded, OSError):  # the next round says so, and waits longer
+            with contextlib.suppress(BrokerEnded, OSError):  # `_ended` then logs the failure, and waits longer
                 await self.start()
 
     async def _ended(self) -> None:
@@ -113,8 +114,8 @@ def _end(status: int) -> str:
 
 
 class Supervisor:
-    """`async with Supervisor(cluster, brokers, done)`: starts all and keeps them running; at the end stops all. done: set
-    when no broker is wanted any more, also while they start."""
+    """Starts brokers on entry as a context manager, restarts those that end, and stops all on exit. If the event `done` is
+    set while they start, entry stops them and returns."""
 
     def __init__(self, cluster: str, brokers: Sequence[Supervised], done: asyncio.Event) -> None:
         self.brokers = brokers

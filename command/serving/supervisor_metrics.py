@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 
 class Kept(Protocol):
-    """A broker that is kept running."""
+    """A broker that is restarted when it ends."""
 
     name: str
     restarts: int
@@ -23,7 +23,7 @@ class SupervisorMetrics:
     def of(self, brokers: Iterable[Kept]) -> list[Metric]:
         ready = self._gauge("rocketlet_broker_ready", "1 if the broker's process has started and is ready")
         restarts = self._counter(
-            "rocketlet_broker_restarts", "Times that the broker's process ended and was started again"
+            "rocketlet_broker_restarts", "Restarts of the broker's process after it ended, including failed ones"
         )
         for broker in brokers:
             ready.add_metric([self._cluster, broker.name], int(broker.is_ready))

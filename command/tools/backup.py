@@ -1,5 +1,4 @@
-"""`rocketlet backup` and `rocketlet restore`: a data folder is copied while its broker runs, and back. Copies are
-checked."""
+"""`rocketlet backup` and `rocketlet restore`: copy a data folder, which a broker may be using, and check the copy."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ async def _backup(options: argparse.Namespace) -> int:
     status = copied(options.data, options.copy)
     if status == 0:
         print(f"{options.copy} is whole; `rocketlet restore {options.copy} DATA` makes a data folder of it")
-        print("it has secrets as the data folder has: keep it where only the broker's account can read it")
+        print("it contains the secrets of the data folder: keep it where only the broker's account can read it")
     return status
 
 
@@ -52,16 +51,19 @@ async def _restore(options: argparse.Namespace) -> int:
     status = copied(options.copy, options.data)
     if status == 0:
         print(f"{options.data} is whole; start the broker with the --name that it had")
-        print(f"not before {HANDOVER_LEASE_S:g} s after the last one ended: for so long its members may still read")
+        print(
+            f"and {HANDOVER_LEASE_S:g} s or more after the previous broker ended, because its members may read until then"
+        )
     return status
 
 
 def copied(source: Path, target: Path) -> int:
-    """Copy a data folder. Return 0 if the copy is complete and has its final name; 1 after an error, which is printed."""
+    """Copy a data folder and check the copy. Return 0 if the copy is complete and undamaged; otherwise print the errors,
+    leave what was copied in `.partial` of the target, and return 1."""
     try:
         _copy(source, target)
         copy = partial_of(target)
-        _settle(copy)
+        _recover(copy)
         faults = [finding for finding in inspect(copy) if finding.fault]
         if not faults:
             finish(target)
@@ -76,16 +78,16 @@ def copied(source: Path, target: Path) -> int:
 
 
 def _copy(source: Path, target: Path) -> None:
-    copied, told = 0, 0
+    copied, printed = 0, 0
     for size in copying(source, target):
         copied += size
-        if sys.stderr.isatty() and copied - told >= 64 * _MIB:
-            told = copied
+        if sys.stderr.isatty() and copied - printed >= 64 * _MIB:
+            printed = copied
             print(f"\r{copied / _MIB:,.0f} MiB", end="", file=sys.stderr, flush=True)
     print(f"{copied / _MIB:,.1f} MiB are copied")
 
 
-def _settle(folder: Path) -> None:
+def _recover(folder: Path) -> None:
     """Run the recovery of a start on a copy, because the log may end within a message and be newer than the indexes."""
     topics = Topics(Runtime(), BrokerConfig(data_dir=folder, address="127.0.0.1:10911"))
     store = Store(folder, segment_bytes=1 << 28, tag_code_of=partial(tag_code_of, levels_ms=DELAY_LEVELS_MS))
@@ -94,4 +96,4 @@ def _settle(folder: Path) -> None:
         store.checkpoint(closes=True)
     finally:
         store.close()
-    shutil.rmtree(folder / "damaged", ignore_errors=True)  # the end that was cut off is whole in the source
+    shutil.rmtree(folder / "damaged", ignore_errors=True)  # the end that was cut off is in the source

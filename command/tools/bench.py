@@ -17,7 +17,9 @@ _COLUMNS = ("what", "messages", "per_s", "mib_per_s", "p50_ms", "p99_ms", "p999_
 def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
     bench = verb(commands, "bench", "load a cluster for some seconds and show rates and latencies", _bench)
     plain = Load()
-    bench.add_argument("--seconds", type=float, default=plain.seconds, help=f"how long (default: {plain.seconds:g})")
+    bench.add_argument(
+        "--seconds", type=float, default=plain.seconds, help=f"duration of the load (default: {plain.seconds:g})"
+    )
     bench.add_argument(
         "--rate",
         type=float,
@@ -26,7 +28,7 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
         help="messages per second (default: unlimited)",
     )
     bench.add_argument(
-        "--size", type=int, default=plain.size, metavar="BYTES", help=f"of a body (default: {plain.size})"
+        "--size", type=int, default=plain.size, metavar="BYTES", help=f"size of each body (default: {plain.size})"
     )
     bench.add_argument(
         "--queues", type=int, default=plain.queues, help=f"queues of the topic on each broker (default: {plain.queues})"
@@ -37,7 +39,7 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
 
 
 async def _bench(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
-    """Run the benchmark. Return the exit status, which is 1 if a send failed or a message did not arrive."""
+    """Run the benchmark. Return the exit status, which is 1 if a send failed or fewer messages arrived than were sent."""
     load = Load(options.seconds, options.rate, options.size, options.queues, options.in_flight)
     if sys.stderr.isatty():
         print(f"sending and consuming for {load.seconds:g} s ...", file=sys.stderr)
@@ -51,12 +53,12 @@ async def _bench(options: argparse.Namespace, admin: AdminClient, output: Output
 
 
 def _row(what: str, half: LoadSide, load: Load) -> dict[str, object]:
-    """Return a row of the table. Latencies of sends are those of the broker's response, latencies of consumed messages
-    are from the start of the send to the handler."""
+    """Return a row of the table. The latency of a send ends with its response; that of a consumed message begins with its
+    send, too, and ends when its handler starts."""
     p50, p99, p999, most = (round(ms, 2) for ms in half.percentiles_ms((0.5, 0.99, 0.999, 1.0)))
     return {
         "what": what,
-        "messages": len(half.waits_ms),
+        "messages": len(half.latencies_ms),
         "per_s": round(half.per_s),
         "mib_per_s": round(half.per_s * load.size / (1 << 20), 1),
         "p50_ms": p50,

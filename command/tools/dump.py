@@ -1,8 +1,8 @@
-"""`rocketlet dump PORT --to HOST:PORT`: a proxy between clients and a broker or name server, which shows each frame.
+"""`rocketlet dump PORT --to HOST:PORT`: a proxy between clients and a broker or name server, which shows frames.
 
-The proxy forwards bytes unchanged in both directions, except for routes: it replaces the brokers' addresses in them by
-ports of this process, so that clients reach the brokers through the proxy as well. Bytes that are not frames, such as
-TLS, are forwarded unread.
+The proxy forwards bytes unchanged in both directions, except for routes that it can decode: it replaces the brokers'
+addresses in them by ports of this process, so that clients reach the brokers through the proxy as well. Bytes that are
+not frames, such as TLS, are forwarded unread.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from ...protocol import bodies
-from ...protocol.bodies import BodyError, BrokerData
+from ...protocol.bodies import BrokerData
 from ...protocol.codes import RequestCode
 from ...protocol.config import MAX_FRAME_BYTES
 from ...protocol.frame import Frame, FrameError, FrameReader, encode
@@ -30,13 +30,13 @@ from .frames import fields, lines
 
 READ_BYTES: Final = 65_536
 LENGTH_BYTES: Final = 4
-KEPT_REQUESTS: Final = 10_000  # requests of one connection that wait for their answers
+KEPT_REQUESTS: Final = 10_000  # newest unanswered requests of a connection, in each direction, whose codes are kept
 HOST: Final = "127.0.0.1"
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     text = (
-        "show what clients and a broker say to each other: give the clients this port, and --to where they went before"
+        "show the frames between clients and a server: set PORT in the clients, and --to to the address that they had"
     )
     parser = commands.add_parser("dump", help=text, description=text[0].upper() + text[1:] + ".")
     parser.add_argument(
@@ -81,18 +81,18 @@ async def _dump(options: argparse.Namespace) -> int:
 
 
 class Dump:
-    """Listens in place of one name server, and of each broker in its routes."""
+    """Listens in place of one name server or broker, and of each broker in the routes that it returns."""
 
     def __init__(self, host: str, output: Output, only: frozenset[str] | None = None) -> None:
         self.output = output
         self._host = host
         self._only = only
         self._servers: list[asyncio.Server] = []
-        self._ports: dict[str, int] = {}  # by the address that is behind
+        self._ports: dict[str, int] = {}  # by the address that the port forwards to
         self._numbers = itertools.count(1)
 
     async def listen(self, port: int, to: tuple[str, int]) -> int:
-        """The port. Raises OSError."""
+        """Listen for connections to forward to one address, and return the port. Raises OSError."""
 
         async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
@@ -117,7 +117,7 @@ class Dump:
         try:
             there = await asyncio.open_connection(*to)
         except OSError as error:
-            self.output.text(f"[{conversation.number}] nobody answers at {conversation.to}: {error}")
+            self.output.text(f"[{conversation.number}] cannot connect to {conversation.to}: {error}")
             writer.close()
             return
         ways = (
@@ -144,7 +144,7 @@ class Dump:
         writer.write_eof()
 
     async def _shown(self, way: Direction, piece: bytes, frame: Frame) -> bytes:
-        """Print a frame, and return the bytes to forward."""
+        """Print a frame unless --only excludes it, and return the bytes to forward."""
         asked = way.asked(frame)
         self._show(way, frame, asked)
         if asked in (RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO) and not frame.code:
@@ -173,14 +173,14 @@ class Dump:
 
     async def _rerouted(self, frame: Frame, asked: int) -> bytes | None:
         """Return a route response with ports of this process in place of brokers' addresses; None if it cannot be
-        decoded."""
+        decoded, or if this process cannot listen for one of them."""
         try:
             if asked == RequestCode.GET_BROKER_CLUSTER_INFO:
                 body = bodies.encode_cluster(await self._reached(bodies.decode_cluster(frame.body)))
             else:
                 route = bodies.decode_route(frame.body)
                 body = bodies.encode_route(replace(route, brokers=tuple(await self._reached(route.brokers))))
-        except (BodyError, OSError):
+        except (OSError, ValueError):  # BodyError, or an address without a port
             return None
         return encode(frame._replace(body=body))
 
@@ -206,7 +206,7 @@ def _check_open(writer: asyncio.StreamWriter) -> None:
 
 @dataclass(slots=True)
 class Conversation:
-    """One connection, with the requests without a response in each direction by opaque number."""
+    """One connection, with the codes of its unanswered requests in each direction by opaque number."""
 
     number: int
     to: str
@@ -245,7 +245,8 @@ class Direction:
         return found
 
     def asked(self, frame: Frame) -> int | None:
-        """Return the code of the request to which a frame responds; None if the frame is a request."""
+        """Return the code of the request to which a frame responds, or 0 if it is unknown; None if the frame is a request.
+        Record the code of a request that expects a response."""
         if not frame.is_response:
             if not frame.is_oneway:
                 asked = self.conversation.asked[self.is_answer]

@@ -27,7 +27,7 @@ _PULLS: Final = (
 
 
 def text_of(data: bytes) -> str:
-    """Return bytes as text if they are printable text, otherwise as hex digits."""
+    """Return UTF-8 bytes as text, in JSON quotes if a character is not printable; other bytes as hex digits."""
     try:
         text = data.decode()
     except ValueError:
@@ -40,7 +40,7 @@ def fields(frame: Frame, asked: int | None, inflated_bytes: int = MAX_INFLATED_B
 
     Args:
         asked: the code of the request to which the frame responds; None if the frame is a request.
-        inflated_bytes: the maximum number of bytes of a compressed body to decompress.
+        inflated_bytes: the maximum number of decompressed bytes of each message's body.
     """
     found: dict[str, Any] = {
         "request": request_name(frame.code if asked is None else asked).partition(" ")[0],
@@ -96,7 +96,7 @@ def _header(frame: Frame, asked: int | None) -> dict[str, Any]:
 
 
 def _messages(frame: Frame, asked: int | None, inflated_bytes: int) -> Iterator[dict[str, Any]]:
-    """Iterate over the messages in the response to a pull or a query."""
+    """Iterate over the messages in the response to a pull or a query; none if its body cannot be decoded."""
     if asked not in _PULLS or frame.code or not frame.body:
         return
     try:
@@ -120,8 +120,8 @@ def _messages(frame: Frame, asked: int | None, inflated_bytes: int) -> Iterator[
 
 
 def body_fields(record: message.Record, inflated_bytes: int = MAX_INFLATED_BYTES) -> dict[str, Any]:
-    """The body as text; a compressed one as far as that, which is then said. A body that cannot be read is shown as it is
-    stored."""
+    """Return the body as text. At most `inflated_bytes` of a compressed body are decompressed; `body_is_cut` is True if it
+    has more. A body that cannot be decompressed is returned as it is stored."""
     if not record.sys_flag & SYS_COMPRESSED:
         return {"body": text_of(record.body)}
     try:

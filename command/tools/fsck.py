@@ -1,5 +1,5 @@
-"""`rocketlet fsck DIR`: says which parts of a data folder are whole, which are not, and what repair would do; with
-`--repair` does it."""
+"""`rocketlet fsck DIR`: reports undamaged and damaged parts of a data folder, and what a repair would do; with `--repair`
+also repairs it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ..plumbing.output import complain, printable
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    text = "check a data folder that no broker uses: what is whole, what is not"
+    text = "report the undamaged and the damaged parts of a data folder that no broker uses"
     parser = commands.add_parser("fsck", help=text, description=text[0].upper() + text[1:] + ".")
     parser.add_argument("folder", type=Path, metavar="DIR", help="the data folder")
     parser.add_argument("--repair", action="store_true", help="also repair what can be repaired")
@@ -44,8 +44,8 @@ async def _fsck(options: argparse.Namespace) -> int:
 
 
 def fsck(folder: Path, *, repairs: bool, is_json: bool) -> int:
-    """Check a data folder. Return 0 if it is undamaged or was repaired, otherwise 1. Raises StoreError if it cannot be
-    used."""
+    """Check a data folder, and with `repairs` repair it if it is damaged. Return 0 if it is undamaged or was repaired,
+    otherwise 1. Raises StoreError if the folder cannot be used."""
     findings = [_shown(finding) for finding in inspect(folder)]
     faults = [finding for finding in findings if finding.fault]
     recovered = _repair(folder) if repairs and faults else None
@@ -58,7 +58,7 @@ def fsck(folder: Path, *, repairs: bool, is_json: bool) -> int:
 
 
 def _shown(finding: RecoveryFinding) -> RecoveryFinding:
-    """Escape control characters in a finding, because anybody may have chosen a folder's name."""
+    """Escape control characters in a finding, because names of files may contain them."""
     fault = finding.fault and printable(finding.fault)
     return RecoveryFinding(printable(finding.part), fault, printable(finding.repair))
 
@@ -76,11 +76,11 @@ def _print(findings: list[RecoveryFinding], recovered: Recovered | None) -> None
     if recovered is not None:
         print(f"repaired: {counted(recovered.records, 'message is', 'messages are')} in the indexes")
     elif len(whole) < len(findings):
-        print("The next start repairs what it meets; `--repair` does all of it now.")
+        print("The next start repairs only the parts that it reads; `--repair` repairs all of them now.")
 
 
 def _repair(folder: Path) -> Recovered:
-    """Run the recovery of a start, for the whole log."""
+    """Repair the journals, rebuild all indexes from the log, and limit committed offsets to the queues' offsets."""
     for path in folder.glob("*.journal"):
         repair_journal(path)
     runtime = Runtime()

@@ -1,4 +1,5 @@
-"""A load on a cluster for some seconds, and how it went. Topic and group are its own; both are deleted afterwards."""
+"""Sends and consumes for some seconds, and measures it. The topic and the group are created for the run. They are deleted
+afterwards, unless the brokers refuse or cannot be reached."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ from ..config import (
 )
 
 BATCH_SIZE = 256
-_SENT_AT = struct.Struct("!Q")  # the begin of a body: when its send began, ns of this process's clock
+_SENT_AT = struct.Struct("!Q")  # start of a body: the time of its send, ns of time.perf_counter_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class Load:
         seconds: the duration.
         rate: messages per second; 0 for as many as possible.
         size: the size of each body in bytes.
+        queues: the queues of the topic on each broker.
         in_flight: the maximum number of concurrent sends.
     """
 
@@ -64,26 +66,25 @@ class Load:
 
 @dataclass(slots=True)
 class LoadSide:
-    """The sends of a run, or its consumed messages. Waits: how long a send waited for its answer, or a message for its
-    consumer."""
+    """Latencies of the successful sends of a run, or of its consumed messages."""
 
-    waits_ms: array[float] = field(default_factory=lambda: array("d"))
+    latencies_ms: array[float] = field(default_factory=lambda: array("d"))
     began_s: float = 0.0
     ended_s: float = 0.0
 
-    def record(self, wait_ms: float) -> None:
-        self.waits_ms.append(wait_ms)
+    def record(self, latency_ms: float) -> None:
+        self.latencies_ms.append(latency_ms)
         self.ended_s = time.perf_counter()
 
     @property
     def per_s(self) -> float:
         took_s = self.ended_s - self.began_s
-        return len(self.waits_ms) / took_s if took_s > 0 else 0.0
+        return len(self.latencies_ms) / took_s if took_s > 0 else 0.0
 
     def percentiles_ms(self, parts: Sequence[float]) -> list[float]:
         """Return percentiles of the latencies in ms, for example of 0.99 for p99; 0 if there are none."""
-        waits = sorted(self.waits_ms)
-        return [waits[max(math.ceil(part * len(waits)), 1) - 1] if waits else 0.0 for part in parts]
+        ordered = sorted(self.latencies_ms)
+        return [ordered[max(math.ceil(part * len(ordered)), 1) - 1] if ordered else 0.0 for part in parts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ class Outcome:
 
     @property
     def missing(self) -> int:
-        return len(self.sent.waits_ms) - len(self.consumed.waits_ms)
+        return len(self.sent.latencies_ms) - len(self.consumed.latencies_ms)
 
 
 async def apply(name_server: str, load: Load, access: Access) -> Outcome:
@@ -104,13 +105,13 @@ async def apply(name_server: str, load: Load, access: Access) -> Outcome:
     async with AdminClient(name_server, access=access) as admin:
         try:
             await admin.create_topic(name, queues=load.queues)
-            return await _Run(name_server, name, load, access).run(admin)
+            return await _Run(name_server, name, load, access).run()
         finally:
             await _clean(admin, name)
 
 
 async def _clean(admin: AdminClient, name: str) -> None:
-    """Delete the topic and group of the run. Continue if a broker rejects one of the requests."""
+    """Delete the topic and group of the run. Continue if one of the requests fails."""
     deletions = (admin.delete_group(name), admin.delete_topic(names.retry_topic(name)), admin.delete_topic(name))
     for deletion in deletions:
         with suppress(RocketletError):
@@ -129,7 +130,7 @@ class _Run:
         self._all_consumed = asyncio.Event()
         self._is_sent = False
 
-    async def run(self, admin: AdminClient) -> Outcome:
+    async def run(self) -> Outcome:
         name, server = self._name, self._name_server
         async with (
             Consumer(
@@ -139,21 +140,22 @@ class _Run:
         ):
             await consumer.assigned()
             self._sent.began_s = self._consumed.began_s = time.perf_counter()
-            turns = iter(range(1 << 62))
-            await asyncio.gather(*(self._send_on(producer, turns) for _ in range(self._load.in_flight)))
+            numbers = iter(range(1 << 62))
+            await asyncio.gather(*(self._send_on(producer, numbers) for _ in range(self._load.in_flight)))
             self._is_sent = True
             self._check_all_consumed()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._all_consumed.wait(), BENCH_DRAIN_S)
         return Outcome(self._sent, self._consumed, self._failed, self._fault)
 
-    async def _send_on(self, producer: Producer, turns: Iterator[int]) -> None:
-        """Send one message after another, at the given rate, or each as soon as the previous one has a response."""
+    async def _send_on(self, producer: Producer, numbers: Iterator[int]) -> None:
+        """Send messages until the load's time is over, each after the response to the previous one and, with a rate, not
+        before its time. Count sends that fail."""
         began_s, filler = self._sent.began_s, os.urandom(self._load.size - _SENT_AT.size)
         end_s = began_s + self._load.seconds
-        for turn in turns:
-            due_s = began_s + turn / self._load.rate if self._load.rate else 0.0
-            if turn and max(due_s, time.perf_counter()) >= end_s:
+        for number in numbers:
+            due_s = began_s + number / self._load.rate if self._load.rate else 0.0
+            if number and max(due_s, time.perf_counter()) >= end_s:
                 return
             if due_s > time.perf_counter():
                 await asyncio.sleep(due_s - time.perf_counter())
@@ -173,5 +175,5 @@ class _Run:
         self._check_all_consumed()
 
     def _check_all_consumed(self) -> None:
-        if self._is_sent and len(self._consumed.waits_ms) >= len(self._sent.waits_ms):
+        if self._is_sent and len(self._consumed.latencies_ms) >= len(self._sent.latencies_ms):
             self._all_consumed.set()

@@ -1,4 +1,4 @@
-"""`rocketlet move`: moves the producers and groups of a cluster to another one, or back."""
+"""`rocketlet move`: moves the producers and groups of a cluster to another cluster, or back."""
 
 from __future__ import annotations
 

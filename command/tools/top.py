@@ -28,13 +28,16 @@ _CLEAR = "\x1b[H\x1b[2J"
 
 def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
     top = verb(commands, "top", "show rates, lags and members, until Ctrl-C", _top)
-    top.add_argument("--interval", type=seconds, default=TOP_INTERVAL_S, help="seconds (default: %(default)g)")
-    top.add_argument("--count", type=whole(1), help="number of refreshes after the first (default: until Ctrl-C)")
+    top.add_argument(
+        "--interval", type=seconds, default=TOP_INTERVAL_S, help="seconds between refreshes (default: %(default)g)"
+    )
+    top.add_argument("--count", type=whole(1), help="number of refreshes (default: until Ctrl-C)")
 
 
 @dataclass(frozen=True, slots=True)
 class TopSample:
-    """A sample for rates: `ends` are the sums of end offsets by topic, `read` those of committed offsets by group."""
+    """A sample for rates: `ends` are the sums of end offsets by topic, `read` those of committed offsets by group, which
+    are 0 for broadcasting groups."""
 
     at_s: float
     ends: dict[str, int] = field(default_factory=dict)
@@ -49,69 +52,69 @@ async def _top(options: argparse.Namespace, admin: AdminClient, output: Output) 
     shown = 0
     while options.count is None or shown < options.count:
         await asyncio.sleep(options.interval)
-        look = await _sample(admin, examiner)
-        _show(output, before, look)
-        before, shown = look, shown + 1
+        sample = await _sample(admin, examiner)
+        _show(output, before, sample)
+        before, shown = sample, shown + 1
     return 0
 
 
 async def _sample(admin: AdminClient, examiner: Examiner) -> TopSample:
-    look = TopSample(time.monotonic())
+    sample = TopSample(time.monotonic())
     masters = await admin.masters()
     examiner.configs = await admin.all_group_configs(masters)
 
     async def of_topic(name: str) -> None:
         try:
             topic = await admin.topic(name)
-        except RocketletError:  # it was deleted meanwhile
+        except RocketletError:  # such as a topic that was deleted meanwhile
             return
-        look.ends[name] = sum(span.end for span in topic.ranges.values())
+        sample.ends[name] = sum(span.end for span in topic.ranges.values())
         last_ms = max((span.last_ms for span in topic.ranges.values()), default=0)
-        look.topics.append({"topic": name, "messages": topic.messages, "last_message": local_time(last_ms)})
+        sample.topics.append({"topic": name, "messages": topic.messages, "last_message": local_time(last_ms)})
 
     async def of_group(name: str) -> None:
         connections = await admin.connections(name, masters)
         members = {item.client_id for known in connections.values() for item in known.members}
-        if are_broadcasting(connections):  # each keeps its own offsets
-            look.read[name] = 0
+        if are_broadcasting(connections):  # brokers have no offsets of theirs
+            sample.read[name] = 0
             found = await examiner.examine(name, masters, connections, {})
-            look.groups.append({"group": name, "members": len(members), "lag": None, "findings": _kinds(found)})
+            sample.groups.append({"group": name, "members": len(members), "lag": None, "findings": _kinds(found)})
             return
         progress = await admin.progress(name, masters=masters, times=False)
-        look.read[name] = sum(item.consumer_offset for item in progress.values())
+        sample.read[name] = sum(item.consumer_offset for item in progress.values())
         lag = sum(max(item.lag, 0) for item in progress.values())
         found = await examiner.examine(name, masters, connections, progress)
-        look.groups.append({"group": name, "members": len(members), "lag": lag, "findings": _kinds(found)})
+        sample.groups.append({"group": name, "members": len(members), "lag": lag, "findings": _kinds(found)})
 
     await gather_limited(of_topic, await admin.topics())
     await gather_limited(of_group, await admin.groups())
-    return look
+    return sample
 
 
 def _kinds(found: Sequence[Finding] | None) -> str:
-    """The kinds of a group's findings, the worst first; `checking` until a second sample has confirmed them."""
+    """Return the kinds of a group's findings, the worst first; `checking` if they need a second observation."""
     return "checking" if found is None else ", ".join(dict.fromkeys(finding.kind for finding in found)) or "none"
 
 
-def _show(output: Output, before: TopSample, look: TopSample) -> None:
-    took_s = max(look.at_s - before.at_s, 1e-9)
-    for row in look.topics:
-        row["in_per_s"] = _rate(before.ends, look.ends, row["topic"], took_s)
-    for row in look.groups:
+def _show(output: Output, before: TopSample, sample: TopSample) -> None:
+    took_s = max(sample.at_s - before.at_s, 1e-9)
+    for row in sample.topics:
+        row["in_per_s"] = _rate(before.ends, sample.ends, row["topic"], took_s)
+    for row in sample.groups:
         if row["lag"] is None:
             row["out_per_s"] = row["caught_up_in"] = None
             continue
-        row["out_per_s"] = _rate(before.read, look.read, row["group"], took_s)
+        row["out_per_s"] = _rate(before.read, sample.read, row["group"], took_s)
         sent_per_s = row["out_per_s"] + (row["lag"] - _lag(before, row["group"], row["lag"])) / took_s
         row["caught_up_in"] = _caught_up(row["lag"], row["out_per_s"], row["out_per_s"] - sent_per_s)
-    topics = sorted(look.topics, key=lambda row: (-row["in_per_s"], row["topic"]))[:MAX_TOP_ROWS]
-    groups = sorted(look.groups, key=lambda row: (-(row["lag"] or 0), row["group"]))[:MAX_TOP_ROWS]
+    topics = sorted(sample.topics, key=lambda row: (-row["in_per_s"], row["topic"]))[:MAX_TOP_ROWS]
+    groups = sorted(sample.groups, key=lambda row: (-(row["lag"] or 0), row["group"]))[:MAX_TOP_ROWS]
     if sys.stdout.isatty() and not output.as_json:
         print(_CLEAR, end="")
     output.records(_TOPICS, topics)
     output.text("")
     output.records(_GROUPS, groups)
-    left_out = len(look.topics) + len(look.groups) - len(topics) - len(groups)
+    left_out = len(sample.topics) + len(sample.groups) - len(topics) - len(groups)
     output.text(f"{left_out} more are not shown" if left_out else "")
 
 
@@ -124,8 +127,8 @@ def _lag(before: TopSample, group: str, default: int) -> int:
 
 
 def _caught_up(lag: int, out_per_s: int, gains_per_s: float) -> str:
-    """Return the estimated time to catch up. `gains_per_s` is the speed at which the lag shrinks. A small lag counts as
-    none."""
+    """Return the estimated time to catch up. `gains_per_s` is the speed at which the lag shrinks. A lag that the group
+    reads in SHORT_LAG_S counts as none."""
     if lag <= SHORT_LAG_S * out_per_s:
         return "now"
     if gains_per_s <= 0:

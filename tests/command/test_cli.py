@@ -40,8 +40,10 @@ from rocketlet.command.serving.serve import _bind, _config
 from rocketlet.command.serving.supervisor import restart_delay_s
 from rocketlet.command.tools.dump import Dump
 from rocketlet.command.tools.frames import fields, lines
-from rocketlet.protocol.codes import RequestCode
-from rocketlet.protocol.frame import Frame
+from rocketlet.protocol import bodies
+from rocketlet.protocol.bodies import BrokerData, QueueData, Route
+from rocketlet.protocol.codes import RESPONSE_FLAG, RequestCode
+from rocketlet.protocol.frame import Frame, FrameReader, encode
 from rocketlet.protocol.message import compressed, encode_record
 from rocketlet.testing import Broker, Cluster
 
@@ -471,12 +473,31 @@ async def test_what_is_no_frame_is_passed_on(start: Start, capsys: pytest.Captur
     assert capsys.readouterr().out == ""
 
 
+async def test_a_route_with_an_address_without_a_port_is_forwarded_unchanged(start: Start) -> None:
+    route = bodies.encode_route(Route((QueueData("b", 1, 1, 6, 0),), (BrokerData("b", {0: "nowhere"}, "c"),)))
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        (asked,) = FrameReader().feed(await reader.read(10_000))
+        writer.write(encode(Frame(0, asked.opaque, body=route, flag=RESPONSE_FLAG)))
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    address = await start(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    reader, writer = await asyncio.open_connection(*address.split(":"))
+    writer.write(encode(Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, 1, {"topic": "t"})))
+    (frame,) = FrameReader().feed(await reader.read(10_000))
+    assert frame.body == route
+    writer.close()
+    server.close()
+
+
 async def test_a_client_gets_an_error_when_nobody_is_behind(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
     address = await start("127.0.0.1:1")
     reader, writer = await asyncio.open_connection(*address.split(":"))
     assert await reader.read() == b""
     writer.close()
-    assert "nobody answers at 127.0.0.1:1" in capsys.readouterr().out
+    assert "cannot connect to 127.0.0.1:1" in capsys.readouterr().out
 
 
 async def test_a_side_that_is_gone_takes_the_other_with_it_and_raises_nothing(start: Start) -> None:

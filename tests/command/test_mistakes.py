@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,11 +32,12 @@ def without_accounts(monkeypatch: pytest.MonkeyPatch) -> None:
         ("topics list --nameserver 127.0.0.1", 1, "'127.0.0.1' is not host:port, such as 127.0.0.1:9876"),
         ("topics list --access-key a", 1, "its secret is not: use $ROCKETLET_SECRET_KEY or --secret-key-file"),
         ("topics list --access-key a --secret-key-file /none", 1, "--secret-key-file: /none cannot be read"),
+        (f"topics list --access-key a --secret-key-file {sys.executable}", 1, "cannot be read: it is not UTF-8 text"),
         ("topics list --tls-ca /none", 1, "certificates are given, but no --tls; add it"),
         ("topics list --tls --tls-ca /none", 1, "ca_file: /none does not exist or is not readable"),
         ("broker --nameserver x", 1, "'x' is not host:port"),
         ("fsck /none", 1, "/none is not a data folder: it does not exist"),
-        ("start --port x", 2, "argument --port: x is not a port; use 0 to 65535; `rocketlet start --help` shows"),
+        ("start --port x", 2, "argument --port: x is not a port; use 0 to 65535; `rocketlet start --help` lists"),
         ("console --port -1", 2, "argument --port: -1 is not a port; use 0 to 65535"),
         ("start --console-port 65536", 2, "argument --console-port: 65536 is not a port; use 0 to 65535"),
         ("dump 65536", 2, "65536 is not a port; use 0 to 65535"),
@@ -51,12 +53,13 @@ def without_accounts(monkeypatch: pytest.MonkeyPatch) -> None:
             2,
             "unrecognized arguments: --queue 3; did you mean --queue-key?; `rocketlet mess",
         ),
-        ("messages send t body --queue 3", 2, "`rocketlet messages send --help` shows what there is"),
+        ("messages send t body --queue 3", 2, "`rocketlet messages send --help` lists the options"),
         (
             "messages send t body --delay-levle=3",
             2,
             "unrecognized arguments: --delay-levle=3; did you mean --delay-level?",
         ),
+        ("asyncapi :app", 1, "MODULE:APP: got ':app'; expected a module and a name in it"),
         ("asyncapi nothing", 1, "MODULE:APP: got 'nothing'; expected a module and a name in it, such as service:app"),
         (
             "asyncapi no_such_module:app",
@@ -64,15 +67,15 @@ def without_accounts(monkeypatch: pytest.MonkeyPatch) -> None:
             "No module named 'no_such_module'; run the command in the folder of the module",
         ),
         ("asyncapi json:dumps", 1, "MODULE:APP: dumps of json is function; expected a Rocketlet application"),
-        ("topics lst", 2, "invalid choice 'lst'; did you mean list?; `rocketlet topics --help` shows"),
+        ("topics lst", 2, "invalid choice 'lst'; did you mean list?; `rocketlet topics --help` lists"),
         ("grups list", 2, "invalid choice 'grups'; did you mean groups?"),
-        ("acl put k --perm xyz", 2, "`rocketlet acl put --help` shows what there is"),
+        ("acl put k --perm xyz", 2, "`rocketlet acl put --help` lists the options"),
         ("restore /none /none2", 1, "FOLDER: there is no folder /none; give the folder that `rocketlet backup` wrote"),
         ("--nameserver 127.0.0.1:1 topics list", 1, "nothing listens there"),
         ("topics --nameserver=127.0.0.1:1 list", 1, "nothing listens there"),
         ("--tls --tls-ca /none topics list", 1, "ca_file: /none does not exist or is not readable"),
-        ("", 2, "the following arguments are required: COMMAND; `rocketlet --help` shows what there is"),
-        ("topics", 2, "the following arguments are required: VERB; `rocketlet topics --help` shows what there is"),
+        ("", 2, "the following arguments are required: COMMAND; `rocketlet --help` lists the options"),
+        ("topics", 2, "the following arguments are required: VERB; `rocketlet topics --help` lists the options"),
     ],
 )
 def test_a_mistake_is_reported_in_one_line(
