@@ -1,4 +1,4 @@
-"""A change: described and confirmed first, then made, and reported on the next page.
+"""A change: it is described and confirmed, then made, and reported on the next page.
 
 A form is sent twice. The first response is a page that describes the effects; its button sends the same fields with
 `confirmed`. The server keeps nothing in between. The same function computes the description and the change from the
@@ -43,7 +43,8 @@ Planner = Callable[[Request, Form], Awaitable[Change]]
 
 
 def change(plan: Planner, form_page: Handler) -> Endpoint:
-    """Return the endpoint of a change. After an error it shows `form_page` again, with the typed values."""
+    """Return the endpoint of a change. After an error it returns `form_page` with the typed values and the error, or an
+    error page if the form cannot be read or `form_page` fails."""
 
     async def endpoint(request: Request) -> Response:
         form = None

@@ -1,4 +1,4 @@
-"""Lines and the picture of a rebalance, as SVG that the templates draw. No script, no inline style: colours are classes."""
+"""Coordinates of charts, which the templates draw as SVG, without scripts and inline styles: colours are classes."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def lines_of(points: Points, *, what: str = "messages") -> dict[str, Lines]:
 
 
 def spark(points: Points, *, width: int = 120, height: int = 24, top: float = 0) -> str:
-    """Return the points of a sparkline; empty for fewer than two. `top` is the minimum value at the upper edge."""
+    """Return the points of a sparkline as text; empty for fewer than two. The value at the upper edge is at least `top`."""
     if len(points) < 2:
         return ""
     step = max(len(points) // 60, 1)
@@ -100,7 +100,7 @@ def spark(points: Points, *, width: int = 120, height: int = 24, top: float = 0)
 
 
 def nice_ceiling(value: float) -> float:
-    """Return the least of 1, 2 and 5 times powers of ten that is not below `value`."""
+    """Return the least of 1, 2 and 5 times powers of ten that is at least 1 and not below `value`."""
     if value <= 1:
         return 1
     power: float = 10 ** math.floor(math.log10(value))
@@ -129,7 +129,7 @@ def timeline(
             continue
         x = left + (max(item.begin_ms, begin_ms) - begin_ms) * scale
         right = left + (min(item.end_ms, end_ms) - begin_ms) * scale
-        since = f"from {clock_time(item.begin_ms)}" if item.begin_ms else "from before what is known"
+        since = f"from {clock_time(item.begin_ms)}" if item.begin_ms else "from before the first known event"
         label = f"{item.queue}: {item.owner} {since} to {clock_time(item.end_ms)}"
         bars.append(Bar(round(x, 1), row * row_height + 1, round(max(right - x, 0.8), 1), colour(item.owner), label))
     height = len(queues) * row_height
@@ -143,11 +143,11 @@ def timeline(
 
 
 WIDTHS = {"wide": 1100, "middle": 640, "narrow": 230}
-"""The widths of one picture for windows of three widths, of which the style sheet shows one."""
+"""The widths of a picture. A page contains all three, and the style sheet shows the one that fits the window."""
 
 
 def time_ticks(begin_ms: int, end_ms: int, left: int, right: int) -> tuple[Tick, ...]:
-    """Return up to six ticks at round times, fewer in a narrow picture."""
+    """Return ticks at round times, in steps of at least a sixth of the time span, or more in a narrow picture."""
     span_s, most = max((end_ms - begin_ms) / 1000, 1), max(min((right - left) // 110, 6), 2)
     step_s = next((step for step in (5, 10, 30, 60, 120, 300, 600, 1800) if span_s / step <= most), 0)
     step_s = step_s or math.ceil(span_s / most / 3600) * 3600

@@ -1,53 +1,53 @@
-"""The limits of the console."""
+"""Limits and intervals of the console."""
 
 from __future__ import annotations
 
 from typing import Final
 
 DEFAULT_PORT: Final = 9890  # the port, unless another one is given
-LIVE_INTERVAL_S: Final = 1.0  # interval at which an open page is updated
-MAX_STREAMS: Final = 64  # open pages that are updated concurrently
+LIVE_INTERVAL_S: Final = 1.0  # pause between two updates of an open page
+MAX_STREAMS: Final = 64  # maximum open pages that are updated concurrently
 STOP_S: Final = 3.0  # time that open requests may take when the console stops
 
 PAGE_ROWS: Final = 50  # rows of a list on one page
-NAMES_INTERVAL_S: Final = 5.0  # interval at which all groups and topics are listed
-SHOWN_INTERVAL_S: Final = 2.0  # interval of samples of the groups and topics on open pages
-SAMPLE_INTERVAL_S: Final = 10.0  # interval of samples of groups that no page shows
+NAMES_INTERVAL_S: Final = 5.0  # age at which the lists of groups and topics are queried again, as when a page is loaded
+SHOWN_INTERVAL_S: Final = 2.0  # minimum interval of samples of a group or topic on open pages
+SAMPLE_INTERVAL_S: Final = 10.0  # minimum interval of samples of a group or topic that no page shows
 ASKING_SHARE: Final = 0.1  # fraction of time spent on samples; with many groups the intervals become longer
-FIRST_SAMPLE_S: Final = 0.5  # time that a page waits for its first samples; later samples update the page
+FIRST_SAMPLE_S: Final = 0.5  # time after which a page that is loaded queries no more samples; later ones update it
 RATE_S: Final = 30.0  # time span over which the rate of a group is computed, because commits may be seconds apart
 LAG_POINTS: Final = 360  # samples of a group's lag, which is an hour with one sample in 10 s
 
-MAX_OLDEST: Final = 10_000  # queues whose first message is cached
-MAX_WATCHES: Final = 32  # groups that are observed in detail
-WATCH_INTERVAL_S: Final = 0.9  # interval of detailed samples of a group that a page shows
-DESCRIPTION_INTERVAL_S: Final = 5.0  # interval at which the topics and settings of a group on a page are queried
-BROKERS_INTERVAL_S: Final = 10.0  # interval at which the findings about brokers are computed
-MARKS_INTERVAL_S: Final = 2.0  # interval at which the marks of dead letters are read
+MAX_OLDEST: Final = 10_000  # store times of queues' first messages that are cached
+MAX_WATCHES: Final = 32  # groups whose detailed samples are kept
+WATCH_INTERVAL_S: Final = 0.9  # minimum interval of detailed samples of a group that a page shows
+DESCRIPTION_INTERVAL_S: Final = 5.0  # minimum interval at which topics and settings of a group on a page are queried
+BROKERS_INTERVAL_S: Final = 10.0  # pause between two computations of the findings about brokers
+MARKS_INTERVAL_S: Final = 2.0  # minimum interval at which the marks of dead letters are read
 QUEUE_POINTS: Final = 300  # samples of one queue's lag, which is five minutes of an open page
 MAX_EVENTS: Final = 10_000  # events kept for a group that a page shows
-TIMELINE_S: Final = (60, 300, 900)
+TIMELINE_S: Final = (60, 300, 900)  # time spans that the ownership chart offers
 TIMELINE_LEAST_MS: Final = 10_000  # minimum time span of the ownership chart, for a new group
-COLOURS: Final = 12  # colours of members in the picture of owners; further members share one
+COLOURS: Final = 12  # colours of members in the ownership chart; further members share one
 SHOWN_EVENTS: Final = 100  # events that a page shows
 NEWEST_HAND_OVERS: Final = 5  # hand-overs that a page shows unfolded
 HAND_OVER_ROWS: Final = 20  # rows of one page of a group's older hand-overs
 
-MAX_RETRIES: Final = 1000  # retries that a group's form takes
-MAX_RETRY_QUEUES: Final = 64  # retry queues that a group's form takes
-MAX_FORM_BYTES: Final = 256 * 1024  # a form, as browsers encode it
-# body that a form shows when its message is copied; larger bodies are copied without being shown
+MAX_RETRIES: Final = 1000  # maximum retries in a group's form
+MAX_RETRY_QUEUES: Final = 64  # maximum retry queues in a group's form
+MAX_FORM_BYTES: Final = 256 * 1024  # maximum size of a form, as browsers encode it
+# maximum body that a form shows when its message is copied; larger bodies are copied without being shown
 TYPED_BODY_BYTES: Final = 32 * 1024
 PRODUCER_GROUP: Final = "console"  # producer group of messages that the console sends
 MAX_NOTICES: Final = 100  # notices of changes that are kept for the next page
-MAX_FOUND: Final = 200  # messages of one query
-LISTED_TOPICS: Final = 500  # topics that a field suggests
+MAX_FOUND: Final = 200  # maximum messages of one search
+LISTED_TOPICS: Final = 500  # maximum topics that a field suggests
 TAIL_MESSAGES: Final = 100  # messages that a tail keeps on the page
 TAIL_BATCH: Final = 200  # newest messages of a queue that a tail reads in one poll; it reports how many it skips
 SHOWN_BODY_BYTES: Final = 64 * 1024  # bytes of a body that a page shows as text
 SHOWN_HEX_BYTES: Final = 4096  # bytes of a body that a page shows in hex
 PREVIEW_CHARS: Final = 160  # characters of a body that a list shows
-MAX_REPLAY: Final = 10_000  # dead letters that are replayed by one request
+MAX_REPLAY: Final = 10_000  # maximum stored dead letters of a group of which a form may select all new ones
 
 OVERVIEW_ROWS: Final = 50  # groups on the first page
 CATCH_UP_S: Final = 120.0  # time span of lag samples from which the time to catch up is estimated

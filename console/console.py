@@ -29,8 +29,8 @@ log = get_logger("rocketlet.console")
 
 
 class Console:
-    """The state of the console. `cluster` is the cluster's name on pages, `read_only` is True to disable changes, and
-    `producer` creates a producer."""
+    """The state of the console. `cluster` is the text that identifies the cluster on pages, `read_only` is True to disable
+    changes, and `producer` creates a producer."""
 
     def __init__(
         self, admin: AdminClient, producer: Callable[[], Producer[bytes]], *, cluster: str, read_only: bool = False
@@ -43,7 +43,7 @@ class Console:
         self.groups = Rotation[GroupSample](self._group_names, self._sample_group)
         self.topics = Rotation[TopicSample](self._topic_names, partial(sample_topic, admin))
         self.oldest = Oldest(admin)
-        self.examining = asyncio.Lock()  # only one examination of the whole cluster at a time
+        self.examining = asyncio.Lock()  # held while a page examines the whole cluster
         self.closing = asyncio.Event()
         self.streams = 0
         self._watches: OrderedDict[str, GroupWatch] = OrderedDict()
@@ -105,7 +105,7 @@ class Console:
         return group_sample(name, progress, connections, before, findings, await self._dead(name))
 
     async def _dead(self, group: str) -> int:
-        """Return the number of dead letters that were neither replayed nor discarded."""
+        """Return the number of dead letters that were neither replayed nor discarded, as of up to MARKS_INTERVAL_S ago."""
         if names.dlq_topic(group) not in await self.topics.list():
             return 0
         if time.monotonic() - self._marks_read_s >= MARKS_INTERVAL_S:
@@ -129,13 +129,14 @@ class Console:
         for name, address in masters.items():
             try:
                 status = await self.admin.broker_status(address)
-            except RocketletError:  # it is a finding
+            except RocketletError:  # `findings_of_brokers` reports it
                 continue
             points = self._rates.setdefault(name, deque(maxlen=LAG_POINTS))
             points.append((now_ms(), rate_of(status, "putTps"), rate_of(status, "getTransferedTps")))
 
     def throughput(self, broker: str = "", *, sent: bool) -> list[tuple[int, float]]:
-        """Return times with the messages per second that were sent or read, for one broker or all together."""
+        """Return times (ms) with the messages per second that were sent or read, for one broker, or the sum of all for the
+        time that all were sampled."""
         if broker:
             return [(ms, put if sent else get) for ms, put, get in self._rates.get(broker, ())]
         rounds = zip(*(list(points)[::-1] for points in self._rates.values()), strict=False)

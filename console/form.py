@@ -62,7 +62,8 @@ class Form:
         return given
 
     def time_ms(self, name: str, default: int) -> int:
-        """Return a local time in the format of browsers, such as 2026-01-31T12:00, in ms since the epoch."""
+        """Return a local time in the format of browsers, such as 2026-01-31T12:00, in ms since the epoch; `default` if the
+        field is empty."""
         given = self.text(name)
         if not given:
             return default

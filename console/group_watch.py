@@ -1,7 +1,7 @@
 """A group that a page shows: its queues, members, owners and events.
 
-All pages that show a group share one watch, which queries the brokers at most once a second. Rocketlet's brokers return
-events. With Apache's brokers the watch derives them from the queues that members report, which is coarser and happens
+The pages that show a group share one watch, which queries the brokers about once a second. Rocketlet's brokers return
+events. With Apache's brokers the watch derives events from the queues that members report, which is coarser and happens
 only while a page shows the group.
 """
 
@@ -44,19 +44,19 @@ class MemberRow:
 
 @dataclass(frozen=True, slots=True)
 class GroupSnapshot:
-    """The state of a group at one time. `tells_events` is True if its brokers report events, as Rocketlet's do."""
+    """The state of a group at one time. `has_events` is True if its brokers report events, as Rocketlet's do."""
 
     ms: int = 0
     connections: Mapping[str, GroupConnections] = field(default_factory=dict)
     progress: Mapping[Queue, QueueProgress] = field(default_factory=dict)
     owners: Mapping[Queue, str] = field(default_factory=dict)
     members: tuple[MemberRow, ...] = ()
-    tells_events: bool = True
+    has_events: bool = True
     is_draining: bool = False
 
     @property
     def lag(self) -> int | None:
-        """None for a broadcasting group: its members keep their own offsets."""
+        """The number of unconsumed messages; None for a broadcasting group, whose members keep their own offsets."""
         return None if are_broadcasting(self.connections) else sum(max(item.lag, 0) for item in self.progress.values())
 
     @property
@@ -70,7 +70,7 @@ class GroupWatch:
         self.group = group
         self.look = GroupSnapshot()
         self.events: list[Event] = []
-        self._heard: dict[str, tuple[int, frozenset[bytes]]] = {}  # by broker: the ms of its newest events, and these
+        self._newest: dict[str, tuple[int, frozenset[bytes]]] = {}  # by broker: the ms of its newest events, and these
         self.lags: dict[Queue, deque[tuple[int, int]]] = {}
         self.total: deque[tuple[int, int]] = deque(maxlen=QUEUE_POINTS)
         self.topics: dict[str, Topic] = {}
@@ -81,7 +81,8 @@ class GroupWatch:
         self._lock = asyncio.Lock()
 
     async def refresh(self) -> None:
-        """Query the group if the last query is more than a second ago. Raises ConfigError if no broker knows the group."""
+        """Query the group unless its sample and its description are recent enough. Raises RocketletError; ConfigError if no
+        broker knows the group."""
         async with self._lock:
             if time.monotonic() - self._looked_s >= WATCH_INTERVAL_S:
                 await self.poll()
@@ -91,8 +92,8 @@ class GroupWatch:
                 self._described_s = time.monotonic()
 
     def colour(self, client_id: str) -> str:
-        """Return the name of a member's colour, which is unique while there are colours left. Members that have left
-        have the same colour, and so have all members that share messages."""
+        """Return the name of a member's colour, which is unique while there are colours left. All members that have left
+        have the same colour, and so have queues that members share."""
         if client_id == SHARED_OWNER:
             return "shared"
         present = {member.client_id for member in self.look.members}
@@ -107,7 +108,7 @@ class GroupWatch:
         return str(number) if number < COLOURS else "more"
 
     def queues(self) -> list[Queue]:
-        """Return all queues that the group reads or that have an owner, sorted."""
+        """Return the queues that have an offset or an owner in the group, and those of its subscribed topics, sorted."""
         found = {*self.look.progress, *self.look.owners}
         for name in {topic for member in self.look.members for topic in member.subscriptions}:
             if name in self.topics:
@@ -136,8 +137,8 @@ class GroupWatch:
         self._note_lags()
 
     async def _report(self, broker: str) -> dict[str, Any]:
-        """Query a broker's events since the last one that is known."""
-        newest_ms, _ = self._heard.get(broker, (0, frozenset()))
+        """Query a broker's report, with its events since the newest known one."""
+        newest_ms, _ = self._newest.get(broker, (0, frozenset()))
         (report,) = await self._admin.history(self.group, {broker: self.masters[broker]}, since_ms=newest_ms)
         return report
 
@@ -148,13 +149,13 @@ class GroupWatch:
         del self.events[:-MAX_EVENTS]
 
     def _fresh(self, broker: str, events: list[Event]) -> list[Event]:
-        """Return the new events. The broker returns the known events of the newest ms, too, which are left out."""
-        newest_ms, known = self._heard.get(broker, (0, frozenset[bytes]()))
+        """Return the events of a broker's report that are new: brokers also return known events of the newest known ms."""
+        newest_ms, known = self._newest.get(broker, (0, frozenset[bytes]()))
         all_events: list[Event] = [{"broker": broker, **event} for event in events]
         fresh = [event for event in all_events if event["ms"] > newest_ms or _text_of(event) not in known]
         if fresh:
             newest_ms = max(event["ms"] for event in fresh)
-            self._heard[broker] = (
+            self._newest[broker] = (
                 newest_ms,
                 frozenset(_text_of(event) for event in all_events if event["ms"] == newest_ms),
             )
@@ -184,7 +185,7 @@ class GroupWatch:
             )
             for client_id, item in sorted(known.items())
         )
-        self.look = GroupSnapshot(ms, connections, progress, owners, members, tells_events=False)
+        self.look = GroupSnapshot(ms, connections, progress, owners, members, has_events=False)
         if before.ms:
             self._note_changes(before, self.look)
         else:
@@ -215,7 +216,7 @@ class GroupWatch:
         self.total.append((ms, self.look.lag or 0))
 
     async def _describe(self) -> None:
-        """Query what seldom changes: the topics that the group reads, and its settings."""
+        """Query the topics that the group reads, and its settings, which seldom change."""
         names = {topic for member in self.look.members for topic in member.subscriptions}
         names |= {queue.topic for queue in self.look.progress}
         found = await gather_limited(self._topic, sorted(name for name in names if not name.startswith("%")))

@@ -1,10 +1,10 @@
 """The checks of every request, and the headers of every response.
 
-- The host that it names must be known. A page of another site that makes its own name point at this machine (DNS rebinding)
-  sends that name.
-- A request that changes something must come from a page of ours: the browser says so (Origin, or Sec-Fetch-Site), it has
-  our cookie (SameSite=Strict), and the form has the token that belongs to the cookie.
-- Nothing but our own scripts, styles and pictures is loaded, and no other page may show ours in a frame.
+- The host name of the request must be an address or a known name. A page of another site whose name points at this
+  machine (DNS rebinding) sends the name of that site.
+- A POST request must come from a page of the console: its Origin or Sec-Fetch-Site header has to show it, and the form
+  must have the token that belongs to its cookie (SameSite=Strict), which `form.check_token` checks.
+- A page loads scripts, styles and pictures only from the console, and no other page may show it in a frame.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Guard:
             ipaddress.ip_address(name)
         except ValueError:
             return name in self._hosts
-        return True  # nobody else's name can be made to stand for an address
+        return True  # DNS rebinding needs a name
 
 
 def token(request: Request) -> str:

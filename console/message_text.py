@@ -34,8 +34,8 @@ class BodyForm:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A body for a page. `forms` has the best format first. `size_bytes` is the size as sent, or as stored if that is
-    unknown. `note` is a text about the compression, or about why the body is unreadable."""
+    """A body for a page. `forms` has the best format first. `size_bytes` is the decompressed size, or the stored size if
+    the body is not decompressed to its end. `note` is a text about the compression, or about why the body is unreadable."""
 
     size_bytes: int
     forms: tuple[BodyForm, ...]
@@ -43,7 +43,7 @@ class Body:
 
 
 def body_of(message: Message) -> Body:
-    """Return the part of a body that a page shows, without decompressing more of it."""
+    """Return the part of a body that a page shows, decompressing at most SHOWN_BODY_BYTES of it."""
     stored, flag = message.record.body, message.record.sys_flag
     try:
         plain, is_all = message.body_begin(SHOWN_BODY_BYTES)
@@ -62,7 +62,7 @@ def body_of(message: Message) -> Body:
 
 
 def preview(message: Message) -> str:
-    """Return the start of a body in one line."""
+    """Return the start of a body in one line, as text or as hex digits."""
     try:
         data, _ = message.body_begin(PREVIEW_CHARS * 4)
     except MessageError:
@@ -75,7 +75,7 @@ def preview(message: Message) -> str:
 
 
 def _text(begin: bytes, total: int | None) -> BodyForm | None:
-    """Return the body as text; None if it is not UTF-8. `total` is the size of the whole body in bytes; None if
+    """Return the body as text; None if `begin` is not UTF-8. `total` is the size of the whole body in bytes; None if
     unknown."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
@@ -95,7 +95,7 @@ def _json(body: bytes) -> BodyForm | None:
 
 
 def _message_pack(body: bytes) -> BodyForm | None:
-    """Maps and arrays only: any byte below 128 is a number in MessagePack."""
+    """Return the body as MessagePack; None if it is not a map or an array, because bytes below 128 are numbers in it."""
     if not body:
         return None
     try:
@@ -108,7 +108,7 @@ def _message_pack(body: bytes) -> BodyForm | None:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value in JSON's types, with bytes as hex, and other keys and values as text."""
+    """Return a value in JSON's types, with bytes as hex, and with `repr` of keys and values of other types."""
     if isinstance(value, dict):
         return {key if isinstance(key, str) else repr(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -119,18 +119,18 @@ def _plain(value: Any) -> Any:
 
 
 def _indented(name: str, value: Any) -> BodyForm:
-    """The indented text, as far as a page shows it: lines that are deep inside are indented by more than they hold."""
+    """Return the indented text, cut at SHOWN_BODY_BYTES characters, because indentation may be most of a nested value."""
     parts: list[str] = []
     length = 0
     for part in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(value):
         parts.append(part)
         length += len(part)
         if length > SHOWN_BODY_BYTES:
-            return BodyForm(name, _speakable("".join(parts)[:SHOWN_BODY_BYTES]), "further lines")
-    return BodyForm(name, _speakable("".join(parts)))
+            return BodyForm(name, _encodable("".join(parts)[:SHOWN_BODY_BYTES]), "further lines")
+    return BodyForm(name, _encodable("".join(parts)))
 
 
-def _speakable(text: str) -> str:
+def _encodable(text: str) -> str:
     """Return a text with lone surrogates, which JSON allows and pages do not, as escapes."""
     return text.encode(errors="backslashreplace").decode()
 

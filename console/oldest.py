@@ -1,5 +1,4 @@
-"""The store times of the first messages of queues. The times are cached, because they change only when messages are
-deleted."""
+"""The store times of the first messages of queues, cached by queue and offset."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ class Oldest:
         self._known: OrderedDict[tuple[Queue, int], int] = OrderedDict()
 
     async def of(self, queue: Queue, begin: int) -> int | None:
-        """Return the store time (ms) of the message at the queue's first offset; None if it is deleted meanwhile."""
+        """Return the store time (ms) of the message at `begin`, the queue's first offset; None if it was deleted since."""
         found = self._known.get((queue, begin))
         if found is not None:
             return found

@@ -1,8 +1,9 @@
 """Renders a page, and then sends the parts of it that change.
 
 Each block of a template whose name begins with `live_` is such a part. If a client requests the page's own address as
-an event stream, the console sends a block as an event of that name whenever its HTML has changed. A page and its
-updates therefore have one function and one template, and a browser without JavaScript still shows the page.
+an event stream, the console renders the blocks about once a second, and sends those whose HTML has changed as events of
+their names. A page and its updates therefore have one function and one template, and a browser without JavaScript still
+shows the page.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ _templates.filters |= {
 _templates.globals["query"] = text.query
 _templates.globals["ui"] = _templates.get_template(
     "parts.html"
-).module  # a block that is rendered alone imports nothing
+).module  # global, because a block that is rendered alone lacks the imports of its template
 
 
 def console_of(request: Request) -> Console:
@@ -73,13 +74,13 @@ def console_of(request: Request) -> Console:
 
 
 def typed_of(request: Request) -> Form:
-    """Return the fields of an invalid form that led back to this page; empty if the page is loaded."""
+    """Return the fields of the submitted form that led back to this page; empty for other requests."""
     found: Form = getattr(request.state, "typed", _NOTHING_TYPED)
     return found
 
 
 def is_load(request: Request) -> bool:
-    """Return True if the page is being loaded, and False for an update of an open page."""
+    """Return True if the request loads a page, and False if it is for the updates of an open page."""
     return "text/event-stream" not in request.headers.get("accept", "")
 
 
@@ -134,7 +135,7 @@ def _values(request: Request, found: Page) -> dict[str, Any]:
 def _streaming(request: Request, handler: Handler) -> Response:
     console = console_of(request)
     if console.streams >= MAX_STREAMS:
-        return PlainTextResponse(f"{MAX_STREAMS} pages are live already; close some.", 503)
+        return PlainTextResponse(f"{MAX_STREAMS} pages are updated already (the maximum); close some.", 503)
     return StreamingResponse(_events(request, handler, console), media_type="text/event-stream")
 
 

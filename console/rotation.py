@@ -1,7 +1,7 @@
-"""Queries groups or topics one after the other, repeatedly, at a cost that does not grow with their number.
+"""Queries groups or topics one after the other, repeatedly, for about ASKING_SHARE of the time.
 
-Queries take about ASKING_SHARE of the time: with few groups each is queried every 10 s, with very many less often.
-Groups on an open page come first, and a page that is loaded queries its own.
+Each is queried about every 10 s, and those on open pages about every 2 s; with very many less often. A page that is loaded
+also queries those that it shows.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Rotation(Generic[S]):
         self.found: dict[str, S] = {}
 
     async def run(self) -> None:
-        """Query until cancelled. After a failure, the cluster is queried again."""
+        """Query until cancelled. Continue after a RocketletError."""
         while True:
             began_s = time.monotonic()
             try:
@@ -57,7 +57,8 @@ class Rotation(Generic[S]):
             await asyncio.sleep(took_s / ASKING_SHARE if asked else IDLE_S)
 
     async def list(self, *, now: bool = False) -> list[str]:
-        """Return all names. Query them again if the list is old, or if `now` is True. Raises RocketletError."""
+        """Return all names. Query them if the list is older than NAMES_INTERVAL_S, or with `now`, and drop the samples of
+        names that are gone. Raises RocketletError."""
         async with self._listing:
             if now or time.monotonic() - self._listed_s > NAMES_INTERVAL_S:
                 self.names = await self._list()
@@ -69,16 +70,16 @@ class Rotation(Generic[S]):
         return self.names
 
     async def show(self, names: Collection[str], *, now: bool) -> None:
-        """Record that a page shows these names, which are then sampled more often. With `now`, the page is being
-        loaded, so wait up to FIRST_SAMPLE_S for fresh samples."""
+        """Record that a page shows these names, which are then sampled more often. With `now`, because the page is being
+        loaded, also query those without a recent sample, but begin no query after FIRST_SAMPLE_S."""
         began_s = time.monotonic()
         for name in names:
             self._shown_s[name] = began_s
         for name in names:
             was_asked = began_s - self._asked_s.get(name, float("-inf")) < SHOWN_INTERVAL_S
             if not now or time.monotonic() - began_s > FIRST_SAMPLE_S:
-                return  # the rest comes live
-            if not was_asked or name not in self.found:  # perhaps its first answer is still under way
+                return  # updates of the page have the other samples
+            if not was_asked or name not in self.found:  # the response to its first query may not have arrived
                 await self.query(name)
 
     async def query(self, name: str) -> S | None:
@@ -94,12 +95,13 @@ class Rotation(Generic[S]):
         return sample
 
     def put(self, name: str, sample: S) -> None:
-        """Record a sample that a page has queried itself, so that it is not queried again."""
+        """Record a sample that a page has queried, so that it is not due for SHOWN_INTERVAL_S."""
         self._asked_s[name] = self._shown_s[name] = time.monotonic()
         self.found[name] = sample
 
     async def _next(self, now_s: float) -> bool:
-        """Query the name that has been due for longest, and return True; return False if none is due."""
+        """Query a name without a query so far, or the one that has been due for longest, and return True; return False if
+        none is due."""
         never = float("-inf")
         due = [
             (self._asked_s.get(name, never) + self._interval_s(name, now_s), name)

@@ -1,4 +1,4 @@
-"""The last samples of groups and topics."""
+"""Samples of groups and topics, with their history."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def now_ms() -> int:
 
 
 def rate_of(status: Mapping[str, str], name: str) -> float:
-    """The first of a broker's rates over 10 s, a minute and ten minutes. Apache's broker has none in its first seconds."""
+    """Return the first of a broker's rates over 10 s, a minute and ten minutes; 0 without one, as in the first seconds of
+    Apache's broker."""
     try:
         return float(next(iter((status.get(name) or "").split()), "0"))
     except ValueError:
@@ -39,7 +40,8 @@ class GroupSample:
         ms: the time of the sample, in ms since the epoch.
         lags: times (ms since the epoch) with the number of unconsumed messages, oldest first.
         reads: times with the sum of the committed offsets of `queues` queues.
-        findings: the findings of `rocketlet doctor` about the group, worst first; None until it was observed twice.
+        findings: the findings of `rocketlet doctor` about the group, worst first; None until a group with members was
+            observed twice, and for the groups that RocketMQ creates for its own use.
         dead: the number of dead letters that were neither replayed nor discarded.
     """
 
@@ -57,7 +59,8 @@ class GroupSample:
 
     @property
     def rate(self) -> float | None:
-        """Messages per second that the group consumed in the last RATE_S; None while unknown."""
+        """Messages per second that the group committed in the last RATE_S; None with fewer than two samples, or if offsets
+        were reset to lower ones."""
         recent = [point for point in self.reads if point[0] >= self.ms - RATE_S * 1000]
         if len(recent) < 2 or recent[-1][0] <= recent[0][0] or recent[-1][1] < recent[0][1]:
             return None
@@ -65,8 +68,8 @@ class GroupSample:
 
     @property
     def caught_up(self) -> str:
-        """Text about when the group will have no lag if it continues as in the last CATCH_UP_S. A lag that the group
-        consumes within SHORT_LAG_S counts as none."""
+        """Text about when the group will have no lag if it continues as in the last CATCH_UP_S; a dash if that is unknown. A
+        lag that the group consumes within SHORT_LAG_S counts as none."""
         if self.broadcasts:
             return "–"
         if self.lag <= SHORT_LAG_S * (self.rate or 0):
@@ -86,7 +89,7 @@ class GroupSample:
 
     @property
     def state(self) -> str:
-        """The worst finding in a word or two; without one, how the group does."""
+        """The kind of the worst finding that affects messages now; without one, a word about members and lag."""
         if self.worst is not None:
             return self.worst.kind.replace("_", " ")
         if self.findings is None:
@@ -99,7 +102,7 @@ class GroupSample:
 
     @property
     def tone(self) -> str:
-        """How bad the state is: `bad`, `warn`, `good`, or empty."""
+        """The colour of the state: `bad`, `warn`, `good`, or empty."""
         if self.worst is not None:
             return "warn" if self.worst.harm is Harm.SLOW else "bad"
         return "good" if self.state in ("up to date", "broadcasting") else ""
@@ -107,7 +110,8 @@ class GroupSample:
 
 @dataclass(frozen=True, slots=True)
 class TopicSample:
-    """`end` counts all messages ever sent; `rate`: messages per second since the sample before, None for the first."""
+    """The state of a topic at one time. `end` is the sum of the queues' end offsets. `rate` is the number of messages per
+    second since the previous sample; None without one, or if `end` has fallen."""
 
     name: str
     ms: int
@@ -145,7 +149,7 @@ def group_sample(
     )
     if before is not None:
         sample.lags.extend(before.lags)
-        if before.queues == sample.queues:  # a queue's first offset may be anywhere: nothing that was read
+        if before.queues == sample.queues:  # a further queue's offset is not a number of messages that were read since
             sample.reads.extend(before.reads)
     sample.lags.append((sample.ms, lag))
     sample.reads.append((sample.ms, sum(offsets)))

@@ -1,4 +1,4 @@
-"""Listens, and ends with its streams. In a process of its own, or in a broker's."""
+"""Starts and stops the console, in a process of its own or in that of a name server."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ from .console import Console
 
 
 class ConsoleServer:
-    """`async with ConsoleServer("127.0.0.1:9876") as server: print(server.url)`
+    """The console's server: `async with ConsoleServer("127.0.0.1:9876") as server: print(server.url)`
 
-    - `name_server`, `access`: the cluster, as for AdminClient.
-    - `host`, `port`: where to listen; 0 takes a free port. `listening`: a socket that does so already.
-    - `hosts`: other names that browsers may ask it by.
-    - `read_only`: nothing can be changed.
-
-    Raises OSError if it cannot listen.
+    Args:
+        name_server: the name servers of the cluster, as for AdminClient
+        access: how to connect to the cluster, as for AdminClient
+        host: the address to listen on
+        port: the port to listen on; 0 selects a free one
+        listening: a listening socket, used instead of `host` and `port`
+        hosts: further host names that requests may have
+        read_only: True to reject all changes
+    Raises:
+        OSError: it cannot listen
     """
 
     def __init__(

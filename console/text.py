@@ -1,4 +1,4 @@
-"""Numbers, times and names as people read them. Each is a filter of the templates."""
+"""Formats numbers, times and names for people. Most functions are filters of the templates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INVISIBLE: Final = {
 
 
 def number(value: float | None) -> str:
-    """`12,345`; with one decimal below 10 unless it is whole."""
+    """Format a number such as `12,345`, below 10 with one decimal unless it is whole; a dash for None."""
     if value is None:
         return "–"
     if isinstance(value, int) or value == int(value) or abs(value) >= 10:
@@ -37,7 +37,7 @@ def size(value: float) -> str:
 
 
 def local_time(ms: int | None) -> str:
-    """The time in this machine's zone, with milliseconds."""
+    """Format a time (ms since the epoch) in this machine's time zone, with milliseconds; a dash for None and 0."""
     if not ms or ms <= 0:
         return "–"
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ms / 1000)) + f".{ms % 1000:03d}"
@@ -48,7 +48,7 @@ def clock_time(ms: int | None) -> str:
 
 
 def duration(ms: float | None) -> str:
-    """`340 ms`, `12 s`, `5 min`, `3 h`, `2 days`."""
+    """Format a duration in ms, such as `340 ms`, `12 s`, `5 min`, `3 h` and `2 days`; a dash for None."""
     if ms is None:
         return "–"
     if ms < 1000:
@@ -61,29 +61,29 @@ def duration(ms: float | None) -> str:
 
 
 def age(ms: int | None) -> str:
-    """How long ago a time was."""
+    """Format the time since `ms`, such as `5 min ago`; `never` for None and 0."""
     return "never" if not ms or ms <= 0 else f"{duration(max(time.time() * 1000 - ms, 0))} ago"
 
 
 def visible(text: str) -> str:
-    """Escape characters that hide text or reverse a line."""
+    """Escape invisible characters, and those that change the direction of text."""
     return text.translate(_INVISIBLE)
 
 
 def short(name: str) -> str:
-    """A client id or host name with its begin and its end: members differ at both."""
+    """Return the start and the end of a long client id or host name, because those of members differ there."""
     shown = visible(name)
     return shown if len(shown) <= 30 else f"{shown[:16]}…{shown[-12:]}"
 
 
 def short_id(message_id: str) -> str:
-    """Return a message id with its begin and its end, so that it needs one line of a table."""
+    """Return the start and the end of a long message id, so that it needs one line of a table."""
     shown = visible(message_id)
     return shown if len(shown) <= 20 else f"{shown[:4]}…{shown[-8:]}"
 
 
 def part(name: str) -> str:
-    """A name as one part of a path."""
+    """Quote a name for use as one part of a path."""
     return quote(name, safe="")
 
 
@@ -93,7 +93,7 @@ def own_path(asked: bytes) -> str:
 
 
 def query(**values: object) -> str:
-    """`?name=value&...` of the values that are not empty."""
+    """Return `?name=value&...` with the values that are not empty."""
     given = {name: str(value) for name, value in values.items() if value not in (None, "", False)}
     return f"?{urlencode(given)}" if given else "?"
 
@@ -102,8 +102,8 @@ _LANGUAGES: Final = {language.name: language.name.title() for language in Langua
 
 
 def client_version(ordinal: int) -> str:
-    """A version by Apache's MQVersion, where 4.9.0 is 393 and each release of 4.9 comes two later; other ordinals as they
-    are."""
+    """Return the version that an ordinal of Apache's MQVersion means: 4.9.0 is 393, and each release of 4.9 is two higher.
+    Return other ordinals as `no. N`."""
     micro, is_snapshot = divmod(ordinal - 393, 2)
     return f"4.9.{micro}" if 0 <= micro <= 9 and not is_snapshot else f"no. {ordinal}"
 

@@ -138,7 +138,8 @@ class AdminClient:
         return body_of(answer, admin_bodies.decode_departed)
 
     async def forget_broker(self, name: str) -> None:
-        """Remove a permanently retired broker from all name servers. Raises BrokerRefused if none of them remembers it."""
+        """Remove a permanently retired broker from the name servers that respond. Raises BrokerRefused if none of them
+        remembers it."""
         await self._cluster.tell_name_servers(RequestCode.FORGET_BROKER, write(BrokerNameOnly(name)))
 
     async def broker_status(self, address: str) -> dict[str, str]:
@@ -152,8 +153,8 @@ class AdminClient:
         return body_of(answer, admin_bodies.decode_properties)
 
     async def update_broker_config(self, address: str, settings: Mapping[str, str]) -> None:
-        """Change settings of a broker until it stops. Raises BrokerRefused with the names of settings that cannot be
-        changed."""
+        """Change settings of a broker. A Rocketlet broker keeps them until it stops; Apache's also writes them to its file.
+        Raises BrokerRefused with the names of settings that cannot be changed."""
         await self._ask(address, RequestCode.UPDATE_BROKER_CONFIG, body=admin_bodies.encode_properties(settings))
 
     # Topics
@@ -250,8 +251,8 @@ class AdminClient:
         Args:
             queues: the number of queues that producers send to.
             read_queues: the number of queues that consumers read, default `queues`. A topic gets fewer queues without
-                loss in two steps: first `queues=4, read_queues=8`, then `read_queues=4` when its groups have read queues 4
-                to 7.
+                loss in two steps: first `queues=4, read_queues=8`, and when its groups have read queues 4 to 7,
+                `read_queues=4, allow_unreadable=True`.
             perm: 6 to write and read, 4 to read only, 2 to write only.
             brokers: the names of the brokers, default all that have the topic.
             allow_unreadable: True to remove queues from the readable ones although messages are stored in them.
@@ -427,10 +428,11 @@ class AdminClient:
         return LiteParent(sum(item.lite_topics for item in found), found[0].expiration_min, tuple(sorted(groups)))
 
     async def lite_group(self, name: str, masters: Masters | None = None, *, most: int = SUSPECTS) -> LiteGroup | None:
-        """Return what a lite group has not finished. Return None for a group that is not bound to a parent topic.
+        """Return the messages that a lite group has not finished. Return None for a group that is not bound to a parent
+        topic.
 
         Args:
-            most: how many lite topics each broker lists.
+            most: the maximum number of lite topics that each broker lists.
         """
         header = write(LiteGroupOf(name, top_k=most))
         answers = await self._each(
@@ -695,7 +697,7 @@ class AdminClient:
         return {name: body_of(answer, admin_bodies.decode_accounts) for name, answer in answers.items()}
 
     async def put_account(self, account: PutAccount) -> None:
-        """Create an account on all brokers, or change the given fields of an existing one."""
+        """Create an account on all brokers, or change the given fields and `admin` of an existing one."""
         await self._each(await self.masters(), RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, write(account))
 
     async def delete_account(self, access_key: str) -> None:
@@ -858,7 +860,8 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class LiteGroup:
-    """What a lite group has not finished in the lite topics that it has read or that its members are subscribed to.
+    """The messages that a lite group has not finished, in the lite topics that it has read or that its members are
+    subscribed to.
 
     Attributes:
         lags: the messages by broker name. A lite topic is on one broker.
@@ -886,12 +889,12 @@ class LiteGroup:
 
     @property
     def oldest_ms(self) -> int | None:
-        """When the oldest of the messages was stored, in ms since the epoch; None if there is none."""
+        """The store time of the oldest of the messages, in ms since the epoch; None if there is none."""
         return min((lag.oldest_ms for lag in self.lags.values() if lag.oldest_ms), default=None)
 
     @property
     def longest(self) -> list[LiteTopicLag]:
-        """The lite topics with most messages, the first one has most."""
+        """The lite topics with most messages, most first."""
         found = [item for lag in self.lags.values() for item in lag.longest]
         return sorted(found, key=lambda item: (-item.messages, item.name))
 

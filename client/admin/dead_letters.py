@@ -1,8 +1,8 @@
 """Dead letters of a group: which are new, replayed or discarded.
 
-A dead letter stays in its topic until it expires. When it is replayed or discarded, a mark is stored: a small message in
-the topic of marks, at the broker that has the dead letter. Marks therefore survive restarts, and work on Apache's
-brokers.
+A dead letter stays in its topic until it expires. When Rocketlet's tools replay or discard it, they store a mark: a small
+message in the topic of marks, at the broker that has the dead letter. Marks therefore survive restarts, and work on
+Apache's brokers.
 
 A mark contains offsets of a queue. A mark applies only to dead letters that were stored before the mark, because the
 offsets of a topic that was deleted and recreated start at 0 again.

@@ -161,7 +161,7 @@ async def findings_of_brokers(admin: AdminClient, skews: dict[str, float]) -> li
 def _gone(departed: Iterable[Departed]) -> Iterator[Finding]:
     for broker in departed:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(broker.left_ms / 1000))
-        text = f"it left at {since} with {counted(broker.topics, 'topic')}; what it holds cannot be read, nor sent to"
+        text = f"it left at {since} with {counted(broker.topics, 'topic')}, which cannot be read or sent to there"
         cure = (
             f"start it (it was at {broker.address}); if it was retired for good: rocketlet brokers forget {broker.name}"
         )
@@ -250,7 +250,7 @@ def _repeats(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
     last ten minutes."""
     reported = _reported(status, "repeats", dict)
     for text in reported.get("undrained", ()):
-        what = f"queues moved while handlers of a foreign member ran: {text}; their messages are handled twice"
+        what = f"queues moved while handlers of a foreign member ran: {text}; their messages may be handled twice"
         cure = "make its handlers quicker than 2 s, or let it take fewer messages at a time (pullThresholdForQueue)"
         yield Finding(Harm.TWICE, "moved_undrained", broker, what, cure)
     for text in reported.get("left", ()):
@@ -644,7 +644,7 @@ class BlockedLiteTopics:
         self._stuck_s = stuck_s
 
     async def first(self, group: Group, masters: Masters) -> LiteGroup | None:
-        """Return what a lite group with members has not finished, for the first observation."""
+        """Return the messages that a lite group with members has not finished, for the first observation."""
         if not group.members or not lite_topic_of(group.config):
             return None
         return await self._admin.lite_group(group.name, masters)
@@ -793,7 +793,7 @@ class _Examination:
     Attributes:
         before, before_s: the previous observation, and the loop's time of it.
         at: the offsets that members reported at the previous observation.
-        lite: what a lite group had not finished at the previous observation.
+        lite: the messages that a lite group had not finished at the previous observation.
         found: all findings of the last observation.
         findings: the confirmed ones among `found`; None before the second observation.
     """
@@ -817,7 +817,7 @@ async def _dead_letters(admin: AdminClient, marks: Marks, group: str) -> list[Fi
     """Return the finding about a group's new dead letters, if any."""
     try:
         return findings_of_dead_letters(group, (await dead_letters(admin, group, marks)).new)
-    except RocketletError:  # the topic was deleted meanwhile
+    except RocketletError:  # for example, the topic was deleted meanwhile
         return []
 
 
@@ -827,7 +827,8 @@ def findings_of_dead_letters(group: str, new: int) -> list[Finding]:
     if not new:
         return []
     text = (
-        f"{counted(new, 'message was given up and lies', 'messages were given up and lie')} in {names.dlq_topic(group)}"
+        f"{counted(new, 'message was', 'messages were')} dead-lettered and neither replayed nor discarded, in "
+        f"{names.dlq_topic(group)}"
     )
     cure = (
         f"rocketlet messages dead {group} shows them with their reasons, rocketlet messages replay {group} resends them, "

@@ -127,7 +127,7 @@ class Observed:
             committed nothing between the observations, or less than arrived, are included.
         full: queues of which brokers return no new messages to pop members, because too many are not acknowledged.
         moving: queues for which a member reported a higher offset in the second observation, committed or not.
-        lite: what a lite group has not finished; None for other groups, and without members.
+        lite: the messages that a lite group has not finished; None for other groups, and without members.
         blocked_lite: the lite topics of a lite group whose next message waits for too long.
     """
 

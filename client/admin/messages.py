@@ -197,7 +197,7 @@ async def send_to_retry(cluster: ClusterView, message: Message, group: str) -> N
     """Send a pending retry of another cluster to the group's retry topic, with its number of attempts. Raises
     RocketletError.
 
-    The group has no members at this cluster yet, and thus no locks.
+    Call this before the group has members at this cluster, and thus locks.
     """
     await _send(cluster, message, group, message.record.reconsume_times, is_copy=True)
 

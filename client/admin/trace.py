@@ -45,7 +45,8 @@ class MessageTrace:
         async with MessageTrace("host:port") as trace, Producer("host:port", "shop", middleware=[trace.sends("shop")]):
             ...
 
-    The trace has successful sends, outcomes of transactions, and the start and end of each handler call. Records beyond
+    The trace has successful sends, outcomes of transactions that were sent to a broker, and the start and end of each
+    handler call, except for messages of a broker whose tracing is switched off. Records beyond
     `ClientLimits.trace_waiting` that wait to be written are dropped and counted in the log.
 
     - `topic`: the trace topic. Default: RMQ_SYS_TRACE_TOPIC, as with Apache's clients.
@@ -267,7 +268,7 @@ State = Literal["consumed", "waiting", "retry", "dead", "filtered", "unknown"]
 class Track:
     """The state of a message in a group. The values of `state` are:
 
-    - `consumed`: the group has committed an offset after the message.
+    - `consumed`: the group has committed an offset after the message and after its retries, if there are any.
     - `waiting`: the group has not; `lag` is the number of messages of the queue before it.
     - `retry`: a handler failed, and the message will be redelivered; `retries` is the number of retries so far.
     - `dead`: the message is in the group's dead-letter topic.

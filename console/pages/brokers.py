@@ -109,7 +109,7 @@ async def shown(request: Request) -> Page:
     console, name = console_of(request), request.path_params["broker"]
     found = next((broker for broker in await console.admin.brokers() if broker.name == name), None)
     if found is None:
-        raise ConfigError(f"no broker knows the name {name}: the name server has none that is called so")
+        raise ConfigError(f"no broker knows the name {name}: the name server has no broker of this name")
     row = await _row(console, found)
     settings: Mapping[str, str] = {}
     if row.status:
@@ -126,8 +126,8 @@ async def shown(request: Request) -> Page:
 
 
 async def doctor(request: Request) -> Page:
-    """Return the page with the findings about the cluster: the console's last ones, or those of a new examination on
-    request."""
+    """Return the page with the findings about the cluster: the console's last ones, or with the parameter `look` those of a
+    new examination."""
     console = console_of(request)
     groups = [name for name in await console.groups.list(now=is_load(request)) if not names.is_system_group(name)]
     known = (console.groups.found.get(name) for name in groups)

@@ -55,8 +55,8 @@ def origin_of(message: Message) -> str:
 
 
 async def replay(request: Request, form: Form) -> Change:
-    """Resend the selected dead letters, or all new ones. The dead letters stay in their topic and are marked as
-    replayed."""
+    """Return the change that resends the selected dead letters, or all new ones, and marks those that were sent as
+    replayed. They stay in their topic."""
     console, group = console_of(request), request.path_params["group"]
     to_group = form.choice("to", ("group", "topic"), "group") == "group"
     found = await _wanted(console, group, form)
@@ -86,7 +86,7 @@ async def replay(request: Request, form: Form) -> Change:
 
 
 async def discard(request: Request, form: Form) -> Change:
-    """Mark the selected dead letters, or all new ones, as discarded."""
+    """Return the change that marks the selected dead letters, or all new ones, as discarded."""
     console, group = console_of(request), request.path_params["group"]
     found = await _wanted(console, group, form)
 

@@ -32,7 +32,8 @@ async def settings(request: Request) -> Page:
 
 
 async def put(request: Request, form: Form) -> Change:
-    """Create a group, or change its settings. Settings that are not in the form stay unchanged."""
+    """Return the change that creates a group, or sets its settings to those of the form. Settings for which the form has no
+    field stay unchanged."""
     admin, name = console_of(request).admin, form.text("group")
     fault = names.group_fault(name)
     if fault:
@@ -92,9 +93,6 @@ async def delete(request: Request, form: Form) -> Change:
             f"It has {counted(len(group.members), 'member')} now, which will recreate it unless they are stopped first."
         )
     return Change(f"Delete the group {name}?", act, "/groups", "Delete it", effects, is_harmful=True)
-
-
-# Offsets
 
 
 async def reset_form(request: Request) -> Page:
@@ -157,7 +155,7 @@ def _place(form: Form, topic: str) -> To:
     if to == "time":
         time_ms = form.time_ms("time", -1)
         if time_ms < 0:
-            raise FieldFault("time", "say when, such as 2026-01-31T12:00")
+            raise FieldFault("time", "give a time such as 2026-01-31T12:00")
         return time_ms
     return _offsets(form.text("offsets"), topic) if to == "offsets" else "last"
 

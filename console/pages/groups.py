@@ -161,7 +161,7 @@ async def shown(request: Request) -> Page:
 
 
 async def _subscriptions(console: Console, watch: GroupWatch, lite: LiteGroup | None) -> dict[str, int]:
-    """Return to how many lite topics each member is subscribed, by client id; nothing for other groups."""
+    """Return to how many lite topics each member is subscribed, by client id; empty for groups without lite topics."""
     if lite is None:
         return {}
     client_ids = [member.client_id for member in watch.look.members]
@@ -205,7 +205,7 @@ def _queue_row(watch: GroupWatch, queue: Queue) -> GroupQueueRow:
 def _pictures(
     watch: GroupWatch, part: Part[GroupQueueRow], window_s: int
 ) -> list[tuple[str, dict[str, charts.Timeline]]]:
-    """Return a timeline up to now for each topic of the shown queues."""
+    """Return a timeline up to now for each topic of the shown queues, in each width, except for retry topics."""
     end_ms = max(now_ms(), int(watch.events[-1]["ms"]) if watch.events else 0)
     first_ms = int(watch.events[0]["ms"]) if watch.events else end_ms
     begin_ms = max(end_ms - window_s * 1000, min(first_ms, end_ms - TIMELINE_LEAST_MS) - 1000)

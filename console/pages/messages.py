@@ -1,4 +1,4 @@
-"""Messages: found by id, key, time or position; followed as they arrive; and one message with its state in each group."""
+"""Pages that find messages by id, key, time or position, follow a topic, and show a message and its state in groups."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ async def _search(console: Console, form: Form) -> list[Message]:
     if way == "id":
         return await _by_id(console, form.text("value"), topic)
     if not topic:
-        raise FieldFault("topic", "name the topic to look in")
+        raise FieldFault("topic", "name the topic to search")
     if way == "key":
         key = form.text("value")
         if not key:
-            raise FieldFault("value", "give the key to look for")
+            raise FieldFault("value", "give the key to search for")
         begin_ms, end_ms = form.time_ms("begin", 0), form.time_ms("end", now_ms() + DAY_MS)
         return (await console.admin.messages_with_key(topic, key, begin_ms=begin_ms, end_ms=end_ms, limit=limit))[
             -limit:
@@ -91,9 +91,9 @@ async def _search(console: Console, form: Form) -> list[Message]:
 
 
 async def _by_id(console: Console, text: str, topic: str) -> list[Message]:
-    """Find messages by id. A sender's message id needs the topic; an offset id contains the position."""
+    """Return the messages with an id. A sender's message id needs the topic; an offset id contains the position."""
     if not text:
-        raise FieldFault("value", "give the message id to look for")
+        raise FieldFault("value", "give the message id to search for")
     if topic:
         copies = await console.admin.copies(text, topic)
         if copies:
@@ -104,11 +104,12 @@ async def _by_id(console: Console, text: str, topic: str) -> list[Message]:
         if topic:
             return []
         raise
-    return [] if message is None else [await _placed(console, message, text)]
+    return [] if message is None else [await _placed(console, message)]
 
 
-async def _placed(console: Console, message: Message, offset_id: str) -> Message:
-    """Return the message with the name of the broker that its id contains."""
+async def _placed(console: Console, message: Message) -> Message:
+    """Return the message with the name of the broker whose address it contains, or of the only broker; without a name if
+    there is neither."""
     masters = {broker.addresses.get(0, ""): broker.name for broker in await console.admin.brokers()}
     host, port = message.record.store_host[:-4], message.record.store_host[-4:]
     address = ".".join(map(str, host)) + f":{int.from_bytes(port, 'big')}" if len(host) == 4 else ""
@@ -117,7 +118,8 @@ async def _placed(console: Console, message: Message, offset_id: str) -> Message
 
 
 async def _by_time(console: Console, name: str, form: Form, limit: int, tags: str) -> list[Message]:
-    """Return the first messages from a time on."""
+    """Return up to `limit` messages that have the tags and were stored between two times, oldest first, out of the first
+    `limit` of each queue."""
     topic = await console.admin.topic(name)
     begin_ms, end_ms = form.time_ms("begin", 0), form.time_ms("end", now_ms() + DAY_MS)
 
@@ -132,7 +134,7 @@ async def _by_time(console: Console, name: str, form: Form, limit: int, tags: st
 
 
 async def newest(console: Console, ranges: Mapping[Queue, Range], limit: int, tags: str) -> list[Message]:
-    """Return up to `limit` of the newest messages of all queues, oldest first."""
+    """Return up to `limit` messages that have the tags, oldest first, out of the newest `limit` of each queue."""
     parts = await asyncio.gather(
         *(
             _read(console, queue, max(span.begin, span.end - limit), span.end, tags)
@@ -152,8 +154,8 @@ def _in_time(messages: list[Message]) -> list[Message]:
 
 
 async def rows_of(messages: Iterable[Message]) -> list[MessageRow]:
-    """Return rows for messages. A thread computes them, because bodies may be compressed and a broker may run in this
-    process."""
+    """Return rows for messages. A thread computes them, because bodies may be compressed and a broker may use the event
+    loop."""
     return await asyncio.to_thread(lambda: list(map(_row_of, messages)))
 
 
@@ -173,9 +175,7 @@ async def at_place(console: Console, queue: Queue, offset: int) -> Message:
     if queue in (await console.admin.topic(queue.topic)).ranges:
         for message in await _read(console, queue, offset, offset + 1, "*"):
             return message
-    raise TopicNotFound(
-        f"there is no message at {queue} {offset}; it may have been deleted, it is older than the topic keeps"
-    )
+    raise TopicNotFound(f"there is no message at {queue} {offset}; it may have been deleted because of its age")
 
 
 async def shown(request: Request) -> Page:
@@ -200,9 +200,6 @@ async def shown(request: Request) -> Page:
     )
 
 
-# The tail
-
-
 @dataclass(slots=True)
 class _Tail:
     """The state of an open page: its offset in each queue, and its messages."""
@@ -213,7 +210,7 @@ class _Tail:
 
 
 async def tailed(request: Request) -> Page:
-    """Return the page with the newest messages, which adds new messages while it is open."""
+    """Return the page with the newest messages, to which its event stream adds new ones."""
     console, form = console_of(request), query_of(request)
     name, tags, text = request.path_params["topic"], form.text("tags", "*"), form.text("text")
     topic = await console.admin.topic(name)
@@ -232,8 +229,8 @@ async def tailed(request: Request) -> Page:
 
 
 async def _fresh(console: Console, topic: Topic, tail: _Tail, tags: str) -> AsyncIterator[Message]:
-    """Iterate over the messages since the last poll; only the newest of each queue, if there are more than a page can
-    show."""
+    """Iterate over the messages since the last poll, except those before the newest TAIL_BATCH of a queue, which are
+    counted in `skipped`."""
     for queue, span in topic.ranges.items():
         seen = tail.ends.get(queue, span.begin)
         begin = max(seen, span.end - TAIL_BATCH)
@@ -244,7 +241,7 @@ async def _fresh(console: Console, topic: Topic, tail: _Tail, tags: str) -> Asyn
 
 
 def _holding(messages: list[Message], text: str) -> list[Message]:
-    """Return the messages whose body, keys or properties contain a text."""
+    """Return the messages whose stored body, keys or properties contain a text. Compressed bodies are not decompressed."""
     if not text:
         return messages
     wanted = text.encode()

@@ -1,4 +1,4 @@
-"""A part of a long list."""
+"""One page of a long list."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Part(Generic[T]):
         return self.first + len(self.items) - 1
 
     def mapped(self, make: Callable[[T], U]) -> Part[U]:
-        """Return the same page with a value that `make` returns in place of each item."""
+        """Return this page with each item replaced by what `make` returns for it."""
         return Part([make(item) for item in self.items], self.number, self.pages, self.total, self.first)
 
 

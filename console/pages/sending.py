@@ -24,7 +24,8 @@ from .messages import at_place
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """The form's initial values. `kept_bytes` is set if the body is copied unchanged, because a form cannot contain it."""
+    """The form's initial values. `kept_bytes` is the size of a body that is copied without being in the form, because it is
+    too large or not text."""
 
     topic: str = ""
     tag: str = ""
@@ -50,7 +51,7 @@ async def new(request: Request) -> Page:
 
 
 async def _copied(console: Console, place: str) -> Message:
-    """Return the message at TOPIC/BROKER/QUEUE/OFFSET, as in the path of a message's page, unquoted."""
+    """Return the message at a place TOPIC/BROKER/QUEUE/OFFSET. Raises FieldFault or TopicNotFound."""
     topic, _, rest = place.partition("/")
     broker, queue, offset = (*rest.rsplit("/", 2), "", "")[:3]
     if not broker or not queue.isdecimal() or not offset.isdecimal():
@@ -74,7 +75,7 @@ def _body(message: Message) -> bytes:
 
 
 def _typed(body: bytes) -> str | None:
-    """Return the body as text for a form that submits the same bytes; None if that is impossible."""
+    """Return the body as text if a form can contain it and would submit the same bytes; otherwise None."""
     if len(body) > TYPED_BODY_BYTES:
         return None
     try:
@@ -116,7 +117,7 @@ async def send(request: Request, form: Form) -> Change:
 async def _readers(console: Console, topic: str) -> str:
     try:
         readers = await console.admin.consumed_by(topic)
-    except RocketletError:  # its account may send, but not query
+    except RocketletError:  # for example, the account may send, but not query
         return "The console may not see which groups read the topic."
     return f"These groups get it: {', '.join(readers)}." if readers else "No group reads the topic now."
 
@@ -129,6 +130,6 @@ def _properties(text: str) -> dict[str, str]:
         if not separator or not name.strip():
             raise FieldFault("properties", f"{line[:80]!r} is not NAME=VALUE")
         if name.strip() in found:
-            raise FieldFault("properties", f"{name.strip()!r} is there twice")
+            raise FieldFault("properties", f"{name.strip()!r} has two lines; give one")
         found[name.strip()] = value
     return found

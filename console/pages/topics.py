@@ -120,7 +120,7 @@ async def _retention(console: Console, topic: Topic) -> dict[str, str]:
         if broker.name in topic.config and 0 in broker.addresses:
             try:
                 settings = await console.admin.broker_config(broker.addresses[0])
-            except RocketletError:  # its account may not query this
+            except RocketletError:  # for example, the account may not query settings
                 continue
             if "fileReservedTime" in settings:
                 found[broker.name] = settings["fileReservedTime"].removesuffix(".0")
@@ -128,14 +128,12 @@ async def _retention(console: Console, topic: Topic) -> dict[str, str]:
 
 
 async def _producers(console: Console) -> dict[str, int]:
-    """Return the number of connected producers by group. Brokers do not report to which topics they send."""
+    """Return the number of connected producers by group; empty if the query fails. Brokers do not report to which topics
+    they send."""
     try:
         return {group: len(members) for group, members in (await console.admin.producers()).items()}
     except RocketletError:
         return {}
-
-
-# Changes
 
 
 async def new(request: Request) -> Page:
@@ -155,7 +153,7 @@ def _form(values: dict[str, object]) -> dict[str, object]:
 
 
 async def put(request: Request, form: Form) -> Change:
-    """Create a topic, or change its settings."""
+    """Return the change that creates a topic, or changes its settings."""
     admin, name = console_of(request).admin, form.text("topic")
     fault = names.topic_fault(name)
     if fault:

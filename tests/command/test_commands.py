@@ -302,7 +302,7 @@ async def test_dead_letters_are_new_until_somebody_deals_with_them(run: Run, nod
     assert (await run("messages", "discard", "g", "--id", sent[1].message_id, "--yes")).status == 0
     assert (await run("messages", "replay", "g", "--id", sent[2].message_id, "--yes")).status == 0
     assert await states() == [("a", "new"), ("b", "discarded"), ("c", "replayed"), ("d", "new")]
-    assert "2 messages were given up" in (await run("doctor")).out
+    assert "2 messages were dead-lettered" in (await run("doctor")).out
     discarded = await run("messages", "discard", "g", "--yes")
     assert "2 dead letters are discarded" in discarded.out
     assert "dead_letters" not in (await run("doctor")).out
@@ -569,7 +569,7 @@ async def test_sends_that_are_refused_are_counted_and_what_was_made_is_deleted(r
     for code in ("SEND_MESSAGE_V2", "SEND_BATCH_MESSAGE"):
         rocketlet.faults.add(Fault.answer(code, response="MESSAGE_ILLEGAL", remark="not today", times=100))
     outcome = await load.apply(rocketlet.address, Load(seconds=0.1, rate=100, size=2000, in_flight=2), Access())
-    assert (len(outcome.sent.waits_ms), outcome.missing) == (0, 0)
+    assert (len(outcome.sent.latencies_ms), outcome.missing) == (0, 0)
     assert outcome.failed > 0
     assert "not today" in outcome.fault
     assert await left_behind(rocketlet.address) == []

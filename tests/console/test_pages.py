@@ -328,7 +328,7 @@ async def test_offsets_are_reset_after_a_preview(site: Site, node: Node) -> None
         assert "0 messages are skipped, 0 are delivered again" in done
     token = token_of(await site.get(form))
     for fields, reason in (
-        ({"to": "time"}, "say when"),
+        ({"to": "time"}, "give a time such as"),
         ({"to": "offsets", "offsets": "x"}, "is not BROKER:QUEUE=OFFSET"),
         ({"to": "offsets", "offsets": "broker-a:0=99"}, "99 is outside of 0 to 6"),
         ({"to": "offsets", "offsets": "broker-a:²=2"}, "is not BROKER:QUEUE=OFFSET"),
@@ -365,7 +365,7 @@ async def test_brokers_say_how_they_do_and_keep_their_secrets(site: Site, node: 
     one = await site.text("/brokers/broker-a")
     assert "defaultTopicQueueNums" in one
     assert "residentBytes" in one
-    assert "is called so" in await site.text("/brokers/broker-z", 404)
+    assert "has no broker of this name" in await site.text("/brokers/broker-z", 404)
     found = await site.text("/doctor?look=yes")
     assert "There are no findings" in found
 
@@ -407,12 +407,12 @@ MESSAGE = {"topic": "orders", "tag": "a", "keys": "k1 k2", "queue_key": "o", "pr
         ("/topics/orders/settings", TOPIC | {"queues": "no"}, "queues", "'no' is not a whole number"),
         ("/groups/g/reset", {"topic": "order", "to": "last"}, "topic", "order"),
         ("/groups/g/reset", {"topic": "orders", "to": "time", "time": "noon"}, "time", "'noon' is not a time"),
-        ("/groups/g/reset", {"topic": "orders", "to": "time"}, "time", "say when"),
+        ("/groups/g/reset", {"topic": "orders", "to": "time"}, "time", "give a time such as"),
         ("/groups/g/reset", {"topic": "orders", "to": "offsets", "offsets": "a\nb=1"}, "offsets", "'a' is not BROKER"),
         ("/new/message", MESSAGE | {"topic": "order"}, "topic", "no broker has the topic 'order'; create it first"),
         ("/new/message", MESSAGE | {"tag": "a || b"}, "tag", "a message has one"),
         ("/new/message", MESSAGE | {"properties": "p=q\nno"}, "properties", "'no' is not NAME=VALUE"),
-        ("/new/message", MESSAGE | {"properties": "p=q\np=r"}, "properties", "'p' is there twice"),
+        ("/new/message", MESSAGE | {"properties": "p=q\np=r"}, "properties", "'p' has two lines; give one"),
         ("/new/message", MESSAGE | {"properties": "TAGS=x"}, "properties", "TAGS"),
         ("/new/message", MESSAGE | {"body": ""}, "body", "it is empty"),
     ],
