@@ -1,5 +1,5 @@
-"""RocketMQ for test suites: a real broker in this process, with a clock that tests advance, and faults that tests
-inject.
+"""RocketMQ for test suites: a real broker, in this process or another one, with a clock that tests advance, and faults
+that tests inject.
 
 under_test     interface of a broker under test, in this or another process
 broker         a broker in this process
@@ -15,8 +15,8 @@ faults         the faults that a test can inject
 grpc_tap       recording and faults for gRPC calls
 tap            recording and faults for remoting requests
 loop           an event loop that names handles which a test left open
-ports          free ports, safe with concurrent processes
-config         every limit
+ports          free ports, on Linux safe with concurrent processes
+config         limits and intervals
 control        the control interface: a rig behind HTTP, for `rocketlet start --control-port`
 operations     the operations of the control interface
 shapes, fault_orders   JSON of requests, responses and faults

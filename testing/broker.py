@@ -1,8 +1,7 @@
 """A broker for tests: the real broker, on real sockets, in this process.
 
 It runs in the running event loop (`async with Broker() as broker`), or in a thread with an event loop of its own (`with
-Broker() as broker`), for tests without asyncio and for one broker in many tests. A test that passes with it passes with
-`rocketlet start`.
+Broker() as broker`), for tests without asyncio and for one broker in many tests.
 """
 
 from __future__ import annotations
@@ -110,7 +109,7 @@ class Broker(BrokerUnderTest):
         """Delete all topics, groups, messages, faults and requests, and disconnect all clients. The address does not
         change.
 
-        In a running event loop use `await aclear()`.
+        In a running event loop use `await aclear()`. Raises RuntimeError if the broker was given a folder.
         """
         self._in_thread(self._rig.clear, "aclear")
 

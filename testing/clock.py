@@ -1,8 +1,8 @@
 """The clock of a broker under test: it runs like the machine's clock, and `advance` moves it forward.
 
 The broker's state that waits or expires uses this clock: delay levels, retries, transaction checks, leases, members,
-retention, held pulls and the times of messages. Clients use the machine's clock. So that an advance does not make the
-broker drop all clients, it counts as contact with every connected client, except for clients that a fault has frozen.
+retention, held pulls and the times of messages. Clients use the machine's clock. An advance counts as contact with every
+connected client, because the broker would otherwise drop it, except for clients that a fault has frozen.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class BrokerClock(MovableClock):
         return self.time_ms()
 
     def advance(self, seconds: float = 0.0, *, minutes: float = 0.0, hours: float = 0.0, days: float = 0.0) -> None:
-        """Advance the broker's time. Everything that becomes due is done when this returns; for example, delayed
-        messages are written to the consumers that wait for them.
+        """Advance the broker's time. The broker's timers that become due have run when this returns; for example, delayed
+        messages are written to the connections of the consumers that wait for them.
 
         Raises ValueError for a negative time, and for more than 366 days.
         """

@@ -1,4 +1,4 @@
-"""The limits and intervals of the test kit."""
+"""Limits and intervals of the test kit."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ KEPT_REQUESTS: Final = 10_000  # newest requests of clients that are kept
 # The clock
 
 MAX_ADVANCE_S: Final = 366 * 86_400.0  # maximum advance of the clock by one call
-FINE_S: Final = 5.0  # step of an advance, shorter than any lease, so that a live member never seems silent
-FINE_FOR_S: Final = (
-    3600.0  # steps become larger after this: by then every lease and member that is not renewed has expired
-)
-COARSE_S: Final = 60.0  # larger step, in which sweeps run once
-# larger steps of one advance, which take 0.15 s without responses of the broker; longer from a day on
-MAX_COARSE_STEPS: Final = 1440
+FINE_S: Final = 5.0  # step of an advance while a client is frozen, shorter than any lease, so that others stay members
+FINE_FOR_S: Final = 3600.0  # the part of an advance that has such steps: by then a frozen client's leases have expired
+COARSE_S: Final = 60.0  # minimum size of the other steps, in each of which periodic work runs once
+MAX_COARSE_STEPS: Final = 1440  # maximum such steps of one advance, unless more messages become due; they take 0.15 s
 
 # Faults
 
@@ -25,7 +22,7 @@ MAX_DELAY_S: Final = 31_536_000.0  # maximum delay of a response, which is a yea
 
 # The control interface
 
-MAX_BODY_BYTES: Final = 1024 * 1024  # body of one call to the control interface
+MAX_BODY_BYTES: Final = 1024 * 1024  # maximum body of a call to the control interface
 MAX_WAIT_S: Final = 600.0  # maximum timeout of one `wait-for`
 STOP_S: Final = 1  # time that waiting calls may take when the control interface closes
 ANSWER_S: Final = 120.0  # time that a test waits for a response of its broker in another thread or process

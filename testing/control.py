@@ -1,7 +1,8 @@
 """The control interface: a rig behind HTTP, for `rocketlet start --control-port`.
 
-Everybody who can reach it can delete everything. It therefore listens only on this machine by default, and rejects
-requests that a web page in a browser on this machine could send: requests with an `Origin`, or for another host name.
+Every client that can reach it can delete everything. `rocketlet start` therefore makes it listen only on this machine,
+unless --control-host has another address. Requests with an `Origin` are rejected, because web pages send them, and on a
+loopback address also requests for other host names.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ async def _body(operation: Operation, request: Request) -> Any:
 
 
 def _checked(read: Callable[[], Any], wanted: Any) -> Any:
-    """Decode a value. Raises ValueError, which names the field and its allowed values."""
+    """Decode a value. Raises ValueError, which names an invalid field and, if they are known, its allowed values."""
     try:
         return read()
     except msgspec.ValidationError as error:

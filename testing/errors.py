@@ -11,11 +11,11 @@ class UnknownName(KeyError):
 
 
 class UnknownGroup(UnknownName):
-    """No client has joined a group of this name, or the name is misspelled."""
+    """The broker has neither members nor settings, offsets or dead letters of a group of this name."""
 
 
 class UnknownTopic(UnknownName):
-    """No topic of this name was created or sent to, or the name is misspelled."""
+    """The broker has no topic of this name: it was neither created nor sent to, or was deleted."""
 
 
 __all__ = ["UnknownGroup", "UnknownName", "UnknownTopic"]

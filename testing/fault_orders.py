@@ -46,7 +46,7 @@ _MAKERS: Final[Mapping[str, Callable[..., Fault]]] = {
 
 
 def fault_of(order: FaultOrder) -> Fault:
-    """Return the fault of a JSON object. Raises ValueError, which names the field and its allowed values."""
+    """Return the fault of a JSON object. Raises ValueError, which names the invalid field."""
     given = {name: value for name in FaultOrder.__struct_fields__ if (value := getattr(order, name)) is not UNSET}
     action = given.pop("action")
     allowed = ("client",) if action == "freeze" else (*_OWN[action], *WHICH)
@@ -60,7 +60,7 @@ def fault_of(order: FaultOrder) -> Fault:
 
 
 def order_of(fault: Fault) -> FaultOrder:
-    """Return the JSON object of a fault. Raises ValueError for a route that is changed by a function."""
+    """Return the JSON object of a fault. Raises ValueError for a fault that changes routes with a function."""
     if fault.change_route is not None:
         raise ValueError("change: a function cannot be sent to another process; use `queues` with a remote broker")
     given: dict[str, Any] = {"action": fault.action}

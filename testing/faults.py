@@ -5,8 +5,8 @@
     broker.faults.add(Fault.freeze(client="10.0.0.7@4711"))
 
 A fault acts on requests with its code, and with its client, group, topic and queue if these are given. It acts on the
-`nth` matching request (counted from 1) and later ones, on `times` requests altogether, or on each with a probability,
-by a seed. `faults.injected` lists the faults that acted.
+`nth` matching request (counted from 1) and later ones, on each with a probability by a seed, until it has acted on
+`times` requests. `faults.injected` lists the faults that acted on a request, which a freeze does not.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ CALLS: Final = (
     "SyncLiteSubscription",
     "Telemetry",
 )
-"""The gRPC calls that a fault may name."""
+"""The gRPC calls that can be the `code` of a fault."""
 _OF_BROKERS: Final = frozenset(
     {
         RequestCode.CHECK_TRANSACTION_STATE,
@@ -56,7 +56,7 @@ _OF_BROKERS: Final = frozenset(
         RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT,
     }
 )
-"""Requests that only brokers send."""
+"""Requests that brokers send on their own."""
 _OF_BOTH: Final = frozenset(
     {
         RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT,
@@ -69,8 +69,8 @@ _OF_BOTH: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A fault; the functions below create faults. `code` is a request code as name or number; `times` None means
-    without a limit."""
+    """A fault; the functions below create faults. `code` is a request code as name or number, or the name of a gRPC call.
+    `times` is 1 by default, and None for no limit."""
 
     action: Action
     code: int | str = _ANY
@@ -127,8 +127,8 @@ class Fault:
 
     @staticmethod
     def answer(code: str | int, *, response: int | str, remark: str = "injected by a test", **which: object) -> Fault:
-        """The request is not processed. The response has a code such as `ResponseCode.SYSTEM_BUSY`, for a gRPC call one
-        such as "TOO_MANY_REQUESTS"."""
+        """The request is not processed. Its response, if it is not one-way, has a code such as `ResponseCode.SYSTEM_BUSY`,
+        for a gRPC call one such as "TOO_MANY_REQUESTS"."""
         return _fault("answer", code, which, response=response_code(response, code), remark=remark)
 
     @staticmethod
@@ -172,8 +172,8 @@ class Fault:
     def route(
         topic: str, change: Callable[[Route], Route] | None = None, *, queues: int | None = None, **which: object
     ) -> Fault:
-        """Clients that request the topic's route get the result of `change`, or a route with `queues` queues on each
-        broker."""
+        """Clients that request the topic's route by remoting get the result of `change`, or a route with `queues` queues on
+        each broker."""
         if (change is None) == (queues is None):
             raise ValueError("queues is missing; give a route's `queues` or a function that changes it, one of both")
         which.setdefault("times", None)
@@ -211,15 +211,15 @@ def name_of(code: int | str) -> str:
 
 
 def answer_name(code: int | str, response: int) -> str:
-    """Return the name of a response code, in the protocol of the request. Recorded gRPC calls have the request code 0."""
+    """Return the name of a response code, in the protocol of the request; 0 is the request code of recorded gRPC calls."""
     if code == 0 or isinstance(code, str):
         return Code(response).name if response in Code._value2member_map_ else str(response)
     return code_name(response)
 
 
 def request_code(code: str | int) -> int | str:
-    """Return the request code of a name or number; the name of a gRPC call stands for itself. Raises ValueError, which
-    names similar names."""
+    """Return the request code of a name or number; the name of a gRPC call unchanged. Raises ValueError for an unknown
+    name, and suggests similar ones."""
     if code in CALLS:
         return code
     if isinstance(code, int) and not isinstance(code, bool):
@@ -309,7 +309,7 @@ class Faults:
         return [item.number for item in added]
 
     def remove(self, *faults: Fault) -> None:
-        """Remove these faults, or all faults without arguments."""
+        """Remove the faults that equal one of these, or all faults without arguments."""
         self._keep(lambda item: bool(faults) and item.fault not in faults)
 
     def end(self, number: int) -> None:
@@ -346,7 +346,8 @@ class Faults:
         return not self._ordered
 
     def acting(self, actions: Iterable[Action], request: Seen) -> Fault | None:
-        """Return the first fault that acts on a request, and record the act; None if no fault acts."""
+        """Return the first fault with one of the actions that acts on a request, and record that it acted; None if no such
+        fault acts."""
         for item in self._ordered:
             fault = item.fault
             if fault.action not in actions or not request.matches(fault):

@@ -1,4 +1,4 @@
-"""The tap of the gRPC server: it records each call and its response, and lets faults act on them.
+"""The tap of the gRPC server: it records the messages of clients' calls and the status of each, and lets faults act.
 
 A fault names a call as clients do: `Fault.answer("SendMessage", response="TOO_MANY_REQUESTS")`.
 """
@@ -24,7 +24,7 @@ _PREFIX_BYTES: Final = 5  # the prefix of a message: a compression flag, and the
 
 
 class GrpcTap:
-    """Wraps the gRPC server's `serve`. `record` adds each call to the list of requests."""
+    """Wraps the gRPC server's `serve`. `record` adds a call's message to the list of requests."""
 
     def __init__(self, serve: ServeCalls, faults: Faults, clock: Clock, record: Callable[[Request], None]) -> None:
         self._serve = serve
@@ -48,7 +48,7 @@ class GrpcTap:
             self._serve(passed)
 
     def _is_served(self, call: GrpcCall, message: bytes) -> bool:
-        """Record a call, and let faults act on it. Return True if the call must be served."""
+        """Record a call's message, and let faults act on it. Return True if the server must serve it."""
         seen = _fields_of(call, message)
         request = Request(
             seen.name, 0, seen.client, call.session.peer, seen.group, seen.topic, seen.queue_id, {}, message
@@ -72,7 +72,7 @@ class GrpcTap:
         self._clock.call_later(delay_s, action)
 
     def thaw(self) -> None:
-        """Resume clients that are not frozen any more: deliver what they sent, and what was sent to them."""
+        """Resume clients that are no longer frozen: write the responses that were held back, and serve their calls."""
         frozen = self._faults.frozen()
         for client_id in [client_id for client_id in self.unsent if client_id not in frozen]:
             for action in self.unsent.pop(client_id):

@@ -1,4 +1,4 @@
-"""OpenAPI description of the control interface, generated from the table of its operations."""
+"""The OpenAPI description of the control interface, generated from the table of its operations."""
 
 from __future__ import annotations
 

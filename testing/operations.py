@@ -88,7 +88,7 @@ def _end_faults(rig: Rig, call: Call) -> shapes.Done:
 def _end_fault(rig: Rig, call: Call) -> shapes.Done:
     number = call.path["number"]
     if not (number.isascii() and number.isdigit()):
-        raise ValueError(f"number is {number!r}; it must be the number that POST /faults answered")
+        raise ValueError(f"number is {number!r}; it must be a number that POST /faults returned")
     rig.faults.end(int(number))
     return shapes.Done()
 
@@ -332,7 +332,7 @@ OPERATIONS: Final = (
     Operation("GET", "/health", "health", "The address of the broker, and whether it is running", _ready, shapes.Ready),
     Operation("GET", "/clock", "now", "The broker's time", _now, shapes.Now),
     Operation(
-        "POST", "/clock/advance", "advance", "Advance the broker's time, and do everything that becomes due",
+        "POST", "/clock/advance", "advance", "Advance the broker's time, and run the timers that become due",
         _advance, shapes.Now, shapes.Advance,
     ),
     Operation("POST", "/clock/skip", "skip", "Move the clock to the next delayed message", _skip, shapes.Skipped),
@@ -385,7 +385,7 @@ OPERATIONS: Final = (
         "PUT", "/advertised", "advertise", "Change the addresses that clients receive",
         _advertise, shapes.Done, shapes.Advertise,
     ),
-    Operation("POST", "/clean", "clean", "Delete all topics, groups, messages and faults", _clean, shapes.Done),
+    Operation("POST", "/clean", "clean", "Delete all topics, groups, messages, faults and requests", _clean, shapes.Done),
     Operation("POST", "/restart", "restart", "Stop as by SIGTERM, and start", _restart, shapes.Done),
     Operation("POST", "/kill", "kill", "Stop as by SIGKILL, and start", _kill, shapes.Done, shapes.Kill),
     Operation("POST", "/stop", "stop", "Stop as by SIGTERM", _stop, shapes.Done),

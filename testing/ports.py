@@ -1,9 +1,9 @@
-"""Free ports that stay free until a server listens on them, even if other processes, such as pytest-xdist's workers,
-look for free ports concurrently.
+"""Free ports that on Linux stay free until a server listens on them, even if other processes, such as pytest-xdist's
+workers, look for free ports concurrently.
 
-A port that was found by binding and closing may be used by another process a moment later. The ports here stay bound,
-but do not listen. Linux never assigns a bound port to a process that requests any free port, but lets a process listen
-on this particular port if both sockets have SO_REUSEADDR. Servers of asyncio, Java and Go set it.
+A port that was found by binding and closing may be used by another process a moment later. The newest ports of this
+module stay bound, but do not listen. Linux never assigns a bound port to a process that requests any free port, but lets
+a process listen on this particular port if both sockets have SO_REUSEADDR. Servers of asyncio, Java and Go set it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 
 from ..broker.config import VIP_DISTANCE
 
-HELD: Final = 64  # maximum number of held ports; servers are listening on older ones by then
+HELD: Final = 64  # maximum number of ports that stay bound; servers should listen on older ones by then
 
 _held: deque[tuple[int, ...]] = deque()  # the sockets' file descriptors
 
@@ -51,7 +51,7 @@ def _bound(port: int) -> socket.socket:
 
 
 def _hold(*sockets: socket.socket) -> None:
-    if sys.platform != "linux":  # other systems let no process listen on a bound port
+    if sys.platform != "linux":  # other systems may not let a process listen on a bound port
         for each in sockets:
             each.close()
         return

@@ -1,7 +1,7 @@
-"""The fixture `rocketlet`: one broker for all tests of a run, cleared after each test. It works with every pytest
-plugin for async tests.
+"""The fixture `rocketlet`: one broker for all tests of a process, cleared after each test. The broker runs in a thread
+of its own, so that tests may use any event loop.
 
-A failed test shows the faults that acted, the owners of the queues, and the last requests.
+A test with the fixture that fails shows the faults that acted, the owners of the queues, and the last requests.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BROKER = pytest.StashKey["Broker"]()
 
 @pytest.fixture(scope="session")
 def rocketlet_broker() -> Iterator[Broker]:
-    """The broker that all tests of this process share. Override the fixture to change its settings."""
+    """The broker that the tests of this process share. Override the fixture to change its settings."""
     from . import Broker
 
     with Broker() as broker:
@@ -36,7 +36,7 @@ def rocketlet(rocketlet_broker: Broker, request: pytest.FixtureRequest) -> Itera
 
 @pytest.fixture
 def rocketlet_endpoint(rocketlet: Broker) -> str:
-    """`host:port` for 5.x clients in any language. Clock and faults are those of `rocketlet`."""
+    """`host:port` of the broker `rocketlet` for 5.x clients in any language. Raises RuntimeError without protobuf."""
     return rocketlet.endpoint
 
 
@@ -50,7 +50,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
 
 
 def _report_of(broker: Broker) -> str:
-    """Return the report of a broker. A failure of the report does not fail the run."""
+    """Return the report of a broker, or a text about the error if the report fails."""
     try:
         return broker.report()
     except Exception as error:

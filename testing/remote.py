@@ -1,4 +1,4 @@
-"""A broker in another process or a container, by its control port, with the interface and errors of `Broker`."""
+"""A broker in another process or a container, by its control port, with the interface `BrokerUnderTest`."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ _ERRORS: Final[Mapping[str, type[Exception]]] = {
 class RemoteBroker(BrokerUnderTest):
     """A broker in another process.
 
-    Calls block until the broker has responded. `rebalanced`, `consumed`, `until` and `skip_waits` let the event loop
-    run meanwhile.
+    Calls block until the broker has responded. Between the calls of `rebalanced`, `consumed`, `until` and `skip_waits` the
+    event loop runs. Calls raise ConnectionError if the control port does not respond.
 
     Args:
         control: address of `rocketlet start --control-port`, as `host:port` or a URL
         address: address of the broker for clients of this process, if it differs from the broker's own address, as with
             a published port of a container
     Raises:
-        ConnectionError: the control port does not respond
+        ValueError: `control` is not an address
     """
 
     def __init__(self, control: str, *, address: str | None = None) -> None:
@@ -207,7 +207,7 @@ class _RemoteClock:
 
 
 class _RemoteFaults:
-    """Faults of a remote broker. They are mapped by number to the test's own `Fault` objects."""
+    """Faults of a remote broker. Those that this process added are mapped by number to its `Fault` objects."""
 
     def __init__(self, calls: _Calls) -> None:
         self._calls = calls

@@ -1,4 +1,4 @@
-"""Report for a failed test."""
+"""The report for a failed test."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SHOWN_REQUESTS = 20
 
 
 def report(rig: Rig) -> str:
-    """Return the faults that acted, the owners of the queues, and the last requests."""
+    """Return the faults that acted, the members and owners of each group, and the last requests."""
     lines = [f"fault: {item}" for item in rig.faults.injected]
     if rig.is_running:
         broker = rig.running

@@ -100,7 +100,8 @@ class Rig:
             self._temporary.cleanup()
 
     async def clear(self) -> None:
-        """Delete all topics, groups, messages, faults and requests, and disconnect all clients."""
+        """Delete all topics, groups, messages, faults and requests, and disconnect all clients. Raises RuntimeError if the
+        broker has a given folder that may not be emptied."""
         if self._temporary is None and not self._empties:
             raise RuntimeError("a broker with a folder of its own keeps it; delete topics and groups instead")
         self.faults.clear()
@@ -110,6 +111,7 @@ class Rig:
         self.clock.reset()
         if self._folder is not None:
             _empty(self._folder)
+        self._tap = None  # with its requests
         await self._start_in(self._new_folder())
 
     async def restart(self) -> None:
@@ -118,7 +120,8 @@ class Rig:
         await self.start()
 
     async def kill(self, *, lose: int = 0) -> None:
-        """Stop as by SIGKILL, and start on the same data. The last `lose` acknowledged messages are lost."""
+        """Stop as by SIGKILL, and start on the data without the last `lose` messages. Raises ValueError if the broker has
+        fewer messages."""
         broker = self.running
         end = _end_without(broker, lose)
         broker.is_killed = True
@@ -170,7 +173,7 @@ class Rig:
             raise
 
     def _tapped_calls(self, tap: Tap, serve: ServeCalls) -> ServeCalls:
-        """Wrap the gRPC server's `serve`. Called only if protobuf is installed."""
+        """Return a function that wraps the gRPC server's `serve`. Called only if protobuf is installed."""
         from .grpc_tap import GrpcTap
 
         self._grpc_tap = GrpcTap(serve, self.faults, self.clock, tap.record)
@@ -236,8 +239,8 @@ class Rig:
     async def reports(self, group: str) -> list[dict[str, Any]]:
         """Return the reports of all brokers of the cluster about a group.
 
-        A single broker is queried directly, because a request over the network would need an account. Other brokers are
-        queried with the broker's account at its name server.
+        If this broker is the only one of its own name server, it is called directly, because a request over the network may
+        need an account. Otherwise all brokers are queried with the account that this broker registers with.
         """
         broker = self.running
         if self._routes is not None and len(self._routes.brokers()) <= 1:
@@ -269,7 +272,7 @@ class Rig:
         return None if first_s is None else max(first_s, 0.0)
 
     def skip(self) -> bool:
-        """Advance the clock to the next delayed message. Return False if there is none."""
+        """Advance the clock to the next delayed message or redelivery. Return False if there is none."""
         wait_s = self.next_due_s()
         if wait_s is not None:
             self.clock.advance(wait_s)
@@ -290,7 +293,7 @@ class Rig:
         return connection.client if isinstance(connection, TappedConnection) else ""
 
     def _thaw(self) -> None:
-        """Resume clients that are not frozen any more."""
+        """Resume clients that are no longer frozen."""
         if self._server is None or self._tap is None:
             return
         frozen = self.faults.frozen()

@@ -1,7 +1,7 @@
 """JSON of the control interface: requests and responses. `bytes` are Base64.
 
-Numbers and texts with limits are checked here, and the limits are in the schema. Combinations, such as the fields of a
-fault, are checked where they are used.
+Limits of single fields are declared here, checked when a request is decoded, and part of the schema. Combinations, such
+as the fields of a fault, are checked where they are used.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Code = Annotated[str | int, Meta(description="a request code by name or number, 
 
 
 class Problem(Struct):
-    """Error of a call. `error` is the name of the exception that the Python kit raises: ValueError (400), KeyError
-    (404), TimeoutError or RuntimeError (409)."""
+    """Error of a call. `error` is the name of the exception that `RemoteBroker` raises: ValueError (400), KeyError,
+    UnknownGroup or UnknownTopic (404), TimeoutError or RuntimeError (409)."""
 
     error: str
     message: str
@@ -57,7 +57,7 @@ class Advance(Struct, forbid_unknown_fields=True):
 
 
 class Skipped(Struct):
-    """`skipped` is True if a delayed message was waiting, to whose time the clock has advanced."""
+    """`skipped` is True if there was a delayed message or redelivery, to whose time the clock has advanced."""
 
     skipped: bool
     now_ms: int
@@ -97,7 +97,7 @@ class FaultInForce(Struct):
 
 
 class FaultActed(Struct):
-    """A fault that acted. `text` describes it."""
+    """A fault that acted on a request. `text` describes both."""
 
     number: int
     fault: FaultOrder
@@ -124,7 +124,8 @@ class QueueName(Struct):
 
 
 class MessageSeen(Struct):
-    """A stored message. `text` is the body if it is UTF-8. `record` contains the bytes of the commit log, if requested."""
+    """A stored message. `text` is the body if it is UTF-8; otherwise null. `record` contains the bytes of the commit log if
+    the query requests them; otherwise null."""
 
     queue: QueueName
     offset: int
@@ -175,14 +176,14 @@ class RequestSeen(Struct):
 
 
 class Owned(Struct):
-    """A queue and its owner."""
+    """A queue, and the client id of its owner."""
 
     queue: QueueName
     client: str
 
 
 class GroupSeen(Struct):
-    """Members of a group as client ids, and the owner of each queue."""
+    """Members of a group as client ids, and the owners of the queues that have one."""
 
     members: list[str]
     owners: list[Owned]
@@ -193,7 +194,7 @@ class Progress(Struct):
 
     Attributes:
         committed: committed offset by queue id
-        lag: number of messages that are not committed
+        lag: number of messages that are not committed, or not acknowledged in queues that members share
         missing: description of what the group has not consumed; empty if it has consumed everything
     """
 
@@ -222,7 +223,7 @@ class Kill(Struct, forbid_unknown_fields=True):
 
 class Advertise(Struct, forbid_unknown_fields=True):
     """Addresses (HOST:PORT) that clients receive from now on: `address` inside of the broker's network, `external`
-    outside."""
+    outside. Null leaves an address unchanged."""
 
     address: str | None = None
     external: str | None = None
@@ -243,21 +244,21 @@ class Condition(Struct, forbid_unknown_fields=True, tag_field="until"):
 
 
 class Rebalanced(Condition, tag="rebalanced"):
-    """The group's rebalance is complete; with `members`, with this number of members."""
+    """The group's rebalance is complete, and it has `members` members if that is given."""
 
     group: str
     members: Count | None = None
 
 
 class Consumed(Condition, tag="consumed"):
-    """The group has committed every message of the topic."""
+    """The group has committed, or acknowledged in shared queues, every message of the topic and at least one offset."""
 
     group: str
     topic: str
 
 
 class Stored(Condition, tag="stored"):
-    """The topic has at least `count` messages."""
+    """The topic has at least `count` messages, with the key if one is given."""
 
     topic: str
     count: Count = 1
@@ -279,7 +280,7 @@ class Members(Condition, tag="members"):
 
 
 class Asked(Condition, tag="asked"):
-    """Clients have made at least `count` requests of this name."""
+    """Clients, or one client, have made at least `count` of the kept requests of this name."""
 
     name: str
     count: Count = 1

@@ -61,14 +61,15 @@ def _waits_for(broker: BrokerController, group: str, message: Message) -> bool:
 
 
 def committed(broker: BrokerController, group: str, topic: str) -> dict[int, int]:
-    """Return the committed offset of each queue. Raises UnknownGroup, and ValueError for a broadcasting group."""
+    """Return the committed offset of each queue that has one. Raises UnknownGroup, and ValueError for a broadcasting
+    group."""
     _check_group(broker, group)
     _check_offsets(broker, group)
     return dict(broker.offsets.of(group, topic))
 
 
 def lag(broker: BrokerController, group: str, topic: str) -> int:
-    """Return the number of messages that the group has not committed.
+    """Return the number of messages that the group has not committed, or not acknowledged in shared queues.
 
     Raises UnknownGroup and UnknownTopic, because a misspelled name would have no lag, and ValueError for a broadcasting
     group.
@@ -102,8 +103,8 @@ def _check_offsets(broker: BrokerController, group: str) -> None:
 
 
 def consumed_fault(broker: BrokerController, group: str, topic: str) -> str:
-    """Return the reason why the group has not consumed the whole topic; empty if it has. Raises ValueError for a
-    broadcasting group."""
+    """Return the reason why the group has not consumed the whole topic, or has no offset in it; empty if it has consumed
+    it. Raises ValueError for a broadcasting group."""
     _check_offsets(broker, group)
     missing = _lag(broker, group, topic)
     if missing:
@@ -113,7 +114,7 @@ def consumed_fault(broker: BrokerController, group: str, topic: str) -> str:
 
 
 def owners(broker: BrokerController, group: str) -> dict[Queue, str]:
-    """Return the owner of each queue. Raises UnknownGroup."""
+    """Return the owner of each queue that has one. Raises UnknownGroup."""
     _check_group(broker, group)
     held = broker.groups.owners(group)
     return {Queue(topic, broker.config.name, number): client for (topic, number), client in sorted(held.items())}
@@ -133,7 +134,7 @@ def groups(broker: BrokerController) -> list[str]:
 
 
 def topics(broker: BrokerController) -> dict[str, int]:
-    """Return the number of queues of each topic, without topics that every broker has."""
+    """Return the number of read queues of each topic, without topics that every broker has."""
     return {topic.name: topic.read_queues for topic in broker.topics if not broker.topics.is_built_in(topic.name)}
 
 
@@ -188,7 +189,7 @@ def create_topic(broker: BrokerController, topic: str, queues: int, message_type
 def create_group(broker: BrokerController, group: str) -> None:
     """Create a group and its retry topic, unless they exist. Raises IllegalName, LimitExceeded.
 
-    Otherwise a Java consumer finds its retry topic only when it requests routes again, after 30 s.
+    A Java consumer whose retry topic did not exist when it started finds it only when it requests routes after 30 s.
     """
     if group not in broker.group_configs:
         broker.group_configs.put(GroupConfig(group))

@@ -1,4 +1,4 @@
-"""The tap between the sockets and the broker: it records each request and its response, and lets faults act on them."""
+"""The tap between the sockets and the broker: it records requests and their responses, and lets faults act on them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Request:
     at_s: float = field(default_factory=time.monotonic)
 
     def __str__(self) -> str:
-        answered = "no answer" if self.response is None else answer_name(self.code, self.response)
+        answered = "no response" if self.response is None else answer_name(self.code, self.response)
         fields = " ".join(f"{name}={value}" for name, value in self._named_fields().items())
         return f"{self.client or self.peer} {self.name} -> {answered}: {fields[:300]} ({len(self.body)} bytes)"
 
@@ -234,7 +234,7 @@ class TappedConnection(RemotingConnection):
 
 
 def _client_in(frames: list[Frame]) -> str:
-    """Return the client id of the last heartbeat, or an empty text; only heartbeats contain the client id."""
+    """Return the client id of the last heartbeat that can be decoded, or an empty text."""
     for frame in reversed(frames):
         if frame.code == RequestCode.HEART_BEAT and not frame.flag & RESPONSE_FLAG:
             try:
@@ -247,7 +247,7 @@ def _client_in(frames: list[Frame]) -> str:
 def _taken(requests: FrameCursor) -> list[tuple[Frame, bytes]]:
     """Take all whole frames, and return each with its bytes."""
     found: list[tuple[Frame, bytes]] = []
-    with suppress(FrameError):  # the dispatch meets the bytes that are not a frame
+    with suppress(FrameError):  # the dispatch finds the bytes that are not a frame, and reports them
         data, at = requests.data, requests.at
         while (frame := requests.next()) is not None:
             end = requests.at if requests.data else len(data)  # the last frame takes the bytes with it

@@ -64,11 +64,11 @@ class BrokerUnderTest(ABC):
     @property
     @abstractmethod
     def address(self) -> str:
-        """`host:port` of the name server and the broker, for clients."""
+        """`host:port` for clients: of the broker, which is a name server unless it registers with another one."""
 
     @property
     def endpoint(self) -> str:
-        """The `endpoints` for 5.x clients in any language."""
+        """The `endpoints` for 5.x clients in any language, if the broker can serve them."""
         return self.address
 
     @property
@@ -89,10 +89,10 @@ class BrokerUnderTest(ABC):
         return await rebalanced(self.address, group, members=members, timeout_s=timeout_s)
 
     async def consumed(self, group: str, topic: str, *, timeout_s: float = WAIT_S) -> None:
-        """Wait until the group has committed every message of the topic.
+        """Wait until the group has committed every message of the topic, or acknowledged it in queues that members share.
 
         Raises:
-            TimeoutError: with the number of messages that are not consumed
+            TimeoutError: with the number of messages that are not consumed, or another reason
             ValueError: the group is broadcasting, so that its members commit nothing to the broker
         """
         await self.until(
@@ -108,7 +108,8 @@ class BrokerUnderTest(ABC):
         timeout_s: float = WAIT_S,
         what: Callable[[], str] = lambda: "the condition does not hold",
     ) -> None:
-        """Wait until the condition holds. Raises TimeoutError with the result of `what`."""
+        """Wait until the condition holds; while it raises UnknownGroup or UnknownTopic, it does not. Raises TimeoutError with
+        the text of such an error, or with the result of `what`."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not _holds(condition):  # noqa: ASYNC110 (the state may change in another thread)
@@ -117,11 +118,8 @@ class BrokerUnderTest(ABC):
             raise TimeoutError(f"{_missing_name(condition) or what()}, after {timeout_s} s") from None
 
     async def skip_waits(self, condition: Callable[[], bool], *, timeout_s: float = WAIT_S) -> None:
-        """Wait until the condition holds, without waiting for delayed messages: the clock advances to each next delayed
-        message.
-
-        A retry sequence of hours takes only as long as its handlers do.
-        """
+        """Wait until the condition holds. Meanwhile the clock advances to the next delayed message or redelivery, time after
+        time. Raises TimeoutError."""
 
         def holds() -> bool:
             if _holds(condition):
@@ -138,16 +136,17 @@ class BrokerUnderTest(ABC):
     @property
     @abstractmethod
     def requests(self) -> list[Request]:
-        """The requests of clients since the last `clear`, oldest first."""
+        """The requests of clients since the last `clear`, or the newest 9,000 or more of them, oldest first."""
 
     def requests_of(self, name: str, *, client: str | None = None) -> list[Request]:
-        """Return the requests with a name such as `SEND_MESSAGE_V2`. Raises ValueError for an unknown name."""
+        """Return those of `requests` with a name such as `SEND_MESSAGE_V2`, and of one client if `client` is given. Raises
+        ValueError for an unknown name."""
         request_code(name)
         return [item for item in self.requests if item.name == name and client in (None, item.client)]
 
     @abstractmethod
     def messages(self, topic: str, *, key: str | None = None, waiting_for: str | None = None) -> list[Message]:
-        """Return all stored messages of a topic, in the order of storing. Raises UnknownGroup, a KeyError.
+        """Return the stored messages of a topic, in the order of storing. Raises UnknownGroup, a KeyError.
 
         Args:
             key: only messages with this key
@@ -160,19 +159,19 @@ class BrokerUnderTest(ABC):
 
     @abstractmethod
     def committed(self, group: str, topic: str) -> dict[int, int]:
-        """Return the group's committed offset by queue id. Raises UnknownGroup, and ValueError for a broadcasting
-        group."""
+        """Return the group's committed offsets by queue id, of queues that have one. Raises UnknownGroup, and ValueError
+        for a broadcasting group."""
 
     @abstractmethod
     def lag(self, group: str, topic: str) -> int:
-        """Return the number of messages that the group has not committed.
+        """Return the number of messages that the group has not committed, or not acknowledged in queues that members share.
 
         Raises UnknownGroup, UnknownTopic, and ValueError for a broadcasting group.
         """
 
     @abstractmethod
     def owners(self, group: str) -> dict[Queue, str]:
-        """Return the owner of each queue. Raises UnknownGroup."""
+        """Return the owner of each queue that has one. Raises UnknownGroup."""
 
     @abstractmethod
     def members(self, group: str) -> list[str]:
@@ -185,18 +184,19 @@ class BrokerUnderTest(ABC):
 
     @property
     def injected(self) -> list[Injected]:
-        """The faults that have acted."""
+        """The faults that have acted on a request since the last `clear`."""
         return list(self.faults.injected)
 
     @abstractmethod
     def report(self) -> str:
-        """Return a report for a failed test: the faults that acted, the groups, and the last requests."""
+        """Return a report for a failed test: the faults that acted, the groups with their owners, and the last requests."""
 
     # Changes
 
     @abstractmethod
     def create_topic(self, topic: str, queues: int = TOPIC_QUEUES, message_type: str = "") -> None:
-        """Create a topic, or change it. Raises ValueError for an illegal name or type.
+        """Create a topic, or change it. Raises ValueError for an illegal name or type, or if messages would become
+        unreadable.
 
         Args:
             queues: number of queues
@@ -205,8 +205,8 @@ class BrokerUnderTest(ABC):
 
     @abstractmethod
     def create_group(self, group: str) -> None:
-        """Create a group and its retry topic. Otherwise a Java consumer finds its retry topic only when it requests
-        routes again, after 30 s."""
+        """Create a group and its retry topic, unless they exist. A Java consumer whose retry topic did not exist when it
+        started finds it only when it requests routes after 30 s."""
 
     @abstractmethod
     def take_lease(self, group: str, topic: str, queue_id: int) -> None:
@@ -219,7 +219,7 @@ class BrokerUnderTest(ABC):
     @abstractmethod
     def clear(self) -> None:
         """Delete all topics, groups, messages, faults and requests, and disconnect all clients. The address does not
-        change."""
+        change. Raises RuntimeError for a `Broker` that was given a folder."""
 
     @abstractmethod
     def restart(self) -> None:

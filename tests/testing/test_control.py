@@ -249,6 +249,19 @@ async def test_a_stopped_broker_says_so_and_starts_again(rig: Rig, http: httpx.A
     assert [item["text"] for item in (await http.get("/topics/t/messages")).json()] == ["kept", "later"]
 
 
+async def test_requests_are_cleared_when_the_broker_has_a_given_folder(tmp_path: Path) -> None:
+    rig = Rig(BrokerConfig(Path(), "", vip_channel=False), Listening(), folder=tmp_path / "data", empties=True)
+    await rig.open()
+    try:
+        async with Producer(rig.address) as producer:
+            await producer.send("t", b"x")
+        assert rig.requests
+        await rig.clear()
+        assert rig.requests == []
+    finally:
+        await rig.close()
+
+
 async def test_messages_that_a_group_still_has_to_consume(rig: Rig, http: httpx.AsyncClient) -> None:
     async with Producer(rig.address) as producer:
         await producer.send("t", b"\xff", queue_key="one")
