@@ -49,7 +49,7 @@ _LANGUAGES = {int(language): language.name for language in Language}
 
 class ConnectedClient(NamedTuple):
     """A client as its broker sees it. `address` is `ip:port`; `seen_ms` is the time of its last heartbeat, in ms since
-    the epoch."""
+    the epoch, or 0 if the response does not need it."""
 
     client_id: str
     address: str
@@ -625,7 +625,7 @@ def decode_accounts(data: Any) -> dict[str, Any]:
 
 
 class LiteParent(NamedTuple):
-    """What a broker has of a parent topic.
+    """A broker's report about a parent topic.
 
     Attributes:
         lite_topics: the number of its lite topics.
@@ -645,12 +645,14 @@ def decode_lite_parent(data: Any) -> LiteParent:
 
 
 class LiteTopicLag(NamedTuple):
-    """What a lite group has not finished in a lite topic. Times are in ms since the epoch, 0 for none.
+    """The messages of a lite topic that a lite group has not finished. Times are in ms since the epoch, 0 for none.
 
     Attributes:
-        oldest_ms: when the first of the messages was stored.
-        in_flight: how many of them are in flight; Apache's brokers do not report it.
-        waiting_ms: when the first message that is not in flight was stored; 0 if an earlier one was returned with a delay.
+        messages: the number of the messages.
+        oldest_ms: the store time of the first of the messages.
+        in_flight: the number of the messages that are in flight; 0 from Apache's brokers, which do not report it.
+        waiting_ms: the store time of the first message that is not in flight; 0 if an earlier one was returned with a
+            delay. Apache's brokers do not report it: it is then `oldest_ms`.
     """
 
     name: str
@@ -661,15 +663,16 @@ class LiteTopicLag(NamedTuple):
 
 
 class LiteGroupLag(NamedTuple):
-    """What a lite group has not finished in all lite topics of a broker.
+    """The messages of a broker's lite topics that a lite group has not finished.
 
     Attributes:
-        oldest_ms: when the oldest of the messages was stored, in ms since the epoch; 0 for none.
         topic: the parent topic.
-        in_flight: how many of them are in flight; Apache's brokers do not report it.
-        is_wildcard: True if members receive from every lite topic; Apache's brokers do not report it.
-        longest: the lite topics with most of them.
-        oldest: the lite topics with the oldest of them.
+        messages: the number of the messages.
+        oldest_ms: the store time of the oldest of the messages, in ms since the epoch; 0 for none.
+        in_flight: the number of the messages that are in flight; 0 from Apache's brokers, which do not report it.
+        is_wildcard: True if members receive from every lite topic; False from Apache's brokers, which do not report it.
+        longest: the lite topics with most of the messages.
+        oldest: the lite topics with the oldest of the messages.
         stuck: the lite topics with a subscriber and a message that is not in flight: first those whose next message could
             be delivered now, then those whose next message waits for one in flight. Of each, the longest wait is first.
             Apache's brokers do not report them.

@@ -1,8 +1,8 @@
-"""Allocation strategies: which member of a group gets which queues. Each strategy except STICKY, which only Rocketlet
-has, returns the same shares as Apache's strategy of the same name.
+"""Allocation strategies: which member of a group gets which queues. Except for STICKY, which only Rocketlet has, and
+queues of CONFIG that do not exist, a strategy returns the same shares as Apache's strategy of the same name.
 
 A strategy is called with a member's id, and all queues and all member ids of one topic, both sorted. The strategy
-returns the member's queues. All members must use the same strategy, because each member computes only its own share.
+returns the member's queues. All members must use the same strategy, because each of them only gets its own share.
 
 Fraction of the queues that move when the n-th member joins or leaves a group of q queues, measured with 8 to 100 queues
 and 2 to 20 members: AVG 31 to 46 %, because shares are consecutive; AVG_BY_CIRCLE 62 to 91 %; CONSISTENT_HASH about 1 /
@@ -83,7 +83,7 @@ class AveragelyByCircle:
 
 @dataclass(frozen=True, slots=True)
 class Configured:
-    """A fixed list of queues, independent of the members."""
+    """A fixed list of queues, independent of the members. Queues that do not exist are left out."""
 
     queues: tuple[Queue, ...]
     name: str = "CONFIG"

@@ -338,7 +338,8 @@ def _names_in(data: _NamesShape) -> tuple[str, list[str]]:
 
 
 def names_in_heartbeat(body: bytes) -> tuple[str, list[str]]:
-    """Return the client id and the group names of a heartbeat that was refused because of another field."""
+    """Return the client id and the group names of a heartbeat that was refused because of another field; empty if these
+    fields are invalid, too."""
     try:
         return _names_in(body)
     except BodyError:
@@ -656,16 +657,16 @@ class GroupConfig(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def lite_quota(self) -> int:
-        """How many lite topics a client of the group may subscribe to; -1 for any number."""
+        """The maximum number of lite topics that a client of the group may subscribe to; -1 for no maximum."""
         return int(self.attributes.get(LITE_QUOTA, DEFAULT_LITE_QUOTA))
 
     @property
     def priority_factor(self) -> int:
-        """How many of 100 receives begin with the most urgent messages, in topics of the type PRIORITY."""
+        """The percentage of receives that begin with the most urgent messages, in topics of the type PRIORITY."""
         return int(self.attributes.get(PRIORITY_FACTOR, DEFAULT_PRIORITY_FACTOR))
 
     def resets_lite(self, name: str) -> bool:
-        """Return True if the group's attribute of this name says that an offset goes back to 0."""
+        """Return True if the group's attribute of this name, one of LITE_RESET_*, is `true`."""
         return self.attributes.get(name) == "true"
 
 
@@ -692,8 +693,8 @@ _WORDS: Final = {
 
 
 def altered_group(group: GroupConfig, former: GroupConfig | None) -> GroupConfig:
-    """The group with the attributes that it had and the changes that a request names: `+name` or `name` sets an attribute,
-    `-name` removes it. Raises BodyError."""
+    """Return the group with its former attributes and the changes of a request: `+name` or `name` sets an attribute, `-name`
+    removes it. Raises BodyError."""
     attributes = dict(former.attributes) if former is not None else {}
     for key, value in group.attributes.items():
         name = key.lstrip("+-")
@@ -708,7 +709,7 @@ def altered_group(group: GroupConfig, former: GroupConfig | None) -> GroupConfig
 
 
 def _attribute_fault(name: str, value: str) -> str | None:
-    """Return what is wrong with a group's attribute."""
+    """Return the reason why a group's attribute is invalid; None if it is valid."""
     if name == LITE_BIND:
         fault = topic_fault(value)
         return f"{name}: {fault}" if fault else None
@@ -996,7 +997,7 @@ def object_keys(pairs: Iterable[tuple[Any, Any]]) -> bytes:
 
 
 def object_key(key: Any, value: Any) -> bytes:
-    """Return one entry of such a map."""
+    """Return one entry of a map that `object_keys` returns."""
     return b"%b:%b" % (encode_json(key), encode_json(value))
 
 
@@ -1082,8 +1083,8 @@ def _scalar(token: str) -> Any:
 
 
 # ------------------------------------------------------------------------------
-# Long work in slices: a generator that yields after each small piece of work, and returns the result. A piece takes
-# well under a millisecond, and the caller may do other work at each yield.
+# Long work in slices: a generator that yields after each small piece of work, and returns the result. Most pieces take
+# less than a millisecond, and the caller may do other work at each yield.
 
 
 Work = Generator[None, None, T]

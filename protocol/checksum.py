@@ -4,7 +4,7 @@ from __future__ import annotations
 
 try:
     from isal.isal_zlib import crc32
-except ImportError:  # installed with the broker, which computes two checksums for each message that it stores
+except ImportError:  # isal is installed with the broker, which computes two checksums for each message that it stores
     from zlib import crc32
 
 __all__ = ["crc32"]

@@ -13,7 +13,7 @@ class RequestCode(IntEnum):
     QUERY_CONSUMER_OFFSET = 14
     UPDATE_CONSUMER_OFFSET = 15
     UPDATE_AND_CREATE_TOPIC = 17
-    UPDATE_AND_CREATE_TOPIC_LIST = 18  # since 5.x, like all with LIST or AUTH in their names
+    UPDATE_AND_CREATE_TOPIC_LIST = 18  # since 5.x
     GET_ALL_TOPIC_CONFIG = 21
     UPDATE_BROKER_CONFIG = 25
     GET_BROKER_CONFIG = 26
@@ -64,7 +64,7 @@ class RequestCode(IntEnum):
     INVOKE_BROKER_TO_RESET_OFFSET = 222
     INVOKE_BROKER_TO_GET_CONSUMER_STATUS = 223
     GET_TOPICS_BY_CLUSTER = 224
-    UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST = 225
+    UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST = 225  # since 5.x
     QUERY_TOPIC_CONSUME_BY_WHO = 300
     QUERY_CONSUME_TIME_SPAN = 303
     GET_SYSTEM_TOPIC_LIST_FROM_NS = 304
@@ -96,7 +96,7 @@ class RequestCode(IntEnum):
     QUERY_ASSIGNMENT = 400  # since 5.0: a member requests its share from the broker
     SET_MESSAGE_REQUEST_MODE = 401
     GET_ALL_MESSAGE_REQUEST_MODE = 402
-    AUTH_CREATE_USER = 3001
+    AUTH_CREATE_USER = 3001  # since 5.x, like the following
     AUTH_UPDATE_USER = 3002
     AUTH_DELETE_USER = 3003
     AUTH_GET_USER = 3004
@@ -124,12 +124,13 @@ class RequestCode(IntEnum):
     GET_LITE_GROUP_INFO = 200_078
     TRIGGER_LITE_DISPATCH = 200_079
     BATCH_ACK_MESSAGE = 200_151
-    # Rocketlet's own requests, in a range that Apache does not use. An Apache broker returns response code 3.
+    # Rocketlet's own requests, in a range that Apache does not use. An Apache broker returns response code 3; an Apache
+    # name server of 4.9 does not respond.
     GET_GROUP_HISTORY = 77_001
     GET_QUEUE_OFFSETS = 77_002
     IDENTIFY = 77_003  # a client authenticates once for a TLS connection
     AGREE_ON_MEMBERS = 77_004  # brokers synchronize a group with foreign members
-    CONFIRM_WORD = 77_005  # a broker queries another broker whether that broker has sent a message
+    CONFIRM_WORD = 77_005  # a broker checks with another broker that a message really came from it
     GET_DEPARTED_BROKERS = 77_006  # a name server lists brokers that have departed
     FORGET_BROKER = 77_007  # a departed broker was retired permanently
 
@@ -172,7 +173,7 @@ class ResponseCode(IntEnum):
     UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED = 211
     FLOW_CONTROL = 215
     ILLEGAL_OPERATION = 604
-    LMQ_QUOTA_EXCEEDED = 2017  # 5.5's, as the next one
+    LMQ_QUOTA_EXCEEDED = 2017  # since 5.5, like the next one
     LITE_SUBSCRIPTION_QUOTA_EXCEEDED = 2018
     USER_NOT_EXIST = 3001
     POLICY_NOT_EXIST = 3002
@@ -256,8 +257,7 @@ def code_name(code: int) -> str:
 
 
 def request_name(code: int) -> str:
-    """Return a request code as text, for errors and logs: `PULL_MESSAGE (11)`. The code may be negative as in a frame,
-    and unknown, as in `request 9999`."""
+    """Return a request code as text, for errors and logs: `PULL_MESSAGE (11)`, or `request 9999` for an unknown code."""
     code = code & 0x7FFF_FFFF if code > 0x7FFF_FFFF else code
     try:
         return f"{RequestCode(code).name} ({code})"

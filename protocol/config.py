@@ -35,9 +35,9 @@ MAX_DECOMPRESSED_BYTES: Final = 64 * 1024 * 1024  # size of a decompressed body
 INFLATED_PIECE_BYTES: Final = 65_536  # bytes that are read or produced in one piece while a broker decompresses a body
 GZIP_MEMBER_BYTES: Final = 4096  # size counted for each member of a gzip body, in addition to its bytes
 
-# Bodies of requests and answers
+# Bodies of requests and responses
 
-MAX_ANSWER_BYTES: Final = 16_777_216  # the JSON of an answer
+MAX_ANSWER_BYTES: Final = 16_777_216  # the JSON of a response
 MAX_DEPTH: Final = 64  # levels of JSON
 MAX_AGREED_IDS: Final = 1000  # members in a member list that one broker sends to another
 MAX_AGREED_LISTS: Final = 4  # member lists that one broker sends to another, one for each change of the group
@@ -79,7 +79,7 @@ MAX_RESETS: Final = 1000  # calls of one connection that are cancelled before th
 # calls of one connection that are cancelled after their request, in 10 s: eager clients cancel whatever is past its deadline
 MAX_CANCELLED_CALLS: Final = 20_000
 CONTROL_SPAN_S: Final = 10.0  # time span in which HTTP/2 control frames are counted
-KEPT_STREAM_IDS: Final = 256  # ended calls that are remembered, so that late frames of theirs are ignored
+KEPT_STREAM_IDS: Final = 256  # ended calls that are remembered, so that their late frames are ignored
 MAX_CALL_BYTES: Final = 4_456_448  # one message of a client: a body of 4 MiB, its properties, and their envelope
 MAX_UNFINISHED_BYTES: Final = 33_554_432  # incomplete messages of all calls of a connection
 MAX_STATUS_CHARS: Final = 1000  # the text of a failed call

@@ -5,8 +5,8 @@
 `total` is the number of bytes after itself. The serialize type belongs to the frame, not to the connection: a response
 has the type of its request. JSON and ROCKETMQ are Apache's types. MSGPACK is Rocketlet's type: its header is an array
 `[code, flag, opaque, language, version, remark, ext]` whose `ext` values keep their types, so that numbers need no
-parsing. Values of `ext` are therefore `str` in frames of Apache's peers and `str | int | bool` in frames of Rocketlet's
-peers; `headers.py` reads both.
+parsing. Values of `ext` are therefore `str | int | bool` in received MSGPACK frames and `str` in the others; `headers.py`
+reads both.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def encode_msgpack(code: int, flag: int, opaque: int, language: int, ext: Ext, b
 
 
 def encode_msgpack_head(code: int, flag: int, opaque: int, language: int, ext: Ext, body_bytes: int) -> bytes:
-    """Return the bytes of such a frame before its body, so that a large body need not be copied."""
+    """Return the bytes of the same frame before its body, so that a large body need not be copied."""
     header: bytes = _packb((code, flag, opaque, language, VERSION, None, ext))
     size = len(header)
     return _PREFIX.pack(4 + size + body_bytes, _MSGPACK_MARK | size) + header

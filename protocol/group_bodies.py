@@ -53,7 +53,8 @@ class LockRequest:
     """LOCK_BATCH_MQ and UNLOCK_BATCH_MQ.
 
     Rocketlet's own fields:
-        handover: True if the lock is a lease, which ends when the connection closes
+        handover: True if the lock is a lease, which ends when the client closes its connection, or when it is not renewed
+            in time
         epochs: epoch of the lease of each queue
         offsets: offset of each queue to commit before the queue is unlocked, or when its lease is renewed
     """
@@ -120,7 +121,7 @@ def decode_locked(data: LockAnswerShape) -> dict[Queue, int]:
 
 @answers("lock answer", LockAnswerShape)
 def decode_committed(data: LockAnswerShape) -> dict[Queue, int]:
-    """Return the group's committed offsets of locked queues, as far as the broker returns them."""
+    """Return the offsets in the response, of the queues that have one; see `encode_locked`."""
     return {queue_of(item): item.offset for item in data.locked or () if item.offset is not None}
 
 
@@ -430,7 +431,8 @@ class OffsetPolicy(enum.Enum):
 
 
 class LiteOffset(NamedTuple):
-    """Where a group continues in the lite topics that a client adds. `value`: the offset, number or time of the policy."""
+    """Where a group continues in the lite topics that a client adds. `value` is the offset, number or time of the policy;
+    other policies ignore it."""
 
     policy: OffsetPolicy
     value: int = 0
@@ -504,7 +506,7 @@ def decode_lite_subscriptions(data: LiteSubscriptionsShape) -> list[LiteSubscrip
             raise BodyError(f"the request has more than {MAX_SYNCED_LITE_TOPICS} lite topics")
         offset = _lite_offset(item.offset_option) if item.offset_option is not None else None
         found.append(LiteSubscription(action, item.client_id, item.group, item.topic, names, offset))
-    if not found:  # it would need no permission
+    if not found:  # a request without a subscription would need no permission
         raise BodyError("subscriptionSet: got no subscription; expected at least one")
     return found
 

@@ -561,8 +561,8 @@ class HeartbeatAnswer(NamedTuple):
 class PutAccount(NamedTuple):
     """UPDATE_AND_CREATE_ACL_CONFIG: an account in the form of `plain_acl.yml`.
 
-    Permissions of topics and groups are joined by commas: `orders=PUB|SUB,returns=SUB`. A field that is None is not
-    changed.
+    Permissions of topics and groups are joined by commas: `orders=PUB|SUB,returns=SUB`. Fields that are None, and an empty
+    `secret_key`, leave an existing account's settings unchanged; `admin` is always set.
     """
 
     access_key: str
@@ -632,7 +632,7 @@ class AclVersion(NamedTuple):
 
 
 def read(kind: type[H], ext: Ext) -> H:
-    """Return the header in a frame's extension fields. Raises HeaderError, which names the field."""
+    """Return the header in a frame's extension fields. Raises HeaderError, which names the first invalid field."""
     try:
         found: H = _reader(kind)(ext, ext.get)
     except (KeyError, TypeError, ValueError, StructError):

@@ -155,7 +155,7 @@ def headers_frames(stream_id: int, block: bytes, end_stream: bool, limit: int) -
 #     a stream:  HEADERS -> open -> END_STREAM -> end of the response -> closed
 #                             RST_STREAM of either side: closed immediately
 #
-# A client decides how much work it causes, so everything that is cheap for the client is counted: frames without data,
+# A client decides how much work it causes, so frames that are cheap for the client are counted: frames without data,
 # calls that are cancelled immediately (CVE-2023-44487), and CONTINUATION without an end (CVE-2024-27316). Responses
 # wait in `answers` until the client's windows permit to send them, and their bytes are counted there.
 
@@ -246,9 +246,6 @@ class Http2:
         self._decoder = Decoder()
         self._last_id = 0
         self._allowed = CONNECTION_WINDOW_BYTES
-        self._window = DEFAULT_WINDOW_BYTES
-        self._stream_window = DEFAULT_WINDOW_BYTES
-        self._max_frame_bytes = MIN_FRAME_BYTES
         self.answers.table_note = b""
         self._block: bytearray | None = None  # an incomplete header block, until its last CONTINUATION
         self._block_id = self._block_flags = self._block_frames = 0
@@ -746,7 +743,7 @@ class Answers:
             self.out.append(self._header_frames(stream.id, block, False))
 
     def send_data(self, stream: Stream, data: bytes) -> None:
-        """Send data now, or as soon as the client's windows permit. Do nothing after the end of the stream."""
+        """Send data now, or later when the client's windows permit it. Do nothing after the end of the stream."""
         size = len(data)
         if stream.is_answer_ended or not size:
             return
@@ -900,7 +897,7 @@ _known_names: Final[set[tuple[bytes, ...]]] = set()
 
 
 def request_fields(fields: list[Field]) -> Fields:
-    """Raises MalformedRequest."""
+    """Return the header fields of a request by name. Raises MalformedRequest."""
     names = tuple([name for name, _ in fields])
     if names not in _known_names:
         found = _checked(fields)
@@ -935,7 +932,7 @@ def _checked(fields: list[Field]) -> dict[bytes, bytes]:
 
 
 def check_trailers(fields: list[Field]) -> None:
-    """Raises MalformedRequest."""
+    """Check the header fields after a request's data. Raises MalformedRequest."""
     for name, value in fields:
         if name[:1] == b":":
             raise MalformedRequest("trailers have no pseudo-header fields")

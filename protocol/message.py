@@ -569,8 +569,7 @@ def encode_records(
     position: int,
     mark: Callable[[int], bytes] = _unmarked,
 ) -> Records:
-    """Encode the records of a batch, equal to those of `encode_record`. Raises MessageError for properties that are too
-    long.
+    """Encode the records of a batch, equal to those of `encode_record` with a checksum. Errors of `pieces` are raised.
 
     The records are encoded column by column, because one operation on all messages is much cheaper than one operation
     per message.
@@ -772,7 +771,8 @@ def compressed(body: bytes) -> tuple[bytes, int]:
 
 
 def decompressed(body: bytes, sys_flag: int, most: int = MAX_DECOMPRESSED_BYTES) -> bytes:
-    """Return the original body. Raises MessageError if it cannot be decompressed or has more than `most` bytes."""
+    """Return the original body. Raises MessageError if it is compressed, and cannot be decompressed or has more than `most`
+    bytes."""
     if not sys_flag & SYS_COMPRESSED:
         return body
     plain, ended = _inflated(body, sys_flag, most + 1, is_whole=True)
@@ -784,7 +784,7 @@ def decompressed(body: bytes, sys_flag: int, most: int = MAX_DECOMPRESSED_BYTES)
 def begin_of(body: bytes, sys_flag: int, size: int) -> tuple[bytes, bool]:
     """Return the first `size` bytes of the original body, and True if they are the whole body. Raises MessageError.
 
-    At most one further byte is decompressed, because a body of 64 KB may have 64 MiB after decompression.
+    Little more is decompressed, because a body of 64 KB may have 64 MiB after decompression.
     """
     if not sys_flag & SYS_COMPRESSED:
         return body[:size], len(body) <= size

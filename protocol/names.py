@@ -107,13 +107,13 @@ def is_lite_queue(topic: str) -> bool:
 
 
 def parent_and_name(topic: str) -> tuple[str, str] | None:
-    """Return the parent topic and the lite topic of such a name; None if it is not one."""
+    """Return the parent topic and the lite topic of a name that `lite_queue` returns; None for another name."""
     parent, _, name = topic.removeprefix(LMQ_PREFIX).rpartition("$")
     return (parent, name) if topic.startswith(LMQ_PREFIX) and parent and name else None
 
 
 def lite_name_fault(name: str) -> str | None:
-    """Return what is wrong with the name of a lite topic."""
+    """Return the reason why the name of a lite topic is illegal; None if it is legal."""
     if _is_lite_name(name):
         return None
     return f"lite topic: got {name[:100]!r}; expected 1 to {MAX_LITE_NAME_CHARS} of the characters A-Z a-z 0-9 _ -"
@@ -157,7 +157,8 @@ def is_reply_topic(topic: str) -> bool:
 
 
 def is_inner_topic(topic: str) -> bool:
-    """Return True if brokers store messages of other topics in this topic: delayed and half messages, replies, traces."""
+    """Return True for topics with messages that RocketMQ stores for its own use, such as delayed and half messages, replies
+    and traces."""
     return topic in INNER_TOPICS or topic.startswith("rmq_sys_") or is_reply_topic(topic)
 
 
@@ -270,8 +271,8 @@ class Subscription:
 
     @property
     def summary(self) -> str:
-        """The expression. A long expression is cut, and ends with a hash that distinguishes it from other long
-        expressions."""
+        """The expression. A long expression is cut, and ends with its length and a checksum, because members' expressions
+        are compared by it."""
         text = self.expression
         if len(text) <= MAX_SUMMARY_CHARS:
             return text
@@ -279,7 +280,7 @@ class Subscription:
         return text[: MAX_SUMMARY_CHARS - len(tail)] + tail
 
     def matches_code(self, code: int) -> bool:
-        """Return True if a message whose tag has this hash may match; this is the broker's filter."""
+        """Return True if a message whose tag has this hash may match, which with an SQL92 filter each message may."""
         return self.expression == ALL or self.kind != TAG or code in self.codes
 
 

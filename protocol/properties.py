@@ -1,6 +1,6 @@
 """A message's properties: `name \\x01 value \\x02 name \\x01 value`, encoded in UTF-8, at most 32,767 bytes.
 
-The names below belong to RocketMQ. `reserved_fault` rejects them in messages of users.
+The names below belong to RocketMQ or Rocketlet. `reserved_fault` rejects those of `RESERVED` in messages of users.
 """
 
 from __future__ import annotations
@@ -143,7 +143,8 @@ def appended(text: str, name: str, value: str) -> str:
 def shortened(text: str, size_bytes: int) -> tuple[str, list[str]]:
     """Shorten encoded properties to this many bytes, and return them with the names of the dropped properties.
 
-    The longest properties of users are dropped first. The names of dropped properties are stored in one more property.
+    The longest properties of users are dropped first, then reserved ones. Up to 200 bytes of the dropped names are stored
+    in one more property.
     """
     items = [item for item in text.split(PAIR_END) if item]
     sizes = [len(item.encode()) + 1 for item in items]
