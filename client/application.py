@@ -52,7 +52,7 @@ class Health(NamedTuple):
     """The result of a health check.
 
     Attributes:
-        is_healthy: True if the application is running and all brokers of its queues responded.
+        is_healthy: True if the application is running, and the lag of every subscriber could be queried.
         lag: the number of unacknowledged messages by "group: topics": of this process's queues, or of the whole group if
             its members share messages.
         fault: the reason why the application is not healthy; empty if it is.
@@ -236,7 +236,7 @@ class Rocketlet:
     # Running
 
     def run(self) -> None:
-        """Run until SIGTERM or Ctrl-C, then wait for running handlers, commit and stop."""
+        """Run until SIGTERM or Ctrl-C, then wait for running handlers, up to their consumer's `drain_s`, commit and stop."""
         asyncio.run(self._run())
 
     async def _run(self) -> None:
@@ -609,9 +609,9 @@ async def stop_signal() -> signal.Signals:
         async with Consumer(...):
             await stop_signal()
 
-    Leaving the block then waits for running handlers, commits offsets and releases queues. A second signal ends the process
-    immediately. On Windows, where event loops have no signal handlers, this never returns, and Ctrl-C raises
-    KeyboardInterrupt.
+    Leaving the block then waits for running handlers, commits offsets and releases queues. A second signal gets the handler
+    that it had before: by default SIGTERM ends the process immediately, and Ctrl-C raises KeyboardInterrupt. On Windows,
+    where event loops have no signal handlers, this never returns, and Ctrl-C raises KeyboardInterrupt.
     """
     loop = asyncio.get_running_loop()
     came: asyncio.Future[signal.Signals] = loop.create_future()

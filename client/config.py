@@ -89,7 +89,7 @@ PULL_HOLD_S: Final = 60.0  # time for which a broker may hold a pull; Rocketlet'
 PULL_TIMEOUT_S: Final = 75.0  # timeout of a pull
 SUSPEND_QUEUE_S: Final = 1.0  # `suspendCurrentQueueTimeMillis` of Apache's client
 MAX_SUSPEND_QUEUE_S: Final = (
-    300.0  # maximum of `suspend_s`, 30 s in Apache's client; larger values are probably milliseconds
+    300.0  # maximum of `suspend_queue_s`, 30 s in Apache's client; larger values are probably milliseconds
 )
 MAX_REASON_CHARS: Final = 300  # reason of a failed delivery
 MAX_BATCH_WAIT_S: Final = 60.0  # maximum time that a message waits for its batch to fill
@@ -143,7 +143,7 @@ BATCH_BYTES: Final = 72 * 1024  # size of a batch of single sends; 128 messages 
 
 SEND_BACKOFF_S: Final = 0.05  # pause before the first retry of a send, doubled for each further retry
 MAX_SEND_BACKOFF_S: Final = 1.0  # maximum pause between retries of a send
-MAX_TRIED_AT_ONCE: Final = 16  # messages that an administrator has handled directly by a member
+MAX_TRIED_AT_ONCE: Final = 16  # messages that a member handles concurrently for CONSUME_MESSAGE_DIRECTLY
 MAX_OFFSETS_BYTES: Final = 64 * 1024 * 1024  # size of a broadcasting consumer's offset file
 MAX_TLS_FILE_BYTES: Final = 1024 * 1024  # size of a file with a certificate chain, a key, or certificate authorities
 MAX_NAME_SERVERS: Final = 64  # addresses of name servers
@@ -181,7 +181,7 @@ class ClientLimits:
     # interval at which a lite consumer synchronizes its subscriptions; brokers drop them 180 s after the last time
     lite_sync_interval_s: float = 30.0
     heartbeat_retry_s: float = (
-        1.0  # interval of heartbeats to a broker that does not answer, because its queues wait for one
+        1.0  # interval of heartbeats to a broker that has not responded, because its queues are locked only after that
     )
     # time that brokers without a response to the heartbeat may delay the other brokers' queues
     register_timeout_s: float = 0.5
@@ -210,7 +210,7 @@ class ClientLimits:
     restart_s: float = 0.1
     group_settings_s: float = 30.0  # time for which a member caches its group's settings
     log_repeat_s: float = 60.0  # minimum interval of log lines about the same refusal of a queue's pulls
-    standing_s: float = 60.0  # a queue whose oldest message is in a handler for longer is logged
+    standing_s: float = 60.0  # a queue whose oldest message is unacknowledged for longer is logged
     # size of messages whose transactions are checked concurrently; brokers repeat the others
     max_checked_bytes: int = 64 * 1024 * 1024
 

@@ -55,8 +55,8 @@ log = get_logger("rocketlet.consumer")
 
 
 # ------------------------------------------------------------------------------
-# The common part of Consumer and SharedConsumer: receiving and settling single messages, and administrative requests that
-# brokers forward.
+# The common part of all consumers: receiving and settling single messages, and administrative requests that brokers
+# forward.
 
 
 class HeldMessages(Protocol):
@@ -78,7 +78,7 @@ class HeldMessages(Protocol):
 
 
 class AnyConsumer(Lifecycle):
-    """Common base of Consumer and SharedConsumer.
+    """Common base of Consumer, SharedConsumer and LiteConsumer.
 
     Attributes:
         _workers: the worker pool that runs the handler; None without a handler, and until the consumer has started.
@@ -118,9 +118,8 @@ class AnyConsumer(Lifecycle):
     async def receive(self, *, timeout_s: float | None = None) -> Message:
         """Return the next message. Settle it with `ack`, `retry` or `reject`.
 
-        A `Consumer` sends no further pull for a queue while more than `PullLimits.messages` of that queue are
-        unsettled. A `SharedConsumer` has no such limit, and extends the visibility timeout of each message until it is
-        settled.
+        A `Consumer` sends no further pull for a queue while its unsettled messages exceed the `PullLimits`. Other consumers
+        have no such limit, and extend the visibility timeout of each message until it is settled or the consumer stops.
 
         Raises:
             TimeoutError: no message arrived within `timeout_s` seconds.
@@ -141,14 +140,14 @@ class AnyConsumer(Lifecycle):
     async def ack(self, message: Message) -> None:
         """Acknowledge an in-flight message, which `receive` or an iteration has returned.
 
-        Raises ConfigError if the message is not in flight in this consumer.
+        Raises ConfigError if the message is not in flight in this consumer, or the consumer has a handler or is not running.
         """
         self._held_messages().acknowledge(message)
 
     async def retry(self, message: Message, outcome: RetryLater = RetryLater()) -> None:  # noqa: B008 (it is frozen)
         """Settle an in-flight message so that it is redelivered later, as if a handler had returned `outcome`.
 
-        A `Consumer` accepts `RetryLater(delay_level=3)`. A `SharedConsumer` also accepts `RetryLater(delay=2.5)`.
+        A `Consumer` accepts `RetryLater(delay_level=3)`. Other consumers also accept `RetryLater(delay=2.5)`.
 
         Raises:
             ConfigError: the message is not in flight in this consumer, or the consumer does not support the delay.
@@ -215,8 +214,8 @@ class Consumer(AnyConsumer):
     - `subscriptions`: a topic, or a mapping from topics to filters: `*`, tags such as `TagA || TagB`, or `Sql("price >
       5")`.
     - `handler`: gets a `Message`, or with `batch_size` a list of messages. Returning None acknowledges the message,
-      returning RetryLater or raising has it redelivered later, and returning Reject makes it a dead letter. A plain
-      function runs in a thread.
+      returning RetryLater or raising has it redelivered later while retries are left, and returning Reject makes it a dead
+      letter. A broadcasting consumer drops such messages instead. A plain function runs in a thread.
     - `decode`: converts a message body to the handler's argument, for example pydantic's `Order.model_validate_json`. A
       handler with two parameters also gets the `Message`. A message whose body cannot be decoded is rejected with the
       reason.
@@ -434,7 +433,7 @@ class Consumer(AnyConsumer):
 
     def batches(self) -> Batches:
         """Return an iterator over lists of up to `batch_size` messages of one queue. Requesting the next list
-        acknowledges the previous one."""
+        acknowledges the previous one, unless it was released."""
         return Batches(self._checked_deliveries())
 
     def _checked_deliveries(self) -> Deliveries:
@@ -548,7 +547,11 @@ class Consumer(AnyConsumer):
         return sum(position.lag for position in (await self.positions()).values())
 
     async def commit(self) -> None:
-        """Commit the offsets of acknowledged messages. Return when the brokers have responded."""
+        """Commit the offsets of acknowledged messages. Return when the brokers have responded, or their requests have
+        failed. Failures are logged, and the next commit includes the offsets.
+
+        Raises ConfigError if the `offsets_file` of a broadcasting consumer cannot be written.
+        """
         self._cluster.check_home()
         await self._commits.commit()
 

@@ -45,8 +45,8 @@ class LiteConsumer(PopConsumer):
         async with LiteConsumer("host:port", "group", "CHAT", work, lite_topics=["session-42"]) as consumer:
             await consumer.subscribe("session-43")
 
-    A lite topic is a queue of its own: its messages are delivered in order, and a slow or failing one delays other lite
-    topics only if all `concurrency` calls are occupied. A lite topic need not exist when a member subscribes to it. A
+    A lite topic is a queue of its own: its messages are delivered in order, unless `orderly` is False, and a slow or
+    failing one delays other lite topics only if all `concurrency` calls are occupied. It need not exist for a subscription. A
     group that is new to a lite topic gets it from its first message. Members that are subscribed to the same lite topic
     share its messages; in an exclusive group the member that subscribed last gets them. Members of a wildcard group get
     every lite topic without subscribing.

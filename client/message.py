@@ -174,7 +174,7 @@ class Message:
         """True if the lease of the queue, or that of a popped message, has expired, so that another member may have
         received this message.
 
-        `lease_lost` reads the clock, so it is correct even directly after the process was suspended.
+        `lease_lost` reads the clock each time, so that it is up to date directly after the process was suspended, too.
         """
         return self.lease.is_over
 
@@ -198,7 +198,7 @@ class Message:
 
     @property
     def user_properties(self) -> dict[str, str]:
-        """The properties that the sender set, by name, without those that RocketMQ adds."""
+        """The properties by name, without the names that RocketMQ reserves."""
         return {name: value for name, value in self.properties.items() if name not in props.RESERVED}
 
     def outgoing(self) -> Outgoing:

@@ -166,7 +166,7 @@ class Producer(Sender, Generic[Body]):
           or Apache's of 5.4 or later.
         - `lite_topic`: the name of a lite topic in a topic of the type LITE: 1 to 64 letters, digits, `_` and `-`. The
           first message creates the lite topic. Lite topics need Rocketlet's brokers, or Apache's of 5.5 or later.
-        - `queue_key`: messages with the same key go to the same queue, in order.
+        - `queue_key`: messages with the same key go to the same queue, in order, until the topic's writable queues change.
         - `queue`: the only queue to which the message may be sent.
         - `message_id`: the id by which consumers recognize a message that is sent twice. Default: a new id.
 

@@ -31,7 +31,7 @@ log = get_logger("rocketlet.sharing")
 
 
 class PopConsumer(AnyConsumer):
-    """Common base of SharedConsumer and LiteConsumer, which differ in what they subscribe to."""
+    """Common base of SharedConsumer, which subscribes to topics, and LiteConsumer, which subscribes to lite topics."""
 
     _source: ClassVar[type[Source]] = Source
 
@@ -143,7 +143,7 @@ class PopConsumer(AnyConsumer):
             await sharing.stop(handled)
 
     async def _leave(self) -> None:
-        """Unregister from the brokers, which then end this member's receives."""
+        """Unregister from the brokers. Rocketlet's brokers then end this member's receives."""
         await asyncio.gather(*map(self._unregister, self._cluster.masters().values()))
 
     async def _unregister(self, address: str) -> None:

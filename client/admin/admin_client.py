@@ -101,8 +101,8 @@ NO_EVENTS_MS: Final = (1 << 63) - 1  # later than any possible event, so that no
 class AdminClient:
     """A client for administration: `async with AdminClient("host:port") as admin: print(await admin.topics())`
 
-    Methods that send requests raise RocketletError: ConnectionFailed or RequestTimeout if a server is unreachable or
-    does not respond, and BrokerRefused if it does not support or allow the request.
+    Methods that send requests raise RocketletError, such as ConnectionFailed or RequestTimeout if a server is
+    unreachable or does not respond, and BrokerRefused if it rejects the request.
     """
 
     def __init__(self, name_server: str, *, access: Access | None = None, limits: ClientLimits = CLIENT_LIMITS) -> None:
@@ -154,7 +154,7 @@ class AdminClient:
 
     async def update_broker_config(self, address: str, settings: Mapping[str, str]) -> None:
         """Change settings of a broker. A Rocketlet broker keeps them until it stops; Apache's also writes them to its file.
-        Raises BrokerRefused with the names of settings that cannot be changed."""
+        Raises BrokerRefused if there are settings that cannot be changed, which a Rocketlet broker names."""
         await self._ask(address, RequestCode.UPDATE_BROKER_CONFIG, body=admin_bodies.encode_properties(settings))
 
     # Topics
@@ -173,7 +173,8 @@ class AdminClient:
         return [name for name in found if name not in made and not names.is_made_by_brokers(name)]
 
     async def topic(self, name: str) -> Topic:
-        """Return a topic's settings and offsets on each of its brokers. Raises TopicNotFound."""
+        """Return a topic's settings on each of its brokers, and its offsets on those with a registered master. Raises
+        TopicNotFound."""
         route = await self._cluster.find_route(name)
         if route is None:
             raise TopicNotFound(f"no name server knows the topic {name}; `rocketlet topics list` shows all")
@@ -202,10 +203,11 @@ class AdminClient:
         """Create a topic on all brokers, or on the named ones, that do not have it. Return its settings there by broker
         name.
 
-        Brokers that have the topic keep their settings, which `change_topic` changes. Default `queues` and `perm`: those of
-        the brokers that have the topic, or 4 queues that may be written and read if no broker has it. `message_type`: what
-        the topic is for, such as FIFO or PRIORITY; brokers of 4.9 ignore it. `lite_expiration_min`: minutes without a message
-        after which a lite topic of a topic of the type LITE is deleted; default: never.
+        Brokers that have the topic keep their settings, which `change_topic` changes. Default `queues` and `perm`: the most
+        queues and all permissions that brokers have for the topic, or 4 queues that may be written and read if no broker
+        has it. `message_type`: what the topic is for, such as FIFO or PRIORITY; brokers of 4.9 ignore it.
+        `lite_expiration_min`: minutes without a message after which a lite topic of a topic of the type LITE is deleted;
+        default: never.
 
         Raises:
             ConfigError: the topic's name, its type, the number of queues or minutes, or the name of a broker is invalid.
@@ -290,7 +292,8 @@ class AdminClient:
         return changed
 
     async def delete_topic(self, name: str) -> None:
-        """Delete a topic with its messages and offsets from all brokers and name servers."""
+        """Delete a topic from all brokers and name servers. The brokers delete its messages, and Rocketlet's also its
+        offsets."""
         await self._each(await self.masters(), RequestCode.DELETE_TOPIC_IN_BROKER, write(TopicName(name)))
         await self._cluster.tell_name_servers(RequestCode.DELETE_TOPIC_IN_NAMESRV, write(TopicName(name)))
 
@@ -324,7 +327,7 @@ class AdminClient:
     # Groups
 
     async def groups(self, *, system: bool = False) -> list[str]:
-        """Return all groups for which a broker has settings."""
+        """Return the groups for which a broker has settings, without RocketMQ's internal ones unless `system` is True."""
         found = await self.all_group_configs()
         return sorted(name for name in found if system or not names.is_system_group(name))
 
@@ -341,9 +344,8 @@ class AdminClient:
 
     async def group_configs(self, name: str, masters: Masters | None = None) -> dict[str, GroupConfig]:
         """Return a group's settings by broker name; empty if no broker has any."""
-        return (await self.all_group_configs(masters)).get(
-            name, {}
-        )  # brokers of 4.9 return only the settings of all groups
+        # brokers of 4.9 cannot return the settings of a single group
+        return (await self.all_group_configs(masters)).get(name, {})
 
     async def all_group_configs(self, masters: Masters | None = None) -> dict[str, dict[str, GroupConfig]]:
         """Return the settings of all groups, by group and broker name."""
@@ -367,8 +369,8 @@ class AdminClient:
     async def _owners(
         self, name: str, masters: Masters, connections: Mapping[str, GroupConnections]
     ) -> dict[Queue, str]:
-        """Return the owner of each queue: on Rocketlet's brokers the holder of its lock, on Apache's the member that
-        reports it."""
+        """Return the known owners of queues: the holders of their locks if a Rocketlet broker reports any, otherwise the
+        members that report the queues."""
         owners = locked(await self.group_reports(name, masters))
         if not owners:
             for client_id, member in (await self.running(name, masters, connections)).items():
@@ -417,7 +419,7 @@ class AdminClient:
 
     async def lite_parent(self, topic: str) -> LiteParent | None:
         """Return the number of lite topics of a parent topic, their expiration and their groups. Return None for a topic
-        that is not the parent of lite topics."""
+        that is not the parent of lite topics, or if no broker supports them."""
         answers = await self._each(
             await self.masters(), RequestCode.GET_PARENT_TOPIC_INFO, write(TopicName(topic)), ignored=_NOT_LITE
         )
@@ -429,7 +431,7 @@ class AdminClient:
 
     async def lite_group(self, name: str, masters: Masters | None = None, *, most: int = SUSPECTS) -> LiteGroup | None:
         """Return the messages that a lite group has not finished. Return None for a group that is not bound to a parent
-        topic.
+        topic, or if no broker supports lite topics.
 
         Args:
             most: the maximum number of lite topics that each broker lists.
@@ -546,7 +548,7 @@ class AdminClient:
     async def progress(
         self, group: str, topic: str = "", *, masters: Masters | None = None, times: bool = True
     ) -> dict[Queue, QueueProgress]:
-        """Return a group's progress by queue.
+        """Return a group's progress by queue, without brokers that respond with a system error.
 
         Args:
             topic: the topic. Default: all topics in which the group has committed offsets.
@@ -576,17 +578,16 @@ class AdminClient:
 
         Connected members are notified and continue from the new offsets. Without members, the offsets are only stored.
 
-        Raises ConfigError for single offsets while members are connected, because the protocol supports only a time
-        then, and for a group that no broker knows.
+        Raises TopicNotFound, and ConfigError for an invalid `to`, for single offsets while members are connected, because
+        the protocol supports only a time then, and for a group that no broker knows.
         """
         found = await self.topic(topic)
         changes = await self._changes(group, found, to)
         masters = await self.masters()
         online = await self.connections(group, masters)
         if not online and not any(change.before for change in changes.values()):
-            await self.group(
-                group
-            )  # raises for an unknown group, because a reset with a mistyped name would create one
+            # raises for an unknown group, because a reset with a mistyped name would create one
+            await self.group(group)
         if not online:
             for queue, change in changes.items():
                 offset = write(UpdateOffset(group, topic, queue.queue_id, change.after))
@@ -638,8 +639,8 @@ class AdminClient:
         return found[0] if found else None
 
     async def copies(self, message_id: str, topic: str) -> list[Message]:
-        """Return the messages of a topic with this sender's message id, oldest first. There are several if it was
-        resent."""
+        """Return up to 32 messages of each broker with this sender's message id, oldest first. There can be several,
+        because producers resend messages after errors."""
         return await by_key(self._cluster, topic, message_id, begin_ms=0, end_ms=FOREVER_MS, limit=32, unique=True)
 
     async def delay_offsets(self) -> dict[str, dict[int, int]]:

@@ -275,7 +275,7 @@ def _reported(status: Mapping[str, str], name: str, kind: type[K]) -> K:
 
 
 def _unauthorized(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
-    """Find rejected requests. Requests with a known account come from a service, which is stalled; other requests may
+    """Find rejected requests. Those with a known access key count as requests of a service, which is stalled; others may
     be from any client."""
     for text in _reported(status, "refusedRequests", list):
         is_known = str(text).startswith(("signature", "permission", "admin"))
@@ -300,7 +300,7 @@ def _unburied(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _failed_calls(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
-    """Find failing calls of 5.x clients. If the code begins with 5, the broker is at fault."""
+    """Find failing calls of 5.x clients. A code that begins with 5 counts as the broker's fault."""
     for text in _reported(status, "failedCalls", list):
         is_ours = str(text).startswith("5")
         cure = "check the broker's log" if is_ours else "change the client as the reason says"
@@ -651,7 +651,7 @@ class BlockedLiteTopics:
 
     def suspects(self, lite: LiteGroup) -> dict[str, tuple[LiteTopicLag, float]]:
         """Return the lite topics whose next message has waited too long, and for how many seconds, the longest wait
-        first. Lite topics without messages in flight are found even if very many others wait longer."""
+        first. If a broker reports too many, those without messages in flight are preferred."""
         stuck, unread = (list[tuple[LiteTopicLag, float]](), list[tuple[LiteTopicLag, float]]())
         for broker, lag in lite.lags.items():
             now_s = time.time() + self._skews.get(broker, 0.0)

@@ -137,7 +137,8 @@ class Deliveries:
         return None
 
     def give_back(self, held: HeldRun) -> None:
-        """Stop holding a run, so that its unacknowledged messages are returned to the application again."""
+        """Stop holding a run, so that its unacknowledged messages are returned to the application again, unless its queue is
+        stopped."""
         run = self._detach(held)
         if run is not None:
             self._put_back(run)
@@ -304,7 +305,7 @@ class Messages:
 
 class Batches:
     """An iterator over lists of up to `batch_size` messages of one queue. Requesting the next list acknowledges the previous
-    one."""
+    one, unless it was released."""
 
     def __init__(self, deliveries: Deliveries) -> None:
         self._deliveries = deliveries

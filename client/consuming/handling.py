@@ -62,12 +62,13 @@ questions_log = get_logger("rocketlet.questions")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryLater:
-    """Returned by a handler to have the message redelivered later.
+    """Returned by a handler to have the message redelivered later. An orderly Consumer handles it again after its
+    `suspend_queue_s`, whatever the delay level. A broadcasting Consumer drops it.
 
     Attributes:
         delay_level: 0 for a delay that grows with each retry; 1 to 18 for that delay level of the broker. A higher level
             means the highest one.
-        reason: a text that is stored with the message, as `message.failure` of the next delivery.
+        reason: a text that Rocketlet's brokers store with the message, as `message.failure` of the next delivery.
         delay: a timedelta or seconds, up to 12 hours, for messages of a SharedConsumer or LiteConsumer only.
         counts: False to suspend the message: the attempt does not count, so a message may be suspended any number of
             times. For messages of a SharedConsumer or LiteConsumer only. In a lite topic of an Apache broker, the
@@ -96,7 +97,8 @@ class RetryLater:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """Returned by a handler to stop retrying the message and store it in the group's dead-letter topic, with the reason."""
+    """Returned by a handler to stop retrying the message and store it in the group's dead-letter topic, on Rocketlet's
+    brokers with the reason. A broadcasting Consumer drops the message."""
 
     reason: str = ""
 

@@ -132,7 +132,7 @@ class Run:
 
 
 class PullRequest:
-    """The state of a queue's pulls, which only `Puller` changes.
+    """The state of a queue's pulls, whose fields only `Puller` changes.
 
     A seek replaces it, so that the response to an earlier pull is recognized as outdated and ignored.
 
@@ -896,11 +896,6 @@ class BatchBuffer:
         if not run.is_done:  # otherwise a seek, or the loss of the queue, has dropped it
             self._put([run])
 
-    def stop(self) -> None:
-        for timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
-
 
 # ------------------------------------------------------------------------------
 # When a consumer commits. Pulls carry most commits (`Puller`); this part sends the others:
@@ -958,7 +953,7 @@ class OffsetCommitter:
             self._idle_timer.cancel()
 
     async def commit(self) -> None:
-        """Commit the offsets of acknowledged messages. Return when the brokers have responded."""
+        """Commit the offsets of acknowledged messages that have changed. Return when `store` has returned."""
         await self._commit(offsets_to_commit(self._queues.values()))
 
     async def _commit(self, offsets: Mapping[Queue, int]) -> None:

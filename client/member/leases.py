@@ -28,22 +28,22 @@ log = get_logger("rocketlet.membership")
 
 
 # ------------------------------------------------------------------------------
-# How the owner of a queue changes: the previous owner releases the queue, and the next one cannot lock the queue before
-# that, or before the previous owner's lease has ended.
+# How the owner of a queue changes: the next owner can lock the queue only when the previous owner has unlocked it, or
+# when the previous owner's lease has ended.
 #
 #     previous owner: stop pulling -> running handlers end -> commit, confirmed -> unlock
 #     next owner:     lock, rejected until then -> query the committed offset -> pull
 #
-# The lock (LOCK_BATCH_MQ) is kept by the broker that has the queue. Rocketlet's broker notifies a rejected member as
-# soon as the queue is free (even if it is because the owner's socket closed), checks commits against the lock's epoch,
-# and ends a lease that is not renewed. With Apache's broker, a rejected member retries every 500 ms.
+# The lock (LOCK_BATCH_MQ) is kept by the broker that has the queue. Rocketlet's broker notifies a rejected member when
+# the queue becomes free, checks commits against the lock's epoch, and ends a lease that is not renewed. With Apache's
+# broker, a rejected member retries, every 500 ms by default.
 #
 # Broker and member both know when a lease expires. The member counts it from the sending of the last renewal that the
 # broker confirmed (`Lease`). When it has expired, no handler of the queue starts, and the queue is suspended until its
 # broker has renewed the lease. If the response has the same epoch, no other member has owned the queue meanwhile. A
 # renewal at a Rocketlet broker contains the epoch, so that it never acquires a new lease. The lease of a queue that is
-# being released is renewed until the queue is unlocked. A member acquires a queue again only after the handlers of its
-# previous ownership have ended.
+# being released is renewed until a request to unlock the queue is sent. A member acquires a queue again only after the
+# handlers of its previous ownership have ended.
 #
 # If the start offset of a queue cannot be determined, the queue is unlocked instead of being read from a guessed offset.
 
@@ -266,7 +266,8 @@ class Leases:
             await asyncio.sleep(self._limits.reconnect_s)
 
     async def _give_back(self, queues: Iterable[Queue]) -> None:
-        """Unlock queues that may be locked. Otherwise other members could not lock them until the leases expire."""
+        """Unlock queues that may be locked, at brokers where this member is registered. Otherwise other members could not
+        lock them until the leases expire."""
         await asyncio.gather(*map(self._locks.unlock, filter(self._is_known_at, queues)))
 
     def _is_known_at(self, queue: Queue) -> bool:
@@ -553,13 +554,13 @@ async def gather_all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
 # LOCK_BATCH_MQ and UNLOCK_BATCH_MQ of one member: locks, renewals, unlocks, and commits, which Rocketlet's brokers
 # accept in the same requests.
 #
-# The member unlocks every queue that a broker may have locked for it and that it does not own. A broker grants a lock
+# The member tries to unlock queues that a broker may have locked for it and that it does not own. A broker grants a lock
 # even if nobody waits for the response any more, because the caller was cancelled or timed out. Apache's broker keeps
 # such a lock for up to 60 s, Rocketlet's for up to 20 s, and no member reads the queue meanwhile. A queue is therefore
 # *in doubt* from the lock request until the member owns the queue, the broker rejects the lock, the broker confirms an
 # unlock, or 60 s have passed.
 #
-# An unlock waits until all lock requests of its queue have a response or `hand_over_timeout_s` has passed, even if
+# An unlock, except in `abandon`, waits until all lock requests of its queue have a response or have timed out, even if
 # nobody waits for them any more, because Apache's broker processes the requests of one connection in several threads
 # (AdminBrokerProcessor's executor), so that the unlock could overtake the lock. For the same reason, no queue is locked
 # while an unlock of it is in flight: the unlock could undo the lock without the new owner noticing. If a connection

@@ -255,8 +255,8 @@ class Membership:
 def heartbeat_queues(owned: Iterable[Queue], most: int = MAX_REQUEST_QUEUES) -> tuple[Queue, ...]:
     """Return the queues to name in a heartbeat: the first ones, up to the maximum that a broker accepts.
 
-    A broker would reject a larger heartbeat, and the member with it. Brokers log these queues, and after a restart they
-    use them to assign STICKY members their previous queues again.
+    A Rocketlet broker would reject a larger heartbeat, and the member with it. It logs these queues, and uses them after
+    a restart to assign STICKY members their previous queues again.
     """
     queues = sorted(owned)[:most]
     longest = max((len(f"{queue.topic}{queue.broker_name}".encode()) for queue in queues), default=0)
@@ -403,7 +403,8 @@ class Rebalance:
         return mine, complete
 
     def _miss(self, topic: str) -> None:
-        """Log once that a topic does not exist. A group's retry topic is not logged, because its first retry creates it."""
+        """Log that a topic does not exist, once until it is found. A group's retry topic is not logged, because its first
+        retry creates it."""
         if topic not in self.missing and not topic.startswith(names.RETRY_PREFIX):
             self.missing.add(topic)
             hint = "create it, send to it, or check its name and brokers; once it exists, it is read from offset 0"

@@ -86,8 +86,8 @@ class GroupOffsets:
             self._first_seen[topic] = frozenset(queues)
 
     async def fix_latest(self, topics: Iterable[str]) -> None:
-        """Determine the start offsets when the member joins, so that a group with `start="last"` reads all messages that
-        are stored from now on."""
+        """Determine the start offsets at the reachable brokers when the member joins, so that a group with `start="last"`
+        reads all messages that are stored from now on."""
         if self.late is not None:
             await self.late.join()
         for topic in topics:
@@ -98,8 +98,8 @@ class GroupOffsets:
                 await asyncio.gather(*(self._fix_at(name, found) for name, found in by_broker(queues).items()))
 
     async def _fix_at(self, broker_name: str, queues: list[Queue]) -> None:
-        """Determine the ends of queues at one broker. A Rocketlet broker stores those of all queues of the topic at a
-        query for one of them. For another broker, this member remembers them."""
+        """Determine the start offsets of queues at one broker. For a group without offsets, a Rocketlet broker stores the
+        ends of all queues of the topic at a query for one of them. For another broker, this member remembers them."""
         if queues[0].topic.startswith(RETRY_PREFIX):
             return
         try:
@@ -121,8 +121,8 @@ class GroupOffsets:
         unless `start` is a time. With `start="last"`, a queue whose broker was unreachable when this member joined is
         read from the first message that was stored since.
 
-        The start offset is committed immediately. Otherwise a member that starts at the end of an empty queue, and stops
-        before a message arrives, would skip that message the next time.
+        The start offset is committed immediately, unless the broker refuses that. Otherwise a member that starts at the end
+        of an empty queue, and stops before a message arrives, would skip that message the next time.
 
         Raises RocketletError.
         """
@@ -168,7 +168,8 @@ class GroupOffsets:
     ) -> int | None:
         """Return the group's committed offset, or None.
 
-        If `start` is "last", a Rocketlet broker commits the ends of all queues of the topic for a group without offsets.
+        If `start` is "last", a Rocketlet broker commits the ends of all queues of the topic for a group without offsets,
+        unless `alone`.
 
         Args:
             alone: True if `start` applies only to this queue, so that the broker must not do that.

@@ -65,7 +65,8 @@ class UniqueKeys:
         return self._stem + _TWO_DIGITS[number >> 8] + _TWO_DIGITS[number & 0xFF]
 
     def take(self, count: int) -> list[str]:
-        """Return `count` ids. When the counter overflows, the time is updated, so that ids stay unique."""
+        """Return `count` ids. When the counter overflows, the time is updated, so that ids stay unique unless more than
+        65,536 are taken in 1 ms."""
         ids: list[str] = []
         while count > 0:
             high, low = self._counter >> 8, self._counter & 0xFF
@@ -82,8 +83,8 @@ class UniqueKeys:
 # Messages that one event-loop iteration sends to one queue are combined into SEND_BATCH_MESSAGE requests.
 #
 # Batching causes no delay, because a batch is written at the end of the iteration, when a single message would be
-# written, too. A message that is alone in its iteration is a SEND_MESSAGE_V2. Each message has its own future, and thus
-# its own result and error.
+# written, too. A message that is alone in its batch is a SEND_MESSAGE_V2. Each message has its own future, and thus its
+# own result and error.
 #
 # If no batch is in flight, a Rocketlet broker may get the first half of the messages that are expected in this
 # iteration before its end. With a single batch, client and broker would take turns waiting for each other. With two
@@ -172,7 +173,7 @@ class Batch:
             self.texts = [PLAIN + key for key in self.ids]
 
     def answered(self, answer: Frame | Exception) -> None:
-        """Set the results of the messages if they were stored."""
+        """Set the results of the messages if they were stored; otherwise pass the batch to `failed`."""
         accumulator, messages = self.accumulator, self.messages
         accumulator.in_flight -= 1
         accumulator.answered_messages += len(messages)
@@ -187,7 +188,7 @@ class Batch:
                 return
             results = sent_results(answer, self.ids, self.queue)
         except AnswerUnreadable as error:  # not retried, because that would store the messages twice
-            reason = f"{self.connection.address} stored the messages and does not say where: {error}"
+            reason = f"{self.connection.address} stored the messages, but did not return their offsets: {error}"
             accumulator.failed(self, RocketletError(reason))
             return
         for message, result in zip(messages, results, strict=True):
@@ -234,7 +235,7 @@ class Accumulator:
 
     Args:
         header: `header(topic, properties, now_ms, queue_id)` returns the header fields of a request.
-        failed: called with each batch that was not stored, and the response or exception.
+        failed: called with each batch whose request failed, and the response or exception. Its messages may be stored.
     """
 
     def __init__(
@@ -420,7 +421,7 @@ def checked_body(body: bytes) -> bytes:
     if not body:
         raise MessageIllegal("the body is empty")
     if len(body) > MAX_BODY_BYTES:
-        raise MessageIllegal(f"the body has {len(body)} bytes; {MAX_BODY_BYTES} are allowed")
+        raise MessageIllegal(f"the body has {len(body)} bytes; maximum {MAX_BODY_BYTES}")
     return body
 
 
@@ -457,7 +458,7 @@ def properties_text(
     if tag:
         if "||" in _plain("tag", tag) and not is_again:
             raise MessageIllegal(
-                f"the tag {tag!r} holds '||', which separates tags: a message has one; nobody would get it"
+                f"the tag {tag!r} contains '||', which separates tags in filters; a message has one tag"
             )
         text = f"TAGS\x01{tag}\x02{text}"
     if keys:
@@ -474,7 +475,7 @@ def properties_text(
         text = f"{text}\x02{props.encode(properties)}"
     size_bytes = len(text) if text.isascii() else len(encoded("properties' text", text))
     if size_bytes > PROPERTY_BYTES:
-        raise MessageIllegal(f"the properties have {size_bytes} bytes; {PROPERTY_BYTES} are allowed")
+        raise MessageIllegal(f"the properties have {size_bytes} bytes; maximum {PROPERTY_BYTES}")
     return text
 
 
@@ -484,7 +485,9 @@ def encoded(name: str, text: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError as error:
         half = text[error.start]
-        raise MessageIllegal(f"the {name} holds {half!r}, half a surrogate pair, which UTF-8 cannot hold") from None
+        raise MessageIllegal(
+            f"the {name} contains {half!r}, half a surrogate pair, which UTF-8 cannot encode"
+        ) from None
 
 
 def checked_id(message_id: str) -> str:
@@ -513,7 +516,7 @@ def outgoing(messages: Iterable[Any], encode: Callable[[Any], Any]) -> tuple[Out
     """Return the messages of a batch as Outgoing. Raises MessageIllegal.
 
     Args:
-        encode: Called for each item that is not an Outgoing; it returns bytes unchanged and converts other values to
+        encode: called for each item that is not an Outgoing; it returns bytes unchanged and converts other values to
             bodies.
     """
     allowed = "a batch takes a list of bytes or Outgoing(...)"
@@ -537,7 +540,7 @@ def _one_key(key: str) -> str:
     """Return a key. Raises MessageIllegal if it has blanks, at which brokers and consumers split keys."""
     if len(key.split()) > 1:
         raise MessageIllegal(
-            f"the key {key!r} holds blanks, at which brokers split it; give {key.split()!r}, or no blanks"
+            f"the key {key!r} contains blanks, at which brokers split it; give {key.split()!r}, or no blanks"
         )
     return key
 
@@ -546,12 +549,12 @@ def _plain(name: str, text: str) -> str:
     if not isinstance(text, str):
         raise MessageIllegal(f"the {name} {text!r} is not a text; use str({text!r})")
     if not text.strip() or "\x01" in text or "\x02" in text:
-        raise MessageIllegal(f"the {name} {text!r} may neither be blank nor hold U+0001 or U+0002")
+        raise MessageIllegal(f"the {name} {text!r} may neither be blank nor contain U+0001 or U+0002")
     return text
 
 
 # ------------------------------------------------------------------------------
-# Sends, as a producer's middleware gets them.
+# Middleware of producers.
 
 
 @dataclass(frozen=True, slots=True)

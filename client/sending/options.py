@@ -49,9 +49,9 @@ class ProducerOptions(TypedDict, total=False):
     retries: Annotated[
         int,
         Option(
-            "maximum number of retries of a send that a broker rejects or does not answer in time, each in another queue if "
-            "possible. While no broker can be reached, a send is retried until `timeout_s` has passed, however often; "
-            "0 means no retry at all.",
+            "maximum number of retries of a send that gets no response in time, or that a broker rejects although another "
+            "queue or broker may accept it, each in another queue if possible. While no broker can be reached, a send is "
+            "retried until `timeout_s` has passed, however often; 0 means no retry at all.",
             SEND_RETRIES,
             partial(check_count, least=0),
         ),
@@ -95,7 +95,8 @@ class ProducerOptions(TypedDict, total=False):
         Sequence[SendMiddleware],
         Option(
             "layers around `send`, `send_batch`, `send_oneway` and the sends of transactions: `async def layer(sending, "
-            "call): return await call(sending)`. A layer with a method `transaction_ended(end)` gets each outcome.",
+            "call): return await call(sending)`. A layer with a method `transaction_ended(end)` gets each outcome that was "
+            "sent to a broker.",
             (),
             _check_layers,
         ),

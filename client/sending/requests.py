@@ -187,8 +187,8 @@ def half_properties(text: str, group: str) -> str:
 
 
 class ProducerTransactions:
-    """The transactions of one producer group in this process. Middleware that is a TransactionWatch is notified of each
-    outcome."""
+    """The transactions of one producer. Middleware that is a TransactionWatch is notified of each outcome that was sent to
+    a broker."""
 
     def __init__(self, cluster: ClusterView, group: str, check: Check, middleware: Sequence[object] = ()) -> None:
         self._watches = [layer for layer in middleware if isinstance(layer, TransactionWatch)]
@@ -286,7 +286,7 @@ class ProducerTransactions:
         )  # fmt: skip
 
     async def close(self, timeout_s: float) -> None:
-        """Start no more checks, and wait for running ones, except one that calls this. The broker repeats other checks
-        at another producer of the group, or at one that starts later."""
+        """Start no more checks, and wait up to `timeout_s` for running ones, except one that calls this. The broker repeats
+        other checks at another producer of the group, or at one that starts later."""
         self._is_closed = True
         await finished(self._tasks, timeout_s)

@@ -58,8 +58,8 @@ log = get_logger("rocketlet.producer")
 # Chooses the queues of a producer's messages, and retries failed sends.
 #
 # A failed send is retried, up to the producer's `retries`, if another queue or broker may succeed: in another queue, if
-# possible at another broker, unless the caller chose the queue. While no broker can be reached, the send is retried
-# with growing pauses until its timeout.
+# possible at another broker, unless the caller gave a queue or a queue key. While no broker can be reached, the send is
+# retried with growing pauses until its timeout, unless `retries` is 0.
 
 
 # Response codes after which another queue or broker may succeed.
@@ -121,23 +121,22 @@ class Sender(Lifecycle):
         return [connection for connection in found if connection is not None]
 
     def _failed(self, batch: Batch, answer: Frame | Exception) -> None:
-        """Retry messages that were not stored, each message of a batch on its own."""
+        """Retry the messages of a failed batch, each of them alone."""
         if isinstance(answer, Frame):
             answer = BrokerRefused(RequestCode.SEND_BATCH_MESSAGE, answer.code, answer.remark, batch.connection.address)
         for message, key, text in zip(batch.messages, batch.ids, batch.texts, strict=True):
             if message[0].done():  # the caller has cancelled the send
                 continue
-            task = asyncio.create_task(self._settle(batch, message, key, text, answer), name="resend")
+            task = asyncio.create_task(self._resend_alone(batch, message, key, text, answer), name="resend")
             self._resending.add(task)
             task.add_done_callback(partial(self._resent, message[0]))
             message[0].add_done_callback(partial(_give_up, task))
 
-    async def _settle(self, batch: Batch, message: Pending, key: str, text: str, error: Exception) -> None:
-        """Retry a message whose batch failed alone, or fail it if no attempts are left."""
+    async def _resend_alone(self, batch: Batch, message: Pending, key: str, text: str, error: Exception) -> None:
+        """Send a message of a failed batch alone, or fail it if no attempts are left or a retry cannot succeed."""
         topic = batch.queue.topic
         future, _, body, _, queue_key, queue = message
-        # One invalid message lets its whole batch fail. When the messages are then sent alone, each gets its own
-        # response.
+        # One invalid message makes its whole batch fail, so send its messages alone: each then gets its own response.
         is_anothers = len(batch.messages) > 1 and isinstance(error, BrokerRefused) and error.code in _OF_ONE_MESSAGE
         tries = 1 if is_anothers else self._retries
         timeout_s = batch.left_s()
@@ -145,7 +144,7 @@ class Sender(Lifecycle):
             if not tries or timeout_s <= 0 or not (is_anothers or _may_help(error)):
                 raise error
             if not is_anothers:
-                log.info("send_failed", queue=str(batch.queue), reason=str(error), hint="trying again")
+                log.info("send_failed", queue=str(batch.queue), reason=str(error), hint="it is retried")
                 await self._refresh_route(topic)
             ext = self._header(topic, text, int(time.time() * 1000))
             code, failed = RequestCode.SEND_MESSAGE_V2, None if is_anothers else batch.queue
@@ -204,7 +203,7 @@ class Sender(Lifecycle):
 
     def _batch(self, accumulator: Accumulator, topic: str, queue_key: str | None, queue: Queue | None) -> Batch | None:
         """Return the batch of this event-loop iteration for the queue of a message, or for all messages that may go to
-        any queue. Return None without a known route or an open connection to the broker."""
+        any queue. Return None without a known route or an open connection to the broker, and for retry topics."""
         queues = self._queues.get(topic)
         if not queues or topic[0] == "%":  # brokers accept no batches for retry topics
             return None
@@ -295,7 +294,7 @@ class Sender(Lifecycle):
                 tries -= not is_away
                 if tries <= 0 or time.monotonic() >= end_s or not _may_help(error):
                     raise
-                log.info("send_failed", topic=topic, queue=str(target), reason=str(error), hint="trying again")
+                log.info("send_failed", topic=topic, queue=str(target), reason=str(error), hint="it is retried")
                 if failed is not None or self._has_one_broker(topic):
                     await asyncio.sleep(min(pause_s, max(end_s - time.monotonic(), 0.0)))
                     pause_s = min(pause_s * 2, MAX_SEND_BACKOFF_S)
@@ -403,7 +402,7 @@ class Sender(Lifecycle):
         await connection.request(RequestCode.HEART_BEAT, {}, body)
 
     def _choose(self, queues: list[Queue], queue_key: str | None, failed: Queue | None) -> Queue:
-        """Choose a queue by its key, or round robin. After a failure, prefer another broker."""
+        """Choose a queue by the key; without a key round robin and, after a failure, if possible at another broker."""
         if queue_key is not None:
             if not isinstance(queue_key, str):
                 raise MessageIllegal(f"the queue key {queue_key!r} is not a text; use str({queue_key!r})")

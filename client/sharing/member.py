@@ -213,7 +213,7 @@ class Sharing:
             settled(outcome)
 
     def give_back(self, delivery: SharedDelivery) -> None:
-        """Release a message, so that another member can receive it immediately."""
+        """Release a message, so that a member can receive it before its visibility timeout ends."""
         self._leaves(delivery.message, RetryLater())
         self._settling.give_back(delivery)
 

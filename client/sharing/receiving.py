@@ -120,8 +120,8 @@ class ReceiveStart:
 def deliveries_of(answer: Frame, topic: str, broker_name: str, ends_s: float) -> tuple[list[SharedDelivery], int]:
     """Decode the response to a receive. Return its messages, and the approximate number of messages left at the broker.
 
-    A record that cannot be decoded is skipped, so the broker redelivers it until it is a dead letter. Raises
-    MessageError if the body cannot be split into records, and HeaderError.
+    A record that cannot be decoded is skipped, so the broker redelivers it; only Rocketlet's brokers dead-letter it in
+    the end. Raises MessageError if the body cannot be split into records, and HeaderError.
     """
     result = read(PopMessageResult, answer.ext)
     starts, tried = starts_of(result.start_offset_info or ""), tried_in(result.order_count_info or "")
@@ -176,7 +176,7 @@ def _properties(record: bytes, topic: str, broker_name: str) -> str | None:
     except MessageError as error:
         consumer_log.error(
             "message_unreadable", topic=topic, broker=broker_name, offset=offset_in(record), reason=str(error),
-            hint="its broker redelivers it until it is a dead letter",
+            hint="its broker redelivers it; a Rocketlet broker stores it as a dead letter after its last retry",
         )  # fmt: skip
         return None
 
@@ -431,7 +431,8 @@ class Source:
                     log.info("broker_back", broker=self.broker_name, topic=self.topic)
 
     def _report(self, error: Exception) -> float:
-        """Log the first of consecutive failures. Return the number of seconds to wait before the next receive."""
+        """Log the first of consecutive RocketletErrors, and any other error. Return the number of seconds to wait before
+        the next receive."""
         if not isinstance(error, RocketletError):
             log.exception("pop_failed", broker=self.broker_name, topic=self.topic)
         elif not self._is_failing:
@@ -542,7 +543,7 @@ class LiteSource(Source):
 
 Make = Callable[[Subscription, str, bool], Source]
 _NOT_YET: Final = frozenset((ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SERVICE_NOT_AVAILABLE))
-"""Response codes that do not let the start fail."""
+"""Response codes to the first receive after which the consumer starts nevertheless, because its run retries them."""
 
 
 class Sources:
@@ -571,8 +572,8 @@ class Sources:
         return [topic for topic in self._subscriptions if self._cluster.route(topic) is None]
 
     async def begin(self) -> None:
-        """Send the first receive to each broker. An unreachable broker gets it later. Raises BrokerRefused if a broker
-        rejects this consumer."""
+        """Send the first receive to each broker. A broker that is unreachable, or does not have the topic yet, gets it later.
+        Raises BrokerRefused if a broker rejects this consumer."""
         sources = [self._make(self._subscriptions[topic], name, False) for topic, name in self._places()]
         self._dispatcher.sources = len(sources)
         for outcome in await asyncio.gather(*(source.begin() for source in sources), return_exceptions=True):

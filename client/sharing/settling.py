@@ -204,7 +204,8 @@ class Settling:
     # Acknowledgements
 
     def ack(self, delivery: SharedDelivery) -> None:
-        """Acknowledge a message at the end of this event-loop iteration, and repeat that until the broker responds."""
+        """Acknowledge a message at the end of this event-loop iteration. Without a response, repeat that until
+        `ACK_TIMEOUT_S` after the end of its lease."""
         self._open += 1
         self._settled.clear()
         if delivery.is_renewing:  # wait, because the response may contain a new receipt that replaces the current one
@@ -292,13 +293,14 @@ class Settling:
         self._later(delivery, partial(self._retry_until_confirmed, delivery, change))
 
     def give_back(self, delivery: SharedDelivery) -> None:
-        """Release a message, so that another member can receive it immediately. The attempt does not count."""
+        """Release a message, so that a member can receive it before its visibility timeout ends. At a Rocketlet broker the
+        attempt does not count."""
         back = partial(self.change, delivery, 0.0, suspend=True)
         self._later(delivery, partial(self._retry_until_confirmed, delivery, back))
 
     def reject(self, delivery: SharedDelivery, reason: str, done: Callable[[], None]) -> None:
-        """Dead-letter a message. `done` is called when the dead letter is stored. Until then its visibility timeout must be
-        extended."""
+        """Dead-letter a message. `done` is called when the dead letter is stored, or cannot be stored any more because the
+        lease has ended. Until then its visibility timeout must be extended."""
         self._later(delivery, partial(self._reject, delivery, reason, done))
 
     def _later(self, delivery: SharedDelivery, work: Callable[[], Coroutine[Any, Any, None]]) -> None:

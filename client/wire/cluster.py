@@ -485,7 +485,7 @@ def pull_header(
 
     Args:
         max_bytes: the maximum size of the response, if it is to exceed the broker's usual maximum.
-        identity: the identity of the topic (`protocol.extents`). The broker rejects the pull if the topic was recreated.
+        identity: the identity of the topic (`TopicExtent`). The broker rejects the pull if the topic was recreated.
 
     Apache's brokers ignore `max_bytes` and `identity`.
     """

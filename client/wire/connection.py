@@ -183,7 +183,7 @@ class Connection(asyncio.Protocol):
         """Send a request. Return a future of the response, whatever its code; it raises ConnectionFailed or
         RequestTimeout."""
         future: asyncio.Future[Frame] = self.loop.create_future()
-        self.call(code, ext, body, partial(_settle, future), self.running_s() + timeout_s)
+        self.call(code, ext, body, partial(_complete, future), self.running_s() + timeout_s)
         return future
 
     def request(
@@ -200,7 +200,7 @@ class Connection(asyncio.Protocol):
     def _resolve(self, future: asyncio.Future[Frame], code: int, answer: Frame | Exception) -> None:
         if isinstance(answer, Frame) and answer.code:
             answer = BrokerRefused(code, answer.code, answer.remark, self.address)
-        _settle(future, answer)
+        _complete(future, answer)
 
     def oneway(self, code: int, ext: Ext, body: bytes = b"") -> None:
         """Send a request that gets no response. Raises ConnectionFailed if the connection is closed."""
@@ -435,7 +435,7 @@ def _is_no_tls(error: Exception) -> bool:
     return refused or isinstance(error, ConnectionResetError | ConnectionAbortedError)
 
 
-def _settle(future: asyncio.Future[Frame], answer: Frame | Exception) -> None:
+def _complete(future: asyncio.Future[Frame], answer: Frame | Exception) -> None:
     if future.done():  # the caller has cancelled the future
         return
     if isinstance(answer, Exception):
@@ -558,12 +558,12 @@ class Access:
     """The account and TLS settings of a client. Producer, Consumer and AdminClient use the same class.
 
     - `access_key`, `secret_key`, `security_token`: the account that signs requests, as Apache's AclClientRPCHook does.
-      Over TLS, a Rocketlet broker authenticates the connection once instead.
+      Over TLS, and with `encoding="auto"`, a Rocketlet broker authenticates the connection once instead.
     - `tls`: True to encrypt connections.
     - `ca_file`: PEM file of the certificate authorities to trust. Default: those of the system.
     - `verify_tls`: False to accept any certificate of the server.
     - `cert_file`, `key_file`: PEM files of this client's own certificate and its key, for servers that require one.
-    - `encoding`: encoding of headers. "auto" is JSON, or MessagePack with Rocketlet's brokers.
+    - `encoding`: encoding of headers. "auto" is JSON, or MessagePack once a Rocketlet server has responded in it.
 
     Raises ConfigError for conflicting values. Files are read when a client is created with these settings, which raises
     ConfigError for files that cannot be read.

@@ -79,9 +79,12 @@ async def test_a_batch_is_as_large_as_was_asked_for(node: Node, wire: Wire) -> N
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"keys": "order 17"}, r"the key 'order 17' holds blanks, at which brokers split it; give \['order', '17'\]"),
-        ({"keys": ["a", "order 17"]}, "the key 'order 17' holds blanks"),
-        ({"tag": "a || b"}, r"the tag 'a \|\| b' holds '\|\|'"),
+        (
+            {"keys": "order 17"},
+            r"the key 'order 17' contains blanks, at which brokers split it; give \['order', '17'\]",
+        ),
+        ({"keys": ["a", "order 17"]}, "the key 'order 17' contains blanks"),
+        ({"tag": "a || b"}, r"the tag 'a \|\| b' contains '\|\|'"),
     ],
 )
 async def test_keys_and_tags_that_nobody_would_find_are_refused(

@@ -132,7 +132,7 @@ def test_the_reference_shows_the_options_of_each_client(hooks: ModuleType) -> No
     page = hooks.on_page_markdown((ROOT / "docs" / "reference" / "client.md").read_text())
     assert "| `concurrency` | `20` | Maximum number of handlers that run concurrently." in page
     assert "| `invisible_s` | `30.0` | Visibility timeout in seconds: a message" in page
-    assert "| `retries` | `2` | Maximum number of retries of a send that a broker rejects" in page
+    assert "| `retries` | `2` | Maximum number of retries of a send that gets no response in time" in page
     assert "| `strategy` | `AVG` | Strategy that allocates queues to members. |" in page
 
 
