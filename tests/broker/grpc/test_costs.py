@@ -30,6 +30,7 @@ from rocketlet.protocol.message import RecallHandle
 from ...conftest import Connect, Node, Nodes, eventually
 from ...support.grpc_client import GrpcClient, message, resource, route, sending
 from ...support.requests import send_v2
+from ...support.turns import give_no_turn
 from .conftest import Dial
 from .receives import OK, begin, joined, receive, received, request
 
@@ -247,7 +248,7 @@ async def test_recalls_of_a_connection_are_looked_for_one_after_the_other_and_la
         assert (await client.call("SendMessage", sending(sent))).status.code == OK
     assert sum(1 for _ in node.broker.timers.recalling("t", due_ms, "none")) == 4
     handle = RecallHandle("t", node.config.name, due_ms, "none").encoded()
-    monkeypatch.setattr(node.broker.turns, "turn_s", -1)
+    give_no_turn(monkeypatch, node)
     calls = [client.begin("RecallMessage") for _ in range(20)]
     for call in calls:
         call.send(schema.RecallMessageRequest(topic=resource("t"), recall_handle=handle), end=True)

@@ -17,6 +17,7 @@ from bench.steps import Meter
 
 from ...conftest import Connect, Node, Wire, create_topic, eventually
 from ...support.requests import pull, send
+from ...support.turns import give_no_turn
 
 FOREVER = 2**62
 
@@ -130,9 +131,6 @@ async def test_a_search_reads_no_more_than_the_newest_messages(wire: Wire, monke
     assert (answer.code, "request an earlier or shorter range" in (answer.remark or "")) == (1, True)
 
 
-STANDING = "turn_s", -1  # no work gets a turn
-
-
 async def test_a_client_has_one_search_at_a_time_and_others_wait_in_line(
     node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,7 +139,7 @@ async def test_a_client_has_one_search_at_a_time_and_others_wait_in_line(
     await send(wire, b"here", properties="KEYS\x01k")
     searches = node.broker.searches
     with monkeypatch.context() as patch:
-        patch.setattr(node.broker.turns, *STANDING)
+        give_no_turn(patch, node)
         asked = [wire.send(RequestCode.QUERY_MESSAGE, query("k")) for _ in range(20)]
         await eventually(lambda: searches.waiting == 19)
         (first,) = node.server.connections
@@ -168,7 +166,7 @@ async def test_clients_take_turns_with_their_searches(monkeypatch: pytest.Monkey
         done.append(name)
 
     with monkeypatch.context() as patch:
-        patch.setattr(turns, *STANDING)
+        patch.setattr(turns, "turn_s", -1)
         for name in ("a1", "a2", "a3", "b1", "b2"):
             line.join(name[0], work(name))
     await eventually(lambda: len(done) == 5)
@@ -182,7 +180,7 @@ async def test_searches_that_wait_are_limited_at_their_edge_for_each_client(
     await create_topic(wire, "t")
     await send(wire, b"here", properties="KEYS\x01k")
     with monkeypatch.context() as patch:
-        patch.setattr(node.broker.turns, *STANDING)
+        give_no_turn(patch, node)
         asked = [wire.send(RequestCode.QUERY_MESSAGE, query("k")) for _ in range(4)]
         refused = await wire.answer(asked.pop())
         assert (refused.code, "wait already" in (refused.remark or "")) == (1, True)
@@ -204,7 +202,7 @@ async def test_a_broker_that_stops_waits_for_no_search(node: Node, wire: Wire, m
 
     monkeypatch.setattr(index.Search, "_examine", counting)
     with monkeypatch.context() as patch:
-        patch.setattr(node.broker.turns, *STANDING)
+        give_no_turn(patch, node)
         for _ in range(20):
             wire.send(RequestCode.QUERY_MESSAGE, query("k"))
         await eventually(lambda: node.broker.searches.waiting == 19)

@@ -23,6 +23,7 @@ from ...conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, ev
 from ...support import forged
 from ...support.peers import Peer
 from ...support.requests import bodies_of, pull, raw_frame, send, send_v2
+from ...support.turns import give_no_turn
 
 
 def huge_opaque(serialize_type: int) -> bytes:
@@ -540,8 +541,8 @@ async def test_the_requests_of_one_read_take_turns_with_those_of_others(
     node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     await create_topic(wire, "t")
+    give_no_turn(monkeypatch, node)
     monkeypatch.setattr("rocketlet.broker.remoting.dispatch.PIECE_S", 0.0)
-    monkeypatch.setattr(node.broker.turns, "turn_s", -1)  # nobody has a turn
     greedy = await connect(node.address)
     await greedy.call(RequestCode.GET_MAX_OFFSET, {"topic": "t", "queueId": 0})
     ext = {"topic": "t", "queueId": 0, **send_v2()}

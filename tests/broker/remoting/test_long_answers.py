@@ -19,6 +19,7 @@ from rocketlet.protocol.message import PIECE_MESSAGES, BatchEntry, encode_batch,
 from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually
 from ...support.peers import Peer
 from ...support.requests import heartbeat, join, pull, send, send_v2, write_send_v2
+from ...support.turns import serve_as_read
 
 
 async def test_long_requests_are_limited_with_flush_sync_too(nodes: Nodes) -> None:
@@ -230,7 +231,10 @@ def opaques(peer: Peer) -> list[int]:
     return [frame.opaque for frame in peer.received()]
 
 
-async def test_a_drain_continues_behind_the_small_requests_of_others(node: Node) -> None:
+async def test_a_drain_continues_behind_the_small_requests_of_others(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve_as_read(monkeypatch, node)
     filled(node)
     (drain,), other = drains(node, 1), Peer(node.server, 2)
     drain.send(pulled(2))
@@ -240,7 +244,8 @@ async def test_a_drain_continues_behind_the_small_requests_of_others(node: Node)
     assert opaques(drain) == [2]
 
 
-async def test_drains_take_turns(node: Node) -> None:
+async def test_drains_take_turns(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve_as_read(monkeypatch, node)
     filled(node)
     first, second = drains(node, 2)
     first.send(pulled(2))
@@ -252,7 +257,8 @@ async def test_drains_take_turns(node: Node) -> None:
     assert (opaques(first), opaques(second)) == ([], [2])
 
 
-async def test_a_drain_that_has_got_little_is_one_no_more(node: Node) -> None:
+async def test_a_drain_that_has_got_little_is_one_no_more(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve_as_read(monkeypatch, node)
     filled(node)
     (drain,) = drains(node, 1)
     drain.send(sent(2))
@@ -262,13 +268,16 @@ async def test_a_drain_that_has_got_little_is_one_no_more(node: Node) -> None:
     assert opaques(drain) == [3]
 
 
-async def test_a_drain_that_hangs_up_is_forgotten(node: Node) -> None:
+async def test_a_drain_that_hangs_up_is_forgotten(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve_as_read(monkeypatch, node)
     filled(node)
-    (first, second), served = drains(node, 2), node.server.behind
+    first, second = drains(node, 2)
     first.send(pulled(2))
     second.send(pulled(2))
     first.hang_up()
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert (opaques(first), opaques(second)) == ([], [2])
-    assert not served._waiting
+    second.send(pulled(3))
+    await asyncio.sleep(0)
+    assert opaques(second) == [3], "nobody is before it"
