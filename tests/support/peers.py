@@ -22,12 +22,13 @@ MAX_FRAME_BYTES = 16_384
 
 
 class Socket(asyncio.Transport):
-    """A connection's socket, in memory."""
+    """A connection's socket, in memory. As with a real one, the connection is lost soon after the broker closes it."""
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
         super().__init__({"peername": (host, port)})
         self.written: list[bytes] = []
         self.is_closed = False
+        self.is_lost = False
         self.protocol: asyncio.BaseProtocol | None = None
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -40,9 +41,19 @@ class Socket(asyncio.Transport):
         return self.is_closed
 
     def close(self) -> None:
-        self.is_closed = True
+        if not self.is_closed:
+            self.is_closed = True
+            asyncio.get_running_loop().call_soon(self.lose)
 
     abort = close
+
+    def lose(self) -> None:
+        """Notify the connection, once."""
+        self.is_closed = True
+        if not self.is_lost:
+            self.is_lost = True
+            assert isinstance(self.protocol, asyncio.Protocol)
+            self.protocol.connection_lost(None)
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         self.protocol = protocol
@@ -65,6 +76,7 @@ class Peer:
     def __init__(self, server: Server, port: int, host: str = "127.0.0.1") -> None:
         self.socket = self.socket_type(port, host)
         self.connection = RemotingConnection(server)
+        self.socket.protocol = self.connection
         self.connection.connection_made(self.socket)
         self._reader = FrameReader()
 
@@ -81,8 +93,7 @@ class Peer:
         return self._reader.feed(self.take())
 
     def hang_up(self) -> None:
-        self.socket.close()
-        self.connection.connection_lost(None)
+        self.socket.lose()
 
 
 def request(code: int, ext: dict[str, Any] | None = None, body: bytes = b"", opaque: int = 1) -> bytes:
@@ -142,7 +153,7 @@ class GrpcPeer:
         connection = RemotingConnection(server)
         connection.connection_made(self.socket)
         assert server.grpc_server is not None
-        self.protocol = server.grpc_server.protocol(connection)
+        self.protocol = self.socket.protocol = server.grpc_server.protocol(connection)
         self.last_id = -1
         self.send(GREETING)
 
@@ -162,5 +173,4 @@ class GrpcPeer:
         return data
 
     def hang_up(self) -> None:
-        self.socket.close()
-        self.protocol.connection_lost(None)
+        self.socket.lose()
