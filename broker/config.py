@@ -197,7 +197,6 @@ POOL_LEAVE_S: Final = 30.0
 POOL_SENT_BACK: Final = 100
 POOL_POLL_INTERVAL_S: Final = 0.5  # interval of checks while queues move between pop clients and pulling members
 DEAD_LETTER_RETRY_S: Final = 1.0  # pause before a dead letter that could not be stored is stored again
-POP_JOURNAL_BYTES: Final = 4 * 1024 * 1024  # size of new records in the pop journal after which the file is rewritten
 
 # gRPC
 
@@ -403,6 +402,7 @@ class Limits:
     max_unused_pools: int = (
         1000  # groups and topics without pop clients that are kept for 30 s; the oldest are dropped first
     )
+    pop_journal_bytes: int = 4 * 1024 * 1024  # size of new records in the pop journal after which the file is rewritten
 
     # Groups
 

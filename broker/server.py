@@ -238,7 +238,7 @@ class Server:
     @cached_property
     def grpc_server(self) -> GrpcServer | None:
         """The gRPC server; None without the extra `broker`."""
-        make_server = _load_grpc()
+        make_server = load_grpc()
         return make_server(self._broker, self._acl, self._tap_calls) if make_server is not None else None
 
     def _protocol_of(self, connection: RemotingConnection, first: bytes) -> asyncio.Protocol:
@@ -358,10 +358,10 @@ class Server:
 
 
 async def _load_grpc_ahead() -> None:
-    await asyncio.to_thread(_load_grpc)
+    await asyncio.to_thread(load_grpc)
 
 
-def _load_grpc() -> type[GrpcServer] | None:
+def load_grpc() -> type[GrpcServer] | None:
     """Return the class of the gRPC server; None without the extra `broker`.
 
     The import of the gRPC server takes long, so a thread does it after the server has started. gRPC clients that connect

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import structlog
 
-from ..config import POP_JOURNAL_BYTES
 from ..messages.topics import Topics
 from ..runtime import Clock, Job
 from ..store.files import StoreError, StoreFull
@@ -23,11 +22,11 @@ _AT_ONCE = 512  # records after which a rewrite of the file begins another frame
 class PopJournal:
     """Collects records until `write`, and rewrites the file in `saving` if it has become long or lacks records.
 
-    Attributes:
+    Args:
         journal_bytes: the bytes by which the file may exceed twice its size after the last rewrite, before it is rewritten.
     """
 
-    def __init__(self, frames: Frames, topics: Topics, clock: Clock) -> None:
+    def __init__(self, frames: Frames, topics: Topics, clock: Clock, journal_bytes: int) -> None:
         self.frames = frames
         self._topics = topics
         self._clock = clock
@@ -37,7 +36,7 @@ class PopJournal:
         self._yielded: dict[int, bytes] = {}
         self._saved: dict[int, bytes] = {}
         self.last_number = 0
-        self.journal_bytes = POP_JOURNAL_BYTES
+        self._journal_bytes = journal_bytes
         self._is_behind = False  # True if the file lacks records, so that nothing is appended until it is rewritten
 
     def read(self, *, is_expected: bool) -> list[KeptQueue]:
@@ -164,7 +163,7 @@ class PopJournal:
             self._content += map(records.end, self._saved)
             self._defined.difference_update(self._saved)
             self._saved, self._yielded = self._yielded, {}
-        is_short = self.frames.size <= self.journal_bytes + 2 * self.frames.base
+        is_short = self.frames.size <= self._journal_bytes + 2 * self.frames.base
         if is_short and self._content and not self._is_behind:
             self.write()
         if is_short and not self._is_behind:

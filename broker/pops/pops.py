@@ -124,7 +124,7 @@ class Pops(LitePart):
         self._dead_letters = DeadLetterWriter(topics, appender, self._settings, groups)
         self._deadlines = Deadlines(clock, self)
         self._attempts: OrderedDict[PopAttempt, list[GivenDelivery]] = OrderedDict()
-        self._journal = PopJournal(frames, topics, clock)
+        self._journal = PopJournal(frames, topics, clock, limits.pop_journal_bytes)
         self.pools = LitePools(runtime, broker_name, topics, appender, groups, offsets, settings, lite_offsets)
         self.lite = LiteSubscriptions(runtime, topics, groups, settings, self.pools, self)
         self.expiry = LiteExpiry(runtime, topics, self.pools, self)

@@ -310,13 +310,13 @@ async def test_a_client_that_comes_before_its_protocol_server_is_loaded_holds_up
     nodes: Nodes, dial: Dial, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_load = threading.Event()
-    real = broker_server._load_grpc
+    real = broker_server.load_grpc
 
     def load() -> type[GrpcServer] | None:
         assert may_load.wait(PATIENCE_S)
         return real()
 
-    monkeypatch.setattr(broker_server, "_load_grpc", load)
+    monkeypatch.setattr(broker_server, "load_grpc", load)
     try:
         node = await nodes.start()
         early = await dial(node.address)
@@ -337,7 +337,7 @@ async def test_a_server_that_stops_before_its_protocol_server_is_loaded_closes_t
     nodes: Nodes, dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_load = threading.Event()
-    monkeypatch.setattr(broker_server, "_load_grpc", may_load.wait)
+    monkeypatch.setattr(broker_server, "load_grpc", may_load.wait)
     try:
         node = await nodes.start()
         client = await dial(node.address)

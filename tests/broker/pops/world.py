@@ -4,6 +4,7 @@ end when a test says so."""
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -87,12 +88,10 @@ class TestClock(MovableClock):
 class World:
     """One run of what a broker has below its protocol servers. `restart` is a kill, or a stop, and another run."""
 
-    journal_bytes = 2000  # so that it is rewritten in tests, too
-
     def __init__(self, folder: Path, queues: int = 2, clock: TestClock | None = None, limits: Limits = LIMITS) -> None:
         self.folder = folder
         self.queues = queues
-        self.limits = limits
+        self.limits = replace(limits, pop_journal_bytes=2000)  # so that it is rewritten in tests, too
         self.clock = clock or TestClock()
         folder.mkdir(parents=True, exist_ok=True)
         self.open()
@@ -137,7 +136,6 @@ class World:
             self.locks, watch, RequestModes(folder / "modes.json"), history, self.frames, _NoRoutes(), None,
             LiteOffsets(lites, self.topics),
         )  # fmt: skip
-        self.pops._journal.journal_bytes = self.journal_bytes
 
     def join(self, client_id: str, *, strategy: str | None = "AVG", group: str = "g", topic: str = "t") -> Session:
         """A member that pulls: one of ours, or without a strategy one of Apache's."""
