@@ -34,7 +34,11 @@ SMALL = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UsePerfData")
 HEAP = ("-Xms512m", "-Xmx512m", "-XX:MaxDirectMemorySize=512m", *SMALL)
 """Options of Apache's brokers."""
 LEVELS_S = (1, 1, 1, 2, *[3] * 14)
+CALM: dict[str, Any] = {"transactionMetricFlushInterval": 200, "timerFlushIntervalMs": 10_000}
+"""Settings of 5.5: after its start a broker checks in a busy loop whether the first interval is over, 3 s by default, and the
+second setting is how often it writes its timers."""
 SETTINGS: dict[str, Any] = {
+    **CALM,
     "enablePropertyFilter": "true",
     "transactionCheckInterval": 1000,
     "transactionTimeOut": 500,

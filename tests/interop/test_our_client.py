@@ -36,7 +36,7 @@ from rocketlet.testing import Broker as KitBroker
 from ..conftest import PATIENCE_S, eventually
 from ..support.handlers import Inbox
 from ..support.pacing import pace
-from .conftest import Run, own
+from .conftest import JAVA_NEWEST, Run, own
 from .systems import System, feature, numbers
 
 pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]
@@ -361,6 +361,7 @@ async def test_a_broker_that_restarts_is_found_again(system: System) -> None:
 
 @pytest.mark.spark
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("version", ["4.9.7", JAVA_NEWEST], indirect=True)  # test_secured runs it on our broker
 @feature("the Spark source and sink: stream, batch reads, positions, filters")
 async def test_spark_reads_and_writes_topics(system: System, tmp_path: Path) -> None:
     topic, group = await system.topic(), await system.group()

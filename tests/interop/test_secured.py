@@ -227,5 +227,5 @@ async def test_spark_reads_and_writes_with_tls_and_accounts(
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYSPARK_PYTHON": sys.executable},
     )  # fmt: skip
     out, err = await child.communicate()
-    assert out.split()[:1] == [b"1225"], err[-3000:]
+    assert out.split()[-4:] == [b"1225", b"50", b"50", b"9"], err[-3000:]
     assert not accounts.acl.refused

@@ -1,4 +1,5 @@
-"""The job that `test_kills` kills: a query with an idempotent sink, on two executors of their own processes.
+"""The job that `test_kills` kills: a query with an idempotent sink, on two executors of their own processes. The run that
+reads the rest and ends needs none of its own.
 
 It says `begun N` when the sink gets batch N, and `written N` when the rows are where they stay.
 """
@@ -17,7 +18,7 @@ from rocketlet.spark import register
 def main(address: str, folder: str, available_now: bool) -> None:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     spark = (
-        SparkSession.builder.master("local-cluster[2,1,600]")
+        SparkSession.builder.master("local[2]" if available_now else "local-cluster[2,1,600]")
         .config("spark.ui.enabled", "false")
         .config("spark.executor.memory", "600m")
         .config("spark.task.maxFailures", "8")
