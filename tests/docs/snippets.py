@@ -1,4 +1,4 @@
-"""Runs the Python snippets of one Markdown page, in order: `python snippets.py PAGE NAME_SERVER`, in an empty folder.
+"""Runs the Python snippets of Markdown pages, in order: `python snippets.py PAGE NAME_SERVER...`, in an empty folder.
 
 - A snippet without a title runs in this process. All of a page share their names, as if typed into one session that allows
   `await` everywhere.
@@ -86,4 +86,5 @@ def run_file(snippet: Snippet, page: Path, names: dict[str, Any], runner: asynci
 
 
 if __name__ == "__main__":
-    run_page(Path(sys.argv[1]), sys.argv[2])
+    for page, name_server in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
+        run_page(Path(page), name_server)

@@ -9,13 +9,14 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import rocketlet
 import rocketlet.testing
 
-from ..conftest import Node
+from ..conftest import Node, Nodes
 from . import snippets as runner
 from .snippets import run_page, snippets
 
@@ -113,6 +114,9 @@ def test_tables_and_code_may_be_wide() -> None:
 # Every Python snippet of README and docs runs, and prints what the page says it prints.
 
 
+IN_ONE_SPARK = (ROOT / "README.md", ROOT / "docs/spark.md")
+"""Pages with a Spark session, which runs as long as its process. A virtual machine takes longer to start than a page."""
+GUIDES = sorted(ROOT.glob("docs/how-to/*.md"))
 NEEDS_SPARK = [
     pytest.mark.spark,
     pytest.mark.skipif(
@@ -122,14 +126,18 @@ NEEDS_SPARK = [
 ]
 
 
+def has_python(page: Path) -> bool:
+    return any(snippets(page.read_text()))
+
+
 def pages() -> list[object]:
-    """Each page that has Python in it; those with Spark need Java."""
-    found: list[object] = []
+    """Each page that has Python in it; those with Spark need Java. Guides run together below: one that needs another one
+    fails in the order in which it comes first."""
+    found: list[object] = [pytest.param(IN_ONE_SPARK, id="README.md and docs/spark.md", marks=NEEDS_SPARK)]
     for page in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]):
-        text = page.read_text()
-        if any(snippets(text)):
-            marks = NEEDS_SPARK if any("pyspark" in snippet.code for snippet in snippets(text)) else ()
-            found.append(pytest.param(page, id=str(page.relative_to(ROOT)), marks=marks))
+        if has_python(page) and page not in (*IN_ONE_SPARK, *GUIDES):
+            marks = NEEDS_SPARK if any("pyspark" in snippet.code for snippet in snippets(page.read_text())) else ()
+            found.append(pytest.param([page], id=str(page.relative_to(ROOT)), marks=marks))
     return found
 
 
@@ -142,27 +150,33 @@ async def test_readme_and_then_the_tutorial_run_in_one_folder_on_one_broker(node
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("page", pages())
-async def test_every_snippet_of_the_page_runs(page: Path, node: Node, tmp_path: Path) -> None:
-    await runs(page, node, tmp_path)
+@pytest.mark.parametrize("pages", pages())
+async def test_every_snippet_of_the_page_runs(pages: Sequence[Path], nodes: Nodes, tmp_path: Path) -> None:
+    """Each page has a broker of its own."""
+    brokers = [await nodes.start(data_dir=tmp_path / page.stem) for page in pages]
+    await run_pages([(page, node.address) for page, node in zip(pages, brokers, strict=True)], tmp_path)
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("is_backwards", [False, True])
 async def test_how_to_pages_run_on_one_broker_in_any_order(is_backwards: bool, node: Node, tmp_path: Path) -> None:
     """Each page has topics and groups of its own, so that none finds what another one has left."""
-    guides = sorted(ROOT.glob("docs/how-to/*.md"), reverse=is_backwards)
-    for page in [item for item in guides if any(snippets(item.read_text()))]:
+    for page in sorted(filter(has_python, GUIDES), reverse=is_backwards):
         await runs(page, node, tmp_path)
 
 
 async def runs(page: Path, node: Node, tmp_path: Path) -> None:
+    await run_pages([(page, node.address)], tmp_path)
+
+
+async def run_pages(places: Sequence[tuple[Path, str]], tmp_path: Path) -> None:
+    """Run the snippets of pages in one process, each page with its name server."""
     scripts = Path(sys.executable).parent
     environment = {**os.environ, "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}", "SPARK_LOCAL_IP": "127.0.0.1"}
     folder = tmp_path / "reader"
     folder.mkdir(exist_ok=True)
     child = await asyncio.create_subprocess_exec(
-        sys.executable, runner.__file__, page, node.address,
+        sys.executable, runner.__file__, *(part for place in places for part in place),
         cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     said, _ = await child.communicate()
