@@ -10,6 +10,7 @@ from rocketlet.broker.config import (
     BULK_PULL_BYTES,
     BULK_PULL_MESSAGES,
     CHECKED_PULL_BYTES,
+    LIMITS,
     MAX_CHECKED_PULLS,
     MAX_RUNNING_INFO_BYTES,
     PULL_BYTES,
@@ -485,6 +486,7 @@ async def test_a_foreign_members_pulls_commit_on_the_way(node: Node, wire: Wire)
     await heartbeat(wire)
     group = node.broker.groups.get("g")
     assert group is not None
+    node.clock.advance(LIMITS.drained_wait_s)
     await eventually(lambda: not node.broker.groups.obtain("g").is_moving(next(iter(group.members))))
     checks = Checks(node)
     for offset in range(4):
