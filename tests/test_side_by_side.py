@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from _pytest.terminal import TerminalReporter
+from xdist.workermanage import WorkerController
 
 from .conftest import pytest_terminal_summary
-from .side_by_side import group, place
+from .side_by_side import Scheduling, group, place
 
 
 @pytest.mark.parametrize(
@@ -41,6 +44,53 @@ def test_what_takes_long_begins_first_and_what_is_quick_comes_last() -> None:
     ]  # fmt: skip
     assert [place(test, is_long=False) for test in tests] == [3, 3, 2, 2, 2, 1]
     assert place(tests[0], is_long=True) == 0
+
+
+def test_every_second_worker_begins_with_quick_tests_and_no_test_comes_twice() -> None:
+    given = [
+        "tests/spark/a.py::test",
+        "tests/spark/b.py::test",
+        *(f"tests/quick.py::test{number}" for number in range(6)),
+    ]
+    scheduling = Scheduling(cast("pytest.Config", TwoWorkers()))
+    workers = [Worker(), Worker()]
+    for worker in workers:
+        scheduling.add_node(cast("WorkerController", worker))
+        scheduling.add_node_collection(cast("WorkerController", worker), given)
+    scheduling.schedule()
+    assert [worker.taken[0] for worker in workers] == [0, 7]
+    while scheduling.has_pending:
+        for worker in workers:
+            for number in worker.taken[worker.done :]:
+                worker.done += 1
+                scheduling.mark_test_complete(cast("WorkerController", worker), number)
+    assert sorted(number for worker in workers for number in worker.taken) == list(range(8))
+
+
+class TwoWorkers:
+    """What the scheduler reads of pytest's settings."""
+
+    option = SimpleNamespace(loadscopereorder=False)
+
+    def getvalue(self, name: str) -> list[str]:
+        return {"tx": ["2*popen"]}[name]
+
+
+class Worker:
+    """A worker of pytest-xdist: `taken` are the numbers of its tests."""
+
+    def __init__(self) -> None:
+        self.gateway = self
+        self.id = "gw"
+        self.taken: list[int] = []
+        self.done = 0
+        self.shutting_down = False
+
+    def send_runtest_some(self, numbers: list[int]) -> None:
+        self.taken += numbers
+
+    def shutdown(self) -> None:
+        self.shutting_down = True
 
 
 def test_the_summary_says_why_a_test_was_retried(pytestconfig: pytest.Config) -> None:
