@@ -5,7 +5,7 @@ STAMP := .venv/installed
 MODULE := .venv/module
 # A test that fails beside others is tried once more; the summary names it under RERUN, for it is a defect all the same.
 SIDE_BY_SIDE := -n auto --dist loadscope --no-loadscope-reorder --reruns 1
-# What the compiled module does is also tested in Python.
+# What the compiled module does is also tested in Python, in one process beside the other tests.
 WIRE_TESTS := tests/protocol tests/broker/messages tests/broker/remoting
 # Some environments forbid bytecode. Tests start hundreds of processes, and each would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
@@ -23,7 +23,8 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed, this is " + sys.version.split()[0] + "; run `make PYTHON=python3.12 ...`")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[spark,demo,bench,docs,dev]'
+	ROCKETLET_PURE=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[spark,demo,bench,docs,dev]'
+	$(BIN)/python -m compileall -q -j 0 .venv/lib || true # pip would use one core
 	@touch $(STAMP)
 
 $(MODULE): $(STAMP) setup.py protocol/_fast.pyx protocol/crc32.h
@@ -34,19 +35,21 @@ fmt: dev ## format the code and fix what the linter can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-lint: dev ## check style and format
+lint: $(STAMP) ## check style and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: dev ## check types, strictly
+types: $(STAMP) ## check types, strictly
 	$(BIN)/mypy
 
 test: lint ## lint, types and all tests, side by side, those of the wire without the compiled module, too: what CI runs
-	@$(MAKE) --no-print-directory --jobs 2 types .tests
+	@$(MAKE) --no-print-directory --jobs 3 types .tests $(if $(ARGS),,.pure-tests)
 
 .tests: dev
 	$(BIN)/python -m pytest $(or $(ARGS),$(SIDE_BY_SIDE))
-	$(if $(ARGS),,ROCKETLET_PURE=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE) $(WIRE_TESTS))
+
+.pure-tests: dev
+	ROCKETLET_PURE=1 $(BIN)/python -m pytest --quiet --reruns 1 $(WIRE_TESTS)
 
 cover: dev ## measure which lines the tests reach (without Java, Go and Spark)
 	$(BIN)/coverage erase
