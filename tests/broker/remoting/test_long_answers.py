@@ -19,7 +19,7 @@ from rocketlet.protocol.message import PIECE_MESSAGES, BatchEntry, encode_batch,
 from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually
 from ...support.peers import Peer
 from ...support.requests import heartbeat, join, pull, send, send_v2, write_send_v2
-from ...support.turns import serve_as_read
+from ...support.turns import stop_time
 
 
 async def test_long_requests_are_limited_with_flush_sync_too(nodes: Nodes) -> None:
@@ -234,7 +234,7 @@ def opaques(peer: Peer) -> list[int]:
 async def test_a_drain_continues_behind_the_small_requests_of_others(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    serve_as_read(monkeypatch, node)
+    stop_time(monkeypatch)
     filled(node)
     (drain,), other = drains(node, 1), Peer(node.server, 2)
     drain.send(pulled(2))
@@ -245,7 +245,7 @@ async def test_a_drain_continues_behind_the_small_requests_of_others(
 
 
 async def test_drains_take_turns(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    serve_as_read(monkeypatch, node)
+    stop_time(monkeypatch)
     filled(node)
     first, second = drains(node, 2)
     first.send(pulled(2))
@@ -258,7 +258,7 @@ async def test_drains_take_turns(node: Node, monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_a_drain_that_has_got_little_is_one_no_more(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    serve_as_read(monkeypatch, node)
+    stop_time(monkeypatch)
     filled(node)
     (drain,) = drains(node, 1)
     drain.send(sent(2))
@@ -269,7 +269,7 @@ async def test_a_drain_that_has_got_little_is_one_no_more(node: Node, monkeypatc
 
 
 async def test_a_drain_that_hangs_up_is_forgotten(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    serve_as_read(monkeypatch, node)
+    stop_time(monkeypatch)
     filled(node)
     first, second = drains(node, 2)
     first.send(pulled(2))
