@@ -212,7 +212,8 @@ class Move:
                 quiet_s = _now_s()
             if not told:
                 self._say(
-                    f"producers notice it within 30 s; it ends when nobody has sent for {limits.move_quiet_s:g} s"
+                    "producers notice within 30 s that the topics are read-only; this step ends when none has sent for "
+                    f"{limits.move_quiet_s:g} s"
                 )
                 told = True
         return copied

@@ -434,7 +434,7 @@ class Planner:
                 "queue_not_in_route",
                 queue=str(queue),
                 readable=self._readable_queues(queue),
-                hint="it is read again when it is back",
+                hint="the query reads the queue again when a route has it",
             )
         self._missing = missing
 

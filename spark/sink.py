@@ -107,7 +107,7 @@ class RocketletWriter(DataSourceArrowWriter):
         log.warning(
             "write_failed",
             **total(messages),
-            hint="rows that were sent stay stored, and the next attempt sends them again",
+            hint="rows that were sent stay stored, and a further attempt sends them again",
         )
 
 

@@ -36,5 +36,5 @@ class RocketletStreamWriter(DataSourceStreamArrowWriter):
             "batch_failed",
             batch=batchId,
             **found,
-            hint="rows that were sent stay stored, and the next attempt sends them again",
+            hint="rows that were sent stay stored, and a further attempt sends them again",
         )

@@ -177,7 +177,7 @@ class Division:
         if pool is None:
             return None
         if pool.is_lite:
-            return _fault_of(name, topic)
+            return f"the group {name} receives lite topics of {topic}; members that pull need a group of their own"
         group = self._groups.get(name)
         member = group.members.get(session) if group is not None else None
         if pool.owned is None and not pool.is_used(self._clock.monotonic_s()):

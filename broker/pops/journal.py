@@ -48,8 +48,11 @@ class PopJournal:
         try:
             queues = records.replay(self.frames.read())
         except records.RecordsUnreadable as fault:
-            hint = "start the release that wrote it, or remove it: messages in flight are then delivered again"
-            raise StoreError(f"{self.frames.path} cannot be understood ({fault}); {hint}") from fault
+            hint = (
+                "start the release that wrote it, or remove it: messages in flight, and acknowledged ones after them, are "
+                "then delivered again"
+            )
+            raise StoreError(f"{self.frames.path} does not contain records ({fault}); {hint}") from fault
         self.last_number = max(queues, default=0)
         self._is_behind = bool(queues)  # this run has not defined their numbers, so it rewrites the file
         for number, kept in queues.items():
@@ -140,7 +143,7 @@ class PopJournal:
         """Append the collected records. Raises StoreFull; after that, each call raises it until the file is rewritten."""
         content, self._content = self._content, []
         if self._is_behind:
-            raise StoreFull(f"{self.frames.path} lacks what happened before; it is rewritten within some seconds")
+            raise StoreFull(f"{self.frames.path} lacks earlier records, and cannot be extended until it is rewritten")
         if not content:
             return
         try:
