@@ -62,6 +62,8 @@ class Load:
         """Compare with what a broker has after its next start, from the offsets in `ends` on, which move to the ends."""
         found: dict[Place, bytes] = {}
         async with AdminClient(address) as admin:
+            if "t" not in await admin.topics():  # the broker was killed before the first message
+                return ["an acknowledged message is gone"] if self.acknowledged else []
             for queue, stored in (await admin.topic("t")).ranges.items():
                 async for messages in admin.read(queue, ends.get(queue.queue_id, 0), stored.end):
                     found |= {("t", queue.queue_id, message.queue_offset): message.body for message in messages}
@@ -87,21 +89,16 @@ async def kill(limit: Limit, seed: int, folder: Path, outcome: Outcome) -> None:
     chance = random.Random(seed)
     modes = [_Killed(folder / flush, flush, chance, outcome) for flush in ("os", "sync")]
     for number in limit:
-        killed, other = modes[number // LIVES % 2], modes[number // LIVES % 2 - 1]
-        try:
-            await other.end()
-            await killed.cycle()
-        except Exception as error:
-            outcome.fault(f"{killed.flush}: {type(error).__name__}: {error}")
-            await killed.forget()
+        killed = modes[number // LIVES % 2]
+        await killed.live(is_last=False)
         outcome.add(kills_sync=killed.flush == "sync")
     for killed in modes:
-        await killed.end()
+        await killed.live(is_last=True)
 
 
 class _Killed:
     """Brokers of one flush mode, one after the other over the same folder. Each must have all messages of the one before,
-    and takes load until it is killed itself."""
+    and takes load until it is killed itself; the last one ends in order."""
 
     def __init__(self, folder: Path, flush: str, chance: random.Random, outcome: Outcome) -> None:
         self.flush = flush
@@ -110,42 +107,37 @@ class _Killed:
         self._outcome = outcome
         self._port = free_port()
         self._ends: dict[int, int] = {}
-        self._broker: ServerProcess | None = None
+        self._load: Load | None = None
 
-    async def cycle(self) -> None:
-        broker = self._broker or await self._start()
-        load = Load(broker, self._outcome, is_ordered=True)
+    async def live(self, *, is_last: bool) -> None:
+        try:
+            for fault in await self._live(is_last=is_last):
+                self._outcome.fault(f"{self.flush}: {fault}")
+        except Exception as error:
+            self._outcome.fault(f"{self.flush}: {type(error).__name__}: {error}")
+
+    async def _live(self, *, is_last: bool) -> list[str]:
+        options = ("--flush", self.flush, "--queues", str(QUEUES), "--segment-bytes", "2M", "--retain-bytes", "64M")
+        faults, before, start_s = list[str](), self._load, time.monotonic()
+        async with ServerProcess(self._folder, self._port, *options) as broker:
+            self._outcome.highest("slowest_start_s", time.monotonic() - start_s)
+            if before is not None:
+                faults += await before.faults(broker.address, self._ends)
+            self._load = load = Load(broker, self._outcome, is_ordered=True)
+            if is_last:
+                await broker.end()
+            else:
+                await self._kill_under(load, broker)
+        if any(words in broker.log for words in LOSSES):
+            faults.append("the broker reports a loss")
+        return faults
+
+    async def _kill_under(self, load: Load, broker: ServerProcess) -> None:
         async with Producer(broker.address, "p", retries=0, timeout_s=5) as producer:
             senders = [asyncio.create_task(load.send(producer, at, itertools.count())) for at in range(SENDERS)]
             await asyncio.sleep(self._chance.uniform(0.02, 0.5))
             await broker.kill()
             await asyncio.gather(*senders)
-        self._check_log(broker)
-        start_s = time.monotonic()
-        self._broker = broker = await self._start()
-        self._outcome.highest("slowest_start_s", time.monotonic() - start_s)
-        for fault in await load.faults(broker.address, self._ends):
-            self._outcome.fault(f"{self.flush}: {fault}")
-
-    async def _start(self) -> ServerProcess:
-        options = ("--flush", self.flush, "--queues", str(QUEUES), "--segment-bytes", "2M", "--retain-bytes", "64M")
-        return await ServerProcess(self._folder, self._port, *options).__aenter__()
-
-    def _check_log(self, broker: ServerProcess) -> None:
-        if any(words in broker.log for words in LOSSES):
-            self._outcome.fault(f"{self.flush}: the broker reports a loss")
-
-    async def end(self) -> None:
-        """End the broker in order, if one runs."""
-        broker, self._broker = self._broker, None
-        if broker is not None:
-            await broker.end()
-            self._check_log(broker)
-
-    async def forget(self) -> None:
-        broker, self._broker = self._broker, None
-        if broker is not None:
-            await broker.__aexit__()
 
 
 # Short of open files

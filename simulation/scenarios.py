@@ -18,7 +18,6 @@ from rocketlet.client import Producer
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.names import Queue
 
-from .loop import Transport
 from .members import AnyMember, ForeignMember
 from .patches import Violation, check_raised, raise_later
 from .plan import LONGEST_HANDLER_S, Plan
@@ -108,14 +107,6 @@ async def kill(world: World) -> None:
         world.interrupted()
 
 
-async def freeze(world: World) -> None:
-    member = spare(world)
-    if member is not None:
-        stood_s = world.rng.choice((1, 10, 25, 45))
-        world.spawn(company(world, stood_s))
-        await freeze_member(world, member, stood_s)
-
-
 async def freeze_member(world: World, member: AnyMember, stood_s: float) -> None:
     world.note(f"{member.name} freezes")
     world.crashed()
@@ -150,14 +141,6 @@ def freezes_at(code: int, shortest_s: float, longest_s: float) -> Event:
             await freeze_member(world, member, world.rng.uniform(shortest_s, longest_s))
 
     return play
-
-
-async def silence(world: World) -> None:
-    member = spare(world)
-    if member is not None:
-        silent_s = world.rng.choice((5, 18, 25, 45))
-        world.spawn(company(world, silent_s))
-        await silence_member(world, member, silent_s)
 
 
 async def silence_member(world: World, member: AnyMember, silent_s: float) -> None:
@@ -202,18 +185,31 @@ async def company(world: World, seconds: float) -> None:
         await (join if world.rng.random() < 0.7 else someone_leaves)(world)
 
 
+def away(leave: Callable[[World, AnyMember, float], Awaitable[None]], *durations_s: float) -> Event:
+    """Return an event in which a member is frozen or cut off for one of some durations."""
+
+    async def play(world: World) -> None:
+        if (member := spare(world)) is not None:
+            seconds = world.rng.choice(durations_s)
+            world.spawn(company(world, seconds))
+            await leave(world, member, seconds)
+
+    return play
+
+
+freeze = away(freeze_member, 1, 10, 25, 45)
+silence = away(silence_member, 5, 18, 25, 45)
+
+
 async def cut(world: World) -> None:
     member = spare(world)
-    if member is not None and member.process.transports:
-        await cut_member(world, member, world.rng.choice(member.process.transports))
-
-
-async def cut_member(world: World, member: AnyMember, transport: Transport) -> None:
+    if member is None or not member.process.transports:
+        return
     world.note(f"{member.name} loses a connection")
     world.crashed()
     mine_s = world.rng.uniform(0, 2)
     member.blind_until_s = max(member.blind_until_s, world.loop.time() + mine_s)
-    transport.cut(mine_s, world.rng.uniform(0, 2))
+    world.rng.choice(member.process.transports).cut(mine_s, world.rng.uniform(0, 2))
     await asyncio.sleep(10)
     world.crashed()
 
