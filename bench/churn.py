@@ -10,10 +10,11 @@ import argparse
 import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rocketlet.client import Consumer, Message, Producer
@@ -49,10 +50,10 @@ class Run:
 
 
 class PythonMembers:
-    def __init__(self, address: str, run: Run, options: argparse.Namespace) -> None:
+    def __init__(self, address: str, options: argparse.Namespace) -> None:
         self._address = address
-        self._run = run
         self._options = options
+        self._handled: list[Handled] = []
         self._members: dict[str, Consumer] = {}
 
     async def join(self, name: str) -> None:
@@ -60,7 +61,7 @@ class PythonMembers:
             begin_ms = time.time() * 1000
             await asyncio.sleep(self._options.handler_ms / 1000)
             body = message.body.decode().strip()
-            self._run.handled.append(Handled(name, message.queue_id, body, begin_ms, time.time() * 1000))
+            self._handled.append(Handled(name, message.queue_id, body, begin_ms, time.time() * 1000))
 
         consumer = Consumer(self._address, "churn", TOPIC, handle, start="first", concurrency=self._options.threads)
         self._members[name] = await consumer.__aenter__()
@@ -68,59 +69,48 @@ class PythonMembers:
     async def leave(self, name: str) -> None:
         await self._members.pop(name).__aexit__()
 
+    def handled(self) -> list[Handled]:
+        return list(self._handled)
+
     async def close(self) -> None:
         for name in list(self._members):
             await self.leave(name)
 
 
 class JavaMembers:
-    def __init__(self, child: Child, run: Run) -> None:
+    """A process with the members, which writes to its log what they handle."""
+
+    def __init__(self, child: Child, log: Path) -> None:
         self._child = child
-        self._run = run
-        self._done: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
-        self._reader = asyncio.create_task(self._read())
-
-    async def _read(self) -> None:
-        async for line in self._child.lines():
-            match line.split():
-                case ["HANDLED", name, queue, body, begin_ms, end_ms]:
-                    self._run.handled.append(Handled(name, int(queue), body, float(begin_ms), float(end_ms)))
-                case ["DONE", *command]:
-                    self._done[" ".join(command)].set()
-
-    async def _command(self, command: str) -> None:
-        await self._child.tell(command)
-        done = asyncio.create_task(self._done[command].wait())
-        await asyncio.wait((done, self._reader), timeout=30, return_when=asyncio.FIRST_COMPLETED)
-        done.cancel()
-        if not self._done[command].is_set():
-            raise RuntimeError(f"the Java members did not {command} within 30 s: {self._child.last_words()}")
+        self._log = log
 
     async def join(self, name: str) -> None:
-        await self._command(f"join {name}")
+        await self._child.ask(f"join {name}")
 
     async def leave(self, name: str) -> None:
-        await self._command(f"leave {name}")
+        await self._child.ask(f"leave {name}")
+
+    def handled(self) -> list[Handled]:
+        found = []
+        for line in self._log.read_text().rpartition("\n")[0].splitlines():
+            match line.split():
+                case ["HANDLED", name, queue, body, begin_ms, end_ms]:
+                    found.append(Handled(name, int(queue), body, float(begin_ms), float(end_ms)))
+        return found
 
     async def close(self) -> None:
         await self._child.close()
-        await self._reader
 
 
-@asynccontextmanager
-async def members_of(peer: Peer, run: Run, options: argparse.Namespace) -> AsyncIterator[PythonMembers | JavaMembers]:
-    async with AsyncExitStack() as stack:
-        members: PythonMembers | JavaMembers
-        if peer.name == "rocketlet":
-            members = PythonMembers(peer.address, run, options)
-        else:
-            command = (
-                "java", *java_options(), "-cp", await compiled("Churn.java"), "Churn", peer.address, "churn", TOPIC,
-                str(options.handler_ms), str(options.threads),
-            )  # fmt: skip
-            members = JavaMembers(await Child.start(command, runner.temporary_folder(stack) / "members.log"), run)
-        stack.push_async_callback(members.close)
-        yield members
+async def start_members(peer: Peer, options: argparse.Namespace, stack: AsyncExitStack) -> PythonMembers | JavaMembers:
+    if peer.name == "rocketlet":
+        return PythonMembers(peer.address, options)
+    command = (
+        "java", *java_options(), "-cp", await compiled("Churn.java"), "Churn", peer.address, "churn", TOPIC,
+        str(options.handler_ms), str(options.threads),
+    )  # fmt: skip
+    log = runner.temporary_folder(stack) / "members.log"
+    return JavaMembers(await Child.start(command, log), log)
 
 
 async def send_forever(producer: Producer, run: Run, rate: float) -> None:
@@ -144,7 +134,9 @@ async def churn(peer: Peer, options: argparse.Namespace) -> Run:
     """Joins and leaves, each followed by a stay in which it is settled."""
     run = Run()
     await runner.make_topic(peer.address, TOPIC, options.queues)
-    async with Producer(peer.address, timeout_s=10) as producer, members_of(peer, run, options) as members:
+    async with Producer(peer.address, timeout_s=10) as producer, AsyncExitStack() as stack:
+        members = await start_members(peer, options, stack)
+        stack.push_async_callback(members.close)
         for number in range(options.members):
             await members.join(f"steady{number}")
         sending = asyncio.create_task(send_forever(producer, run, options.rate))
@@ -160,8 +152,10 @@ async def churn(peer: Peer, options: argparse.Namespace) -> Run:
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
         end_s = time.monotonic() + 20
-        while len({item.body for item in run.handled} & run.sent) < len(run.sent) and time.monotonic() < end_s:
-            await asyncio.sleep(0.1)
+        while run.sent - {item.body for item in members.handled()} and time.monotonic() < end_s:
+            await asyncio.sleep(0.5)
+        await members.close()
+        run.handled = members.handled()
     return run
 
 

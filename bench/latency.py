@@ -19,8 +19,9 @@ import sys
 import time
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -148,26 +149,16 @@ class Load:
             self._due_ns += self._interval_ns
 
 
+@dataclass(frozen=True)
 class System:
     """One system with what sends and who reads. `guests` are members of the same group in a process of their own; they
     drain the backlog, too, in another group."""
 
-    def __init__(self, peer: Peer, send: Send, reader: Child, guests: Child) -> None:
-        self._peer = peer
-        self._send = send
-        self._reader = reader
-        self._guests = guests
-        self._runs = itertools.count()
-
-    @classmethod
-    async def start(cls, peer: Peer, stack: AsyncExitStack, backlog: int) -> System:
-        if backlog:
-            await drain.fill(peer.address, backlog)
-        await runner.make_topic(peer.address, NAME, QUEUES)
-        producer = await stack.enter_async_context(Producer(peer.address, NAME, timeout_s=60))
-        reader, guests = await start_reader(peer, stack), await start_reader(peer, stack)
-        await reader.ask("members 1")
-        return cls(peer, partial(producer.send, NAME), reader, guests)
+    peer: Peer
+    send: Send
+    reader: Child
+    guests: Child
+    runs: Iterator[int] = field(default_factory=itertools.count)
 
     async def at(self, rate: float, seconds: float) -> runner.Values:
         end_ns = time.monotonic_ns() + round(seconds * 1e9)
@@ -178,7 +169,7 @@ class System:
 
         async def carry_out() -> None:
             for order in orders:
-                await self._guests.ask(order)
+                await self.guests.ask(order)
 
         meanwhile = asyncio.create_task(carry_out())
         measured = await self._measure(CASE_RATE, lambda _: meanwhile.done())
@@ -188,9 +179,9 @@ class System:
     async def _measure(self, rate: float, over: Callable[[int], bool]) -> runner.Values:
         """`late_ms`: how late the last message was handed to `send`; a sender that cannot keep up is late by much.
         `broker_us` is processor time per message."""
-        run = next(self._runs)
-        load = Load(self._send, run, rate)
-        watch = runner.Stopwatch(self._peer)
+        run = next(self.runs)
+        load = Load(self.send, run, rate)
+        watch = runner.Stopwatch(self.peer)
         await load.until(over)
         seconds = watch.read_s()[0]
         latencies_ms = [ns / 1e6 for ns in (await self._arrived(run, load.sent)).values()]
@@ -208,7 +199,7 @@ class System:
         found: dict[int, int] = {}
         async with asyncio.timeout(ARRIVAL_S):
             while len(found) < count:
-                for reader in (self._reader, self._guests):
+                for reader in (self.reader, self.guests):
                     samples = array("q", bytes.fromhex(await reader.ask(f"samples {run}")))
                     for number, ns in zip(samples[::2], samples[1::2], strict=True):
                         found[number] = min(ns, found.get(number, ns))
@@ -218,7 +209,13 @@ class System:
 
 async def run(options: argparse.Namespace) -> Mapping[str, Any]:
     async def prepare(peer: Peer, stack: AsyncExitStack) -> runner.Cases:
-        system = await System.start(peer, stack, options.backlog)
+        if options.backlog:
+            await drain.fill(peer.address, options.backlog)
+        await runner.make_topic(peer.address, NAME, QUEUES)
+        producer = await stack.enter_async_context(Producer(peer.address, NAME, timeout_s=60))
+        reader, guests = await start_reader(peer, stack), await start_reader(peer, stack)
+        await reader.ask("members 1")
+        system = System(peer, partial(producer.send, NAME), reader, guests)
         await system.at(*WARM_UP)
         cases: dict[str, runner.Measure] = {
             f"{rate:.0f}": partial(system.at, rate, options.seconds) for rate in options.rates

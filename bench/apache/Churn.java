@@ -9,7 +9,8 @@ import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.MessageExt;
 
-/** Members of one group that join and leave on command: `join NAME`, `leave NAME`. Prints what each handles, and when. */
+/** Members of one group that join and leave on command: `join NAME`, `leave NAME`. Prints
+ * when a command is done, and to stderr what each member handles, and when. */
 public final class Churn {
     public static void main(String[] args) {
         try {
@@ -33,7 +34,7 @@ public final class Churn {
             } else {
                 members.remove(words[1]).shutdown();
             }
-            say("DONE " + line);
+            System.out.println("DONE " + line);
         }
         members.values().forEach(DefaultMQPushConsumer::shutdown);
     }
@@ -57,15 +58,11 @@ public final class Churn {
                     return ConsumeConcurrentlyStatus.RECONSUME_LATER;
                 }
                 String body = new String(message.getBody(), StandardCharsets.UTF_8).trim();
-                say("HANDLED " + name + " " + message.getQueueId() + " " + body + " " + begin + " " + System.currentTimeMillis());
+                System.err.println("HANDLED " + name + " " + message.getQueueId() + " " + body + " " + begin + " " + System.currentTimeMillis());
             }
             return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
         });
         consumer.start();
         return consumer;
-    }
-
-    private static synchronized void say(String line) {
-        System.out.println(line);
     }
 }
