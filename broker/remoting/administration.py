@@ -724,7 +724,7 @@ def _identity(broker: BrokerController) -> dict[str, Any]:
         "rocketletVersion": own_version(),
         "brokerVersion": VERSION,
         "bootTimestamp": boot_ms,
-        "startAcceptSendRequestTimeStamp": 0,  # as Apache's: a setting that keeps senders away for a while
+        "startAcceptSendRequestTimeStamp": 0,  # 0 as at Apache's broker, which refuses sends before this time
         "runtime": _spelled(broker.clock.time_ms() - boot_ms),
     }
 

@@ -59,7 +59,7 @@ class Unreadable(StoreError):
 class OpenFiles:
     """Cache of file descriptors by path, so that thousands of queues need few descriptors.
 
-    At most `limit` descriptors are open; the least recently used one is closed first. Some are also closed when the
+    At most `limit` cached descriptors are open; the least recently used one is closed first. Some are also closed when the
     process has no descriptors left.
     """
 
