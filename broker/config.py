@@ -21,9 +21,11 @@ MIN_MEMORY_BYTES: Final = 64 * 1024 * 1024  # minimum memory that connections ma
 MEMORY_SWEEP_S: Final = 1.0  # interval at which the memory of connections that have read or written is counted
 LARGE_HOLDING_BYTES: Final = 65_536  # connections that hold more than this are closed first when memory is short
 ROOM_SHARE: Final = 32  # when only smaller connections can be closed, 1/32 of the memory budget is freed
-STREAM_BYTES: Final = 2048  # memory counted for an open gRPC call, in addition to its messages
+STREAM_BYTES: Final = (
+    2048  # memory counted for an open gRPC call and for each waiting message, in addition to its bytes
+)
 FIELD_FACTOR: Final = 4  # memory counted for each byte of a gRPC call's header fields (RFC 9113 size), in bytes
-# memory counted for each response message that waits for the client's window, in addition to its bytes
+# memory counted for each piece of a gRPC response that waits for the client's window, in addition to its bytes
 PENDING_BYTES: Final = 256
 MAX_METRIC_LEVELS: Final = 32  # levels of a PRIORITY topic that metrics report; the last one includes all higher levels
 MAX_ORPHANED_TOPICS: Final = 1_000  # topics with orphaned queues that metrics name; the sum counts all topics

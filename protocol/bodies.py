@@ -622,8 +622,8 @@ class GroupConfig(msgspec.Struct, frozen=True, rename="camel"):
     """The settings of a consumer group at a broker (UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, 200).
 
     Attributes:
-        strict: Rocketlet's own field: True if the broker refuses a member whose subscriptions differ from those of the
-            other members
+        strict: Rocketlet's own field: True if the broker rejects a heartbeat whose subscriptions differ from those of the
+            other members; clients of the gRPC protocol are not checked
         consume_orderly: True if pop clients get the messages of each message group in order
     """
 

@@ -81,6 +81,6 @@ MAX_CANCELLED_CALLS: Final = 20_000
 CONTROL_SPAN_S: Final = 10.0  # time span in which HTTP/2 control frames are counted
 KEPT_STREAM_IDS: Final = 256  # ended calls that are remembered, so that their late frames are ignored
 MAX_CALL_BYTES: Final = 4_456_448  # one message of a client: a body of 4 MiB, its properties, and their envelope
-MAX_UNFINISHED_BYTES: Final = 33_554_432  # incomplete messages of all calls of a connection
+MAX_UNFINISHED_BYTES: Final = 33_554_432  # bytes of incomplete messages, in all gRPC calls of a connection
 MAX_STATUS_CHARS: Final = 1000  # the text of a failed call
 MAX_SHARED_QUEUES: Final = 4096  # queues of a topic up to which responses share the queues' names in memory

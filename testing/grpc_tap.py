@@ -44,7 +44,7 @@ class GrpcTap:
                 self._frozen.setdefault(call.client_id, deque()).append((call, message))
             elif not isinstance(message, bytes) or self._is_served(call, message):
                 passed.append((call, message))
-        while passed:  # the server serves only a part of the calls per event-loop iteration
+        while passed:  # one call of `serve` handles calls for a limited time
             self._serve(passed)
 
     def _is_served(self, call: GrpcCall, message: bytes) -> bool:

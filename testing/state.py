@@ -156,7 +156,8 @@ def _check_group(broker: BrokerController, group: str) -> None:
 
 
 def timeline(broker: BrokerController, group: str) -> list[dict[str, Any]]:
-    """Return the events of a group, such as joins, leaves and handed-over queues, oldest first. Raises UnknownGroup."""
+    """Return the newest events of a group, such as joins, leaves and handed-over queues, oldest first, up to the broker's
+    limits on events. Raises UnknownGroup."""
     _check_group(broker, group)
     return list(broker.history.of(group))
 

@@ -179,8 +179,8 @@ class BrokerUnderTest(ABC):
 
     @abstractmethod
     def timeline(self, group: str) -> list[dict[str, Any]]:
-        """Return the events of a group, such as joins, leaves and handed-over queues, oldest first. Raises
-        UnknownGroup."""
+        """Return the newest events of a group, such as joins, leaves and handed-over queues, oldest first, up to the
+        broker's limits on events. Raises UnknownGroup."""
 
     @property
     def injected(self) -> list[Injected]:

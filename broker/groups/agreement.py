@@ -27,7 +27,8 @@ class PeerLinks(Protocol):
     def send(
         self, address: str, group: str, make: Callable[[], PeerMessage | None], failed: Callable[[bool], None]
     ) -> None:
-        """Send what `make` returns to a broker, and call `failed(is_for_good)` if it cannot be reached or refuses."""
+        """Send what `make` returns to a broker, and call `failed(is_for_good)` if it is unreachable or refuses
+        the message, or if there are too many connections."""
         ...
 
 

@@ -443,8 +443,10 @@ class Moves:
 # still process are then redelivered. So the broker drains these queues first: it returns no new messages of them, and waits
 # until the reader's pulls, which carry its commit offset, show that everything is handled. Members are notified in steps:
 #
-# - a member that loses no queue on this broker is notified immediately; its pulls of a queue that is still drained wait
-# - a reader is notified when all queues that it loses are drained; until then it gets its previous member list
+# - a member that loses no queue on this broker is notified once the broker knows which queues move; its pulls of a queue
+#   that is still drained wait
+# - a reader is notified when all queues that it loses are drained; until then it gets its previous member list, or in a long
+#   drain a list of itself alone
 # - a drain may take up to 30 s while it makes progress. If a reader has handled nothing for 1 s, its held pulls return, so
 #   that its next pulls show its progress. One second later it is notified anyway
 # - after 0.2 s each queue moves separately, if the group's topics are on one broker and it is not too large (`bridge`)
@@ -671,8 +673,8 @@ class Draining:
         drain.set_timer(self._clock.call_later(max(due_s - now_s, 0.0), self._poll, group, drain, max(due_s, now_s)))
 
     def _poll(self, group: ConsumerGroup, drain: Drain, due_s: float) -> None:
-        """Poll readers that made no progress, and stop waiting for those that still make none. `due_s` is when this
-        poll was due."""
+        """Poll readers that made no progress, and stop waiting for those that still make none, or that drain for longer than
+        `drain_max_s`; for all readers if queues do not move singly. `due_s` is when this poll was due."""
         now_s = self._clock.monotonic_s()
         if now_s - due_s > STANDSTILL_S:  # the loop was blocked, so pulls that arrived meanwhile have not been read yet
             drain.prolong(now_s - due_s)

@@ -252,7 +252,8 @@ class Locks:
         return faults
 
     def connection_gone(self, connection: Session) -> None:
-        """Remove what waits for a closed connection. If the client has closed the connection, its leases end. Otherwise
+        """Remove what waits for a closed connection. If the client has closed the connection, its leases end; locks
+        of Apache's clients last until they expire. Otherwise
         the client may not have noticed the loss, so its leases last until they expire, and the client can reconnect as
         after a restart."""
         queues = self._queues.pop(connection, {})

@@ -438,7 +438,8 @@ def _bytes_of(event: HistoryEvent) -> int:
 
 
 class History:
-    """At most 10,000 events of a group, oldest first; of the 1,000 youngest groups, and 200,000 or 40 MiB in all."""
+    """At most 10,000 events of a group, oldest first; of the 1,000 groups whose first event is newest; and 200,000 events or
+    40 MiB in all."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._limits = runtime.limits
@@ -484,7 +485,7 @@ class History:
             self._bytes -= _bytes_of(events.popleft())
 
     def of(self, group: str) -> list[dict[str, Any]]:
-        """Return all events of a group, as they are reported."""
+        """Return the events of a group that are still kept, as they are reported."""
         return list(map(shown, self.since(group)))
 
     def since(self, group: str, since_ms: int = 0) -> list[HistoryEvent]:

@@ -104,8 +104,8 @@ class Pulled(NamedTuple):
 # A pull: the checks in Apache's order, the check whether the member may read the queue now, the read, and the hold without
 # messages.
 #
-# A pull returns immediately, or waits: for a message, for its SQL filter to be parsed, or for the previous reader of a queue
-# that moves.
+# A pull returns immediately, or waits for a message, for its SQL filter to be parsed, for a heartbeat with its subscription,
+# for the previous reader of a queue that moves, or until its member owns the queue.
 
 
 _new_tuple = tuple.__new__

@@ -161,11 +161,11 @@ class PeerSync:
         return self.stage in (SyncStage.ASKING, SyncStage.DONE)
 
     def allows_list(self, client_id: str) -> bool:
-        """Return True if every peer may return the new list to a member that requests it."""
+        """Return True if every awaited peer may return the new list to a member that requests it."""
         return all(peer.allows_list(client_id) for peer in self.awaited)
 
     def allows_notification(self, client_id: str) -> bool:
-        """Return True if a member may be notified of the change."""
+        """Return True if no peer prevents the notification of a member. The caller checks the drain on this broker."""
         return all(peer.allows_notification(client_id) for peer in self.awaited)
 
     @property
@@ -185,7 +185,8 @@ class PeerSync:
         return any(not peer.is_away and not peer.agrees for peer in self.peers.values())
 
     def reach(self) -> bool:
-        """Return True if every member may be notified. From then on no peer is waited for until the next change."""
+        """Stop waiting for peers if all of them allow the notification of every member. Return True if no peer is waited
+        for. In stage SILENT, peers are waited for again once the moving queues are known."""
         if self.stage is SyncStage.ASKING and all(peer.allows_all_notifications for peer in self.awaited):
             self.transition(SyncEvent.AGREE)
         return self.stage in (SyncStage.DONE, SyncStage.SILENT)
@@ -249,7 +250,8 @@ DRAIN_TRANSITIONS: Final = {
 
 @dataclass(slots=True)
 class Drain:
-    """A change that not all foreign members were notified of yet. Times are of the monotonic clock, in seconds.
+    """A change of a group, until its foreign members were notified and have had time to drop the queues that they lose.
+    Times are of the monotonic clock, in seconds.
 
     Attributes:
         moving: By queue, the readers that get no more messages of it: all members that claim it by their last list.
@@ -261,7 +263,7 @@ class Drain:
         asking: Members whose request for the member list waits.
         rounds: How often each reader pulled each queue that it loses.
         pulled_s: When each reader last pulled one of those queues.
-        is_long: True if drained members get a list of themselves alone until all members are notified.
+        is_long: True if members that may not know of the change yet get a list of themselves alone (`current_list`).
         since_s: When the drain of each queue began, by reader.
         due: For each reader, and for the whole drain (None): until when it may make no progress, and whether its held pulls
             were returned for that.

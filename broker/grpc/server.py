@@ -208,7 +208,7 @@ class GrpcConnection(asyncio.Protocol):
 
     def _check(self, call: GrpcCall, messages: list[bytes], is_end: bool) -> None:
         if self._unfinished_bytes > MAX_UNFINISHED_BYTES:
-            reason = f"calls whose messages are not complete have {MAX_UNFINISHED_BYTES} bytes on this connection"
+            reason = f"incomplete messages of this connection have over {MAX_UNFINISHED_BYTES} bytes, the maximum"
             raise CallFault(Status.RESOURCE_EXHAUSTED, reason)
         if call.method.is_open:
             return

@@ -115,8 +115,8 @@ class HeldPulls:
         return True
 
     def wake(self, queues: list[ConsumeQueue]) -> None:
-        """Answer the pulls for which messages have arrived in these queues: immediately, or in pieces if more than
-        `woken_at_once` pulls of a queue are held."""
+        """Answer the pulls for which messages have arrived in these queues, in pieces if more than `woken_at_once` pulls of
+        a queue are held."""
         held = self._held
         if not held:
             return

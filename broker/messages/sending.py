@@ -539,7 +539,8 @@ class Retries:
         self._appender.stage_again(record, queue, property_bytes(text), code, reconsume_times=times)
 
     def _stage_dead(self, group: str, record: Record, text: str) -> None:
-        """Stage a copy of a record as a dead letter. Properties that exceed the limit are dropped and logged by name."""
+        """Stage a copy of a record as a dead letter. If the properties together exceed
+        MAX_PROPERTY_BYTES, the longest are dropped, those of users first, and their names are logged."""
         topic = self._topics.ensure(TopicConfig(names.dlq_topic(group), 1, 1), self._store.end)
         if len(text.encode()) > MAX_PROPERTY_BYTES:
             text, dropped = props.shortened(text, SENT_PROPERTY_BYTES)

@@ -43,7 +43,8 @@ log = structlog.get_logger("rocketlet.pops")
 # offset can be after both. In a group that is ordered by its settings, no message is sent back. A queue that is popped in
 # order stays with the clients that pop until they have finished all messages before a finished one, or are gone.
 #
-# The pool acquires a queue like a Rocketlet member: the previous reader unlocks the queue, or is drained of it.
+# The pool acquires a queue like a Rocketlet member: after the owner has unlocked it or its lease has ended, or after a
+# foreign reader is drained of it.
 
 
 _STRATEGIES: dict[str, Strategy] = {item.name: item for item in (AVG, AVG_BY_CIRCLE, CONSISTENT_HASH)}
@@ -456,7 +457,7 @@ class Division:
 
     def _is_free(self, pool: Pool, queue_id: int, since_s: float, now_s: float) -> bool:
         """Return True if a leaving queue can go to another member, by the rules at the top of this file. After POOL_LEAVE_S,
-        also stop or continue redelivering its messages."""
+        also stop redelivering its messages, except those of a queue that is popped in order."""
         deliveries = pool.queues.get(queue_id)
         if deliveries is None or not deliveries.unfinished:
             return True

@@ -82,7 +82,8 @@ _CLIENT_FAULTS = (
 
 class Dispatch:
     """The handlers of the servers in this process: a broker, a name server, or both. Without `acl`, every client may make
-    every request, except administration from other machines if `admin_is_local`."""
+    every request, except that `admin_is_local` refuses administrative requests from other machines, other than those of
+    brokers."""
 
     def __init__(
         self,

@@ -44,7 +44,7 @@ class Finding:
 
     Attributes:
         kind: a stable name of the kind of finding, for programs.
-        subject: the name of the group, topic or broker.
+        subject: the name of the group, topic or broker; `cluster` for a finding about the cluster.
         text: the problem, for users.
         cure: how to fix it, for users.
         about: the type of the subject.

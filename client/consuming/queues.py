@@ -93,7 +93,8 @@ class Run:
     """Messages that are passed to the handler in one call.
 
     Attributes:
-        done: the number of messages, from the front, that are acknowledged.
+        done: the number of messages, from the front, that are acknowledged; all of them if the run was dropped because the
+            broker does not have its messages.
         tries: the number of handler calls for this run in an orderly consumer; of retries in one without a handler.
         outcome: the handler's outcome if it is not carried out yet.
         failure: the reason why the last handler call failed.
@@ -169,7 +170,7 @@ class ProcessQueue:
         is_paused: True while the user has paused the queue, so that no pull and no handler starts.
         messages, size_bytes: the number and size of unacknowledged messages in memory.
         running: the number of runs that are being handled.
-        runs: the unacknowledged runs, in the order of their offsets.
+        runs: the runs from the first unacknowledged one on, in the order of their offsets.
         waiting: the runs that no worker has taken yet.
         unreturned: runs that the broker has not accepted back yet, each with a callback that sends it immediately.
     """

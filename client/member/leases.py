@@ -743,8 +743,8 @@ class MemberLocks:
     # Commits with locks, at Rocketlet's brokers
 
     async def hand_over(self, queue: Queue, offset: int, lease: Lease) -> bool:
-        """Commit and unlock a queue, in one request with all queues of its broker that are released in the same event-loop
-        iteration. Return True if the broker has done both; False also if it is not connected or not Rocketlet's, or if
+        """Commit and unlock a queue, in one request with other queues of its broker that are released before the request is
+        sent. Return True if the broker has done both; False also if it is not connected or not Rocketlet's, or if
         the lease has expired."""
         connection = self._cluster.connected(queue.broker_name)
         if connection is None or not connection.speaks_msgpack or not lease.epoch or lease.is_over:

@@ -82,9 +82,9 @@ class UniqueKeys:
 # ------------------------------------------------------------------------------
 # Messages that one event-loop iteration sends to one queue are combined into SEND_BATCH_MESSAGE requests.
 #
-# Batching causes no delay, because a batch is written at the end of the iteration, when a single message would be
-# written, too. A message that is alone in its batch is a SEND_MESSAGE_V2. Each message has its own future, and thus its
-# own result and error.
+# Batching causes no delay, because a batch is written by the callback that writes single messages, too
+# (`Connection.before_flush`). A message that is alone in its batch is a SEND_MESSAGE_V2. Each message has its own
+# future, and thus its own result and error.
 #
 # If no batch is in flight, a Rocketlet broker may get the first half of the messages that are expected in this
 # iteration before its end. With a single batch, client and broker would take turns waiting for each other. With two
@@ -258,8 +258,8 @@ class Accumulator:
         self.batch_of_turn: dict[str, Batch] = {}
 
     def batch(self, connection: Connection, queue: Queue) -> Batch:
-        """Return the batch of this event-loop iteration for a queue, which is sent at the end of the iteration unless
-        it is full before."""
+        """Return the batch of this event-loop iteration for a queue, which is sent with its requests unless it is full
+        before."""
         batch = self._batches.get(queue)
         if batch is None:
             if not self._batches:

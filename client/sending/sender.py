@@ -108,7 +108,7 @@ class Sender(Lifecycle):
         self._queues: dict[str, list[Queue]] = {}
         self._greeted: dict[str, Connection] = {}
         self._greetings: dict[Connection, asyncio.Task[None]] = {}
-        self._keep_times: WeakSet[Connection] = WeakSet()  # brokers that support any delivery time
+        self._keep_times: WeakSet[Connection] = WeakSet()  # their brokers were found to support delivery times
         self._turn = time.time_ns() & 0xFFFF
         self._keys = UniqueKeys()
         self._accumulator: Accumulator | None = None
@@ -521,5 +521,5 @@ async def check_keeps_time(connection: Connection, topic: str, timeout_s: float)
     if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
         raise MessageIllegal(
             f"{connection.address} is a broker of 4.9, which would deliver the message immediately; it supports "
-            "delay_level only. Rocketlet's brokers and Apache's of 5.x deliver at any time"
+            "delay_level only. Rocketlet's brokers deliver up to 40 days later, Apache's of 5.x up to 3 days"
         )

@@ -410,8 +410,8 @@ def change_ext(
 def _by_pop(deliveries: Sequence[SharedDelivery], *, is_ours: bool) -> Sequence[tuple[str, Receipt, Sequence[int]]]:
     """Group deliveries by receive: return topic, receipt and offsets of each.
 
-    A Rocketlet broker identifies a delivery by its queue and pop time, so that all deliveries of one receive form one
-    entry. Apache's brokers also use the offset at which the receive started.
+    A Rocketlet broker identifies a delivery by its queue and pop time, so that deliveries of one receive from one queue form
+    one entry if their offsets are near each other. Apache's brokers also use the offset at which the receive started.
 
     Args:
         is_ours: True for a Rocketlet broker.

@@ -338,7 +338,8 @@ class ClusterView:
         return self._masters.get(broker_name)
 
     def masters(self) -> dict[str, str]:
-        """Return the addresses of all masters in the routes of the client's topics, by broker name."""
+        """Return the addresses of all masters in the routes of the client's topics, except the template topic, by
+        broker name."""
         found: dict[str, str] = {}
         for topic, route in self._routes.items():
             # The template topic is on every broker of the cluster, so its route has brokers that a member does not need.

@@ -59,9 +59,9 @@ log = get_logger("rocketlet.connection")
 # ------------------------------------------------------------------------------
 # One socket to a name server or broker, and the set of them.
 #
-# The requests of one event-loop iteration are written together at its end, except those that a caller writes earlier
-# (`write_now`). A response is matched to its request by its number (`opaque`). A periodic sweep ends requests whose
-# timeout has passed. Unless `Access.encoding` says otherwise, the connection starts with JSON headers, offers
+# The requests of one event-loop iteration are written together at the start of the next one (`call_soon`), except those that
+# a caller writes earlier (`write_now`). A response is matched to its request by its number (`opaque`). A periodic sweep ends
+# requests whose timeout has passed. Unless `Access.encoding` says otherwise, the connection starts with JSON headers, offers
 # MessagePack in each request, and switches to it when the peer has responded in it, which Apache's servers never do.
 
 
@@ -215,8 +215,8 @@ class Connection(asyncio.Protocol):
         return len(self._out)
 
     def respond(self, request: Frame, code: int = 0, body: bytes = b"", remark: str | None = None) -> None:
-        """Send the response to a request of the broker. Close the connection if the broker leaves too many bytes of
-        responses unread."""
+        """Send the response to a request of the broker. Instead, close the connection if the responses of this event-loop
+        iteration and the bytes that the broker has not read yet together exceed `max_unread_bytes`."""
         answer = Frame(code, request.opaque, {}, body, RESPONSE_FLAG, remark, serialize_type=request.serialize_type)
         data = encode(answer)
         if self._responses_out is not self._out:  # a new event-loop iteration
@@ -251,7 +251,7 @@ class Connection(asyncio.Protocol):
         self.loop.call_soon(self._flush)
 
     def before_flush(self, action: Callable[[], None]) -> None:
-        """Call `action` at the end of this event-loop iteration, before its requests are written. `action` may add
+        """Call `action` in the next event-loop iteration, before the collected requests are written. `action` may add
         requests."""
         if not self._is_flush_due:
             self._flush_soon()
@@ -267,7 +267,7 @@ class Connection(asyncio.Protocol):
                 self.write_now()
 
     def write_now(self) -> None:
-        """Write the requests of this event-loop iteration without waiting for its end."""
+        """Write the collected requests now."""
         out, self._out = self._out, []
         if not out or self._has_ended or self._transport is None or self._transport.is_closing():
             return
