@@ -2,8 +2,7 @@
 
 loop        the event loop, its clock and network, and the processes that run on it
 members     a consumer of ours, models of Apache's consumer and of a client that pops
-plan        what a seed decides of a run
-world       one run and what must hold in it
+world       what a seed decides of a run, the run, and what must hold in it
 scenarios   single faults, situations that chance makes rarely, and which a seed plays
 patches     broken promises, and patches of brokers and clients
 weeks       a program: weeks of virtual time

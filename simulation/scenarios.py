@@ -20,8 +20,7 @@ from rocketlet.protocol.names import Queue
 
 from .members import AnyMember, ForeignMember
 from .patches import Violation, check_raised, raise_later
-from .plan import LONGEST_HANDLER_S, Plan
-from .world import CHAOS_S, Node, World, simulated
+from .world import CHAOS_S, LONGEST_HANDLER_S, Node, Plan, World, simulated
 
 LOOK_S = 0.05
 WATCHED_S = 80.0

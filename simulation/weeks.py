@@ -24,8 +24,7 @@ from rocketlet.client import Producer, RocketletError
 
 from . import scenarios
 from .loop import fix_hashes
-from .plan import Plan
-from .world import World, simulated
+from .world import Plan, World, simulated
 
 HOUR_S = 3600.0
 EVENT_S = 600.0
