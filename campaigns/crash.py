@@ -1,6 +1,6 @@
 """What a crash leaves: a broker works on a disk that fails, or loses power, or whose files are damaged, and starts again.
 
-disk   The store's calls to the operating system fail: full, read-only, I/O errors, slow, no descriptors. A fault: an
+disk   The store's calls to the operating system fail: full, read-only, I/O errors, no descriptors. A fault: an
        acknowledged message is gone or not as it was sent, something is acknowledged after the device failed, anything but
        StoreError is raised, a broker does not start or cannot be read on a full disk, or takes no messages afterwards.
 pop    The same as power, with clients that pop messages in each try.
@@ -21,7 +21,6 @@ import errno
 import os
 import random
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -64,11 +63,9 @@ FAILURES: dict[str, dict[str, tuple[int, float]]] = {
     "EIO on write": {"write": (errno.EIO, 1.0), "truncate": (errno.EIO, 0.5)},
     "EIO on sync": {"sync": (errno.EIO, 1.0), "truncate": (errno.EIO, 0.5)},
     "EIO on read": {"read_at": (errno.EIO, 0.3)},
-    "slow": {},
     "no descriptors": {"open": (errno.EMFILE, 0.7)},
 }
 """The error of each call and its share of the calls, by kind of failure. A full or failing disk may write a part."""
-SLOW_S = 0.002
 
 
 def standing_in(device: object) -> AbstractContextManager[object]:
@@ -93,8 +90,6 @@ class FailingDisk:
         if self._chance.random() < share:
             self.met += 1
             raise OSError(number, os.strerror(number))
-        if self.kind == "slow" and name in ("write", "sync"):
-            time.sleep(SLOW_S)
 
     def write(self, descriptor: int, data: Any) -> int:
         try:
@@ -173,7 +168,7 @@ def _on_failing_disk(folder: Path, chance: random.Random, outcome: Outcome, work
         device.kind = chance.choice((None, kind))
         broker.persist(closes=chance.random() < 0.5)
         broker.store.close()
-        device.kind = kind if kind in ("full", "short", "slow") else None
+        device.kind = kind if kind in ("full", "short") else None
         open_broker(folder, **settings).store.close()
     if kind == "EIO on read":
         work.late.clear()  # the broker reports a delayed message that cannot be read as damaged, and sets it aside

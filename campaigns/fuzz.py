@@ -182,9 +182,6 @@ class FrameAttack(Attack):
                 return
             await asyncio.sleep(0)
         self._outcome.fault(f"a request is not done after {MAX_ITERATIONS} event-loop iterations")
-        turns._own.clear()
-        turns._of_clients.clear()
-        turns.waiting = 0
         for peer in self._hostile:
             peer.socket.close()
 

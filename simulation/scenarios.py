@@ -265,31 +265,23 @@ async def send_many(world: World, count: int) -> None:
 
 
 async def watch_backlogs(world: World) -> None:
-    """Record the longest time in which no foreign member had messages of each queue with a backlog."""
+    """Record the longest time in which no foreign member had messages of each queue whose last message was not begun."""
     since_s: dict[Queue, float] = {}
     end_s = world.loop.time() + WATCHED_S
     while (now_s := world.loop.time()) < end_s:
         members = [member for member in world.members if isinstance(member, ForeignMember)]
-        idle = {
-            queue
-            for queue in world.queues_up()
-            if _has_backlog(world, queue) and not any(member.will_handle(queue) for member in members)
-        }
+        idle = set[Queue]()
+        for queue in world.queues_up():
+            broker = world.broker_of(queue)
+            stored = broker.store.queues.get((queue.topic, queue.queue_id)) if broker is not None else None
+            if stored is not None and stored.next and (queue, stored.next - 1) not in world.handlings:
+                idle |= set() if any(member.will_handle(queue) for member in members) else {queue}
         since_s = {queue: since_s.get(queue, now_s) for queue in idle}
         for queue, began_s in since_s.items():
             world.unread_s[queue] = max(world.unread_s.get(queue, 0.0), now_s - began_s)
             if now_s - began_s > world.plan.backlog_limit_s:
                 raise_later(f"{queue} has a backlog that nobody handles since {began_s:.1f}")
         await asyncio.sleep(LOOK_S)
-
-
-def _has_backlog(world: World, queue: Queue) -> bool:
-    """Whether its last message was not begun yet."""
-    broker = world.broker_of(queue)
-    stored = broker.store.queues.get((queue.topic, queue.queue_id)) if broker is not None else None
-    if stored is None or not stored.next:
-        return False
-    return (queue, stored.next - 1) not in world.handlings
 
 
 # Situations
