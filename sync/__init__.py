@@ -10,8 +10,7 @@
 
 The classes of this package wrap the asynchronous classes. All of them share one event loop in a background thread, so
 that heartbeats and commits continue while your code runs. All methods may be called from any thread and from the cells
-of a notebook, but not in a coroutine. Handlers, listeners and `check` are plain functions, which run in threads and may
-block.
+of a notebook, but not in a coroutine. Plain functions as handlers, listeners and `check` run in threads and may block.
 
 After a fork, create new clients in the child process: clients that were created before the fork raise ConfigError there.
 """

@@ -45,7 +45,7 @@ class RocketletContainer(DockerContainer):
 
     @property
     def broker(self) -> RemoteBroker:
-        """The broker: its clock, messages, groups and faults. Raises RuntimeError before the start."""
+        """The broker: its clock, messages, groups and faults. Raises RuntimeError unless the container is running."""
         if self._broker is None:
             raise RuntimeError("the container is not running; use it in a `with` block, or call start()")
         return self._broker
