@@ -32,9 +32,9 @@ class PopJournal:
         self._clock = clock
         self._content: list[bytes] = []
         self._defined: set[int] = set()
-        # records of queues that left their pools, by number: since the last save of offsets, and before it
-        self._yielded: dict[int, bytes] = {}
-        self._saved: dict[int, bytes] = {}
+        # group and records of queues that left their pools, by number: since the last save of offsets, and before it
+        self._yielded: dict[int, tuple[str, bytes]] = {}
+        self._saved: dict[int, tuple[str, bytes]] = {}
         self.last_number = 0
         self._journal_bytes = journal_bytes
         self._is_behind = False  # True if the file lacks records, so that nothing is appended until it is rewritten
@@ -57,7 +57,7 @@ class PopJournal:
         self._is_behind = bool(queues)  # this run has not defined their numbers, so it rewrites the file
         for number, kept in queues.items():
             if kept.is_yielded and not kept.unfinished:
-                self._yielded[number] = _left(number, kept.place, kept.next, kept.floor_ms)
+                self._yielded[number] = kept.place.group, _left(number, kept.place, kept.next, kept.floor_ms)
         if is_expected and not self.frames.size:
             self._is_behind = True
             hint = "it was removed or emptied: messages acknowledged after an unfinished one are delivered again"
@@ -124,8 +124,17 @@ class PopJournal:
         journal has this offset."""
         number = deliveries.number
         if number in self._defined:
-            self._yielded[number] = left = _left(number, self._place(deliveries), offset, deliveries.floor_ms)
+            left = _left(number, self._place(deliveries), offset, deliveries.floor_ms)
+            self._yielded[number] = deliveries.group, left
             self._content.append(left)
+
+    def group_deleted(self, group: str) -> None:
+        """Record that the queues which left the pools of a deleted group have no offset any more."""
+        for left in (self._yielded, self._saved):
+            for number in [number for number, (of, _) in left.items() if of == group]:
+                del left[number]
+                self._defined.discard(number)
+                self._content.append(records.end(number))
 
     def _define(self, deliveries: QueueDeliveries) -> None:
         if deliveries.number not in self._defined:
@@ -186,7 +195,7 @@ class PopJournal:
         """Yield the state in frames. Records of events that happen meanwhile are appended after them. The file is never
         empty, because an empty one would count as lost."""
         yield records.nothing()
-        yield from (*self._saved.values(), *self._yielded.values())
+        yield from [left for _, left in (*self._saved.values(), *self._yielded.values())]
         for deliveries in list(all_deliveries):
             frame = [records.define(deliveries.number, self._place(deliveries))]
             frame.append(records.base(deliveries.number, deliveries.next, deliveries.floor_ms))

@@ -528,8 +528,7 @@ class Pops(LitePart):
     # Deadlines
 
     def delayed_wait_s(self) -> float | None:
-        """Return how long it takes until the first deadline of a delayed message; None without one. For tests, because it
-        checks every unfinished delivery."""
+        """Return how long it takes until the first deadline of a delayed message; None without one. For tests: it is slow."""
         due_s = (
             item.deadline_s
             for deliveries in self.pools.deliveries()
@@ -818,6 +817,7 @@ class Pops(LitePart):
         self._serve(pool)
 
     def group_deleted(self, group: str) -> None:
+        self._journal.group_deleted(group)
         self._delete(self.pools.of_group(group), Why.GROUP_GONE)
         self.pools.group_deleted(group)
         self.pools.lite_offsets.group_deleted(group)

@@ -594,6 +594,19 @@ def test_in_order_a_message_group_comes_from_its_first_one_on(world: World) -> N
     assert bodies(world.receive(count=3)) == ["m0", "m1", "m2"]
 
 
+def test_deleted_group_stays_without_offsets_when_its_pool_ended_just_before(world: World) -> None:
+    world.send("m")
+    world.ack(*handles(world.receive()))
+    world.advance(POP_CLIENT_SILENT_S + POOL_IDLE_S)
+    world.state.expire_clients()
+    world.offsets.group_deleted("g")
+    world.state.group_deleted("g")
+    world.save()
+    world.kill()
+    world.open()
+    assert world.offsets.get("g", "t", 0) is None
+
+
 # A broker whose disk refuses the state file of offsets, while the journal can be written.
 
 
