@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import structlog
 
+from ..messages.lite import LiteTopic
 from ..messages.topics import Topics
 from ..runtime import Clock, Job
 from ..store.files import StoreError, StoreFull
@@ -32,9 +33,9 @@ class PopJournal:
         self._clock = clock
         self._content: list[bytes] = []
         self._defined: set[int] = set()
-        # group and records of queues that left their pools, by number: since the last save of offsets, and before it
-        self._yielded: dict[int, tuple[str, bytes]] = {}
-        self._saved: dict[int, tuple[str, bytes]] = {}
+        # number and records of queues that left their pools: since the last save of offsets, and before it
+        self._yielded: dict[PoolPlace, tuple[int, bytes]] = {}
+        self._saved: dict[PoolPlace, tuple[int, bytes]] = {}
         self.last_number = 0
         self._journal_bytes = journal_bytes
         self._is_behind = False  # True if the file lacks records, so that nothing is appended until it is rewritten
@@ -57,7 +58,7 @@ class PopJournal:
         self._is_behind = bool(queues)  # this run has not defined their numbers, so it rewrites the file
         for number, kept in queues.items():
             if kept.is_yielded and not kept.unfinished:
-                self._yielded[number] = kept.place.group, _left(number, kept.place, kept.next, kept.floor_ms)
+                self._yielded[kept.place] = number, _left(number, kept.place, kept.next, kept.floor_ms)
         if is_expected and not self.frames.size:
             self._is_behind = True
             hint = "it was removed or emptied: messages acknowledged after an unfinished one are delivered again"
@@ -124,17 +125,27 @@ class PopJournal:
         journal has this offset."""
         number = deliveries.number
         if number in self._defined:
-            left = _left(number, self._place(deliveries), offset, deliveries.floor_ms)
-            self._yielded[number] = deliveries.group, left
+            place = self._place(deliveries)
+            self._end_left(place)
+            left = _left(number, place, offset, deliveries.floor_ms)
+            self._yielded[place] = number, left
             self._content.append(left)
 
     def group_deleted(self, group: str) -> None:
-        """Record that the queues which left the pools of a deleted group have no offset any more."""
-        for left in (self._yielded, self._saved):
-            for number in [number for number, (of, _) in left.items() if of == group]:
-                del left[number]
-                self._defined.discard(number)
-                self._content.append(records.end(number))
+        """End the records of the queues that have left the pools of a deleted group."""
+        for place in [place for place in (*self._yielded, *self._saved) if place.group == group]:
+            self._end_left(place)
+
+    def lite_offset_changed(self, group: str, lite: LiteTopic) -> bool:
+        """End the records of a lite topic that has left its pool, because its offset was reset or deleted since. Return True
+        if there were any."""
+        return self._end_left(PoolPlace(self._topics.identity(lite.queue.topic), group, lite.topic, lite.queue_id))
+
+    def _end_left(self, place: PoolPlace) -> bool:
+        ended = [left.pop(place)[0] for left in (self._yielded, self._saved) if place in left]
+        self._defined.difference_update(ended)
+        self._content += map(records.end, ended)
+        return bool(ended)
 
     def _define(self, deliveries: QueueDeliveries) -> None:
         if deliveries.number not in self._defined:
@@ -172,8 +183,9 @@ class PopJournal:
                 their pools before that call are then ended.
         """
         if are_offsets_saved:
-            self._content += map(records.end, self._saved)
-            self._defined.difference_update(self._saved)
+            saved = [number for number, _ in self._saved.values()]
+            self._content += map(records.end, saved)
+            self._defined.difference_update(saved)
             self._saved, self._yielded = self._yielded, {}
         is_short = self.frames.size <= self._journal_bytes + 2 * self.frames.base
         if is_short and self._content and not self._is_behind:
@@ -184,7 +196,8 @@ class PopJournal:
             self.write()
         was_behind, self._is_behind = self._is_behind, False
         self._content.clear()
-        self._defined = {*self._saved, *self._yielded, *(deliveries.number for deliveries in all_deliveries())}
+        left = (*self._saved.values(), *self._yielded.values())
+        self._defined = {deliveries.number for deliveries in all_deliveries()} | {number for number, _ in left}
         try:
             yield from self.frames.renewing(self._contents(all_deliveries()))
         except StoreFull:

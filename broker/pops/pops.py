@@ -641,6 +641,7 @@ class Pops(LitePart):
     def lite_offset_reset(self, pool: LitePool, lite: LiteTopic) -> None:
         """Continue from the offset that was set for a lite topic. Messages popped before can no longer be acknowledged."""
         deliveries = pool.queues.get(lite)
+        self._journal.lite_offset_changed(pool.group, lite)
         if deliveries is not None:
             for delivery in deliveries.unfinished.values():
                 if delivery.renewals >= 0:
@@ -653,10 +654,11 @@ class Pops(LitePart):
 
     def end_lite(self, pool: LitePool, lite: LiteTopic) -> None:
         """End the group's deliveries of a deleted lite topic."""
-        deliveries = pool.queues.get(lite)
-        if deliveries is not None:
+        had_left = self._journal.lite_offset_changed(pool.group, lite)
+        if (deliveries := pool.queues.get(lite)) is not None:
             self._journal.ended(deliveries)
             self._end_deliveries(deliveries)
+        if had_left or deliveries is not None:
             self._write_now()
         pool.lite_deleted(lite)
 
@@ -700,8 +702,7 @@ class Pops(LitePart):
         return bool(left)
 
     def yield_pool(self, pool: Pool) -> None:
-        """End a pool with its deliveries, because members pull its topic, or because the group is bound to a parent
-        topic now. The group continues from its offsets."""
+        """End a pool with its deliveries. The group continues from its offsets."""
         for deliveries in pool.queues.values():
             self._journal.yielded(deliveries, deliveries.next)
         self._end_pool(pool)
@@ -710,8 +711,7 @@ class Pops(LitePart):
     # Clients that are gone
 
     def expire_clients(self) -> None:
-        """End clients without contact whose messages the broker extends (`client_gone`), and remove unused state of clients,
-        pools and lite topics."""
+        """End clients without contact whose messages the broker extends, and remove unused clients, pools and lite topics."""
         self.lite.expire()
         self.expiry.check_kept()
         for client in self.pools.silent_clients():

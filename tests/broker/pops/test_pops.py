@@ -9,6 +9,7 @@ import pytest
 from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import (
     DEAD_LETTER_RETRY_S,
+    MAX_IDLE_LITE,
     POOL_IDLE_S,
     POP_CLIENT_SILENT_S,
     RENEWAL_STEPS_S,
@@ -16,18 +17,20 @@ from rocketlet.broker.config import (
     BrokerConfig,
 )
 from rocketlet.broker.pops.deliveries import AckStatus, Delivery, PopRequest, PopResult, Why
+from rocketlet.broker.pops.lite_subscriptions import LiteSync
 from rocketlet.broker.pops.pool import QueueDeliveries
 from rocketlet.broker.pops.pops import DeadLetterWriter
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.store import disk
-from rocketlet.protocol.bodies import GroupConfig, TopicConfig
+from rocketlet.protocol.bodies import GroupConfig, TopicConfig, finish
+from rocketlet.protocol.group_bodies import LiteAction
 from rocketlet.protocol.headers import SendMessage
 from rocketlet.protocol.message import decode_record
 from rocketlet.protocol.names import Subscription
-from rocketlet.protocol.properties import find
+from rocketlet.protocol.properties import LITE_TOPIC, find
 from structlog.testing import capture_logs
 
-from .world import HOST, Received, World, bodies, client_of, handles
+from .world import HOST, FakeSession, Received, World, bodies, client_of, handles
 
 
 @pytest.fixture
@@ -645,3 +648,39 @@ async def test_acknowledgements_survive_a_kill_when_saving_the_offsets_failed(
         broker = BrokerController(BrokerConfig(data_dir=folder, address="127.0.0.1:1"), None, MovableClock(stands=True))
         assert broker.offsets.get("g", "t", 0) == 1, name
     broker.store.close()
+
+
+async def test_recreated_lite_topic_has_no_offset_when_its_idle_deliveries_ended_just_before(tmp_path: Path) -> None:
+    broker = BrokerController(BrokerConfig(data_dir=tmp_path / "data", address="127.0.0.1:1"), None, MovableClock())
+    broker.topics.put(TopicConfig("t", 1, 1, message_type="LITE"), broker.store.end)
+    broker.group_configs.put(GroupConfig("g", attributes={"lite.bind.topic": "t"}))
+    names = [f"s{number}" for number in range(MAX_IDLE_LITE + 1)]  # the deliveries of the first one end
+
+    def send(name: str) -> None:
+        text = f"{LITE_TOPIC}\x01{name}"
+        broker.sending.stage(SendMessage("p", "t", "TBW102", 4, 0, 0, 1, 0, text), b"m", HOST)
+
+    for name in names:
+        send(name)
+    broker.sending.commit()
+    client = client_of("c")
+    finish(broker.pops.lite.sync(LiteSync(client, FakeSession(), "g", "t", LiteAction.PARTIAL_ADD, names)))
+    while (result := broker.pops.receive(Received(PopRequest("g", "t", client, 32, 10_000), print))) is not None:
+        if result.why is not Why.FOUND:
+            break
+        outcomes = asyncio.get_running_loop().create_future()
+        broker.pops.ack("g", "t", handles(result), outcomes.set_result)
+        assert set(await outcomes) == {AckStatus.DONE}
+    broker.persist()
+    first = next(
+        name for name in names if broker.lites.of("t")[name] not in broker.pops.pools.lite_pool("g", "t").queues
+    )
+    assert broker.pops.expiry.delete(broker.lites.of("t")[first])
+    send(first)
+    broker.sending.commit()
+    folder = shutil.copytree(broker.config.data_dir, tmp_path / "killed")
+    broker.store.close()
+    again = BrokerController(BrokerConfig(data_dir=folder, address="127.0.0.1:1"), None, MovableClock())
+    assert again.lites.of("t")[first].next == 1
+    assert again.lite_offsets.of("g", "t").get(first, 0) == 0
+    again.store.close()
