@@ -5,7 +5,8 @@ processes and snippets of their own have it, too.
   for 0.75 s of the 1.1 s that one takes to start. Spark gives up on a worker after 10 s, which is soon on a busy machine.
   Without the archive, workers import the installed package, whose bytecode is cached.
 - A virtual machine loads and checks thousands of classes before a first query. It finds them in an archive (JEP 350), which
-  one job makes for all. Its folder stays where it is, because the archive holds the paths.
+  one job makes for all installations of a version. It is only valid for the very same jars, so that these are kept beside
+  it, and each SPARK_HOME has a symlink to them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from bench.peers import CACHE
 JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UsePerfData")
 # A stateful query has a state store in each of 200 partitions otherwise.
 SETTINGS = ("-Dspark.sql.shuffle.partitions=2", "-Dspark.ui.enabled=false")
-JOB = Path(__file__).parent / "spark" / "classes_job.py"
+JOB = Path(__file__).parents[1] / "spark" / "classes_job.py"
 JOB_S = 500.0
 
 
@@ -41,25 +42,52 @@ def home() -> Path | None:
         return None
     installed, machine = Path(found.origin).parent, Path(java).resolve()
     version = (installed / "version.py").read_text()
-    key = hashlib.sha256(f"{installed} {version} {machine} {machine.stat().st_mtime}".encode()).hexdigest()
-    folder = CACHE / f"spark-home-{key[:12]}"
+    key = f"{version} {machine} {machine.stat().st_mtime}"
+    folder, shared = (
+        CACHE / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+        for name, text in (("spark-of", f"{installed} {key}"), ("spark", key))
+    )
     if os.environ.get("SPARK_HOME", str(folder)) != str(folder):
         return None
     try:
-        _fill(folder, installed)
+        _keep_jars(installed / "jars", shared)
+        _fill(folder, installed, shared / "jars")
     except OSError:  # nothing can be kept on this machine
         return None
     return folder
 
 
-def _fill(folder: Path, installed: Path) -> None:
+def _keep_jars(jars: Path, shared: Path) -> None:
+    shared.mkdir(parents=True, exist_ok=True)
+    with FileLock(shared / "lock"):
+        if not (shared / "jars").exists():
+            coming = shared / "coming"
+            shutil.rmtree(coming, ignore_errors=True)
+            shutil.copytree(jars, coming, copy_function=_link_or_copy)
+            coming.rename(shared / "jars")
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # on another disk
+        shutil.copy2(source, target)
+
+
+def _fill(folder: Path, installed: Path, jars: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / "lock"):
         for entry in installed.iterdir():
             link = folder / entry.name
             if entry.name != "python" and not link.exists():
                 link.unlink(missing_ok=True)
-                link.symlink_to(entry)
+                link.symlink_to(jars if entry.name == "jars" else entry)
+
+
+def classes() -> Path | None:
+    """The archive of classes, which may not exist yet."""
+    folder = home()
+    return (folder / "jars").resolve().parent / "classes.jsa" if folder else None
 
 
 def _java_folder() -> str | None:
@@ -70,10 +98,10 @@ def _java_folder() -> str | None:
 def environment() -> dict[str, str]:
     """The environment that Spark reads. SPARK_CONF_DIR is an empty folder, because archives take no folders with files in
     the class path."""
-    folder = home()
-    if folder is None:
+    folder, archive = home(), classes()
+    if folder is None or archive is None:
         return {"SPARK_SUBMIT_OPTS": _options()}
-    shared = ("-Xlog:disable", f"-XX:SharedArchiveFile={folder / 'classes.jsa'}")
+    shared = ("-Xlog:disable", f"-XX:SharedArchiveFile={archive}")
     return {"SPARK_HOME": str(folder), "SPARK_CONF_DIR": str(folder / "conf"), "SPARK_SUBMIT_OPTS": _options(*shared)}
 
 
@@ -85,13 +113,13 @@ def _options(*more: str) -> str:
 @cache
 def share_classes() -> None:
     """Makes the archive, once on this machine. Where that cannot be, Spark starts as always."""
-    folder = home()
-    if folder is None or (folder / "classes.jsa").exists():
+    archive = classes()
+    if archive is None or archive.exists():
         return
-    with FileLock(folder / "classes.lock"):
-        if (folder / "classes.jsa").exists():
+    with FileLock(archive.with_suffix(".lock")):
+        if archive.exists():
             return
-        coming = folder / f"{os.getpid()}.jsa"
+        coming = archive.with_name(f"{os.getpid()}.jsa")
         options = _options("-Xlog:disable", f"-XX:ArchiveClassesAtExit={coming}")
         try:
             subprocess.run(
@@ -99,6 +127,6 @@ def share_classes() -> None:
                 env={**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_SUBMIT_OPTS": options},
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=JOB_S, check=True,
             )  # fmt: skip
-            coming.rename(folder / "classes.jsa")
+            coming.rename(archive)
         except (OSError, subprocess.SubprocessError):
             coming.unlink(missing_ok=True)
