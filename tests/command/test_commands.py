@@ -414,9 +414,11 @@ async def test_a_broker_that_refuses_is_not_away(run: Run, node: Node, monkeypat
 
 async def test_messages_are_found_by_time_text_and_property(run: Run, node: Node) -> None:
     async with Producer(node.address) as producer:
-        await producer.send("orders", b"two pizzas", properties={"colour": "red"})
-        await producer.send("orders", b"pizza " + b"x" * 8000, properties={"colour": "blue"})  # compressed
-        await producer.send("orders", b"soup", properties={"colour": "red"})
+        # one queue, whose order decides if messages have the same store time
+        await producer.send("orders", b"two pizzas", properties={"colour": "red"}, queue_key="a")
+        pizza = b"pizza " + b"x" * 8000  # compressed
+        await producer.send("orders", pizza, properties={"colour": "blue"}, queue_key="a")
+        await producer.send("orders", b"soup", properties={"colour": "red"}, queue_key="a")
 
     async def found(*options: str) -> list[str]:
         ran = await run("messages", "find", "orders", "--json", *options)
