@@ -139,7 +139,8 @@ class Rocketlet:
         The function gets the `Message`. With `decode`, or if its first parameter is a model of pydantic, it gets the
         decoded body instead, and the message as its second parameter if it has one.
 
-        - `timeout_s`: the timeout of an `async` handler in seconds, after which it is cancelled and its message is retried.
+        - `timeout_s`: the timeout of an `async` handler in seconds, after which it is cancelled and has failed with
+          TimeoutError.
         - `sharing`: True to use a SharedConsumer.
         - `lite_topics`: use a LiteConsumer for lite topics of this parent topic, which is subscribed to these at the start,
           `()` for none. `lite_consumer` returns the consumer, to subscribe to others at run time.

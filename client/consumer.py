@@ -119,7 +119,8 @@ class AnyConsumer(Lifecycle):
         """Return the next message. Settle it with `ack`, `retry` or `reject`.
 
         A `Consumer` sends no further pull for a queue while its unsettled messages exceed the `PullLimits`. Other consumers
-        have no such limit, and extend the visibility timeout of each message until it is settled or the consumer stops.
+        do not limit unsettled messages. They extend the visibility timeout of each message until it is settled, its
+        lease has expired or the consumer stops.
 
         Raises:
             TimeoutError: no message arrived within `timeout_s` seconds.
@@ -150,7 +151,8 @@ class AnyConsumer(Lifecycle):
         A `Consumer` accepts `RetryLater(delay_level=3)`. Other consumers also accept `RetryLater(delay=2.5)`.
 
         Raises:
-            ConfigError: the message is not in flight in this consumer, or the consumer does not support the delay.
+            ConfigError: the message is not in flight in this consumer, or the consumer does not support the delay, has a
+                handler or is not running.
             RocketletError: the broker did not accept the message (`Consumer` only). The message stays in flight, so you can
                 settle it again.
         """
@@ -161,7 +163,8 @@ class AnyConsumer(Lifecycle):
         await self._held_messages().reject(message, Reject(reason))
 
     def is_in_hand(self, message: Message) -> bool:
-        """Return True if this consumer has returned the message and it is not settled yet."""
+        """Return True if `receive` or an iteration over single messages has returned the message, and it is neither settled
+        nor released yet."""
         return self._held is not None and self._held.is_held(message)
 
     def release(self, message: Message | None = None) -> None:
@@ -214,8 +217,9 @@ class Consumer(AnyConsumer):
     - `subscriptions`: a topic, or a mapping from topics to filters: `*`, tags such as `TagA || TagB`, or `Sql("price >
       5")`.
     - `handler`: gets a `Message`, or with `batch_size` a list of messages. Returning None acknowledges the message,
-      returning RetryLater or raising has it redelivered later while retries are left, and returning Reject makes it a dead
-      letter. A broadcasting consumer drops such messages instead. A plain function runs in a thread.
+      returning RetryLater or raising has it redelivered later while retries are left, unless the `retry` policy says
+      otherwise, and returning Reject makes it a dead letter. A broadcasting consumer drops such messages instead. A plain
+      function runs in a thread.
     - `decode`: converts a message body to the handler's argument, for example pydantic's `Order.model_validate_json`. A
       handler with two parameters also gets the `Message`. A message whose body cannot be decoded is rejected with the
       reason.
@@ -420,7 +424,7 @@ class Consumer(AnyConsumer):
         """Return an iterator over single messages.
 
         Requesting the next message acknowledges the previous one, unless you have settled that with `retry` or `reject`. If
-        `break` or an exception ends the loop, the last message is redelivered.
+        `break` or an exception ends the loop, the last message is redelivered unless it is settled.
         """
         return Messages(self._checked_deliveries())
 
@@ -486,7 +490,7 @@ class Consumer(AnyConsumer):
         self._assignment.resume(queues)
 
     async def seek(self, to: SeekPosition, queues: Iterable[Queue] | None = None) -> None:
-        """Move the position of queues and commit the new position.
+        """Move the position of queues, and commit the new position. If that fails, the next commit includes it.
 
         Pulled messages that wait for a handler are dropped. Running handlers finish, but their results have no effect.
 

@@ -58,8 +58,8 @@ class LiteConsumer(PopConsumer):
     - `topic`: the parent topic, as `rocketlet topics create NAME --lite` creates it.
     - `lite_topics`: the lite topics to which the consumer is subscribed when it starts.
     - `handler`: gets a `Message`. Returning None acknowledges the message, returning RetryLater or raising has it
-      redelivered after any delay (`RetryLater(delay=2.5)`), and returning Reject makes it a dead letter. A plain
-      function runs in a thread.
+      redelivered later while retries are left, unless the `retry` policy says otherwise, and returning Reject makes it a
+      dead letter. `RetryLater(delay=2.5)` has a delay of up to 12 hours. A plain function runs in a thread.
     - `decode`: converts a message body to the handler's argument, as with a Consumer. A message whose body cannot be
       decoded is rejected with the reason.
     """

@@ -289,18 +289,19 @@ class Message:
 
     @property
     def failure(self) -> str:
-        """The reason why the last attempt failed or the message was dead-lettered. Empty if there is none, and on Apache's
-        brokers, which do not store it."""
+        """The reason why the last attempt failed or the message was dead-lettered, as a Rocketlet broker has stored it.
+        Empty on Apache's brokers, and for retries within an orderly Consumer."""
         return self.properties.get(props.DLQ_REASON, "")
 
     @property
     def attempt(self) -> int:
-        """The number of this attempt in the group, from 1."""
+        """The number of this attempt in the group, from 1, as the broker counts. It does not count retries within an
+        orderly Consumer."""
         return self.reconsume_times + 1
 
     @property
     def reconsume_times(self) -> int:
-        """The number of earlier attempts in the group; 0 for the first one."""
+        """The number of earlier attempts in the group, as the broker counts; 0 for the first one."""
         return tried(self.record.reconsume_times)
 
     def __repr__(self) -> str:

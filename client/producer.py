@@ -166,7 +166,8 @@ class Producer(Sender, Generic[Body]):
           or Apache's of 5.4 or later.
         - `lite_topic`: the name of a lite topic in a topic of the type LITE: 1 to 64 letters, digits, `_` and `-`. The
           first message creates the lite topic. Lite topics need Rocketlet's brokers, or Apache's of 5.5 or later.
-        - `queue_key`: messages with the same key go to the same queue, in order, until the topic's writable queues change.
+        - `queue_key`: messages with the same key go to the same queue, until the topic's writable queues change. Await each
+          send if their order matters, because a message that is retried may follow later ones.
         - `queue`: the only queue to which the message may be sent.
         - `message_id`: the id by which consumers recognize a message that is sent twice. Default: a new id.
 
@@ -468,7 +469,8 @@ class Producer(Sender, Generic[Body]):
 
         Raises:
             ConfigError: the message is not such a request, or the producer is not running.
-            BrokerRefused: the client that waits for the reply is not connected any more.
+            BrokerRefused: the broker rejected the reply, for example because the client that waits for it is not connected
+                any more.
             MessageIllegal, ConnectionFailed, RequestTimeout: the reply could not be sent.
         """
         self._check_running()

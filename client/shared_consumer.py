@@ -181,7 +181,7 @@ class PopConsumer(AnyConsumer):
         """Return an iterator over single messages.
 
         Requesting the next message acknowledges the previous one, unless you have settled that with `retry` or `reject`.
-        If `break` or an exception ends the loop, the last message is released to the group.
+        If `break` or an exception ends the loop, the last message is released to the group unless it is settled.
         """
         return SharedMessages(self)
 
@@ -220,8 +220,8 @@ class SharedConsumer(PopConsumer):
     - `subscriptions`: a topic, or a mapping from topics to filters: `*`, tags such as `TagA || TagB`, or `Sql("price >
       5")`.
     - `handler`: gets a `Message`. Returning None acknowledges the message, returning RetryLater or raising has it
-      redelivered after any delay (`RetryLater(delay=2.5)`), and returning Reject makes it a dead letter. A plain
-      function runs in a thread.
+      redelivered later while retries are left, unless the `retry` policy says otherwise, and returning Reject makes it a
+      dead letter. `RetryLater(delay=2.5)` has a delay of up to 12 hours. A plain function runs in a thread.
     - `decode`: converts a message body to the handler's argument, as with a Consumer. A message whose body cannot be
       decoded is rejected with the reason.
     """

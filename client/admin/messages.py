@@ -170,10 +170,10 @@ async def _masters(cluster: ClusterView, topic: str) -> dict[str, str]:
 # as it is stored, compressed or not, and it may be sent to a group's retry topic, which producers must not do.
 #
 # If a group has locked queues, Apache's brokers of 5.x immediately dead-letter messages that are sent to its retry topic
-# (SendMessageProcessor.handleRetryAndDLQ), because they take it for an orderly group. The members of a Rocketlet
-# Consumer's group always lock. For such a group, the message is returned to the broker instead, as a consumer does
-# after a failure. The broker counts that as an attempt, so the message becomes a dead letter again if the next attempt
-# fails.
+# (SendMessageProcessor.handleRetryAndDLQ), because they take it for an orderly group. Members of the class Consumer
+# lock, unless they are broadcasting. For such a group, the message is returned to the broker instead, as a consumer
+# does after a failure. The broker counts that as an attempt, so the message becomes a dead letter again if the next
+# attempt fails.
 
 
 GROUP = "rocketlet-replay"

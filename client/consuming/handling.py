@@ -68,7 +68,8 @@ class RetryLater:
     Attributes:
         delay_level: 0 for a delay that grows with each retry; 1 to 18 for that delay level of the broker. A higher level
             means the highest one.
-        reason: a text that Rocketlet's brokers store with the message, as `message.failure` of the next delivery.
+        reason: a text that Rocketlet's brokers store with a message that is sent back, as `message.failure` of the next
+            delivery.
         delay: a timedelta or seconds, up to 12 hours, for messages of a SharedConsumer or LiteConsumer only.
         counts: False to suspend the message: the attempt does not count, so a message may be suspended any number of
             times. For messages of a SharedConsumer or LiteConsumer only. In a lite topic of an Apache broker, the

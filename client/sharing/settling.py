@@ -408,7 +408,7 @@ def change_ext(
 
 
 def _by_pop(deliveries: Sequence[SharedDelivery], *, is_ours: bool) -> Sequence[tuple[str, Receipt, Sequence[int]]]:
-    """Group deliveries by receive: return topic, receipt and offsets of each.
+    """Group deliveries by receive and queue: return topic, receipt and offsets of each group.
 
     A Rocketlet broker identifies a delivery by its queue and pop time, so that deliveries of one receive from one queue form
     one entry if their offsets are near each other. Apache's brokers also use the offset at which the receive started.
