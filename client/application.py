@@ -610,9 +610,10 @@ async def stop_signal() -> signal.Signals:
         async with Consumer(...):
             await stop_signal()
 
-    Leaving the block then waits for running handlers, commits offsets and releases queues. A second signal acts as it did
-    before this call: SIGTERM ends the process, and Ctrl-C cancels the main task of `asyncio.run`. On Windows, where event
-    loops have no signal handlers, this never returns, and Ctrl-C raises KeyboardInterrupt.
+    Leaving the block then waits for running handlers, up to the consumer's `drain_s`, commits offsets and releases queues.
+    A second signal acts as it did before this call: SIGTERM ends the process, and Ctrl-C cancels the main task of
+    `asyncio.run`. On Windows, where event loops have no signal handlers, this never returns, and Ctrl-C raises
+    KeyboardInterrupt.
     """
     loop = asyncio.get_running_loop()
     came: asyncio.Future[signal.Signals] = loop.create_future()

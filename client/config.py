@@ -26,7 +26,8 @@ from .errors import ConfigError
 
 Start = Literal["last", "first"] | int
 """The start position of a new group: "last" is the end of each queue when the first member joins, "first" is the first
-stored message, and an int is a store time in ms since the epoch. Queues that are created later are read from offset 0."""
+stored message, and an int is a store time in ms since the epoch. With "last", queues that are created later are read from
+their first message."""
 
 
 class At(NamedTuple):
@@ -36,7 +37,7 @@ class At(NamedTuple):
 
 
 PRODUCER_GROUP: Final = "rocketlet"  # producer group of producers that name none
-SEND_RETRIES: Final = 2  # default number of retries of a send that a broker refuses
+SEND_RETRIES: Final = 2  # default number of retries of a send
 COMPRESS_OVER_BYTES: Final = 4096  # default minimum size of a body that a producer compresses
 TOPIC_QUEUES: Final = 4  # queues of a topic that a client creates; Apache's DefaultMQProducer.defaultTopicQueueNums
 CONNECT_TIMEOUT_S: Final = 3.0  # timeout of opening a connection
@@ -61,7 +62,7 @@ DRAIN_S: Final = 30.0  # default time that a stop or a revoked queue waits for r
 MAX_DRAIN_S: Final = 3600.0  # maximum of `drain_s`; larger values are probably milliseconds
 HANDLER_CONCURRENCY: Final = 20  # default number of concurrent handlers of a consumer
 MAX_HANDLER_CONCURRENCY: Final = 10_000  # concurrent handlers of a consumer
-# concurrent handlers of a lite consumer: brokers give one client no more unacknowledged messages
+# concurrent handlers of a lite consumer: by default brokers give one client no more unacknowledged messages
 MAX_LITE_CONCURRENCY: Final = 100
 MAX_BATCH_SIZE: Final = (
     1024  # messages of one pull, as a Rocketlet broker returns; Apache's broker returns 32 by default
@@ -110,7 +111,8 @@ CLOCK_SKEW_S: Final = 5.0  # difference of a broker's clock at which `rocketlet 
 SHORT_LAG_S: Final = 5.0  # lag that is consumed within this time does not count as growing
 LEAST_LAG: Final = 100  # messages of lag below which lag does not count as growing
 LOOK_S: Final = 2.0  # interval of the two samples of a group
-WATCH_S: Final = 6.0  # time for which `rocketlet doctor` observes a queue without commits; members commit every 5 s
+# time for which `rocketlet doctor` observes a queue without commits; members commit every 5 s by default
+WATCH_S: Final = 6.0
 STUCK_S: Final = (
     30.0  # a message that is in its handler for longer is reported as stuck; many handlers take some seconds
 )
@@ -263,8 +265,7 @@ MIRROR_TIMEOUT_S: Final = 60.0  # time for which a cluster may be unreachable be
 
 
 # ------------------------------------------------------------------------------
-# Checks the arguments of a new client before anything begins. Each function raises ConfigError, which names the wrong
-# argument and the allowed values.
+# Checks the arguments of clients and their methods. The errors are ConfigErrors that name the wrong argument.
 #
 # An option is declared once, as a line of a TypedDict whose type is annotated with its `Option`. Type checkers read
 # the type there; `chosen` takes defaults and checks from it, and `takes` makes the signature and the docstring of the

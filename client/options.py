@@ -67,7 +67,7 @@ def _check_taken(name: str, value: Any) -> None:
 
 
 class MemberOptions(TypedDict, total=False):
-    """The options that Consumer and SharedConsumer have in common, except the handler."""
+    """The options that all consumers have in common, except the handler."""
 
     concurrency: Annotated[
         int,
