@@ -72,8 +72,8 @@ class RetryLater:
             delivery.
         delay: a timedelta or seconds, up to 12 hours, for messages of a SharedConsumer or LiteConsumer only.
         counts: False to suspend the message: the attempt does not count, so a message may be suspended any number of
-            times. For messages of a SharedConsumer or LiteConsumer only. In a lite topic of an Apache broker, the
-            attempt still counts.
+            times. For messages of a SharedConsumer or LiteConsumer only. On Apache's brokers before 5.5, and in their
+            lite topics, the attempt still counts.
 
     Raises ConfigError if `delay_level` is not an int from 0, `delay` is invalid, or both are given.
     """
@@ -443,7 +443,7 @@ class RunDispatcher:
                     # that are already handled are not redelivered.
                     await asyncio.sleep(self._limits.reconnect_s)
                     continue
-                log.warning("send_back_failed", reason=str(error), hint="the handler will be called again")
+                log.warning("send_back_failed", reason=str(error), hint="retried while this member owns the queue")
                 return False
             process_queue.acknowledge(run, count)
         return True
@@ -524,7 +524,9 @@ def log_failure(messages: Sequence[Message], error: BaseException, outcome: Outc
         messages=len(messages),
         error=repr(error),
         exc_info=error,
-        hint="stored as dead letters" if isinstance(outcome, Reject) else "redelivered later, while retries are left",
+        hint="stored as dead letters"
+        if isinstance(outcome, Reject)
+        else "retried while retries are left, unless broadcasting",
     )
 
 
@@ -809,7 +811,7 @@ class Decoding:
             reason = f"the body cannot be decoded: {reason_of(error)}"
             log.error(
                 "message_undecodable", queue=str(message.queue), offset=message.queue_offset, reason=reason,
-                hint="it is stored as a dead letter",
+                hint="it is rejected, because it would fail again",
             )  # fmt: skip
             raise _Undecodable(reason) from error
 
@@ -824,7 +826,7 @@ class RetryPolicy:
 
     - `attempts`: the maximum number of attempts to handle a message, including the first; then it becomes a dead letter.
     - `delays_s`: the delays in seconds before the second attempt, the third, and so on; the last delay is used for all
-      further attempts. A SharedConsumer supports any delay up to 12 hours. A Consumer supports the 18 delay levels of
+      further attempts. Other consumers support any delay up to 12 hours. A Consumer supports the 18 delay levels of
       brokers: 1, 5, 10, 30 s, 1 to 10, 20, 30 min, 1 and 2 h. Default: delays that grow from 10 s.
     - `on`: the exceptions after which a message is retried. After any other exception the message immediately becomes a
       dead letter with the exception's text. Default: all exceptions. A message whose handler is cancelled is retried in
@@ -874,7 +876,7 @@ class RetryPolicy:
 
 
 def check_levels(name: str, policy: RetryPolicy) -> None:
-    """Raise ConfigError for delays that are not delay levels, which only a SharedConsumer supports."""
+    """Raise ConfigError for delays that are not delay levels."""
     invalid = [delay for delay in policy.delays_s if delay not in RETRY_DELAYS_S]
     if invalid:
         levels = ", ".join(map(str, RETRY_DELAYS_S))
@@ -1019,7 +1021,7 @@ class QueriedConsumer(Protocol):
 
 
 class AdminRequests:
-    """Serves administrative requests. Requests for another group get an error response.
+    """Serves administrative requests, and rejects those for another group.
 
     Args:
         spawn: runs a coroutine in the background, and cancels it when the consumer stops.

@@ -656,7 +656,7 @@ async def test_the_log_says_whether_a_failed_message_is_redelivered(
         await eventually(lambda: caplog.text.count("handler_failed") == 2)
     failed = [str(record.getMessage()) for record in caplog.records if "handler_failed" in record.getMessage()]
     hints = {("ValueError" in text): text.partition("hint=")[2] for text in failed}
-    assert hints == {True: "'stored as dead letters'", False: "'redelivered later, while retries are left'"}
+    assert hints == {True: "'stored as dead letters'", False: "'retried while retries are left, unless broadcasting'"}
 
 
 @pytest.mark.parametrize("wait_s", [0, 61, "1"])
