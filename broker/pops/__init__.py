@@ -1,4 +1,4 @@
-"""POP: messages shared instead of queues. The state below both protocol servers; it knows no socket, frame or Broker.
+"""POP: messages shared instead of queues. The state below both protocol servers, without sockets, frames and the broker.
 
 pops        the entry point: receive, acknowledge, change the invisible time, deadlines, dead letters
 pool        a topic that a group pops: its queues with their deliveries, its clients, and the receives that wait
