@@ -21,7 +21,7 @@ GROUPS: Final = tuple(
     for pattern in (
         r"tests/spark/test_source\.py|tests/spark/test_worker_start\.py::test_processes_of_the_format",
         r"tests/spark/test_sink\.py",
-        r"tests/interop/test_(?:our_client|planners|console|message_trace|shared_consumer)\.py::.*\[(rocketlet|4\.9\.7|5\.5\.0)\b",
+        r"tests/interop/test_(?:our_client|planners|console|shared_consumer)\.py::.*\[(rocketlet|4\.9\.7|5\.5\.0)\b",
         r"tests/interop/test_access\.py",
         r"tests/interop/test_rust\.py",  # one compiles, and the others would wait for it
         r"_pyright_",  # npx installs it where it finds none

@@ -233,7 +233,8 @@ async def test_a_member_that_leaves_meanwhile_hands_over_at_the_other_address(
 async def test_a_member_asks_no_more_for_the_former_address(nodes: Nodes, brokers: tuple[Node, Node]) -> None:
     """It would send a heartbeat each second for ever, to all brokers."""
     first, second = brokers
-    async with Consumer(first.address, "g", "t", Inbox(), start="first", limits=TOLD) as consumer:
+    limits = replace(TOLD, heartbeat_interval_s=1.0)
+    async with Consumer(first.address, "g", "t", Inbox(), start="first", limits=limits) as consumer:
         await eventually(lambda: QUEUE in consumer.assignment())
         third = await moved(nodes, first, second)
         heartbeats = consumer._membership._heartbeats

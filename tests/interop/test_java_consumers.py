@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rocketlet.broker.groups import pulling
 from rocketlet.broker.messages.filters import FilterError, parse_filter
-from rocketlet.client import Consumer, Message, Producer
+from rocketlet.client import Consumer, Message, Producer, SharedConsumer
 from rocketlet.protocol.names import Queue, dlq_topic, retry_topic
 from rocketlet.protocol.properties import encode
+from rocketlet.testing import Broker
 
 from ..conftest import Connect, Nodes, create_topic, eventually
 from ..support.handlers import Inbox
@@ -354,6 +355,65 @@ async def test_clients_that_stall_recover(start_cluster: StartCluster, java: Run
         await slow.until(lambda: len(slow.found("GOT")) > 1)
         assert [line[4] for line in slow.found("GOT")][:2] == ["0", "1"], "sent back, and delivered again"
         await slow.kill()
+
+
+# In one group with Python members that pop.
+
+
+def handled(java: list[str], *inboxes: Inbox) -> Counter[str]:
+    """How often each body was handled."""
+    return Counter([*java, *(body.decode() for inbox in inboxes for body in inbox.bodies)])
+
+
+@feature("a restart of the broker under a group in which others pop")
+async def test_nobody_gets_what_java_reads_over_a_restart(nodes: Nodes, connect: Connect, java: Run) -> None:
+    """Its heartbeat may come 30 s after the restart, and its pulls say neither who it is nor what it subscribes to."""
+    node = await nodes.start()
+    await create_topic(await connect(node.address), "t", 6)
+    first, newcomer = Inbox(), Inbox()
+    async with (
+        java("consume", ns=node.address, group="g", topic="t") as peer,
+        SharedConsumer(node.address, "g", "t", first, start="first"),
+        Producer(node.address) as producer,
+    ):
+        sent = 0
+
+        async def until_java_has(count: int) -> None:
+            nonlocal sent
+            wanted = len(peer.bodies) + count
+            while len(peer.bodies) < wanted:
+                await producer.send("t", b"%d" % sent)
+                sent += 1
+                await pace(0.01)
+
+        await until_java_has(50)
+        await peer.until(lambda: len(handled(peer.bodies, first)) == sent)
+        await node.stop()
+        await nodes.start(port=int(node.address.split(":")[1]))
+        async with SharedConsumer(node.address, "g", "t", newcomer):
+            await until_java_has(50)
+            await peer.until(lambda: len(handled(peer.bodies, first, newcomer)) == sent)
+    assert newcomer.messages
+    assert set(handled(peer.bodies, first, newcomer).values()) == {1}
+
+
+# With the test kit: what takes its broker hours takes a test moments.
+
+
+async def test_sixteen_retries_of_a_java_consumer_end_among_the_dead_letters(java: Run) -> None:
+    async with Broker() as broker, Producer(broker.address) as producer:
+        broker.create_topic("t")
+        broker.create_group("g")
+        began_ms = broker.clock.now_ms
+        async with java("consume", ns=broker.address, group="g", topic="t", mode="fail-always") as peer:
+            await peer.started()
+            await broker.until(lambda: len(broker.requests_of("PULL_MESSAGE")) >= 5)
+
+            await producer.send("t", b"hard")
+            await broker.skip_waits(lambda: len(broker.dead_letters("g")) == 1, timeout_s=120)
+        tries = [int(line[4]) for line in peer.found("GOT")]
+        assert tries == list(range(17))
+        assert broker.clock.now_ms - began_ms > 4.7 * 3_600_000
 
 
 # Unmodified Java clients (4.9.8) that pull themselves, and that look for messages by id, key and time, on our broker.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 import time
 from collections import Counter
@@ -20,6 +21,7 @@ from rocketlet.client import (
     Consumer,
     Message,
     MessageIllegal,
+    MessageTrace,
     Outgoing,
     Producer,
     Reject,
@@ -36,7 +38,7 @@ from rocketlet.testing import Broker as KitBroker
 from ..conftest import PATIENCE_S, eventually
 from ..support.handlers import Inbox
 from ..support.pacing import pace
-from .conftest import JAVA_NEWEST, Run, own
+from .conftest import JAVA_NEWEST, START_S, Program, Run, missing, own
 from .systems import System, feature, numbers
 
 pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]
@@ -404,3 +406,51 @@ async def test_a_topic_moves_there_and_back(system: System) -> None:
         wanted = sorted((m.queue.queue_id, m.queue_offset, m.body, m.message_id) for m in source.messages(topic))
         found = sorted((m.queue.queue_id, m.queue_offset, m.body, m.message_id) for m in back.messages(topic))
     assert found == wanted
+
+
+# The message trace, read by Apache's own decoder: `mqadmin queryMsgTraceById`.
+
+
+TRIES = 100
+SENT = re.compile(r"^Pub +shop +.*ms +success", re.MULTILINE)
+HANDLED = re.compile(r"^Sub +(\S+) +.*ms +success", re.MULTILINE)
+
+
+async def told(peer: Program, name_server: str, message_id: str, groups: set[str]) -> None:
+    """Returns when mqadmin says of the message who sent it, and that these groups have handled it."""
+    words, text = ("queryMsgTraceById", "-n", name_server, "-i", message_id), ""
+    for _ in range(TRIES):  # the broker's index is a moment behind its log
+        before = len(peer.lines)
+        await peer.write("\t".join(words))
+        await peer.until(lambda before=before: "== done" in peer.lines[before:], 60)  # type: ignore[misc]
+        text = "\n".join(peer.lines[before:])
+        if SENT.search(text) and set(HANDLED.findall(text)) == groups:
+            return
+    pytest.fail(f"the trace is not there: {text}")
+
+
+@pytest.mark.feature("Our client", "the message trace, read by mqadmin", client="mqadmin 4.9.8")
+@pytest.mark.skipif(bool(missing("java", "mvn")), reason=missing("java", "mvn"))
+@pytest.mark.parametrize("version", ["rocketlet", "4.9.7"], indirect=True)
+async def test_apaches_tool_reads_our_trace(system: System, java: Run) -> None:
+    topic, packers, readers = await system.topic(), await system.group(), await system.group()
+    inbox, sends = Inbox(), []
+    async with MessageTrace(system.address) as trace:
+        layers = [trace.sends("shop")]
+        async with (
+            Producer(system.address, "shop", timeout_s=30, check=bool, middleware=layers) as producer,
+            Consumer(system.address, packers, topic, inbox, start="first", middleware=[trace.handlers(packers)]),
+            Consumer(system.address, readers, topic, start="first", middleware=[trace.handlers(readers)]) as reader,
+        ):
+            await producer.send(topic, b"order 4711", tag="A", keys=["k1", "k2"])
+            async with producer.transaction(topic, b"paid", keys="k3"):
+                pass
+            await producer.send_oneway(topic, b"oneway")
+            for _ in range(3):
+                message = await reader.receive(timeout_s=START_S)
+                await reader.ack(message)
+                sends.append(message.message_id)
+            await eventually(lambda: len(inbox.messages) == 3)
+    async with java("mqadmin") as peer:
+        for message_id in sends:
+            await told(peer, system.address, message_id, {packers, readers})

@@ -26,6 +26,7 @@ pytestmark = [
     pytest.mark.skipif(bool(missing("java", "mvn")), reason=missing("java", "mvn")),
     pytest.mark.timeout(300),
     pytest.mark.feature("Traces", "one trace through Python and Java (OpenTelemetry's agent)"),
+    pytest.mark.parametrize("brokers", [1], indirect=True),  # a trace is in properties, which each broker keeps alike
 ]
 AGENT = "opentelemetry-javaagent-2.10.0.jar"
 
