@@ -98,6 +98,7 @@ async def run_client(
         raise RuntimeError(f"the {client} client on {server.peer.name} did not end its phase {name!r}") from None
     finally:
         child.kill()
+        await child.close()
     return found | ({"redelivery": runner.median(late_ms), "redelivery_worst": max(late_ms)} if late_ms else {})
 
 

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
 
 import pytest
+from rocketlet.client import AdminClient
 from rocketlet.command.plumbing import logs
 from rocketlet.command.plumbing.numbers import whole
+from rocketlet.protocol.bodies import GroupConfig
 from rocketlet.protocol.fast import MODULE
 from rocketlet.protocol.properties import appended
 
-from bench import cpu, peers, restart, runner
+from bench import cpu, five, peers, restart, runner
 from bench.cpu import Measured
 from bench.steps import Meter
+
+from ..conftest import Node
+
+NO_JAVA_CLIENT = peers.java_fault("five-client-*/rocketmq-client-java-*.jar") or ""
 
 
 @pytest.fixture(autouse=True)
@@ -153,3 +161,16 @@ def test_ways_counts_the_functions_and_files_of_each_path() -> None:
         assert found[path].keys() == {"functions", "files"}
         assert found[path]["functions"] > found[path]["files"] > 5
     assert found["pop_ack"]["functions"] > found["send"]["functions"], "a send is part of it"
+
+
+@pytest.mark.java
+@pytest.mark.skipif(bool(NO_JAVA_CLIENT), reason=NO_JAVA_CLIENT)
+async def test_five_ends_when_a_java_client_fails_after_its_start(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(five, "_numbers", count(1))
+    async with AdminClient(node.address) as admin:
+        await admin.create_group(GroupConfig("g2", consume_enable=False))
+    server = five.Server(peers.Peer("ours", node.address, os.getpid()), node.address, ready_s=0.0)
+    with pytest.raises(RuntimeError, match=r"the java client on ours: .*g2"):
+        await five.run_client(server, "java", await five.command_of("java"), 16, 0, tmp_path / "log")
