@@ -28,7 +28,7 @@ THREADS = {"java": 16, "python": 8}
 PYTHON_CLIENT = "rocketmq-python-client==5.1.2"
 PHASES = {"send": "server_us_of_a_send", "consume": "server_us_of_a_consumed"}
 CLIENT_S = 300.0  # a client that takes longer has stalled
-_numbers = count(1)
+numbers = count(1)
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ async def run_client(
     server: Server, client: str, command: Sequence[str], messages: int, redeliveries: int, log: Path
 ) -> dict[str, float]:
     """Return the rates and the server's processor time of each phase, and how many ms redeliveries were late, if any."""
-    topic, group = f"t{next(_numbers)}", f"g{next(_numbers)}"
+    topic, group = f"t{next(numbers)}", f"g{next(numbers)}"
     async with AdminClient(server.peer.address) as admin:
         await admin.create_topic(topic, queues=4)
     arguments = (server.endpoint, topic, group, str(messages), str(THREADS[client]), str(redeliveries))

@@ -168,7 +168,7 @@ def test_ways_counts_the_functions_and_files_of_each_path() -> None:
 async def test_five_ends_when_a_java_client_fails_after_its_start(
     node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(five, "_numbers", count(1))
+    monkeypatch.setattr(five, "numbers", count(1))
     async with AdminClient(node.address) as admin:
         await admin.create_group(GroupConfig("g2", consume_enable=False))
     server = five.Server(peers.Peer("ours", node.address, os.getpid()), node.address, ready_s=0.0)
