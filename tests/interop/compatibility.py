@@ -31,7 +31,7 @@ OURS: dict[int, str] = {
     RequestCode.GET_QUEUE_OFFSETS: "Spark",
     RequestCode.IDENTIFY: "clients with TLS and accounts",
     RequestCode.AGREE_ON_MEMBERS: "brokers, of groups with foreign members",
-    RequestCode.CONFIRM_WORD: "brokers that ask whether another one said so",
+    RequestCode.CONFIRM_WORD: "peers that check who sent an AGREE_ON_MEMBERS request",
 }
 # Requests that 4.9 has and we do not, and our answers.
 REFUSED = {
