@@ -365,6 +365,7 @@ class BrokerController:
         failed.
         """
         is_synced = closes or self.flusher is not None
+        self.pops.begin_saving()
         saves: list[Save] = []
         for state in (self.delays, self.timers, self.transactions):
             save = yield from state.preparing_save()

@@ -33,7 +33,7 @@ class PopJournal:
         self._clock = clock
         self._content: list[bytes] = []
         self._defined: set[int] = set()
-        # number and records of queues that left their pools: since the last save of offsets, and before it
+        # number and records of queues that left their pools: since the last save of offsets began, and before that
         self._yielded: dict[PoolPlace, tuple[int, bytes]] = {}
         self._saved: dict[PoolPlace, tuple[int, bytes]] = {}
         self.last_number = 0
@@ -172,6 +172,11 @@ class PopJournal:
             self._is_behind = True
             raise
 
+    def begin_saving(self) -> None:
+        """Prepare a save of the offsets, followed by `saving`."""
+        self._saved |= self._yielded
+        self._yielded.clear()
+
     def saving(
         self, all_deliveries: Callable[[], Iterable[QueueDeliveries]], *, are_offsets_saved: bool = False
     ) -> Job[None]:
@@ -179,14 +184,14 @@ class PopJournal:
         call retries.
 
         Args:
-            are_offsets_saved: True if the offsets were saved since the previous call. The records of queues that left
-                their pools before that call are then ended.
+            are_offsets_saved: True if the offsets were saved since `begin_saving`. The records of queues that left their
+                pools before that are then ended.
         """
         if are_offsets_saved:
             saved = [number for number, _ in self._saved.values()]
             self._content += map(records.end, saved)
             self._defined.difference_update(saved)
-            self._saved, self._yielded = self._yielded, {}
+            self._saved.clear()
         is_short = self.frames.size <= self._journal_bytes + 2 * self.frames.base
         if is_short and self._content and not self._is_behind:
             self.write()

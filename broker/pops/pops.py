@@ -125,6 +125,7 @@ class Pops(LitePart):
         self._deadlines = Deadlines(clock, self)
         self._attempts: OrderedDict[PopAttempt, list[GivenDelivery]] = OrderedDict()
         self._journal = PopJournal(frames, topics, clock, limits.pop_journal_bytes)
+        self.begin_saving = self._journal.begin_saving
         self.pools = LitePools(runtime, broker_name, topics, appender, groups, offsets, settings, lite_offsets)
         self.lite = LiteSubscriptions(runtime, topics, groups, settings, self.pools, self)
         self.expiry = LiteExpiry(runtime, topics, self.pools, self)
@@ -888,7 +889,6 @@ class Pops(LitePart):
 
     @property
     def waiting(self) -> int:
-        """How many receives wait."""
         return self.pools.receives.count
 
     def is_popped(self, group: str, topic: str) -> bool:

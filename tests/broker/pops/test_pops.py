@@ -610,14 +610,13 @@ def test_deleted_group_stays_without_offsets_when_its_pool_ended_just_before(wor
     assert world.offsets.get("g", "t", 0) is None
 
 
-# A broker whose disk refuses the state file of offsets, while the journal can be written.
+# Offsets of queues that left their pool. Until the state file of offsets has them, only the journal does.
 
 
-async def test_acknowledgements_survive_a_kill_when_saving_the_offsets_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def acknowledged_and_left(folder: Path) -> BrokerController:
+    """Return a broker whose group g has acknowledged the message of t, and pops t no longer."""
     clock = MovableClock(stands=True)
-    broker = BrokerController(BrokerConfig(data_dir=tmp_path / "data", address="127.0.0.1:1"), None, clock)
+    broker = BrokerController(BrokerConfig(data_dir=folder, address="127.0.0.1:1"), None, clock)
     broker.topics.put(TopicConfig("t", 1, 1), broker.store.end)
     broker.group_configs.put(GroupConfig("g"))
     broker.sending.stage(SendMessage("p", "t", "TBW102", 4, 0, 0, 1, 0, ""), b"m", HOST)
@@ -631,6 +630,20 @@ async def test_acknowledgements_survive_a_kill_when_saving_the_offsets_failed(
     clock.advance(POP_CLIENT_SILENT_S + POOL_IDLE_S)
     broker.pops.expire_clients()
     assert broker.pops.pools.find("g", "t") is None, "the pool is not used any more"
+    return broker
+
+
+def killed(broker: BrokerController, folder: Path) -> BrokerController:
+    """Return a broker that starts from what a killed one has written."""
+    shutil.copytree(broker.config.data_dir, folder)
+    broker.store.close()
+    return BrokerController(BrokerConfig(data_dir=folder, address="127.0.0.1:1"), None, MovableClock(stands=True))
+
+
+async def test_acknowledgements_survive_a_kill_when_saving_the_offsets_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = await acknowledged_and_left(tmp_path / "data")
 
     def full(temporary: Path, path: Path) -> None:
         if path == broker.config.data_dir / "offsets.json":
@@ -643,9 +656,7 @@ async def test_acknowledgements_survive_a_kill_when_saving_the_offsets_failed(
         for _ in range(3):
             broker.persist()
     for name in ("killed", "killed after the start"):
-        folder = shutil.copytree(broker.config.data_dir, tmp_path / name)
-        broker.store.close()
-        broker = BrokerController(BrokerConfig(data_dir=folder, address="127.0.0.1:1"), None, MovableClock(stands=True))
+        broker = killed(broker, tmp_path / name)
         assert broker.offsets.get("g", "t", 0) == 1, name
     broker.store.close()
 
@@ -684,3 +695,14 @@ async def test_recreated_lite_topic_has_no_offset_when_its_idle_deliveries_ended
     assert again.lites.of("t")[first].next == 1
     assert again.lite_offsets.of("g", "t").get(first, 0) == 0
     again.store.close()
+
+
+async def test_offset_that_was_reset_and_saved_survives_a_kill_when_the_queue_left_its_pool_before(
+    tmp_path: Path,
+) -> None:
+    broker = await acknowledged_and_left(tmp_path / "data")
+    broker.offsets.put("g", "t", 0, 0)
+    broker.persist()
+    broker = killed(broker, tmp_path / "killed")
+    assert broker.offsets.get("g", "t", 0) == 0
+    broker.store.close()

@@ -185,6 +185,7 @@ class World:
         self.store.close()
 
     def save(self) -> None:
+        self.state.begin_saving()
         run(self.offsets.saving(is_synced=False))
         run(self.state.saving())
 
