@@ -153,10 +153,6 @@ class LiteConsumer(PopConsumer):
             is_repeated = len(fresh) < len(wanted)
             self._names.update(dict.fromkeys(fresh))
             try:
-                if is_repeated and option is not None:
-                    # Apache's broker looks for messages at the new offset only for a subscription that is new to it
-                    # (LiteSubscriptionRegistryImpl.addTopicGroup).
-                    await self._change(LiteAction.COMPLETE_ADD, others)
                 await self._change(LiteAction.PARTIAL_ADD, wanted, option)
             except BaseException:
                 for name in fresh:
@@ -164,6 +160,8 @@ class LiteConsumer(PopConsumer):
                 with suppress(RocketletError):
                     await self._change(LiteAction.COMPLETE_ADD, list(self._names))
                 raise
+            if is_repeated and option is not None:
+                await self._renew(others)
             # A notification of an earlier eviction may have arrived meanwhile. The broker repeats the notification if it
             # still applies.
             self._names.update(dict.fromkeys(wanted))
@@ -179,6 +177,15 @@ class LiteConsumer(PopConsumer):
                 del self._names[name]
             if removed:
                 await self._change(LiteAction.PARTIAL_REMOVE, removed)
+
+    async def _renew(self, others: list[str]) -> None:
+        """Subscribe anew at Apache's brokers, except to others. These brokers find the messages at an offset that was set
+        only for a subscription that is new (LiteSubscriptionRegistryImpl.addTopicGroup)."""
+        for address in self._addresses():
+            connection = await self._cluster.connection(address)
+            if not connection.speaks_msgpack:  # Rocketlet's brokers do
+                await self._send(address, LiteAction.COMPLETE_ADD, others)
+                await self._send(address, LiteAction.COMPLETE_ADD, self._names)
 
     async def lag(self) -> int:
         """Return the number of messages that the group has not acknowledged, in the lite topics that it has read or that its
