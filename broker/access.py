@@ -378,7 +378,7 @@ class Acl:
         self.recent = self._recent.texts
 
     def poll(self) -> bool:
-        """Return True if the file has changed and must be loaded (`AclFile.look`)."""
+        """Return True if the file has changed and must be loaded (`AclFile.poll`)."""
         return self.file.poll()
 
     def load(self) -> None:

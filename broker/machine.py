@@ -103,7 +103,7 @@ def shares() -> OpenFileShares:
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     allowed = _WANTED if soft == resource.RLIM_INFINITY else soft
     if allowed < MIN_OPEN_FILES:
-        text = f"{allowed} open files are allowed, {MIN_OPEN_FILES} are needed; run `ulimit -n 1024` before"
+        text = f"this process may open {allowed} files; minimum {MIN_OPEN_FILES}; run `ulimit -n 1024` before"
         raise TooFewOpenFiles(text)
     free = allowed - RESERVED_FILES
     segments = min(free // 2, MAX_OPEN_SEGMENTS)

@@ -429,7 +429,7 @@ class Pulling:
             if len(header.subscription or "") > MAX_EXPRESSION_CHARS:
                 raise Refusal(
                     Reason.BAD_EXPRESSION,
-                    f"the expression has {len(header.subscription or '')} characters; {MAX_EXPRESSION_CHARS} are allowed",
+                    f"the expression has {len(header.subscription or '')} characters; maximum {MAX_EXPRESSION_CHARS}",
                 )
             try:
                 found = parse_subscription(header.topic, header.subscription, kind=header.expression_type)

@@ -1,7 +1,7 @@
 """Held pulls, which wait for a message (long polling), for the queue to be assigned to their member, or only for a
 time.
 
-A held pull is answered when its event occurs, when its time ends, or when another part ends the wait (`let_go`), for
+A held pull is answered when its event occurs, when its time ends, or when another part ends the wait (`release`), for
 example because its topic was deleted or the broker stops. Nothing scans held pulls periodically.
 """
 

@@ -371,7 +371,7 @@ class AdminClient:
     ) -> dict[Queue, str]:
         """Return the known owners of queues: the holders of their locks if a Rocketlet broker reports any, otherwise the
         members that report the queues."""
-        owners = locked(await self.group_reports(name, masters))
+        owners = locked(await self.group_report(name, masters))
         if not owners:
             for client_id, member in (await self.running(name, masters, connections)).items():
                 for queue in member.commit_offsets:
@@ -406,7 +406,7 @@ class AdminClient:
         answers = await self._each(await self._known(masters), RequestCode.GET_GROUP_HISTORY, header)
         return [body_of(answer, admin_bodies.decode_report) for answer in answers.values()]
 
-    async def group_reports(self, group: str, masters: Masters) -> list[dict[str, Any]]:
+    async def group_report(self, group: str, masters: Masters) -> list[dict[str, Any]]:
         """Return reports like `history`, without events and lag, and without brokers that do not support them."""
         header, ignored = (
             write(GroupHistory(group, NO_EVENTS_MS, lag=False)),

@@ -499,7 +499,7 @@ class _Watch:
             self._admin.connections(name, self._masters), self._admin.progress(name, masters=self._masters, times=False)
         )
         # Apache's brokers do not report owners, which are then taken from the members' responses.
-        reports = await self._admin.group_reports(name, self._masters) if connections else []
+        reports = await self._admin.group_report(name, self._masters) if connections else []
         disagreements = {text for report in reports for text in report["disagreements"]}
         full = {text for report in reports for text in report["full"]}
         progress = {} if are_broadcasting(connections) else progress
@@ -515,7 +515,7 @@ class _Watch:
         """
         name = seen.group.name
         connections = await self._admin.connections(name, self._masters)
-        reports, running = await self._admin.group_reports(name, self._masters), seen.running
+        reports, running = await self._admin.group_report(name, self._masters), seen.running
         if running and asks_members:  # without reports, the group's members did not respond
             running = await self._admin.running(name, self._masters, connections)
         return replace(
@@ -750,7 +750,7 @@ class Examiner:
     ) -> list[Finding]:
         reports, running = list[dict[str, Any]](), dict[str, Running]()
         if connections:
-            reports = await self._admin.group_reports(name, masters)
+            reports = await self._admin.group_report(name, masters)
             running = await self._admin.running(name, masters, connections)
         subscribed = {topic for told in connections.values() for topic in told.subscriptions}
         subscribed |= {topic for member in running.values() for topic in member.subscriptions}
