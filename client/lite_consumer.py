@@ -179,8 +179,8 @@ class LiteConsumer(PopConsumer):
                 await self._change(LiteAction.PARTIAL_REMOVE, removed)
 
     async def _renew(self, others: list[str]) -> None:
-        """Subscribe anew at Apache's brokers, except to others. These brokers find the messages at an offset that was set
-        only for a subscription that is new (LiteSubscriptionRegistryImpl.addTopicGroup)."""
+        """Remove the subscriptions at Apache's brokers, except to others, and make them again. These brokers find the
+        messages at an offset that was set only for a new subscription (LiteSubscriptionRegistryImpl.addTopicGroup)."""
         for address in self._addresses():
             connection = await self._cluster.connection(address)
             if not connection.speaks_msgpack:  # Rocketlet's brokers do
