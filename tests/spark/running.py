@@ -19,6 +19,8 @@ from rocketlet.client.wire.cluster import ClusterView
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, QueueOffset, write
 
+from ..support.pacing import pace
+
 pytest.importorskip("pyspark")
 from pyspark.sql import DataFrame, SparkSession
 from rocketlet.spark.checkpoint import MicroBatch
@@ -78,7 +80,7 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 180.0) -> None:
     end_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end_s, "not in time"
-        time.sleep(0.05)
+        uvloop.run(pace(0.05))
 
 
 def stream(spark: SparkSession, address: str, group: str, **options: str) -> DataFrame:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 MOST_PRIVATE_ACCESSES = 96
-MOST_SLEEPS = 2
+MOST_SLEEPS = 1
 """The committed counts, which only become smaller."""
 
 PUBLIC = frozenset(("_asdict", "_exit", "_fields", "_make", "_replace"))  # documented names of NamedTuples and of `os`

@@ -1,4 +1,4 @@
-"""Real time in tests. Only these functions and `wait_for` of the Spark tests sleep.
+"""Real time in tests. Only these functions sleep.
 
 A test that waits for a result uses `eventually`, and a test of what happens later moves the broker's clock. Real time is left
 for load, for handlers that take a while, for faults at a random moment, and for clocks of other programs.
