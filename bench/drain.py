@@ -61,7 +61,7 @@ async def raw_pulls(address: str, count: int, run: int) -> None:
         offset = 0
         while True:
             header = PullMessage(f"raw{run}", TOPIC, queue_id, offset, FETCH, PULL_SUBSCRIPTION, 0, 0, subscription="*")
-            answer = await connection.ask(RequestCode.PULL_MESSAGE, write(header), timeout_s=10)
+            answer = await connection.request_unchecked(RequestCode.PULL_MESSAGE, write(header), timeout_s=10)
             if answer.code:
                 return
             offset, before = read(PullMessageResult, answer.ext).next_begin_offset, offset

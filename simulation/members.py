@@ -377,7 +377,7 @@ class ForeignMember(Model):
             self._world.group, queue.topic, queue.queue_id, process_queue.next_offset, PULL_BATCH, flags,
             process_queue.commit, PULL_HOLD_MS, subscription.version,
         )  # fmt: skip
-        return await connection.ask(RequestCode.PULL_MESSAGE, write(header), timeout_s=PULL_TIMEOUT_S)
+        return await connection.request_unchecked(RequestCode.PULL_MESSAGE, write(header), timeout_s=PULL_TIMEOUT_S)
 
     def _take_in(self, queue: Queue, process_queue: ProcessQueue, answer: Frame) -> None:
         records = list(decode_records(answer.body)) if answer.code == ResponseCode.SUCCESS else []
@@ -493,7 +493,9 @@ class PoppingMember(Model):
             )  # fmt: skip
             try:
                 connection = await self._cluster.broker(broker_name)
-                answer = await connection.ask(RequestCode.POP_MESSAGE, write(header), timeout_s=POLL_S + REMOTE_S)
+                answer = await connection.request_unchecked(
+                    RequestCode.POP_MESSAGE, write(header), timeout_s=POLL_S + REMOTE_S
+                )
             except RocketletError:
                 await asyncio.sleep(RETRY_S)
                 continue

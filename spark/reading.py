@@ -195,7 +195,7 @@ class _Pulls:
         queue, message = self._span.message
         connection = await self._connections.get(self._span.address)
         header = pull_header(self._span.group, queue, message.offset, 1, Subscription(queue.topic))
-        answer = await connection.ask(RequestCode.PULL_MESSAGE, header, timeout_s=self._span.timeout_s)
+        answer = await connection.request_unchecked(RequestCode.PULL_MESSAGE, header, timeout_s=self._span.timeout_s)
         return found_at(answer, message.offset) != message
 
     async def next(self) -> bytes | None:
@@ -285,7 +285,7 @@ class _Pulls:
             max_bytes=PULL_BYTES,
             identity=span.mark.identity or None,
         )
-        return connection.ask(RequestCode.PULL_MESSAGE, header, timeout_s=span.timeout_s)
+        return connection.request_unchecked(RequestCode.PULL_MESSAGE, header, timeout_s=span.timeout_s)
 
     async def _repeat_after_reset(self, connection: Connection, offset: int, moved: Frame) -> Frame:
         """Repeat a pull that was answered with an administrator's reset, because a batch reads exactly its planned

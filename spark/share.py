@@ -698,7 +698,7 @@ class Extents:
         parts = [topics[at : at + MAX_TOPICS_ASKED] for at in range(0, len(topics), MAX_TOPICS_ASKED)]
         answers = await asyncio.gather(
             *(
-                connection.ask(RequestCode.GET_QUEUE_OFFSETS, ext, encode_topics(part), OFFSET_TIMEOUT_S)
+                connection.request_unchecked(RequestCode.GET_QUEUE_OFFSETS, ext, encode_topics(part), OFFSET_TIMEOUT_S)
                 for part in parts
             )
         )
@@ -739,7 +739,7 @@ class Extents:
     async def _ask_statistics(self, connection: Connection, name: str, topic: str, seen: BrokerOffsets) -> bool:
         """Store the extents and mark of a topic, and return True; False if the broker does not have the topic."""
         code = RequestCode.GET_TOPIC_STATS_INFO
-        answer = await connection.ask(code, write(TopicName(topic)), timeout_s=OFFSET_TIMEOUT_S)
+        answer = await connection.request_unchecked(code, write(TopicName(topic)), timeout_s=OFFSET_TIMEOUT_S)
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
             return False
         if answer.code:
@@ -778,7 +778,7 @@ class Extents:
 
     def _pull(self, connection: Connection, queue: Queue, offset: int, group: str) -> asyncio.Future[Frame]:
         header = pull_header(group, queue, offset, 1, Subscription(queue.topic))
-        return connection.ask(RequestCode.PULL_MESSAGE, header, timeout_s=OFFSET_TIMEOUT_S)
+        return connection.request_unchecked(RequestCode.PULL_MESSAGE, header, timeout_s=OFFSET_TIMEOUT_S)
 
 
 def found_at(answer: Frame, offset: int) -> Fingerprint | None:
@@ -930,7 +930,9 @@ class View:
         header = pull_header(self.options.group, queue, offset, SAMPLE_MESSAGES, subscription)
         try:
             connection = await self.cluster.broker(queue.broker_name)
-            answer = await connection.ask(RequestCode.PULL_MESSAGE, header, timeout_s=self.options.poll_timeout_s)
+            answer = await connection.request_unchecked(
+                RequestCode.PULL_MESSAGE, header, timeout_s=self.options.poll_timeout_s
+            )
         except (ConnectionFailed, RequestTimeout) as error:
             log.warning("message_size_unknown", queue=str(queue), reason=str(error), hint="the queue waits")
             return None

@@ -112,7 +112,7 @@ async def read_queue(
     offset = begin
     while offset < end:
         header = pull_header(names.TOOLS_GROUP, queue, offset, min(end - offset, SEARCH_MESSAGES), wanted)
-        answer = await connection.ask(RequestCode.PULL_MESSAGE, header, timeout_s=OFFSET_TIMEOUT_S)
+        answer = await connection.request_unchecked(RequestCode.PULL_MESSAGE, header, timeout_s=OFFSET_TIMEOUT_S)
         if answer.code not in (
             ResponseCode.SUCCESS,
             ResponseCode.PULL_RETRY_IMMEDIATELY,

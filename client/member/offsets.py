@@ -242,7 +242,7 @@ class GroupOffsets:
             return
         pull = pull_header(self._group, queue, offset, 1, Subscription(queue.topic))
         with suppress(RocketletError):
-            await connection.ask(RequestCode.PULL_MESSAGE, pull, timeout_s=OFFSET_TIMEOUT_S)
+            await connection.request_unchecked(RequestCode.PULL_MESSAGE, pull, timeout_s=OFFSET_TIMEOUT_S)
             await asyncio.sleep(PULL_COMMIT_S)
 
     def _send(self, queue: Queue, offset: int, epoch: int, *, sought: bool = False) -> asyncio.Future[Frame]:

@@ -317,7 +317,7 @@ class Sender(Lifecycle):
             await _writable(connection, timeout_s)
         if self._accumulator is not None:  # send earlier messages first
             self._accumulator.flush(connection)
-        answer = await connection.ask(code, ext, body, timeout_s)
+        answer = await connection.request_unchecked(code, ext, body, timeout_s)
         if answer.code and answer.code not in STORED:
             raise BrokerRefused(code, answer.code, answer.remark, connection.address)
         return answer
@@ -517,7 +517,7 @@ async def check_keeps_time(connection: Connection, topic: str, timeout_s: float)
     A broker of 4.9 is recognized because it does not support GET_TOPIC_CONFIG. A broker that rejects the request for
     another reason is newer.
     """
-    answer = await connection.ask(RequestCode.GET_TOPIC_CONFIG, write(TopicName(topic)), b"", timeout_s)
+    answer = await connection.request_unchecked(RequestCode.GET_TOPIC_CONFIG, write(TopicName(topic)), b"", timeout_s)
     if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
         raise MessageIllegal(
             f"{connection.address} is a broker of 4.9, which would deliver the message immediately; it supports "

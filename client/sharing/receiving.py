@@ -461,7 +461,9 @@ class Source:
             self._late = None
         await self._register(connection.address)
         asked = ReceiveStart(connection)
-        answer = await connection.ask(self._code, self._ext(places, wait_s), timeout_s=wait_s + POP_TIMEOUT_S)
+        answer = await connection.request_unchecked(
+            self._code, self._ext(places, wait_s), timeout_s=wait_s + POP_TIMEOUT_S
+        )
         self._attempt = uuid.uuid4().hex
         if answer.code in _EMPTY:
             return [], 0

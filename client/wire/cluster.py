@@ -446,7 +446,7 @@ async def stored_since(connection: Connection, queue: Queue, time_ms: int) -> in
 async def _stored_ms(connection: Connection, queue: Queue, offset: int) -> int | None:
     """Return the store time of the message at an offset in ms since the epoch; None if there is no such message."""
     pull = pull_header(TOOLS_GROUP, queue, offset, 1, Subscription(queue.topic))
-    answer = await connection.ask(RequestCode.PULL_MESSAGE, pull, timeout_s=OFFSET_TIMEOUT_S)
+    answer = await connection.request_unchecked(RequestCode.PULL_MESSAGE, pull, timeout_s=OFFSET_TIMEOUT_S)
     for record in body_of(answer, decode_records):
         if record.queue_offset == offset:
             return record.store_ms

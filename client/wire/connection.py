@@ -177,7 +177,7 @@ class Connection(asyncio.Protocol):
             ext = self._access.signed(ext, body)
         return encode(Frame(code, opaque, ext, body, flag, serialize_type=self._serialize_type))
 
-    def ask(
+    def request_unchecked(
         self, code: int, ext: Ext, body: bytes = b"", timeout_s: float = REQUEST_TIMEOUT_S
     ) -> asyncio.Future[Frame]:
         """Send a request. Return a future of the response, whatever its code; it raises ConnectionFailed or

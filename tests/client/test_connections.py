@@ -159,7 +159,7 @@ async def test_a_connection_whose_peer_answers_nothing_for_a_minute_is_given_up(
     connection.connection_made(socket)
 
     async def goes_unanswered(seconds: float) -> None:
-        asked = connection.ask(RequestCode.HEART_BEAT, {}, timeout_s=0.1)
+        asked = connection.request_unchecked(RequestCode.HEART_BEAT, {}, timeout_s=0.1)
         while not asked.done():
             time.now_s += 0.2
             connection.sweep_deadlines()
@@ -168,7 +168,7 @@ async def test_a_connection_whose_peer_answers_nothing_for_a_minute_is_given_up(
         time.now_s += seconds - 0.2
 
     await goes_unanswered(CLIENT_LIMITS.silent_s * 0.75)
-    answered = connection.ask(RequestCode.HEART_BEAT, {})
+    answered = connection.request_unchecked(RequestCode.HEART_BEAT, {})
     connection.data_received(encode(Frame(0, connection._opaque, flag=RESPONSE_FLAG)))
     await answered
     connection.sweep_deadlines()

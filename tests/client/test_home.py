@@ -200,7 +200,7 @@ async def test_a_peer_that_still_writes_reads_all_that_was_said(peer: Peer, unre
     """Closed with answers unread, a socket is reset: whoever writes to it then does not read on."""
     asked: list[Frame] = []
     connections, connection = await connected(peer, asked)
-    pull = connection.ask(PULL, {})
+    pull = connection.request_unchecked(PULL, {})
     connection.write_now()
     for _ in range(unread):
         peer.say(Frame(0, 1, flag=RESPONSE_FLAG))

@@ -73,7 +73,9 @@ async def test_one_pull_shows_that_those_before_it_are_begun_with() -> None:
     async def ask(code: int, ext: dict[str, Any], *, timeout_s: float) -> None:
         asked.append((code, int(ext["sysFlag"])))
 
-    offsets = GroupOffsets(cast("ClusterView", SimpleNamespace(connected=lambda name: SimpleNamespace(ask=ask))), "g")
+    offsets = GroupOffsets(
+        cast("ClusterView", SimpleNamespace(connected=lambda name: SimpleNamespace(request_unchecked=ask))), "g"
+    )
     await asyncio.gather(*(offsets.pulls_stored(queue, 1) for queue in QUEUES))
     assert asked == [(RequestCode.PULL_MESSAGE, PULL_SUBSCRIPTION)], "it neither commits nor waits"
     await offsets.pulls_stored(QUEUES[0], 1)

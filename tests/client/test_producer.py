@@ -224,8 +224,8 @@ async def test_timeouts_and_lost_connections_are_distinguished(node: Node) -> No
         serve = node.server.serve
         node.server.serve = lambda connection: connection.requests.clear()
         with pytest.raises(RequestTimeout, match="SEND_MESSAGE"):
-            await connection.ask(RequestCode.SEND_MESSAGE_V2, {}, timeout_s=0.001)
-        pending = connection.ask(RequestCode.SEND_MESSAGE_V2, {})
+            await connection.request_unchecked(RequestCode.SEND_MESSAGE_V2, {}, timeout_s=0.001)
+        pending = connection.request_unchecked(RequestCode.SEND_MESSAGE_V2, {})
         connection.close()
         with pytest.raises(ConnectionFailed, match="closed the connection"):
             await pending
@@ -235,11 +235,11 @@ async def test_timeouts_and_lost_connections_are_distinguished(node: Node) -> No
 async def test_a_process_that_was_suspended_reads_what_came_before_it_gives_up(node: Node) -> None:
     """Timers run before sockets are read: a deadline that passed meanwhile says nothing about who was asked."""
     async with connected(node, ClientLimits(deadline_sweep_s=3600.0)) as connection:
-        answer = connection.ask(RequestCode.GET_BROKER_CLUSTER_INFO, {}, timeout_s=0.0)
+        answer = connection.request_unchecked(RequestCode.GET_BROKER_CLUSTER_INFO, {}, timeout_s=0.0)
         connection._sweep_due_s -= 3 * 3600.0
         connection.sweep_deadlines()
         assert (await answer).code == 0
-        answer = connection.ask(RequestCode.GET_BROKER_CLUSTER_INFO, {}, timeout_s=0.0)
+        answer = connection.request_unchecked(RequestCode.GET_BROKER_CLUSTER_INFO, {}, timeout_s=0.0)
         connection.sweep_deadlines()
         with pytest.raises(RequestTimeout):
             await answer
@@ -383,7 +383,7 @@ async def test_a_producer_that_does_not_run_says_so_immediately(node: Node) -> N
 
 async def test_a_connection_has_only_this_many_requests_in_flight(node: Node) -> None:
     async with connected(node, ClientLimits(max_in_flight=2)) as connection:
-        asked = [connection.ask(RequestCode.GET_BROKER_CLUSTER_INFO, {}) for _ in range(3)]
+        asked = [connection.request_unchecked(RequestCode.GET_BROKER_CLUSTER_INFO, {}) for _ in range(3)]
         answers = await asyncio.gather(*asked, return_exceptions=True)
     assert [type(answer) for answer in answers] == [Frame, Frame, ConnectionFailed]
     assert "2 requests in flight" in str(answers[2])
