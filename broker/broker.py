@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -284,6 +285,9 @@ class BrokerController:
         if self._saving_locks is not None:
             self._saving_locks.cancel()
         self.peers.close()
+        with suppress(TimeoutError):  # a save that is cancelled would not be repeated
+            async with asyncio.timeout(self.limits.device_stop_s):
+                await self.device.jobs_done()
         await self.tasks.stop()
         self.delays.stop()
         self.timers.stop()

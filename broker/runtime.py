@@ -464,6 +464,11 @@ class Device:
         async with self._jobs:
             return await do(job, self._make)
 
+    async def jobs_done(self) -> None:
+        """Return when the jobs that were begun before are done."""
+        async with self._jobs:
+            pass
+
     async def _make(self, call: Call | None) -> None:
         await (asyncio.sleep(0) if call is None else self.make([call]))
 

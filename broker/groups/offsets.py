@@ -52,7 +52,7 @@ class Offsets:
     (`TopicOffsets`).
 
     Attributes:
-        is_save_failed: True if the last save failed, so that the file may lack offsets.
+        is_unsaved: True while offsets are saved, and after a save that failed or was cancelled.
     """
 
     def __init__(self, path: Path, groups: ConsumerGroups, topics: Topics, limits: Limits = LIMITS) -> None:
@@ -62,8 +62,7 @@ class Offsets:
         self._identity_of = topics.identity
         self._journal = Journal(path)
         self._handed_over: list[tuple[ConsumerGroup, str]] = []  # groups and topics with offsets to be written soon
-        self.is_save_failed = False
-        self._is_saving = False
+        self.is_unsaved = False
         self._dirty = False
         self._count = 0
         state = read_state(path) or {}
@@ -190,7 +189,7 @@ class Offsets:
 
     def hand_over(self, group: ConsumerGroup, keys: Iterable[QueueKey]) -> None:
         """Record that other members continue in these queues, so that `write_handed_over` writes their offsets."""
-        if self._dirty or self._is_saving:  # otherwise the saved file has these offsets
+        if self._dirty or self.is_unsaved:  # otherwise the saved file has these offsets
             for topic, queue_id in keys:
                 item = group.offsets.get(topic)
                 if item is not None and queue_id in item.offsets:
@@ -272,18 +271,12 @@ class Offsets:
 
     def saving(self, is_synced: bool = True) -> Job[None]:
         """Save what has changed. Raises StoreFull; the next call retries."""
-        if not self._dirty:
+        if not (self._dirty or self.is_unsaved):
             return
-        self._dirty, self._is_saving = False, True
-        try:
-            saving = self._saving(is_synced)
-            yield from self._journal.shortening(saving) if self._journal.lines else saving
-            self.is_save_failed = False
-        except StoreFull:
-            self._dirty = self.is_save_failed = True
-            raise
-        finally:
-            self._is_saving = False
+        self._dirty, self.is_unsaved = False, True  # until it is written, also if this save is cancelled
+        saving = self._saving(is_synced)
+        yield from self._journal.shortening(saving) if self._journal.lines else saving
+        self.is_unsaved = False
 
     def _saving(self, is_synced: bool) -> Job[None]:
         # First: an offset must not be saved with the identity of a topic that was recreated meanwhile.

@@ -489,6 +489,12 @@ class KeptQueue:
     floor_ms: int = 0
     is_yielded: bool = False
     unfinished: dict[int, StoredDelivery] = field(default_factory=dict)
+    is_adopted: bool = False  # True if this run has the queue
+
+    @property
+    def has_left(self) -> bool:
+        """True if the queue left its pool without unfinished messages, and only its offset counts."""
+        return self.is_yielded and not self.unfinished
 
 
 def define(number: int, place: PoolPlace) -> bytes:

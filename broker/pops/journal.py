@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import structlog
 
@@ -40,8 +40,8 @@ class PopJournal:
         self._journal_bytes = journal_bytes
         self._is_behind = False  # True if the file lacks records, so that nothing is appended until it is rewritten
 
-    def read(self, *, is_expected: bool) -> list[KeptQueue]:
-        """Return the state that the last run left. is_expected: True if groups have popped before.
+    def read(self, *, is_expected: bool) -> dict[int, KeptQueue]:
+        """Return the state that the last run left, by number. is_expected: True if groups have popped before.
 
         Raises:
             StoreError: The file cannot be read, or its frames do not contain records.
@@ -56,14 +56,18 @@ class PopJournal:
             raise StoreError(f"{self.frames.path} does not contain records ({fault}); {hint}") from fault
         self.last_number = max(queues, default=0)
         self._is_behind = bool(queues)  # this run has not defined their numbers, so it rewrites the file
-        for number, kept in queues.items():
-            if kept.is_yielded and not kept.unfinished:
-                self._yielded[kept.place] = number, _left(number, kept.place, kept.next, kept.floor_ms)
         if is_expected and not self.frames.size:
             self._is_behind = True
             hint = "it was removed or emptied: messages acknowledged after an unfinished one are delivered again"
             log.error("pop_journal_lost", file=str(self.frames.path), hint=hint)
-        return list(queues.values())
+        return queues
+
+    def keep_left(self, queues: Mapping[int, KeptQueue]) -> None:
+        """Keep the records of adopted queues that left their pools, with the offsets that were adopted, until the offsets
+        are saved."""
+        for number, kept in queues.items():
+            if kept.has_left and kept.is_adopted:
+                self._yielded[kept.place] = number, _left(number, kept.place, kept.next, kept.floor_ms)
 
     def wall_ms(self, monotonic_s: float) -> int:
         ahead_s = monotonic_s - self._clock.monotonic_s()
@@ -136,16 +140,34 @@ class PopJournal:
         for place in [place for place in (*self._yielded, *self._saved) if place.group == group]:
             self._end_left(place)
 
-    def lite_offset_changed(self, group: str, lite: LiteTopic) -> bool:
-        """End the records of a lite topic that has left its pool, because its offset was reset or deleted since. Return True
-        if there were any."""
-        return self._end_left(PoolPlace(self._topics.identity(lite.queue.topic), group, lite.topic, lite.queue_id))
+    def lite_deleted(self, group: str, lite: LiteTopic) -> bool:
+        """End the records of a deleted lite topic that has left its pool. Return True if there were any."""
+        return self._end_left(self._lite_place(group, lite)) is not None
 
-    def _end_left(self, place: PoolPlace) -> bool:
-        ended = [left.pop(place)[0] for left in (self._yielded, self._saved) if place in left]
-        self._defined.difference_update(ended)
-        self._content += map(records.end, ended)
-        return bool(ended)
+    def lite_offset_set(self, group: str, lite: LiteTopic, offset: int, now_ms: int) -> bool:
+        """Record the offset that was set for a lite topic that has left its pool. Return True if it has records."""
+        place = self._lite_place(group, lite)
+        number = self._end_left(place)
+        if number is None:
+            return False
+        left = _left(number, place, offset, now_ms + 1)
+        self._defined.add(number)
+        self._yielded[place] = number, left
+        self._content.append(left)
+        return True
+
+    def _lite_place(self, group: str, lite: LiteTopic) -> PoolPlace:
+        return PoolPlace(self._topics.identity(lite.queue.topic), group, lite.topic, lite.queue_id)
+
+    def _end_left(self, place: PoolPlace) -> int | None:
+        """End the records of a queue that has left its pool, and return its number; None if it has none."""
+        left = self._yielded if place in self._yielded else self._saved
+        if place not in left:
+            return None
+        number, _ = left.pop(place)
+        self._defined.discard(number)
+        self._content.append(records.end(number))
+        return number
 
     def _define(self, deliveries: QueueDeliveries) -> None:
         if deliveries.number not in self._defined:

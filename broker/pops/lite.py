@@ -85,7 +85,7 @@ class LiteOffsets:
     """The committed offsets of all groups in lite topics, by group and parent topic.
 
     Attributes:
-        is_save_failed: True if the last save failed, so that the file may lack offsets.
+        is_unsaved: True while offsets are saved, and after a save that failed or was cancelled.
     """
 
     def __init__(self, lites: LiteTopics, topics: Topics) -> None:
@@ -93,7 +93,7 @@ class LiteOffsets:
         self.lites = lites
         self._file = file = lites.file
         self._dirty = False
-        self.is_save_failed = False
+        self.is_unsaved = False
         self.all: dict[tuple[str, str], GroupLiteOffsets] = {}
         of_parent: dict[str, list[GroupLiteOffsets]] = {}
         for key, kept in file.content.items():
@@ -176,15 +176,11 @@ class LiteOffsets:
 
     def saving(self, is_synced: bool) -> Job[None]:
         """Save all offsets and deletions, if any has changed. Raises StoreFull; the next call retries."""
-        if not self._dirty:
+        if not (self._dirty or self.is_unsaved):
             return
-        self._dirty = False
-        try:
-            yield from self._file.journal.shortening(self._saving(is_synced))
-            self.is_save_failed = False
-        except StoreFull:
-            self._dirty = self.is_save_failed = True
-            raise
+        self._dirty, self.is_unsaved = False, True  # until it is written, also if this save is cancelled
+        yield from self._file.journal.shortening(self._saving(is_synced))
+        self.is_unsaved = False
 
     def _saving(self, is_synced: bool) -> Job[None]:
         # First: an offset must not be saved with the identity of a topic that was recreated meanwhile.
@@ -990,8 +986,10 @@ class LitePools(Pools):
             if found is None:
                 continue
             pool = self.lite_pool(item.place.group, place[0])
-            if item.is_yielded and not item.unfinished:
-                pool.set_offset(place[1], max(pool.offsets.get(place[1], 0), min(item.next, found.next)))
+            if item.has_left:
+                item.next = max(pool.offsets.get(place[1], 0), min(item.next, found.next))
+                item.is_adopted = True
+                pool.set_offset(place[1], item.next)
                 continue
             deliveries = self._lite_deliveries(pool, found, 0)
             deliveries.adopt(item, to_monotonic_s)

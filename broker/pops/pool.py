@@ -936,9 +936,10 @@ class Pools:
             queue = self._store.queues.get((topic, queue_id))
             if self._topics.get(topic) is None or self._topics.identity(topic) != item.place.identity or queue is None:
                 continue
-            if item.is_yielded and not item.unfinished:
-                offset = self._offsets.get(group, topic, queue_id) or 0
-                self._offsets.put(group, topic, queue_id, max(offset, min(item.next, queue.next)))
+            if item.has_left:
+                item.next = max(self._offsets.get(group, topic, queue_id) or 0, min(item.next, queue.next))
+                item.is_adopted = True
+                self._offsets.put(group, topic, queue_id, item.next)
                 continue
             if item.next > queue.next:
                 log.warning(

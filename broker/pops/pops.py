@@ -143,11 +143,12 @@ class Pops(LitePart):
         The broker extends none of these deliveries any more. The last run may have ended before the response with them
         reached the client, whose heartbeats continue nevertheless."""
         kept = self._journal.read(is_expected=self._offsets.has_pops)
-        for deliveries in self.pools.adopt(kept, self._journal.last_number, self._journal.monotonic_s):
+        for deliveries in self.pools.adopt(kept.values(), self._journal.last_number, self._journal.monotonic_s):
             for delivery in deliveries.unfinished.values():
                 if delivery.state is DeliveryState.IN_FLIGHT:
                     self._deadlines.put(deliveries, (delivery,), delivery.deadline_s)
         self.division.adopt()
+        self._journal.keep_left(kept)
         try:
             run(self._journal.saving(self.pools.deliveries))
         except StoreFull as error:
@@ -641,21 +642,22 @@ class Pops(LitePart):
 
     def lite_offset_reset(self, pool: LitePool, lite: LiteTopic) -> None:
         """Continue from the offset that was set for a lite topic. Messages popped before can no longer be acknowledged."""
-        deliveries = pool.queues.get(lite)
-        self._journal.lite_offset_changed(pool.group, lite)
+        deliveries, offset, now_ms = pool.queues.get(lite), pool.offsets.get(lite.name, 0), self._clock.time_ms()
         if deliveries is not None:
             for delivery in deliveries.unfinished.values():
                 if delivery.renewals >= 0:
                     self.pools.stop_extending(delivery)
-            deliveries.restart(pool.offsets.get(lite.name, 0), self._clock.time_ms())
+            deliveries.restart(offset, now_ms)
             self._journal.restarted(deliveries)
+            self._write_now()
+        elif self._journal.lite_offset_set(pool.group, lite, offset, now_ms):
             self._write_now()
         pool.offer(lite)
         self.serve(pool)
 
     def end_lite(self, pool: LitePool, lite: LiteTopic) -> None:
         """End the group's deliveries of a deleted lite topic."""
-        had_left = self._journal.lite_offset_changed(pool.group, lite)
+        had_left = self._journal.lite_deleted(pool.group, lite)
         if (deliveries := pool.queues.get(lite)) is not None:
             self._journal.ended(deliveries)
             self._end_deliveries(deliveries)
@@ -868,8 +870,8 @@ class Pops(LitePart):
 
     def saving(self) -> Job[None]:
         """Save the journal (`PopJournal.saving`) after the offsets. Raises StoreFull; the next call retries."""
-        is_saved = not (self._offsets.is_save_failed or self.pools.lite_offsets.is_save_failed)
-        yield from self._journal.saving(self.pools.deliveries, are_offsets_saved=is_saved)
+        is_unsaved = self._offsets.is_unsaved or self.pools.lite_offsets.is_unsaved
+        yield from self._journal.saving(self.pools.deliveries, are_offsets_saved=not is_unsaved)
 
     def stop(self) -> None:
         """End all receives that wait, and close the journal. Messages in flight stay in flight over a restart."""
@@ -881,8 +883,6 @@ class Pops(LitePart):
             self._end(receive, PopResult(Why.STOPPED))
         self._writer.write()
         self._journal.frames.close()
-
-    # Reports
 
     def _waiting(self) -> list[Receive[Any]]:
         return [receive for pool in self.pools.all for receive in pool.waiting()]

@@ -23,7 +23,7 @@ from rocketlet.broker.pops.pops import DeadLetterWriter
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.store import disk
 from rocketlet.protocol.bodies import GroupConfig, TopicConfig, finish
-from rocketlet.protocol.group_bodies import LiteAction
+from rocketlet.protocol.group_bodies import LiteAction, LiteOffset, OffsetPolicy
 from rocketlet.protocol.headers import SendMessage
 from rocketlet.protocol.message import decode_record
 from rocketlet.protocol.names import Subscription
@@ -613,20 +613,30 @@ def test_deleted_group_stays_without_offsets_when_its_pool_ended_just_before(wor
 # Offsets of queues that left their pool. Until the state file of offsets has them, only the journal does.
 
 
-async def acknowledged_and_left(folder: Path) -> BrokerController:
-    """Return a broker whose group g has acknowledged the message of t, and pops t no longer."""
+def send(broker: BrokerController, properties: str = "") -> None:
+    broker.sending.stage(SendMessage("p", "t", "TBW102", 4, 0, 0, 1, 0, properties), b"m", HOST)
+    broker.sending.commit()
+
+
+async def acknowledged_and_left(folder: Path, *, cut: Path | None = None) -> BrokerController:
+    """Return a broker whose group g has acknowledged two messages of t, and pops t no longer. `cut` becomes its folder
+    without the second message."""
     clock = MovableClock(stands=True)
     broker = BrokerController(BrokerConfig(data_dir=folder, address="127.0.0.1:1"), None, clock)
     broker.topics.put(TopicConfig("t", 1, 1), broker.store.end)
     broker.group_configs.put(GroupConfig("g"))
-    broker.sending.stage(SendMessage("p", "t", "TBW102", 4, 0, 0, 1, 0, ""), b"m", HOST)
-    broker.sending.commit()
+    send(broker)
     broker.persist()
+    if cut is not None:
+        shutil.copytree(folder, cut)
+    send(broker)
+    if cut is None:
+        broker.persist()
     result = broker.pops.receive(Received(PopRequest("g", "t", client_of("c"), 32, 10_000), print))
     assert result is not None
     outcomes = asyncio.get_running_loop().create_future()
     broker.pops.ack("g", "t", handles(result), outcomes.set_result)
-    assert await outcomes == [AckStatus.DONE]
+    assert await outcomes == [AckStatus.DONE] * 2
     clock.advance(POP_CLIENT_SILENT_S + POOL_IDLE_S)
     broker.pops.expire_clients()
     assert broker.pops.pools.find("g", "t") is None, "the pool is not used any more"
@@ -657,23 +667,59 @@ async def test_acknowledgements_survive_a_kill_when_saving_the_offsets_failed(
             broker.persist()
     for name in ("killed", "killed after the start"):
         broker = killed(broker, tmp_path / name)
-        assert broker.offsets.get("g", "t", 0) == 1, name
+        assert broker.offsets.get("g", "t", 0) == 2, name
     broker.store.close()
 
 
-async def test_recreated_lite_topic_has_no_offset_when_its_idle_deliveries_ended_just_before(tmp_path: Path) -> None:
-    broker = BrokerController(BrokerConfig(data_dir=tmp_path / "data", address="127.0.0.1:1"), None, MovableClock())
+async def test_new_messages_are_not_skipped_when_the_end_of_a_left_queue_was_lost_and_the_broker_is_killed_again(
+    tmp_path: Path,
+) -> None:
+    cut = tmp_path / "cut"
+    broker = await acknowledged_and_left(tmp_path / "data", cut=cut)
+    shutil.copy(broker.config.data_dir / "pops.journal", cut / "pops.journal")
+    broker.store.close()
+    broker = BrokerController(BrokerConfig(data_dir=cut, address="127.0.0.1:1"), None, MovableClock(stands=True))
+    assert broker.offsets.get("g", "t", 0) == 1, "the second message was lost"
+    send(broker)
+    broker = killed(broker, tmp_path / "killed")
+    assert broker.offsets.get("g", "t", 0) == 1, "the new message was not read"
+    broker.store.close()
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_offsets_are_on_the_disk_after_a_stop_when_a_save_was_in_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_cancelled: bool
+) -> None:
+    broker = await acknowledged_and_left(tmp_path / "data")
+    begun, find_topics = asyncio.Event(), broker.groups.topics_with_offsets
+
+    def beginning() -> list[str]:
+        begun.set()
+        return find_topics()
+
+    monkeypatch.setattr(broker.groups, "topics_with_offsets", beginning)
+    saving = broker.tasks.spawn(broker.device.do(broker.saving()))
+    await begun.wait()
+    if is_cancelled:  # as after `device_stop_s`
+        saving.cancel()
+    await broker.stop()
+    assert saving.cancelled() is is_cancelled
+    broker = BrokerController(
+        BrokerConfig(data_dir=tmp_path / "data", address="127.0.0.1:1"), None, MovableClock(stands=True)
+    )
+    assert broker.offsets.get("g", "t", 0) == 2
+    broker.store.close()
+
+
+async def left_lite_topic(folder: Path) -> tuple[BrokerController, str]:
+    """Return a broker whose group g has acknowledged the message of many lite topics of t, and one of these whose deliveries
+    have ended."""
+    broker = BrokerController(BrokerConfig(data_dir=folder, address="127.0.0.1:1"), None, MovableClock())
     broker.topics.put(TopicConfig("t", 1, 1, message_type="LITE"), broker.store.end)
     broker.group_configs.put(GroupConfig("g", attributes={"lite.bind.topic": "t"}))
-    names = [f"s{number}" for number in range(MAX_IDLE_LITE + 1)]  # the deliveries of the first one end
-
-    def send(name: str) -> None:
-        text = f"{LITE_TOPIC}\x01{name}"
-        broker.sending.stage(SendMessage("p", "t", "TBW102", 4, 0, 0, 1, 0, text), b"m", HOST)
-
+    names = [f"s{number}" for number in range(MAX_IDLE_LITE + 1)]
     for name in names:
-        send(name)
-    broker.sending.commit()
+        send(broker, f"{LITE_TOPIC}\x01{name}")
     client = client_of("c")
     finish(broker.pops.lite.sync(LiteSync(client, FakeSession(), "g", "t", LiteAction.PARTIAL_ADD, names)))
     while (result := broker.pops.receive(Received(PopRequest("g", "t", client, 32, 10_000), print))) is not None:
@@ -682,19 +728,33 @@ async def test_recreated_lite_topic_has_no_offset_when_its_idle_deliveries_ended
         outcomes = asyncio.get_running_loop().create_future()
         broker.pops.ack("g", "t", handles(result), outcomes.set_result)
         assert set(await outcomes) == {AckStatus.DONE}
+    queues = broker.pops.pools.lite_pool("g", "t").queues
+    return broker, next(name for name in names if broker.lites.of("t")[name] not in queues)
+
+
+async def test_recreated_lite_topic_has_no_offset_when_its_idle_deliveries_ended_just_before(tmp_path: Path) -> None:
+    broker, name = await left_lite_topic(tmp_path / "data")
     broker.persist()
-    first = next(
-        name for name in names if broker.lites.of("t")[name] not in broker.pops.pools.lite_pool("g", "t").queues
-    )
-    assert broker.pops.expiry.delete(broker.lites.of("t")[first])
-    send(first)
-    broker.sending.commit()
-    folder = shutil.copytree(broker.config.data_dir, tmp_path / "killed")
+    assert broker.pops.expiry.delete(broker.lites.of("t")[name])
+    send(broker, f"{LITE_TOPIC}\x01{name}")
+    broker = killed(broker, tmp_path / "killed")
+    assert broker.lites.of("t")[name].next == 1
+    assert broker.lite_offsets.of("g", "t").get(name, 0) == 0
     broker.store.close()
-    again = BrokerController(BrokerConfig(data_dir=folder, address="127.0.0.1:1"), None, MovableClock())
-    assert again.lites.of("t")[first].next == 1
-    assert again.lite_offsets.of("g", "t").get(first, 0) == 0
-    again.store.close()
+
+
+async def test_offset_of_a_lite_topic_that_was_set_survives_a_kill_when_its_idle_deliveries_ended_just_before(
+    tmp_path: Path,
+) -> None:
+    broker, name = await left_lite_topic(tmp_path / "data")
+    for _ in range(2):
+        send(broker, f"{LITE_TOPIC}\x01{name}")
+    option = LiteOffset(OffsetPolicy.MAX)
+    change = LiteSync(client_of("d"), FakeSession(), "g", "t", LiteAction.PARTIAL_ADD, [name], option)
+    finish(broker.pops.lite.sync(change))
+    broker = killed(broker, tmp_path / "killed")
+    assert broker.lite_offsets.of("g", "t")[name] == 3
+    broker.store.close()
 
 
 async def test_offset_that_was_reset_and_saved_survives_a_kill_when_the_queue_left_its_pool_before(
