@@ -49,7 +49,7 @@ test: lint ## lint, types and all tests, side by side, those of the wire without
 	$(BIN)/python -m pytest $(or $(ARGS),$(SIDE_BY_SIDE))
 
 .pure-tests: dev
-	ROCKETLET_PURE=1 $(BIN)/python -m pytest --quiet --reruns 1 $(WIRE_TESTS)
+	ROCKETLET_PURE=1 $(BIN)/python -m pytest --quiet --reruns 1 -p no:cacheprovider $(WIRE_TESTS)
 
 cover: dev ## measure which lines the tests reach (without Java, Go and Spark)
 	$(BIN)/coverage erase

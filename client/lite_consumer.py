@@ -161,7 +161,7 @@ class LiteConsumer(PopConsumer):
                     await self._change(LiteAction.COMPLETE_ADD, list(self._names))
                 raise
             if is_repeated and option is not None:
-                await self._renew(others)
+                await self._renew(others, wanted)
             # A notification of an earlier eviction may have arrived meanwhile. The broker repeats the notification if it
             # still applies.
             self._names.update(dict.fromkeys(wanted))
@@ -178,14 +178,25 @@ class LiteConsumer(PopConsumer):
             if removed:
                 await self._change(LiteAction.PARTIAL_REMOVE, removed)
 
-    async def _renew(self, others: list[str]) -> None:
+    async def _renew(self, others: list[str], wanted: list[str]) -> None:
         """Remove the subscriptions at Apache's brokers, except to others, and make them again. These brokers find the
         messages at an offset that was set only for a new subscription (LiteSubscriptionRegistryImpl.addTopicGroup)."""
-        for address in self._addresses():
+
+        async def renew(address: str) -> None:
             connection = await self._cluster.connection(address)
-            if not connection.speaks_msgpack:  # Rocketlet's brokers do
+            if connection.speaks_msgpack:  # as only Rocketlet's brokers do
+                return
+            try:
                 await self._send(address, LiteAction.COMPLETE_ADD, others)
-                await self._send(address, LiteAction.COMPLETE_ADD, self._names)
+                await self._send(address, LiteAction.COMPLETE_ADD, [*others, *wanted])
+            except BaseException:
+                self._synced.discard(address)  # the next receive repeats the subscriptions
+                raise
+
+        renewals = await asyncio.gather(*map(renew, self._addresses()), return_exceptions=True)
+        for error in renewals:
+            if error is not None:
+                raise error
 
     async def lag(self) -> int:
         """Return the number of messages that the group has not acknowledged, in the lite topics that it has read or that its

@@ -37,7 +37,7 @@ async def _asyncapi(options: argparse.Namespace) -> int:
 def _application(text: str) -> Rocketlet:
     """Import an application with the current folder on the path, as `python -m` does. Raises ConfigError."""
     module, colon, name = text.partition(":")
-    if not colon or not module or not name:
+    if not colon or not module or not name or module.startswith("."):
         raise ConfigError(f"MODULE:APP: got {text!r}; expected a module and a name in it, such as service:app")
     sys.path.insert(0, "")
     try:

@@ -104,8 +104,7 @@ class Dump:
 
         server = await asyncio.start_server(connected, self._host, port)
         self._servers.append(server)
-        found = int(server.sockets[0].getsockname()[1])
-        self._ports[f"{to[0]}:{to[1]}"] = found
+        self._ports[f"{to[0]}:{to[1]}"] = found = int(server.sockets[0].getsockname()[1])
         return found
 
     def close(self) -> None:
@@ -116,7 +115,7 @@ class Dump:
         conversation = Conversation(next(self._numbers), f"{to[0]}:{to[1]}")
         try:
             there = await asyncio.open_connection(*to)
-        except OSError as error:
+        except (OSError, OverflowError) as error:  # OverflowError: a port above 65535
             self.output.text(f"[{conversation.number}] cannot connect to {conversation.to}: {error}")
             writer.close()
             return
@@ -192,7 +191,7 @@ class Dump:
         for number, address in addresses.items():
             host, _, port = address.rpartition(":")
             if address not in self._ports:
-                await self.listen(0, (host.strip("[]"), int(port)))
+                self._ports[address] = await self.listen(0, (host.strip("[]"), int(port)))
             found[number] = f"{self._host}:{self._ports[address]}"
         return found
 
