@@ -61,7 +61,7 @@ async def test_apaches_cluster_is_shown_and_changed(system: System) -> None:
             await until(site, place, "billing dead")
             await until(site, place, "shipping consumed")
             page = await until(site, "/groups/shipping", "orders [*]")
-            assert "These brokers do not say who owns a queue" in page
+            assert "These brokers do not report owners" in page
             assert "Python 4.9.8" in page
             assert "queues without an owner" in page
             await until(site, "/groups?sort=dead", "billing dead letters 1 orders 0")

@@ -47,14 +47,13 @@ class Process:
 async def start(tmp_path: Path) -> AsyncIterator[Callable[..., object]]:
     running: list[Process] = []
 
-    async def start_broker(
-        *options: str, port: int | None = None, before: Callable[[], None] | None = None, program: str = RUN
-    ) -> Process:
+    async def start_broker(*options: str, port: int | None = None, before: str = "pass", program: str = RUN) -> Process:
+        """`before` is done in the new process, whose descriptors are few, unlike those of this one."""
         port = port or free_port()
         child = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", program, "start", "--host", "127.0.0.1", "--port", str(port),
+            sys.executable, "-c", f"{before}; {program}", "start", "--host", "127.0.0.1", "--port", str(port),
             "--data", str(tmp_path / "data"), *options,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=before,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
         running.append(Process(child, f"127.0.0.1:{port}"))
         await running[-1].ready()

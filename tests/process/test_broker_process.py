@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import resource
 import signal
 import socket
 import ssl
@@ -259,10 +258,10 @@ async def test_a_killed_broker_that_restarts_gives_its_members_their_queues_back
 
 
 async def test_a_full_disk_refuses_sends_and_serves_pulls(start: Start) -> None:
-    def small_disk() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-
+    small_disk = (
+        "import resource, signal; resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000)); "
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)"
+    )
     broker = await start(before=small_disk)
     sent = 0
     async with Producer(broker.address, retries=0) as producer:
@@ -278,9 +277,7 @@ async def test_a_full_disk_refuses_sends_and_serves_pulls(start: Start) -> None:
 
 
 async def test_idle_connections_take_no_descriptor_that_messages_need(start: Start, tmp_path: Path) -> None:
-    def few_files() -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (96, 128))
-
+    few_files = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (96, 128))"
     port = free_port()
     broker = await start("--queues", "64", port=port, before=few_files)
     acknowledged: set[bytes] = set()
