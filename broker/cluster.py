@@ -337,8 +337,8 @@ def _frame(message: PeerMessage) -> Frame:
 
 
 # ------------------------------------------------------------------------------
-# Registers the broker with name servers: at the start, every 30 s, and when a topic or the broker's settings change.
-# Unregisters it at the end.
+# Registers the broker with name servers: all topics at the start, every 30 s, and when the broker's settings change; a topic
+# when it changes. Unregisters the broker at the end.
 #
 # The name server in the broker's own process is called directly. Each other name server gets a connection, with one
 # request at a time.
@@ -414,6 +414,7 @@ class Registration:
     def config_changed(self) -> None:
         """Register all topics again, because registrations contain the broker's settings."""
         self._register_locally(list(self._topics))
+        self._due_s = self._clock.monotonic_s()
         self._wake.set()
 
     def moved(self, former: str) -> None:
@@ -440,10 +441,12 @@ class Registration:
                 log.exception("timer_failed", action="register")
 
     async def _register_due(self) -> None:
-        self._due_s = self._clock.monotonic_s() + REGISTER_INTERVAL_S
-        # A name server that closed its connection may have restarted without routes, so it gets all topics.
+        now_s = self._clock.monotonic_s()
         changed, self._changed = self._changed, {}
-        all_are_due = self._name_servers.any_is_fresh or not changed
+        # A name server that closed its connection may have restarted without routes, so it gets all topics.
+        all_are_due = self._name_servers.any_is_fresh or now_s >= self._due_s or not changed
+        if all_are_due:
+            self._due_s = now_s + REGISTER_INTERVAL_S
         await self._register(list(self._topics) if all_are_due else list(changed.values()))
         # after the registration, because a notified member requests the route, and must not get the previous number of queues
         for topic in changed.values():

@@ -1,33 +1,38 @@
-"""How much a broker keeps and does for others of its groups: anybody may register brokers, and be a member."""
+"""How much a broker keeps and does for peers, which anybody may register, and its registration at name servers."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from itertools import pairwise
 from typing import cast
 from unittest import mock
 
 import pytest
-from rocketlet.broker.config import LIMITS, Limits
+from rocketlet.broker.config import LIMITS, REGISTER_INTERVAL_S, Limits
 from rocketlet.broker.groups.agreement import Agreement
 from rocketlet.broker.groups.group import ConsumerGroup, GroupChanges
 from rocketlet.broker.groups.members import Member, SubscribedTopic
 from rocketlet.broker.groups.stages import Others
+from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.runtime import MovableClock
+from rocketlet.broker.server import Listening, Server
 from rocketlet.protocol.bodies import BrokerData, ConsumerData, Route, finish
-from rocketlet.protocol.codes import RequestCode, ResponseCode
+from rocketlet.protocol.codes import PERM_READ, RequestCode, ResponseCode
 from rocketlet.protocol.frame import Frame, FrameReader, encode
 from rocketlet.protocol.group_bodies import AgreedMembers, PeerMessage, encode_agreed_members
 from rocketlet.protocol.headers import AgreeOnMembers, write
 from rocketlet.protocol.names import Subscription
+from rocketlet.testing.ports import free_port
 from structlog.testing import capture_logs
 
 from ...conftest import PATIENCE_S, Connect, Node, Nodes, Wire, eventually
 from ...support.locks import Peers
 from ...support.requests import join, members
+from ...support.topics import put
 from ...support.two_brokers import Two, at_work, handles, reading, told, two_brokers
 
 
@@ -253,3 +258,38 @@ async def test_only_this_many_brokers_are_queried_at_the_same_time(node: Node, w
         again = await speaking[0].call(RequestCode.AGREE_ON_MEMBERS, said, body)
         assert {busy.code, again.code} == {ResponseCode.SYSTEM_BUSY}
     await eventually(lambda: node.broker.peers.may_ask)
+
+
+# Registration at a name server in another process.
+
+
+async def test_changed_settings_are_registered_for_all_topics_when_a_topic_changes_at_the_same_time(
+    nodes: Nodes,
+) -> None:
+    port, routes = free_port(), Routes()
+    async with Server(Listening("127.0.0.1", port), broker=None, routes=routes):
+        node = await nodes.start(name_servers=(f"127.0.0.1:{port}",))
+        put(node, "old")
+        await eventually(lambda: routes.route("old") is not None)
+        put(node, "new")
+        node.broker.change_config(replace(node.broker.config, permission=PERM_READ))
+        await eventually(
+            lambda: (
+                [queues.perm for name in ("old", "new") if (route := routes.route(name)) for queues in route.queues]
+                == [PERM_READ] * 2
+            )
+        )
+
+
+async def test_all_topics_are_registered_at_the_interval_when_a_topic_changes_more_often(nodes: Nodes) -> None:
+    port, routes = free_port(), Routes()
+    async with Server(Listening("127.0.0.1", port), broker=None, routes=routes):
+        node = await nodes.start(name_servers=(f"127.0.0.1:{port}",))
+        put(node, "old")
+        await eventually(lambda: routes.route("old") is not None)
+        routes.delete_topic("old")
+        for number in range(3):
+            node.clock.advance(REGISTER_INTERVAL_S / 2)
+            put(node, f"t{number}")
+            await eventually(lambda number=number: routes.route(f"t{number}") is not None)  # type: ignore[misc]
+        assert routes.route("old") is not None
