@@ -130,8 +130,8 @@ class NameServers:
         return any(link.is_fresh for link in self._links)
 
     async def find_route(self, topic: str) -> Route | None:
-        """Return a topic's route from the name server in this process. If there is none, request it from the others one after
-        the other, and return the first route. Return None without a route."""
+        """Return a topic's route, from the name server in this process if there is one; else from the others, one after the
+        other, the first route. Return None without a route."""
         if self.local is not None:
             return self.local.route(topic)
         request = Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext=write(TopicName(topic)))

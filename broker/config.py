@@ -230,7 +230,7 @@ MAX_SEND_MESSAGES: Final = 1024  # messages in one SendMessage call
 # minimum visibility timeout of a receive, as at Apache's proxy; ChangeInvisibleDuration may set less
 MIN_INVISIBLE_MS: Final = 10_000
 RENEWED_INVISIBLE_MS: Final = 60_000  # visibility timeout of messages that the broker extends for their client
-RECEIVE_AGAIN_S: Final = 1.0  # delay of a refused receive, because its client would retry immediately
+RECEIVE_AGAIN_S: Final = 1.0  # delay of the response to a failed or refused receive, which clients retry immediately
 # time after its last connection closed at which a gRPC client is gone, and messages extended for it expire
 CLIENT_GONE_S: Final = 5.0
 
@@ -251,7 +251,7 @@ MAX_NAMED_MEMBERS: Final = 10  # members that the report of a conflict names
 REPEATS_S: Final = 600.0  # time for which the reasons of possible redeliveries to foreign members are reported
 MAX_REFUSED: Final = 100  # recent refusals of each kind, such as refused heartbeats, that are kept for reports
 REFUSED_S: Final = 90.0  # a refusal that is not repeated for this long is no longer reported
-MAX_NAMED_CHARS: Final = 200  # length of a client's text, such as a client id, in a report or log event
+MAX_NAMED_CHARS: Final = 200  # maximum characters of a client's text or a list of names in a report or log event
 MAX_REASON_CHARS: Final = 500  # reason of a failed delivery, kept with the retry and the dead letter
 MAX_RETRY_QUEUES: Final = 64  # queues of a group's retry topic
 MAX_RETRY_TIMES: Final = 1_000_000  # maximum of a group's setting for retries
@@ -284,7 +284,7 @@ RELOOK_S: Final = (
     30.0  # time after which a foreign member should have requested the member list on its own, which is due every 20 s
 )
 ORPHAN_S: Final = 5.0  # time without a reader after which a queue is reported as orphaned
-HISTORY_TEXT_CHARS: Final = 1000  # length of each text in an event of a group's history
+HISTORY_TEXT_CHARS: Final = 1000  # maximum characters of a detail in an event of a group's history
 
 # TLS and accounts
 
@@ -431,10 +431,8 @@ class Limits:
     heartbeat_limit_s: float = 120.0
     history_events: int = 10_000  # events kept for one group
     history_groups: int = 1000  # groups with kept events
-    history_all_events: int = 200_000  # events of all groups; when there are more, the oldest are removed
-    history_bytes: int = (
-        40 * 1024 * 1024
-    )  # memory of all events with their texts; when they need more, the oldest are removed
+    history_all_events: int = 200_000  # events of all groups that are recorded until an event is removed
+    history_bytes: int = 40 * 1024 * 1024  # memory counted for all events; above, old events are removed
     max_groups: int = 10_000  # groups of a broker with settings; offsets are kept of twice as many groups
     max_client_ids: int = 16  # client ids of one connection
     max_producer_groups: int = 256  # producer groups of one connection
@@ -478,7 +476,7 @@ class Limits:
     max_departed_brokers: int = 100  # departed brokers that are remembered, the newest ones
     max_kv_namespaces: int = 100  # namespaces of the name server's key-value settings
     max_kv_keys: int = 10_000  # keys in one namespace
-    max_kv_chars: int = 8 * 1024 * 1024  # characters of all namespaces, keys and values
+    max_kv_chars: int = 8 * 1024 * 1024  # characters of all keys and values, with the namespace counted for each key
 
 
 LIMITS: Final = Limits()

@@ -136,7 +136,7 @@ SEARCH_MESSAGES: Final = 256  # messages of a pull without a group
 
 TRACE_FLUSH_S: Final = 0.1  # time for which trace records are collected
 
-ONEWAY_AT_ONCE: Final = 256  # one-way sends before the producer yields to the event loop
+ONEWAY_AT_ONCE: Final = 256  # unwritten buffers of a connection, at which a one-way send yields to the event loop
 BATCH_MESSAGES: Final = 1000  # single sends in one SEND_BATCH_MESSAGE
 OVERLAP_MESSAGES: Final = 16  # sends that are split into two requests if nothing is in flight
 OVERLAP_BATCHES: Final = 4  # split batches whose halves stayed apart, after which splitting continues
@@ -162,7 +162,8 @@ class ClientLimits:
     # Connections
 
     reconnect_s: float = 0.2  # how long a broken connection, or a request on it, waits before the retry
-    close_timeout_s: float = 1.0  # timeout of closing a connection: over TLS, Apache's servers never close their side
+    # time for which a closing client waits until servers have closed their sides, which Apache's do not over TLS
+    close_timeout_s: float = 1.0
     deadline_sweep_s: float = 0.25  # interval at which timed-out requests are looked up
     silent_s: float = (
         60.0  # a connection that receives nothing for this long is closed if a request has timed out; TCP needs 15 min
@@ -188,16 +189,16 @@ class ClientLimits:
     # time that brokers without a response to the heartbeat may delay the other brokers' queues
     register_timeout_s: float = 0.5
     rebalance_interval_s: float = 20.0  # interval of rebalances without a notification
-    lock_timeout_s: float = 1.0  # timeout of a lock request
+    lock_timeout_s: float = 1.0  # time for which a rebalance waits for the response to a lock or unlock request
     lock_interval_s: float = 5.0  # interval of lease renewals
     lock_retry_s: float = (
-        0.5  # pause before a queue that another member holds is locked again, if the broker does not notify
+        0.5  # pause before the next rebalance if a member lacks a queue, a lookup failed, or the rebalance failed
     )
     lock_queues: int = 2000  # queues in one lock request; a broker accepts 8,192 in 1 MiB, which long names fill sooner
     lease_tick_s: float = 1.0  # interval at which expired and due leases are looked up
-    # time that a stopping process waits for a broker that is unreachable or refuses a commit
+    # time for which the commit of a released queue is retried; timeout of lock requests and of last acknowledgements
     hand_over_timeout_s: float = 15.0
-    heartbeat_queues: int = MAX_REQUEST_QUEUES  # queues that a heartbeat names, which is the brokers' maximum
+    heartbeat_queues: int = MAX_REQUEST_QUEUES  # maximum queues that a heartbeat names, as brokers accept
 
     # Handlers
 
@@ -210,7 +211,7 @@ class ClientLimits:
     send_back_retry_s: float = 5.0  # pause before a message that the broker did not accept back is sent back again
     # pause before a cancelled worker restarts, so that it does not restart while its event loop closes
     restart_s: float = 0.1
-    group_settings_s: float = 30.0  # time for which a member caches its group's settings
+    group_settings_s: float = 30.0  # time for which an orderly consumer caches a broker's maximum of retries
     log_repeat_s: float = 60.0  # minimum interval of log lines about the same refusal of a queue's pulls
     standing_s: float = 60.0  # a queue whose oldest message is unacknowledged for longer is logged
     # size of messages whose transactions are checked concurrently; brokers repeat the others

@@ -68,7 +68,8 @@ class GroupSample:
 
     @property
     def caught_up(self) -> str:
-        """Text about when the group will have no lag if it continues as in the last CATCH_UP_S; a dash if that is unknown. A
+        """Text about when the group will have no lag if it continues as in the last CATCH_UP_S; a dash if that is unknown,
+        and other words if the lag does not shrink. A
         lag that the group consumes within SHORT_LAG_S counts as none."""
         if self.broadcasts:
             return "–"

@@ -103,8 +103,7 @@ class MicroBatch:
         rewound: number of times that a queue was moved to another offset. Without it, the first batch after a reset
             could equal the batch before, and Spark would see nothing new.
         messages: fingerprints of messages that were read, oldest first
-        began_ms: time at which the query started at the latest messages, in ms since the epoch; 0 if it started
-            elsewhere
+        began_ms: time at which the query started, in ms since the epoch, if its default start is `latest`; else 0
     """
 
     ranges: Ranges = field(default_factory=dict)

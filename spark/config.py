@@ -23,7 +23,7 @@ MAX_SEND_BATCH_BYTES: Final = 2_000_000  # maximum of batchBytes: a request may 
 MAX_DELAY_LEVEL: Final = 18  # maximum delay level of a row
 SHOWN_CHARS: Final = 100  # characters of an invalid value that an error shows
 
-SHOWN_BYTES: Final = 1024 * 1024  # maximum size of a value of an illegal row in the topic of illegal rows
+SHOWN_BYTES: Final = 1024 * 1024  # maximum bytes or characters of a value of a row in the topic of illegal rows
 
 # Planning
 

@@ -73,8 +73,7 @@ class Course:
         read_ends: the end of the last planned range of each queue
         rewound: number of times that a queue was moved to another offset than the end of its last range
         messages: fingerprints of up to `FINGERPRINTS` messages of each topic and broker, oldest first
-        began_ms: time at which the query started at the latest messages, in ms since the epoch; 0 if it started
-            elsewhere
+        began_ms: time at which the query started, in ms since the epoch, if its default start is `latest`; else 0
     """
 
     marks: dict[Part, TopicSnapshot] = field(default_factory=dict)
@@ -90,7 +89,7 @@ class Course:
         return cls(dict(batch.marks), read_ends, batch.rewound, dict(batch.messages), batch.began_ms)
 
     def begin_at_latest(self) -> None:
-        """Record that the query starts now, at the latest messages."""
+        """Record that the query starts now, and that its default start is `latest`."""
         self.began_ms = int(time.time() * 1000)
 
     def add_message(self, queue: Queue, message: Fingerprint) -> None:

@@ -503,10 +503,10 @@ def _header_properties(headers: Array) -> tuple[Array, Array]:
 
 
 def illegal_row(values: dict[str, Any], reason: str) -> Outgoing:
-    """Return a row that cannot be sent as a JSON message. Bytes that are not UTF-8 become base64, and long values are
-    cut."""
+    """Return a JSON message with the values of a row that cannot be sent. Bytes that are not UTF-8 become base64, and long
+    texts are cut. If the message is still too large, each value becomes its first `SHOWN_CHARS` characters."""
     shown = orjson.dumps({name: _shown(value) for name, value in values.items()}, default=_shown)
-    if len(shown) > MAX_BODY_BYTES:  # escaped characters and many properties need more bytes than the values
+    if len(shown) > MAX_BODY_BYTES:  # several long texts, escaped characters, or properties, which are not cut
         shown = orjson.dumps({name: str(value)[:SHOWN_CHARS] for name, value in values.items()})
     text = re.sub(f"[{props.NAME_END}{props.PAIR_END}]", " ", reason)[: SHOWN_CHARS * 5]
     return Outgoing(shown, "illegal", (), {"reason": text})

@@ -87,8 +87,9 @@ def _query(query: type[msgspec.Struct]) -> list[dict[str, Any]]:
 
 
 def allowed(wanted: Any, path: str) -> str:
-    """Return the allowed values of a field in a body as a JSON schema, or an empty text if they are unknown. `path` has
-    the form of msgspec's errors, such as `$[0].nth`."""
+    """Return text about the allowed values of a field in a body: its JSON schema; the names of its fields if it is an
+    object; the tags if it selects the type of an object; empty if they are unknown. `path` has the form of msgspec's
+    errors, such as `$[0].nth`."""
     (schema,), components = msgspec.json.schema_components([wanted], ref_template=_REF)
     for part in re.findall(r"\.(\w+)|\[", path):
         schema = _resolved(schema, components)

@@ -219,7 +219,8 @@ class Agreement:
                 )
 
     def _message_for(self, group: ConsumerGroup, broker_name: str) -> PeerMessage | None:
-        """Return the message for a peer now; None if there is nothing to report, or nothing may be reported yet."""
+        """Return the message for a peer, and record it as sent. Return None if there is no news that the peer lacks or has
+        requested, if the change may not be reported yet, or if the broker is no peer of the group."""
         sync = group.sync
         peer = sync.peers.get(broker_name)
         if peer is None or not sync.is_announced:

@@ -252,10 +252,9 @@ class Locks:
         return faults
 
     def connection_gone(self, connection: Session) -> None:
-        """Remove what waits for a closed connection. If the client has closed the connection, its leases end; locks
-        of Apache's clients last until they expire. Otherwise
-        the client may not have noticed the loss, so its leases last until they expire, and the client can reconnect as
-        after a restart."""
+        """Remove what waits for a closed connection. Locks of Apache's clients last until they expire. Leases end
+        if the client has closed the connection. Otherwise the client may not have noticed the loss, so its leases last
+        until they expire, and the client can reconnect as after a restart."""
         queues = self._queues.pop(connection, {})
         connection.charge(-PLACE_BYTES * (len(queues) + len(self._left.pop(connection, ()))))
         for queue in queues:

@@ -438,8 +438,8 @@ def _bytes_of(event: HistoryEvent) -> int:
 
 
 class History:
-    """At most 10,000 events of a group, oldest first; of the 1,000 groups whose first event is newest; and 200,000 events or
-    40 MiB in all."""
+    """At most 10,000 events of a group, oldest first; of the 1,000 groups whose first event is newest. When 200,000
+    events were recorded since the oldest one, or they take 40 MiB, old events are removed."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._limits = runtime.limits

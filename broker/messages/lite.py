@@ -31,8 +31,8 @@ log = structlog.get_logger("rocketlet.lite")
 # A lite topic is an index over records of its parent topic, all in one queue of it. Each record has the lite topic's
 # name, which the producer sent, and the message's offset in the lite topic, which the broker sets, as properties
 # (Apache's LMQ). So the index is not stored on the disk. At its start the broker builds the index from the records that
-# retention has left, so the index agrees with the log after a crash, too. Only deletions of lite topics are stored on the
-# disk (`LiteFile`), because the log may still have the messages.
+# retention has left, so the index agrees with the log after a crash, too. The broker stores which lite topics
+# were deleted (`LiteFile`), because the log may still have their messages.
 #
 # An idle lite topic takes about 210 bytes. Up to 16 entries are packed in bytes, more are in an array.
 

@@ -36,12 +36,13 @@ log = structlog.get_logger("rocketlet.pops")
 #     divided    members pull, too: each client that pops is a member of the group, as a `PopMember` if it sends no heartbeat
 #                of its own, and the pool has the queues that are allocated to these
 #
-# No new message is popped from a queue that leaves the pool. It is free once all its popped messages are finished, because
-# one offset cannot express which messages after it were acknowledged. If that takes longer than POOL_LEAVE_S, no message is
-# redelivered any more, and the queue is free once none of them is in flight, except delayed ones, which go to members that
-# pull. Unfinished messages before a finished one are then sent to the retry topic if a member reads it, so that the
-# offset can be after both. In a group that is ordered by its settings, no message is sent back. A queue that is popped in
-# order stays with the clients that pop until they have finished all messages before a finished one, or are gone.
+# No further message is read from a queue that leaves the pool. It is free once all its popped messages are finished,
+# because one offset cannot express which messages after it were acknowledged. If that takes longer than POOL_LEAVE_S, and
+# the queue is not popped in order, no message is redelivered any more, and the queue is free once none of them is in
+# flight, except delayed ones, which go to members that pull. Unfinished messages before a finished one are then sent to the
+# retry topic if a member reads it, so that the offset can be after both. In a group that is ordered by its settings, no
+# message is sent back. A queue that is popped in order stays with the clients that pop until they have finished all
+# messages before a finished one, or are gone.
 #
 # The pool acquires a queue like a Rocketlet member: after the owner has unlocked it or its lease has ended, or after a
 # foreign reader is drained of it.

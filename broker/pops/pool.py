@@ -74,7 +74,7 @@ class QueueDeliveries:
         reported: the offset that these deliveries committed last. Any other committed offset was set by a reset.
         limit: how many deliveries may be unfinished before no new message is popped.
         is_passed: True if `next` has moved since the journal last recorded it.
-        gives_new: False while the queue leaves the pool, so that no message is popped for the first time.
+        gives_new: False while the queue leaves the pool, so that no further message is read.
         gives_again: False once leaving takes long, so that no message is redelivered either, unless the order requires it.
         is_ended: True once the queue has left the pool, or the pool has ended.
         is_late: True once the log has a warning that the queue must stay until messages are finished in order.
@@ -181,7 +181,7 @@ class QueueDeliveries:
             if not self._visible:
                 break
             first = self.unfinished[self._visible[0]]
-            if first.key in whole and self.is_in_order:  # it became the first because one before it is lost
+            if first.key in whole and self.is_in_order:  # taken above, and visible because an earlier one was lost
                 heappop(self._visible)
                 continue
             for delivery in self._order.run(first) if self.is_in_order else (first,):
@@ -299,7 +299,7 @@ class QueueDeliveries:
             self._order.add(delivery)
 
     def peek(self, wanted: int) -> list[Delivered]:
-        """Return the next messages that were never popped, without handles and without popping them."""
+        """Return the next messages that the group has not read, without handles and without popping them."""
         position = max(self.next, self.queue.begin)
         if position >= self.queue.next:
             return []
@@ -765,7 +765,7 @@ class Pool:
         self.ready.pop(queue_id, None)
 
     def start_leaving(self, queue_id: int, now_s: float) -> None:
-        """Pop nothing new of an owned queue that a member is to get."""
+        """Stop reading further messages of an owned queue that a member is to get."""
         if queue_id not in self.leaving:
             self.leaving[queue_id] = now_s
             if queue_id in self.queues:

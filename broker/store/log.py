@@ -547,7 +547,8 @@ class CommitLog(SegmentedFile):
         return position < self._marks.begin and self.record_at(end) is not None
 
     def next_record(self, position: int, is_named: IsNamed) -> int | None:
-        """Return the first position from `position` on where a record is known to start; None if there is none."""
+        """Return the first position from `position` on where a record is known to start; None if there is none. After bytes
+        that cannot be read, the search continues at the start of the next segment."""
         segment_end = self.next_start(position)
         while position < segment_end:
             data = self.read_up_to_damage(position, min(RECOVERY_READ_BYTES, segment_end - position))

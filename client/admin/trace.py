@@ -269,7 +269,7 @@ class Track:
     """The state of a message in a group. The values of `state` are:
 
     - `consumed`: the group has committed an offset after the message and after its retries, if there are any.
-    - `waiting`: the group has not; `lag` is the number of messages of the queue before it.
+    - `waiting`: the group has not; `lag` is the number of messages from the committed offset to before the message.
     - `retry`: a handler failed, and the message will be redelivered; `retries` is the number of retries so far.
     - `dead`: the message is in the group's dead-letter topic.
     - `filtered`: the group's subscription does not match the message's tag.

@@ -197,7 +197,9 @@ class RunDispatcher:
         self._retry_limit = retry_limit
         self._on_acknowledged = on_acknowledged
         self._line: deque[ProcessQueue] = deque()  # queues with waiting runs, for a round robin
-        self._lined_up: set[ProcessQueue] = set()  # the same queues; if orderly, also those in a worker or suspended
+        self._lined_up: set[ProcessQueue] = (
+            set()
+        )  # the queues in `_line`; if orderly, also those in a worker or suspended
         self._idle: deque[asyncio.Future[None]] = deque()
         self.pool = WorkerPool(call, self, handling.concurrency, limits, takes_batches=handling.takes_batches)
         self._loop = asyncio.get_running_loop()
@@ -938,7 +940,8 @@ class RetryLimit:
         self._known: dict[str, tuple[int, float]] = {}  # by broker name: the limit, and the loop's time of its query
 
     async def at(self, broker_name: str) -> int:
-        """Return the limit at a broker. If the query fails, return the broker's last known limit, or 16."""
+        """Return the limit at a broker. If the query fails, return the broker's last known limit, or 16. The
+        result is used for `group_settings_s`."""
         if self._fixed is not None:
             return self._fixed
         known, now_s = self._known.get(broker_name), asyncio.get_running_loop().time()

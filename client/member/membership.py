@@ -326,7 +326,8 @@ class Rebalance:
             self._grown.add(topic)
 
     async def run_forever(self, *, leaving: bool = False) -> None:
-        """Run a pass whenever `wake` is set, and at the interval.
+        """Run a pass immediately, whenever `wake` is set, and every `rebalance_interval_s`, or sooner while the last pass
+        could not finish.
 
         Args:
             leaving: True to acquire and release nothing, and only keep the member registered until its queues are released.

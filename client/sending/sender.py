@@ -230,7 +230,7 @@ class Sender(Lifecycle):
         later: str,
         message_id: str | None = None,
     ) -> tuple[dict[str, ExtValue], bytes, str]:
-        """Return the header fields without the queue, the body, which may be compressed, and the message's id."""
+        """Return the header fields, whose queue the caller sets, the body, which may be compressed, and the message's id."""
         if topic not in self._queues:
             check_topic(topic)
         if type(body) is not bytes or not 0 < len(body) <= MAX_BODY_BYTES:

@@ -37,8 +37,8 @@ class Sharing:
     """One member of a group that shares messages.
 
     Args:
-        max_reconsume_times: the maximum number of retries of a message; None for the broker's limit, or on Apache's
-            brokers, which have none for popped messages, the default.
+        max_reconsume_times: the maximum number of retries of a message; None for the broker's limit. Apache's
+            brokers have none for popped messages, so the default counts there.
         register: `register(address)` sends a heartbeat, unless this member is registered at the broker on this connection.
         source: the class of its sources.
         notifies: True if middleware that is a DeliveryWatch is notified of deliveries, because there is no handler.

@@ -204,8 +204,8 @@ class Settling:
     # Acknowledgements
 
     def ack(self, delivery: SharedDelivery) -> None:
-        """Acknowledge a message at the end of this event-loop iteration. Without a response, repeat that until
-        `ACK_TIMEOUT_S` after the end of its lease."""
+        """Acknowledge a message after this event-loop iteration, or after an extension in flight. Without a response,
+        repeat that until `ACK_TIMEOUT_S` after the end of its lease."""
         self._open += 1
         self._settled.clear()
         if delivery.is_renewing:  # wait, because the response may contain a new receipt that replaces the current one

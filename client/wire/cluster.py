@@ -128,7 +128,7 @@ class ClusterView:
 
         Args:
             on_change: `on_change(topic)` is called when the route of a topic has changed.
-            on_lost: `on_lost(address)` is called when a connection has ended.
+            on_lost: `on_lost(address)` is called when a connection has ended, except while the client closes.
         """
         if on_change is not None:
             self._on_change.append(on_change)

@@ -238,7 +238,8 @@ class Connection(asyncio.Protocol):
         await self._writable.wait()
 
     def when_writable(self, action: Callable[[], None]) -> None:
-        """Call `action` once, as soon as the transport accepts more bytes or the connection has ended."""
+        """Call `action` once when the transport, which accepts no bytes now, accepts some again, or the connection has
+        ended."""
         self._when_writable.append(action)
 
     def _send(self, data: bytes) -> None:
@@ -251,8 +252,8 @@ class Connection(asyncio.Protocol):
         self.loop.call_soon(self._flush)
 
     def before_flush(self, action: Callable[[], None]) -> None:
-        """Call `action` in the next event-loop iteration, before the collected requests are written. `action` may add
-        requests."""
+        """Call `action` before the collected requests are written, in the next event-loop iteration at the latest. `action`
+        may add requests."""
         if not self._is_flush_due:
             self._flush_soon()
         self._before_flush.append(action)

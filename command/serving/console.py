@@ -121,7 +121,7 @@ async def beside_broker(options: argparse.Namespace, address: str) -> AsyncItera
         access_key=os.environ.get("ROCKETLET_ACCESS_KEY", ""),
         secret_key=os.environ.get("ROCKETLET_SECRET_KEY", "") if os.environ.get("ROCKETLET_ACCESS_KEY") else "",
         tls=options.tls == "enforcing",
-        verify_tls=False,  # the certificate need not name this address, which belongs to this process
+        verify_tls=False,  # certificates need not name the addresses that it uses
     )
     host, read_only = options.console_host, options.console_read_only
     async with _serving(address, access, host, options.console_socket, read_only=read_only) as url:

@@ -100,7 +100,8 @@ class Outcome:
 
 
 async def apply(name_server: str, load: Load, access: Access) -> Outcome:
-    """Send and consume concurrently. Raises RocketletError, but only counts single sends that fail."""
+    """Create a topic, send to it and consume from it concurrently, and delete it with its group. Return what was measured.
+    Raises RocketletError, but only counts single sends that fail."""
     name = f"rocketlet-bench-{secrets.token_hex(4)}"
     async with AdminClient(name_server, access=access) as admin:
         try:
