@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -285,9 +284,9 @@ class BrokerController:
         if self._saving_locks is not None:
             self._saving_locks.cancel()
         self.peers.close()
-        with suppress(TimeoutError):  # a save that is cancelled would not be repeated
-            async with asyncio.timeout(self.limits.device_stop_s):
-                await self.device.jobs_done()
+        end_s = asyncio.get_running_loop().time() + self.limits.device_stop_s
+        if self._saving is not None:  # what a cancelled save had begun with would not be saved again
+            await asyncio.wait({self._saving}, timeout=self.limits.device_stop_s)
         await self.tasks.stop()
         self.delays.stop()
         self.timers.stop()
@@ -297,7 +296,7 @@ class BrokerController:
         self.pops.stop()
         await self.turns.done()
         try:
-            async with asyncio.timeout(self.limits.device_stop_s):
+            async with asyncio.timeout_at(end_s):
                 await self._device_is_done()
         except TimeoutError:  # the call that hangs may still write: the folder stays locked until the process ends
             self.store.fail(f"the disk has not answered for {self.limits.device_stop_s:g} s")
@@ -375,7 +374,7 @@ class BrokerController:
             save = yield from state.preparing_save()
             if save is not None:
                 saves.append(save)
-        # The log first, because a delivered message would be lost if only the progress behind it were saved.
+        # The log first, because a delivered message would be lost if only the progress after it were saved.
         steps = [self.store.syncing(is_synced), *(save.saving(is_synced) for save in saves)]
         steps += [
             self.offsets.saving(is_synced),
@@ -429,7 +428,7 @@ class BrokerController:
     def save_handovers_soon(self) -> None:
         """Save the leases that expired, and the offsets of queues that were handed over, together after SAVE_LOCKS_DELAY_S,
         so that they survive a kill of the broker."""
-        if self._saving_locks is None:
+        if self._saving_locks is None and not self._is_stopping:
             self._saving_locks = self.clock.call_later(SAVE_LOCKS_DELAY_S, self._save_locks)
 
     def _save_locks(self) -> None:

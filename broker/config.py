@@ -304,7 +304,7 @@ MAX_ACL_FILE_BYTES: Final = 1024 * 1024  # size of the account file
 SELF_SIGNED_DAYS: Final = 3650  # validity of the certificate that the broker signs itself; each start makes a new one
 CERTIFICATE_WARNING_S: Final = 14 * 86_400.0  # time before a certificate expires at which the log warns
 MAX_TLS_FILE_BYTES: Final = 1024 * 1024  # size of a file with a certificate chain, a key, or certificate authorities
-# interval at which certificate and account files are read; a file is used when two reads are equal
+# interval of checks for changed certificate and account files; a file is loaded once two checks found it the same
 RELOAD_INTERVAL_S: Final = 1.0
 
 # Name servers
@@ -367,7 +367,7 @@ class Limits:
     max_outcomes: int = (
         10_000  # outcomes of ended transactions that are remembered, so that a different outcome is refused
     )
-    max_outcomes_read: int = 1000  # outcomes that a start reads
+    max_outcomes_read: int = 1000  # newest outcomes that a start reads at least
     max_unparsed: int = 10_000  # requests that wait for their SQL92 filter to be parsed
     max_filters: int = 256  # parsed SQL92 filters that are cached, by least recent use
     known_filter_words: int = 200_000  # tokens of all cached filters; a token takes about 200 bytes
@@ -377,7 +377,7 @@ class Limits:
     max_recalled: int = 1_000_000  # recalled messages whose delivery time has not come
     max_recall_looks: int = 100_000  # messages with the same delivery time among which a recall searches
     max_searches: int = 4  # concurrent queries by key, one for each client
-    max_waiting_searches: int = 256  # waiting queries by key of one client
+    max_waiting_searches: int = 256  # waiting queries by key of one connection
     max_recalling: int = 8  # concurrent recalls of gRPC clients, one for each connection
     max_waiting_recalls: int = 1000  # waiting recalls of one connection
     run_keys: int = 16_384  # newest messages with a delivery time in memory, 44 bytes each; more are sorted into a file

@@ -307,7 +307,9 @@ class FairQueue:
         """Run the work when it is the client's turn. Raises LimitExceeded if too many requests of this client wait, or after
         `stop`."""
         line = self._waiting.get(client)
-        if self._is_stopped or (line is not None and len(line) >= self._max_waiting):
+        if self._is_stopped:
+            raise LimitExceeded("the broker is stopping; retry at another one, or later")
+        if line is not None and len(line) >= self._max_waiting:
             raise LimitExceeded(f"{self._max_waiting} requests such as this one wait already; retry later")
         self._waiting.setdefault(client, deque()).append(work)
         self._begin()
@@ -463,11 +465,6 @@ class Device:
         """Do a job after all earlier ones, and return its result. Raises the job's exceptions."""
         async with self._jobs:
             return await do(job, self._make)
-
-    async def jobs_done(self) -> None:
-        """Return when the jobs that were begun before are done."""
-        async with self._jobs:
-            pass
 
     async def _make(self, call: Call | None) -> None:
         await (asyncio.sleep(0) if call is None else self.make([call]))

@@ -268,10 +268,9 @@ class Tls:
         self._authority = name_server_authority
         paths = files.paths if files else ()
         self._watched = Watched((*paths, name_server_authority) if name_server_authority else paths)
-        self.expires_s: dict[Path, float] = {}
         self._warned_s = -math.inf
         try:
-            self.context, self.name_server_context = self._watched.take(self._contexts)
+            self.expires_s, self.context, self.name_server_context = self._watched.take(self._read)
         except Unsettled:
             raise TlsError(f"{', '.join(map(str, paths))}: these TLS files are being written; start again") from None
         self.reports = Reports()
@@ -304,19 +303,21 @@ class Tls:
         if not self._watched.has_changed:
             return
         try:
-            self.context, self.name_server_context = self._watched.take(self._contexts)
+            self.expires_s, self.context, self.name_server_context = self._watched.take(self._read)
         except Unsettled:  # a later check finds them complete
             pass
         except TlsError as error:
             log.error("certificate_not_reloaded", reason=str(error))
         else:
+            self._warned_s = -math.inf
             log.info("certificate_reloaded")
 
-    def _contexts(self) -> tuple[ssl.SSLContext | None, ssl.SSLContext | None]:
+    def _read(self) -> tuple[dict[Path, float], ssl.SSLContext | None, ssl.SSLContext | None]:
+        """Return when the certificates of each file expire, and the contexts for clients and for name servers."""
         files, authority = self._files, self._authority
-        self.expires_s = _expiries([*(files.paths if files else ()), *([authority] if authority else ())])
-        self._warned_s = -math.inf
-        return server_context(files) if files else None, client_context(authority, files) if authority else None
+        expires_s = _expiries([*(files.paths if files else ()), *([authority] if authority else ())])
+        of_clients = server_context(files) if files else None
+        return expires_s, of_clients, client_context(authority, files) if authority else None
 
     def warn_of_expiry(self, now_s: float) -> None:
         """Log a warning on each of the last 14 days of a certificate, and an error on each day after that.

@@ -187,8 +187,10 @@ class LiteConsumer(PopConsumer):
             if connection.speaks_msgpack:  # as only Rocketlet's brokers do
                 return
             try:
-                await self._send(address, LiteAction.COMPLETE_ADD, others)
-                await self._send(address, LiteAction.COMPLETE_ADD, [*others, *wanted])
+                await self._send(address, LiteAction.COMPLETE_ADD, [name for name in others if name in self._names])
+                await self._send(
+                    address, LiteAction.COMPLETE_ADD, [*(name for name in others if name in self._names), *wanted]
+                )
             except BaseException:
                 self._synced.discard(address)  # the next receive repeats the subscriptions
                 raise

@@ -48,7 +48,7 @@ class PullSource(NamedTuple):
 class ServedPulls(NamedTuple):
     """Consecutive pulls that repeat checked ones, and their responses."""
 
-    end: int  # position after the last pull in the data
+    end: int  # position in the data after the last served pull
     served: int  # number of pulls
     responses: list[Buffer]
     size: int  # of the responses

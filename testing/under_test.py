@@ -223,7 +223,7 @@ class BrokerUnderTest(ABC):
 
     @abstractmethod
     def restart(self) -> None:
-        """Stop as by SIGTERM, and start on the same data."""
+        """Save the state as after SIGTERM, close all connections immediately, and start on the same data."""
 
     @abstractmethod
     def kill(self, *, lose: int = 0) -> None:

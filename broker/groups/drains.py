@@ -215,8 +215,8 @@ class Allotment:
             self._turns.do(self._finding(group, change, routes))
 
     def _finding(self, group: ConsumerGroup, change: int, routes: Routes) -> Work[None]:
-        """Compute the owners. Topics without a route keep their previous owners, and all topics do if they have too
-        many queues together."""
+        """Compute the owners. Topics without a route keep their previous owners. All topics of the group keep theirs if
+        the new owners would exceed `max_drained_queues`, which counts the queues of all groups here."""
         taken, former = 0, group.owners
         found = dict(former)
         try:
@@ -366,7 +366,7 @@ class Moves:
         self._allotment = allotment
         self._agreement = agreement
         self._claims = Claims(broker_name, limits)
-        self._is_finding = False  # one topic at a time, because its claims may take much memory
+        self._is_finding = False  # one topic of all groups at a time, because its claims may take much memory
 
     def finding(
         self, group: ConsumerGroup, drain: Drain, routes: Routes, is_current: Callable[[], bool]

@@ -398,8 +398,8 @@ class Locks:
             self._history.add(name, "first pull", lease.client_id, topic=topic, queue=queue_id, epoch=lease.epoch)
 
     def record_commit(self, queue: GroupQueue, offset: int) -> int:
-        """Return the offset that a commit counts as, which is `former_end` at most. The owner's first commit becomes an event
-        of the history."""
+        """Return the offset to store: for a lease of a Rocketlet client, `former_end` at most, if that is set. Record the
+        first commit during such a lease in the history."""
         lease = queue.lease
         if lease is None or not lease.handover:
             return offset

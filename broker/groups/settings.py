@@ -102,7 +102,8 @@ class GroupConfigs:
         return group.settings if group is not None else None
 
     def ensure(self, name: str, *, orderly: bool = False) -> GroupConfig | None:
-        """Return the group's settings, or None if there is no such group and groups are not created automatically.
+        """Return the group's settings. Create a missing group if groups are created automatically, or if it is one of
+        RocketMQ's own; otherwise return None.
 
         Args:
             orderly: True to create it as an ordered group.

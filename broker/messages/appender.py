@@ -1,4 +1,5 @@
-"""The only path of messages into the store: stage, then commit, usually once per socket read."""
+"""Stages and commits messages, usually once per socket read. All commits to the store are made here; sends that the
+compiled module encodes are staged in the store directly."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class HeldPulls:
             yield
 
     def release(self, pull: HeldPull) -> None:
-        """Answer a pull with the present messages, as soon as its client reads. Do nothing for a pull that was answered
+        """End the wait of a pull with its `answer`, as soon as its client reads. Do nothing for a pull that was answered
         already."""
         if pull not in self._of.get(pull.session, ()):
             return

@@ -265,8 +265,8 @@ class Transactions:
     # Checks
 
     def checking(self) -> Work[None]:
-        """Request the outcomes of half messages that are old enough, or set them aside after the last check, one per piece of
-        work. Stop if the disk is full."""
+        """Request the outcomes of half messages that are old enough, or set them aside after the last check or the retention
+        time, one per piece of work. Stop if the disk is full."""
         now_ms = int(self._retention_time.now_s() * 1000)  # a wall clock that jumps ahead must not end all transactions
         keep_ms = self._settings.now.retain_hours * 3_600_000
         for offset, half in sorted(self._halves.items()):

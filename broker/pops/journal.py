@@ -150,10 +150,10 @@ class PopJournal:
         number = self._end_left(place)
         if number is None:
             return False
-        left = _left(number, place, offset, now_ms + 1)
+        # not `_left`, of which a start takes the higher one of this offset and a saved one
+        self._yielded[place] = number, records.define(number, place) + records.base(number, offset, now_ms + 1)
         self._defined.add(number)
-        self._yielded[place] = number, left
-        self._content.append(left)
+        self._content.append(self._yielded[place][1])
         return True
 
     def _lite_place(self, group: str, lite: LiteTopic) -> PoolPlace:
@@ -224,10 +224,13 @@ class PopJournal:
         was_behind, self._is_behind = self._is_behind, False
         self._content.clear()
         left = (*self._saved.values(), *self._yielded.values())
-        self._defined = {deliveries.number for deliveries in all_deliveries()} | {number for number, _ in left}
+        numbers = {deliveries.number for deliveries in all_deliveries()} | {number for number, _ in left}
+        # Until the new file is whole, records are in the old one, too, which needs a definition of each number. Those of a
+        # file that lacks records are unknown.
+        self._defined = numbers if was_behind else numbers & self._defined
         try:
             yield from self.frames.renewing(self._contents(all_deliveries()))
-        except StoreFull:
+        except BaseException:  # StoreFull, or a save that is cancelled
             self._is_behind = self._is_behind or was_behind
             raise
 

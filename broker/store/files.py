@@ -237,7 +237,7 @@ class Save(NamedTuple):
         """Write the file as a job. Raises StoreFull; the file is then saved again at the next interval."""
         try:
             yield partial(self.write, sync)
-        except StoreFull:
+        except BaseException:  # StoreFull, or a save that is cancelled
             self.failed()
             raise
 

@@ -196,7 +196,7 @@ class Store:
         changed, or if the store has failed. Raises StoreFull.
 
         Args:
-            sync: True to sync the log and the checkpoint to the device
+            sync: True to sync the log and the checkpoint to the device, unless nothing has changed since the last checkpoint
             closes: True to sync the index files as well. Without it, indexes that are lost in a power failure are
                 rebuilt.
         """
@@ -592,12 +592,13 @@ def _flags(sys_flag: int, born_host: bytes, store_host: bytes) -> int:
 
 
 # ------------------------------------------------------------------------------
-# `--flush sync`: responses wait until the data that they confirm is on the device. One sync runs at a time, and serves
-# all responses that were waiting before it started.
+# `--flush sync`: responses wait until the messages, topics, groups, recalls and popped messages that they confirm are on the
+# device; responses to commits of offsets and to locks do not wait. One sync runs at a time, and serves all responses that
+# were waiting before it started.
 #
-# The data is in the commit log and in journals, such as those of topics and groups. After a failed sync it is unknown what
-# the device has, even if a later sync succeeds ("fsyncgate"). The store then accepts no more writes, and `otherwise` is
-# called for every waiting response.
+# The data is in the commit log and in the journals of topics, groups, recalls and popped messages. After a failed sync it is
+# unknown what the device has, even if a later sync succeeds ("fsyncgate"). The store then accepts no more writes, and
+# `otherwise` is called for every waiting response.
 
 
 Action = Callable[[], None]

@@ -894,7 +894,7 @@ class Heartbeats:
         del self._beating[address]
 
     async def stop(self) -> None:
-        """Cancel the heartbeats that `register` has not waited for."""
+        """Cancel the heartbeats of `register` that are in flight."""
         await cancelled(self._beating.values())
 
     async def _beat_at(self, address: str, body: bytes) -> None:

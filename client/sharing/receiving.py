@@ -72,7 +72,8 @@ class SharedDelivery:
 
     Attributes:
         since_s: the time of `clock_s` at which the message arrived.
-        named_s: the time of `clock_s` at which a long-running handler was last logged.
+        named_s: the time of `clock_s` at which a long-running handler was last logged; until then, when the
+            message arrived.
         is_renewing: True while a renewal is in flight.
         settle: sends the outcome once the renewal in flight has a response.
         is_settled: True if the outcome is known.

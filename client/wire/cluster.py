@@ -194,7 +194,7 @@ class ClusterView:
         return self._routes.get(topic)
 
     async def find_route(self, topic: str) -> Route | None:
-        """Query the route. Return None if no name server knows the topic. Raises RocketletError."""
+        """Query the route. Return None if no reachable name server knows the topic. Raises RocketletError."""
         ext = {**write(TopicName(topic)), "acceptStandardJsonOnly": "true"}
         unknown = ResponseCode.TOPIC_NOT_EXIST
         try:

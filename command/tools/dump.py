@@ -115,7 +115,7 @@ class Dump:
         conversation = Conversation(next(self._numbers), f"{to[0]}:{to[1]}")
         try:
             there = await asyncio.open_connection(*to)
-        except (OSError, OverflowError) as error:  # OverflowError: a port above 65535
+        except (OSError, OverflowError, ValueError) as error:  # the port or the host of the address is invalid
             self.output.text(f"[{conversation.number}] cannot connect to {conversation.to}: {error}")
             writer.close()
             return

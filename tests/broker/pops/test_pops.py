@@ -10,11 +10,13 @@ from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import (
     DEAD_LETTER_RETRY_S,
     MAX_IDLE_LITE,
+    PERSIST_INTERVAL_S,
     POOL_IDLE_S,
     POP_CLIENT_SILENT_S,
     RENEWAL_STEPS_S,
     STANDSTILL_S,
     BrokerConfig,
+    Limits,
 )
 from rocketlet.broker.pops.deliveries import AckStatus, Delivery, PopRequest, PopResult, Why
 from rocketlet.broker.pops.lite_subscriptions import LiteSync
@@ -698,16 +700,45 @@ async def test_offsets_are_on_the_disk_after_a_stop_when_a_save_was_in_progress(
         return find_topics()
 
     monkeypatch.setattr(broker.groups, "topics_with_offsets", beginning)
-    saving = broker.tasks.spawn(broker.device.do(broker.saving()))
-    await begun.wait()
     if is_cancelled:  # as after `device_stop_s`
+        saving = asyncio.create_task(broker.device.do(broker.saving()))
+        await begun.wait()
         saving.cancel()
+    else:
+        broker.start()
+        assert isinstance(broker.clock, MovableClock)
+        broker.clock.advance(PERSIST_INTERVAL_S)
+        await begun.wait()
     await broker.stop()
-    assert saving.cancelled() is is_cancelled
     broker = BrokerController(
         BrokerConfig(data_dir=tmp_path / "data", address="127.0.0.1:1"), None, MovableClock(stands=True)
     )
     assert broker.offsets.get("g", "t", 0) == 2
+    broker.store.close()
+
+
+async def test_broker_starts_when_it_was_killed_during_a_rewrite_of_the_journal_with_a_new_queue(
+    tmp_path: Path,
+) -> None:
+    """The queue was opened before, by a receive that only checks whether there is a message."""
+    clock = MovableClock(stands=True)
+    config = BrokerConfig(data_dir=tmp_path / "data", address="127.0.0.1:1")
+    broker = BrokerController(config, None, clock, limits=Limits(pop_journal_bytes=0))
+    broker.topics.put(TopicConfig("t", 1, 1), broker.store.end)
+    for group in ("g", "h"):
+        broker.group_configs.put(GroupConfig(group))
+    send(broker)
+    assert broker.pops.receive(Received(PopRequest("h", "t", client_of("d"), 1, 10_000), print)) is not None
+    assert broker.pops.receive(Received(PopRequest("g", "t", client_of("c"), 0, 10_000), print)) is not None
+    broker.persist()
+    assert broker.pops.receive(Received(PopRequest("h", "t", client_of("d"), 1, 10_000), print)) is not None
+    rewriting = broker.pops.saving()
+    next(rewriting)
+    assert broker.pops.receive(Received(PopRequest("g", "t", client_of("c"), 1, 10_000), print)) is not None
+    await asyncio.sleep(0)  # then the record of the pop is written
+    await asyncio.sleep(0)
+    broker = killed(broker, tmp_path / "killed")
+    assert broker.pops.pools.unfinished("g") == 1
     broker.store.close()
 
 
@@ -743,17 +774,21 @@ async def test_recreated_lite_topic_has_no_offset_when_its_idle_deliveries_ended
     broker.store.close()
 
 
+@pytest.mark.parametrize(("policy", "offset"), [(OffsetPolicy.MAX, 3), (OffsetPolicy.MIN, 0)])
 async def test_offset_of_a_lite_topic_that_was_set_survives_a_kill_when_its_idle_deliveries_ended_just_before(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: OffsetPolicy, offset: int
 ) -> None:
     broker, name = await left_lite_topic(tmp_path / "data")
     for _ in range(2):
         send(broker, f"{LITE_TOPIC}\x01{name}")
-    option = LiteOffset(OffsetPolicy.MAX)
+    with monkeypatch.context() as patch:  # the offsets are saved, and the journal is not yet
+        patch.setattr(broker.pops, "begin_saving", lambda: None)
+        broker.persist()
+    option = LiteOffset(policy)
     change = LiteSync(client_of("d"), FakeSession(), "g", "t", LiteAction.PARTIAL_ADD, [name], option)
     finish(broker.pops.lite.sync(change))
     broker = killed(broker, tmp_path / "killed")
-    assert broker.lite_offsets.of("g", "t")[name] == 3
+    assert broker.lite_offsets.of("g", "t")[name] == offset
     broker.store.close()
 
 

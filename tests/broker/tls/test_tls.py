@@ -237,12 +237,18 @@ async def test_the_server_checks_the_files_on_its_own(nodes: Nodes, certificates
 async def test_files_that_do_not_fit_are_reported_and_the_former_stay(nodes: Nodes, certificates: Certificates) -> None:
     tls = Tls("permissive", certificates.files)
     node = await nodes.start(tls=tls)
-    for damage in ("server.key", "server.pem"):
-        (certificates.folder / damage).write_text("nothing")
+    expires_s, key = tls.expires_s, (certificates.folder / "server.key").read_text()
+    for damage in ("server.key", "server.pem", "another key"):
+        if damage == "another key":
+            certificates.write_server()
+            (certificates.folder / "server.key").write_text(key)
+        else:
+            (certificates.folder / damage).write_text("nothing")
         with capture_logs() as logs:
             reload(tls)
             reload(tls)
         assert [entry["event"] for entry in logs] == ["certificate_not_reloaded"]
+        assert tls.expires_s is expires_s, "those of the files that are served"
         wire = await secure_wire(node, certificates.client_context())
         assert (await wire.call(ASK)).code == 0
         await wire.close()
