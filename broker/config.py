@@ -19,8 +19,9 @@ ADDRESS_SHARE: Final = 0.5
 MEMORY_SHARE: Final = 0.25
 MIN_MEMORY_BYTES: Final = 64 * 1024 * 1024  # minimum memory that connections may hold together if --memory is not given
 MEMORY_SWEEP_S: Final = 1.0  # interval at which the memory of connections that have read or written is counted
-LARGE_HOLDING_BYTES: Final = 65_536  # connections that hold more than this are closed first when memory is short
-ROOM_SHARE: Final = 32  # when only smaller connections can be closed, 1/32 of the memory budget is freed
+# when memory is short, connections of the address that holds most are closed first, those with more than this before others
+LARGE_HOLDING_BYTES: Final = 65_536
+ROOM_SHARE: Final = 32  # once a smaller connection is closed, closing continues until 1/32 of the budget is free
 STREAM_BYTES: Final = (
     2048  # memory counted for an open gRPC call and for each waiting message, in addition to its bytes
 )

@@ -1,5 +1,5 @@
-"""The wire protocol of Apache RocketMQ 4.9: conversion between bytes and values. Pure: no sockets, no clock, no
-logging.
+"""The wire protocols of Apache RocketMQ, remoting and gRPC: conversion between bytes and values. Pure: no sockets, no
+clock, no logging.
 
 frame         frames: length, serialize type, header, body; the reader that splits a byte stream into frames
 headers       the extension fields of the headers of requests and responses; signatures

@@ -100,8 +100,8 @@ class Rig:
             self._temporary.cleanup()
 
     async def clear(self) -> None:
-        """Delete all topics, groups, messages, faults and requests, and disconnect all clients. Raises RuntimeError if the
-        broker has a given folder that may not be emptied."""
+        """Delete all topics, groups, messages, faults and requests, reset the clock, and disconnect all clients. Raises
+        RuntimeError if the broker has a given folder that may not be emptied."""
         if self._temporary is None and not self._empties:
             raise RuntimeError("a broker with a folder of its own keeps it; delete topics and groups instead")
         self.faults.clear()

@@ -218,8 +218,8 @@ class BrokerUnderTest(ABC):
 
     @abstractmethod
     def clear(self) -> None:
-        """Delete all topics, groups, messages, faults and requests, and disconnect all clients. The address does not
-        change. Raises RuntimeError for a `Broker` that was given a folder."""
+        """Delete all topics, groups, messages, faults and requests, reset the clock, and disconnect all clients. The address
+        does not change. Raises RuntimeError for a `Broker` that was given a folder."""
 
     @abstractmethod
     def restart(self) -> None:

@@ -52,7 +52,8 @@ class GroupConfigs:
     """Stores the settings of groups.
 
     Attributes:
-        version: changes with them, apart from that of the topics, as at Apache's brokers (SubscriptionGroupManager).
+        version: the version of these settings, which differs from that of the topics, as at Apache's brokers
+            (SubscriptionGroupManager).
     """
 
     def __init__(

@@ -862,7 +862,7 @@ class Group:
 @dataclass(frozen=True, slots=True)
 class LiteGroup:
     """The messages that a lite group has not finished, in the lite topics that it has read or that its members are
-    subscribed to.
+    subscribed to; for a wildcard group, in all of the parent topic.
 
     Attributes:
         lags: the messages by broker name. A lite topic is on one broker.

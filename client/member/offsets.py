@@ -117,9 +117,9 @@ class GroupOffsets:
         """Return the group's committed offset of a queue. If there is none, determine the start offset, commit it and
         return it.
 
-        Without a committed offset, a queue of a retry topic is read from its first message, and so is a new queue
-        unless `start` is a time. With `start="last"`, a queue whose broker was unreachable when this member joined is
-        read from the first message that was stored since.
+        Without a committed offset and a start offset of its own, a queue of a retry topic is read from its first message,
+        and so is a new queue unless `start` is a time. With `start="last"`, a queue whose broker was unreachable when this
+        member joined is read from the first message that was stored since.
 
         The start offset is committed immediately, unless the broker refuses that. Otherwise a member that starts at the end
         of an empty queue, and stops before a message arrives, would skip that message the next time.

@@ -173,7 +173,7 @@ class Batch:
             self.texts = [PLAIN + key for key in self.ids]
 
     def answered(self, answer: Frame | Exception) -> None:
-        """Set the results of the messages if they were stored; otherwise pass the batch to `failed`."""
+        """Set the results of the messages if the broker has confirmed them; otherwise pass the batch to `failed`."""
         accumulator, messages = self.accumulator, self.messages
         accumulator.in_flight -= 1
         accumulator.answered_messages += len(messages)
