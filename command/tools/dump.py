@@ -88,7 +88,7 @@ class Dump:
         self._host = host
         self._only = only
         self._servers: list[asyncio.Server] = []
-        self._ports: dict[str, int] = {}  # by the address that the port forwards to
+        self._ports: dict[tuple[str, int], int] = {}  # by the host and port that the port forwards to
         self._numbers = itertools.count(1)
 
     async def listen(self, port: int, to: tuple[str, int]) -> int:
@@ -104,7 +104,7 @@ class Dump:
 
         server = await asyncio.start_server(connected, self._host, port)
         self._servers.append(server)
-        self._ports[f"{to[0]}:{to[1]}"] = found = int(server.sockets[0].getsockname()[1])
+        self._ports[to] = found = int(server.sockets[0].getsockname()[1])
         return found
 
     def close(self) -> None:
@@ -190,9 +190,9 @@ class Dump:
         found: dict[int, str] = {}
         for number, address in addresses.items():
             host, _, port = address.rpartition(":")
-            if address not in self._ports:
-                self._ports[address] = await self.listen(0, (host.strip("[]"), int(port)))
-            found[number] = f"{self._host}:{self._ports[address]}"
+            to = host.strip("[]"), int(port)
+            own_port = self._ports.get(to) or await self.listen(0, to)
+            found[number] = f"{self._host}:{own_port}"
         return found
 
 
