@@ -285,7 +285,7 @@ class BrokerController:
             self._saving_locks.cancel()
         self.peers.close()
         end_s = asyncio.get_running_loop().time() + self.limits.device_stop_s
-        if self._saving is not None:  # what a cancelled save had begun with would not be saved again
+        if self._saving is not None:  # the last save below might not repeat all that a cancelled save had begun
             await asyncio.wait({self._saving}, timeout=self.limits.device_stop_s)
         await self.tasks.stop()
         self.delays.stop()

@@ -149,7 +149,6 @@ class LiteConsumer(PopConsumer):
             return
         async with self._changing:
             fresh = [name for name in wanted if name not in self._names]
-            others = [name for name in self._names if name not in wanted]
             is_repeated = len(fresh) < len(wanted)
             self._names.update(dict.fromkeys(fresh))
             try:
@@ -161,7 +160,7 @@ class LiteConsumer(PopConsumer):
                     await self._change(LiteAction.COMPLETE_ADD, list(self._names))
                 raise
             if is_repeated and option is not None:
-                await self._renew(others, wanted)
+                await self._renew(wanted)
             # A notification of an earlier eviction may have arrived meanwhile. The broker repeats the notification if it
             # still applies.
             self._names.update(dict.fromkeys(wanted))
@@ -178,19 +177,17 @@ class LiteConsumer(PopConsumer):
             if removed:
                 await self._change(LiteAction.PARTIAL_REMOVE, removed)
 
-    async def _renew(self, others: list[str], wanted: list[str]) -> None:
-        """Remove the subscriptions at Apache's brokers, except to others, and make them again. These brokers find the
-        messages at an offset that was set only for a new subscription (LiteSubscriptionRegistryImpl.addTopicGroup)."""
+    async def _renew(self, wanted: list[str]) -> None:
+        """Remove these subscriptions at Apache's brokers, and make them again. These brokers find the messages at an offset
+        that was set only for a new subscription (LiteSubscriptionRegistryImpl.addTopicGroup)."""
 
         async def renew(address: str) -> None:
             connection = await self._cluster.connection(address)
             if connection.speaks_msgpack:  # as only Rocketlet's brokers do
                 return
             try:
-                await self._send(address, LiteAction.COMPLETE_ADD, [name for name in others if name in self._names])
-                await self._send(
-                    address, LiteAction.COMPLETE_ADD, [*(name for name in others if name in self._names), *wanted]
-                )
+                await self._send(address, LiteAction.COMPLETE_ADD, [name for name in self._names if name not in wanted])
+                await self._send(address, LiteAction.COMPLETE_ADD, dict.fromkeys([*self._names, *wanted]))
             except BaseException:
                 self._synced.discard(address)  # the next receive repeats the subscriptions
                 raise
@@ -252,12 +249,12 @@ class LiteConsumer(PopConsumer):
         """Repeat the whole set at each broker, because brokers drop subscriptions that are not repeated."""
         while True:
             await asyncio.sleep(self._cluster.limits.lite_sync_interval_s)
-            async with self._changing:
-                for address in sorted(self._synced):
-                    try:
+            for address in sorted(self._synced):
+                try:
+                    async with self._changing:  # for one broker at a time, because each may be silent until the timeout
                         await self._send(address, LiteAction.COMPLETE_ADD, self._names)
-                    except RocketletError as error:
-                        log.warning("lite_sync_failed", topic=self.topic, reason=str(error), hint="it is repeated")
+                except RocketletError as error:
+                    log.warning("lite_sync_failed", topic=self.topic, reason=str(error), hint="it is repeated")
 
     def _taken(self, connection: Connection, frame: Frame) -> None:
         """Remove a lite topic that another member of an exclusive group has subscribed to."""
