@@ -391,6 +391,16 @@ class Producer(Sender, Generic[Body]):
         ext |= {"m": True} if ids else {"m": True, FIRST_ID: True}
         return await self._send(topic, RequestCode.SEND_BATCH_MESSAGE, ext, body, queue_key, queue)
 
+    async def send_entry(self, topic: str, entry: BatchEntry, *, queue: Queue | None = None) -> tuple[Frame, Queue]:
+        """Send one message whose properties are encoded, without middleware, compressed like a message of `send`. Return the
+        broker's response and the queue.
+
+        Raises what `send` raises, except MessageIllegal for the message itself.
+        """
+        ext, wire_body = self._packed(topic, entry.body, entry.properties)
+        code, to_a_time = RequestCode.SEND_MESSAGE_V2, needs_time(entry.properties)
+        return await self._send(topic, code, ext, wire_body, None, queue, to_a_time=to_a_time)
+
     async def send_stored(self, queue: Queue, entries: Sequence[BatchEntry], sys_flag: int) -> SendResult:
         """Send messages as another broker has stored them, without middleware.
 

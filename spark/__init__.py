@@ -16,7 +16,8 @@ share        the queues that a query reads, as a member or standalone; their off
 checkpoint   the contents of a batch in Spark's checkpoint
 reading      reads of ranges on an executor
 columns      message records as Arrow columns
-sink         rows as messages
+encoding     rows as the entries of message batches
+sink         sends of rows
 stream_sink  rows of a stream as messages
 driver       the ledger of finished batches, the planner's process, lag
 listener     reports finished batches to the planner

@@ -56,7 +56,7 @@ class RocketletDataSource(DataSource):
     @plainly()
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         _need(4, 1)
-        from .sink import check_columns
+        from .encoding import check_columns
         from .stream_sink import RocketletStreamWriter
 
         options = write_options(self.options)
@@ -65,7 +65,8 @@ class RocketletDataSource(DataSource):
 
     @plainly()
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from .sink import RocketletWriter, check_columns
+        from .encoding import check_columns
+        from .sink import RocketletWriter
 
         if overwrite:
             raise ConfigError('a topic cannot be overwritten: use mode("append")')

@@ -239,14 +239,19 @@ class Sender(Lifecycle):
         self._keys.stamp(now_ms)
         key = checked_id(message_id) if message_id is not None else self._keys.next()
         text = properties_text(tag, keys, properties, key, later, is_again=message_id is not None)
+        return *self._packed(topic, body, text, now_ms), key
+
+    def _packed(self, topic: str, body: bytes, text: str, now_ms: int = 0) -> tuple[dict[str, ExtValue], bytes]:
+        """Return the header fields of a message with these encoded properties, whose queue the caller sets, and the body,
+        which may be compressed."""
         sys_flag = 0
         if len(body) >= self._compress_over_bytes:
             packed, packed_flag = compressed(body)
             if len(packed) < len(body):  # a body that compression does not shrink is sent uncompressed
                 body, sys_flag = packed, packed_flag
-        ext = self._header(topic, text, now_ms)
+        ext = self._header(topic, text, now_ms or int(time.time() * 1000))
         ext["f"] = sys_flag
-        return ext, body, key
+        return ext, body
 
     def _header(self, topic: str, text: str, now_ms: int, queue_id: int = 0) -> dict[str, ExtValue]:
         """Return the fields of SEND_MESSAGE_V2, as a copy of a template because that is fast."""

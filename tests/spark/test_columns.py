@@ -27,13 +27,15 @@ pytest.importorskip("pyspark")
 import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
-from rocketlet.client import MessageIllegal
+from rocketlet.client import MessageIllegal, Outgoing
 from rocketlet.client.sending.accumulator import PROPERTY_BYTES, checked_body, checked_id, properties_text
+from rocketlet.client.sending.sender import own_text
 from rocketlet.protocol.config import MAX_BODY_BYTES
 from rocketlet.protocol.message import BatchEntry, decode_batch, encode_batch
 from rocketlet.spark import options
 from rocketlet.spark.columns import DecodedRows, Rows, rows_of
-from rocketlet.spark.sink import MessageIds, to_entries
+from rocketlet.spark.config import MAX_DELAY_LEVEL
+from rocketlet.spark.encoding import MessageIds, WrittenRows, to_entries
 
 QUEUE = Queue("t", "broker-a", 3)
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=12)
@@ -239,7 +241,11 @@ def test_columns_in_another_letter_case_have_the_same_values() -> None:
 # Rows to the entries of batches, held against the encoder that takes a Python object of each message.
 
 
-TEXTS = st.none() | st.sampled_from(["", " ", "\x1f", "a\x01", "a\x02b", "größe", "a b", " x "]) | st.text(max_size=8)
+TEXTS = (
+    st.none()
+    | st.sampled_from(["", " ", "\x1f", "a\x01", "a\x02b", "größe", "a b", " x ", "a||b", "a\tb", "x\x1fy"])
+    | st.text(max_size=8)
+)
 NAMES_ENTRIES = st.sampled_from(["", " ", "a", "b", "größe", "a\x01", "TAGS", "UNIQ_KEY"]) | st.text(max_size=4)
 ROWS = st.fixed_dictionaries(
     {
@@ -248,6 +254,7 @@ ROWS = st.fixed_dictionaries(
         "tags": TEXTS,
         "properties": st.none() | st.dictionaries(NAMES_ENTRIES, TEXTS, max_size=3),
         "messageId": TEXTS,
+        "delayLevel": st.sampled_from([None, 0, 1, 18, -1]),
     }
 )
 SCHEMA = pa.schema(
@@ -257,18 +264,23 @@ SCHEMA = pa.schema(
         ("tags", pa.string()),
         ("properties", pa.map_(pa.string(), pa.string())),
         ("messageId", pa.string()),
+        ("delayLevel", pa.int32()),
     ]
 )
-PLAIN: dict[str, Any] = {"body": b"x", "keys": None, "tags": None, "properties": None, "messageId": "id"}
+PLAIN: dict[str, Any] = {"body": b"x", "messageId": "id"} | dict.fromkeys(["keys", "tags", "properties", "delayLevel"])
 
 
 def expected(row: dict[str, Any]) -> BatchEntry | None:
-    """The entry, without an id where the row has none; None for a row that cannot be sent."""
+    """The entry, without an id where the row has none; None for a row that `Producer.send` would reject."""
+    if (row["delayLevel"] or 0) > MAX_DELAY_LEVEL:
+        return None
     kept = {name: value for name, value in (row["properties"] or {}).items() if name not in props.RESERVED}
+    is_again = bool(row["messageId"])
     try:
         body = checked_body(row["body"] or b"")
         message_id = checked_id(row["messageId"]) if row["messageId"] else "made"
-        text = properties_text(row["tags"] or None, row["keys"] or (), kept, message_id, "")
+        later = own_text(Outgoing(body, delay_level=row["delayLevel"] or 0))
+        text = properties_text(row["tags"] or None, row["keys"] or (), kept, message_id, later, is_again=is_again)
     except MessageIllegal:
         return None
     return BatchEntry(0, body, text)
@@ -284,17 +296,20 @@ def table(rows: list[dict[str, Any]]) -> pa.RecordBatch:
 @example([{**PLAIN, "properties": {"a": None}}], 0)
 @example([{**PLAIN, "keys": ["a", None]}], 0)
 @example([{**PLAIN, "keys": [""]}], 0)
+@example([{**PLAIN, "keys": ["a b"]}, {**PLAIN, "keys": ["a", ""]}, {**PLAIN, "keys": ["", ""]}], 0)
+@example([{**PLAIN, "tags": "a||b"}, {**PLAIN, "tags": "a||b", "messageId": None}], 0)
+@example([{**PLAIN, "delayLevel": 3}, {**PLAIN, "delayLevel": 19}], 0)
 @example([{**PLAIN, "tags": "x" * PROPERTY_BYTES}], 0)
 @example([{**PLAIN, "tags": "x" * (PROPERTY_BYTES - len("TAGS1UNIQ_KEY1id1"))}], 0)
 @example([{**PLAIN, "body": b"x" * (MAX_BODY_BYTES + 1)}, {**PLAIN, "body": b"x" * MAX_BODY_BYTES}], 0)
 def test_entries_are_those_of_the_careful_encoder(rows: list[dict[str, Any]], skipped: int) -> None:
-    entries = to_entries(table(rows).slice(skipped), MessageIds())
+    entries = to_entries(written := WrittenRows(table(rows).slice(skipped)), MessageIds())
     bounds, octets = entries.bounds(), bytes(entries.octets())
     rows = rows[skipped:]
-    assert len(entries.faulty) == len(rows)
+    assert len(written.faulty) == len(rows)
     for number, row in enumerate(rows):
         wanted = expected(row)
-        assert bool(entries.faulty[number]) == (wanted is None), row
+        assert bool(written.faulty[number]) == (wanted is None), row
         if wanted is None:
             continue
         data = octets[bounds[number] : bounds[number + 1]]
@@ -306,13 +321,17 @@ def test_entries_are_those_of_the_careful_encoder(rows: list[dict[str, Any]], sk
         assert found == wanted
         assert not row["messageId"] or data == encode_batch([wanted])
         assert entries.body_sizes[number] == len(wanted.body)
+        assert entries.alone[number] == bool(row["delayLevel"])
 
 
 def test_text_bodies_and_keys_in_one_text() -> None:
-    batch = pa.RecordBatch.from_pydict({"body": ["grün", "y"], "keys": ["a b", None], "messageId": ["1", "2"]})
-    found = decode_batch(bytes(to_entries(batch, MessageIds()).octets()))
-    assert [entry.body.decode() for entry in found] == ["grün", "y"]
-    assert [entry.properties for entry in found] == ["KEYS\x01a b\x02UNIQ_KEY\x011", "UNIQ_KEY\x012"]
+    columns = {"body": ["grün", "y", "z"], "keys": [" a\tb ", None, " "], "messageId": ["1", "2", "3"]}
+    rows = WrittenRows(pa.RecordBatch.from_pydict(columns))
+    found = decode_batch(bytes(to_entries(rows, MessageIds()).octets()))
+    assert not rows.faulty.any()
+    assert [entry.body.decode() for entry in found] == ["grün", "y", "z"]
+    texts = ["KEYS\x01a b\x02UNIQ_KEY\x011", "UNIQ_KEY\x012", "UNIQ_KEY\x013"]
+    assert [entry.properties for entry in found] == texts
 
 
 def test_ids_do_not_come_twice_when_the_counter_has_gone_round() -> None:

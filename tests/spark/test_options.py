@@ -9,8 +9,8 @@ from rocketlet.client.config import At
 from rocketlet.client.errors import ConfigError
 from rocketlet.spark import options as schema
 from rocketlet.spark.config import MAX_NUMBER, MAX_SEND_BATCH_BYTES, MAX_TIMEOUT_MS
+from rocketlet.spark.encoding import check_columns
 from rocketlet.spark.options import StartingOffsets, batch_options, chosen, columns, stream_options, write_options
-from rocketlet.spark.sink import check_columns
 
 GOOD = {"nameServer": "h:1", "topic": "t", "group": "g"}
 

@@ -34,8 +34,9 @@ from pyspark.sql import functions as f
 from rocketlet.spark.checkpoint import from_offset
 from rocketlet.spark.config import SHOWN_BYTES
 from rocketlet.spark.driver import Ledger
+from rocketlet.spark.encoding import illegal_row
 from rocketlet.spark.options import write_options
-from rocketlet.spark.sink import illegal_row, send_all
+from rocketlet.spark.sink import send_all
 from rocketlet.sync import Consumer as ConsumerStop
 from rocketlet.testing.ports import free_port
 
@@ -149,18 +150,18 @@ def test_a_task_that_is_retried_sends_the_same_ids(spark: SparkSession, address:
         (["id AS body"], {}, "column body is bigint"),
         (["cast(id AS string) AS body", "id AS offset"], {}, "column offset is not a column of a message"),
         (["'x' AS body", "'x' AS value"], {}, "columns value and body mean the same"),
-        (["'x' AS value", "int(77) AS partition"], {}, "a row's queueId is 77; out has no such queue to send to"),
-        (["'x' AS value", "X'FF' AS key"], {}, "a row's key or one of its headers is not UTF-8"),
+        (["'x' AS value", "int(77) AS partition"], {}, "partition: got 77; expected a queue of out to send to"),
+        (["'x' AS value", "X'FF' AS key"], {}, r"key: got b.*; expected UTF-8"),
         (
             ["cast(null AS string) AS body"],
             {},
-            "a row's body is null; correct or filter such rows, or set illegalRowsTopic",
+            f"body: got null; expected 1 to {MAX_BODY_BYTES} bytes; correct or filter such rows, or set illegalRowsTopic",
         ),
-        (["'' AS body"], {}, "the body is empty"),
-        (["'x' AS body", "map('a', '') AS properties"], {}, "neither may be blank"),
+        (["'' AS body"], {}, "body: got ''; expected 1 to"),
+        (["'x' AS body", "map('a', '') AS properties"], {}, "properties: got {'a': ''}; expected names and values"),
         (["'x' AS body"], {"batchByte": "5"}, "batchbyte is unknown"),
-        (["'x' AS body", "99 AS delayLevel"], {}, "a row's delayLevel is 99; allowed: 0 to 18"),
-        (["'x' AS body", "-1 AS delayLevel"], {}, "a row's delayLevel is -1; allowed: 0 to 18"),
+        (["'x' AS body", "99 AS delayLevel"], {}, "delayLevel: got 99; expected 0 to 18"),
+        (["'x' AS body", "-1 AS delayLevel"], {}, "delayLevel: got -1; expected 0 to 18"),
         (
             ["'x' AS body"],
             {"nameServer": "127.0.0.1:1", "deliveryTimeoutMs": "100"},
@@ -178,10 +179,13 @@ def test_what_cannot_be_sent_is_named(
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({"body": b""}, "the body is empty"),
-        ({"body": b"x" * (MAX_BODY_BYTES + 1)}, f"maximum {MAX_BODY_BYTES}"),
-        ({"body": b"x", "tags": " "}, "the tag ' ' may neither be blank"),
-        ({"body": b"x", "properties": [("p", "")]}, "the property 'p' has the value ''"),
+        ({"body": b""}, "body: got b''; expected 1 to"),
+        (
+            {"body": b"x" * (MAX_BODY_BYTES + 1)},
+            f"body: got {MAX_BODY_BYTES + 1} bytes; expected 1 to {MAX_BODY_BYTES}",
+        ),
+        ({"body": b"x", "tags": " "}, "tags: got ' '; expected a text that is not blank"),
+        ({"body": b"x", "properties": [("p", "")]}, "properties: got {'p': ''}; expected names and values"),
     ],
 )
 def test_a_row_that_cannot_be_sent_is_distinguished_from_others(address: str, row: dict[str, Any], reason: str) -> None:
@@ -214,13 +218,51 @@ def test_rows_that_cannot_be_sent_go_to_a_topic_of_their_own(address: str) -> No
     illegal = [
         (message.properties["reason"], json.loads(message.body)["body"]) for message in consumed(address, 4, "illegal")
     ]
-    (cut,) = (body for reason, body in illegal if f"maximum {MAX_BODY_BYTES}" in reason)
+    (cut,) = (body for reason, body in illegal if f"got {MAX_BODY_BYTES + 1} bytes" in reason)
     assert cut == "y" * SHOWN_BYTES
     assert sorted((reason, body) for reason, body in illegal if body != cut) == [
-        ("a row's body is null", None),
-        ("a row's delayLevel is 99; allowed: 0 to 18, or null", {"base64": "/w=="}),
-        ("a row's queueId is 64; out has no such queue to send to", "x"),
+        (f"body: got null; expected 1 to {MAX_BODY_BYTES} bytes", None),
+        ("delayLevel: got 99; expected 0 to 18, or null", {"base64": "/w=="}),
+        ("queueId: got 64; expected a queue of out to send to", "x"),
     ]
+
+
+STRICT = pa.schema(
+    [("body", pa.binary()), ("tags", pa.string()), ("keys", pa.list_(pa.string())), ("delayLevel", pa.int32())]
+)
+ROWS: dict[str, tuple[dict[str, Any], pa.Schema | None, list[str] | None]] = {
+    "keys in one text": ({"body": "x", "keys": "a b"}, None, ["a", "b"]),
+    "Kafka's key with a blank": ({"value": b"x", "key": b"a b"}, None, ["a", "b"]),
+    "key with a blank": ({"body": b"x", "keys": ["a b"]}, STRICT, None),
+    "several tags": ({"body": b"x", "tags": "a||b"}, STRICT, None),
+    "delayed": ({"body": b"x", "keys": ["a"], "delayLevel": 1}, STRICT, ["a"]),
+    "delayed with a blank tag": ({"body": b"x", "tags": " ", "delayLevel": 1}, STRICT, None),
+    "delayed with a null key": ({"body": b"x", "keys": ["a", None], "delayLevel": 1}, STRICT, None),
+}
+
+
+@pytest.mark.parametrize(("row", "schema", "keys"), ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize("count", [1, 2])
+def test_row_alone_and_row_beside_another_have_the_same_rules(
+    address: str, row: dict[str, Any], schema: pa.Schema | None, keys: list[str] | None, count: int
+) -> None:
+    options = write_options({"nameServer": address, "topic": "out", "illegalRowsTopic": "illegal"})
+    sent = send_all(options, iter([pa.RecordBatch.from_pylist([row] * count, schema)]))
+    assert (sent.messages, sent.illegal) == (count, 0 if keys else count)
+    found = consumed(address, count, "out" if keys else "illegal")
+    assert all(message.keys == (keys or []) for message in found)
+
+
+def test_illegal_row_has_the_columns_that_were_written(address: str) -> None:
+    headers = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    schema = pa.schema([("value", pa.binary()), ("key", pa.binary()), ("headers", headers)])
+    row = {"value": b"v", "key": b"k", "headers": [{"key": "a", "value": b"\xff"}, {"key": "b", "value": b"c"}]}
+    options = write_options({"nameServer": address, "topic": "out", "illegalRowsTopic": "illegal"})
+    send_all(options, iter([pa.RecordBatch.from_pylist([row], schema)]))
+    (message,) = consumed(address, 1, "illegal")
+    shown = [{"key": "a", "value": {"base64": "/w=="}}, {"key": "b", "value": "c"}]
+    assert json.loads(message.body) == {"value": "v", "key": "k", "headers": shown}
+    assert message.properties["reason"].startswith("headers: got ")
 
 
 @pytest.mark.parametrize(
