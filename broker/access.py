@@ -114,7 +114,8 @@ class Account:
 
         A permission for the single name has precedence. Otherwise an administrator without such permissions may do
         everything. For other accounts the default permission applies, except that an account that may use a group may also
-        use its dead letters, and that only administrators may use inner topics.
+        use its dead letters, and that only administrators may use inner topics and send to the topic with marks of dead
+        letters.
 
         Args:
             resource: a topic, or the retry topic of a group
@@ -129,6 +130,8 @@ class Account:
                 return self.may(names.retry_topic(resource.removeprefix(names.DLQ_PREFIX)), Permission.SUB)
             if kind is _Kind.INNER:
                 return self.is_admin
+            if kind is _Kind.MARKS:
+                return self.is_admin or bool(self.default_topic & needed & Permission.SUB)
             owned = self.default_group if kind is _Kind.GROUP else self.default_topic
         return bool(owned & needed)
 
@@ -140,6 +143,7 @@ class _Kind(Enum):
     GROUP = auto()
     DEAD_LETTERS = auto()
     INNER = auto()
+    MARKS = auto()
 
 
 @lru_cache(4096)
@@ -148,6 +152,8 @@ def _kind_of(resource: str) -> _Kind:
         return _Kind.GROUP
     if resource.startswith(names.DLQ_PREFIX):
         return _Kind.DEAD_LETTERS
+    if resource == names.MARKS_TOPIC:
+        return _Kind.MARKS
     return _Kind.INNER if names.is_inner_topic(resource) else _Kind.TOPIC
 
 

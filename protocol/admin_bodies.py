@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from enum import IntEnum
 from functools import lru_cache
 from itertools import repeat
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 import orjson
@@ -34,7 +34,7 @@ from .bodies import (
     topic_of,
 )
 from .codes import Language
-from .config import MAX_SHARED_QUEUES, MAX_STATUS_BYTES
+from .config import MAX_MARK_RANGES, MAX_SHARED_QUEUES, MAX_STATUS_BYTES
 from .names import TAG, Queue, parent_and_name
 
 # ------------------------------------------------------------------------------
@@ -612,6 +612,34 @@ def decode_report(data: Any) -> dict[str, Any]:
     lists = ("members", "lag", "owners", "disagreements", "events")
     found = {name: list(data[name]) for name in lists}
     return {"full": [], **data, **found, "broker": str(data["broker"])}
+
+
+MarkState = Literal["replayed", "discarded"]
+Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class DeadLetterMark(msgspec.Struct):
+    """A mark of dead letters: the body of a message in `MARKS_TOPIC`, by which Rocketlet's tools remember which dead letters
+    were replayed or discarded.
+
+    Attributes:
+        queue: the id of the queue in the group's dead-letter topic.
+        ranges: pairs of the first offset and the one after the last.
+    """
+
+    group: Text
+    queue: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+    state: MarkState
+    ranges: Annotated[list[tuple[Offset, Offset]], msgspec.Meta(max_length=MAX_MARK_RANGES)]
+
+
+@reads("mark of dead letters", DeadLetterMark)
+def decode_mark(data: DeadLetterMark) -> DeadLetterMark:
+    """Decode a mark. Raises BodyError for bytes that Rocketlet's tools would not write."""
+    for begin, end in data.ranges:
+        if begin >= end:
+            raise BodyError(f"a range from {begin} to before {end} has no offset")
+    return data
 
 
 @answers("accounts")

@@ -57,6 +57,7 @@ MAX_EXPRESSION_CHARS: Final = 65_536  # a subscription's expression
 MAX_EXPRESSION_TAGS: Final = 1000  # different tags of a subscription's expression; parsing them takes 1.5 ms
 MAX_HEARTBEAT_TAGS: Final = 4096  # tags of all expressions of a heartbeat together; parsing them takes 6 ms
 MAX_SUMMARY_CHARS: Final = 1000  # an expression in reports, and in comparisons of members' subscriptions
+MAX_MARK_RANGES: Final = 1000  # ranges of dead letters in one mark, which has 30 KB
 MAX_STATUS_BYTES: Final = 262_144  # size of a client's offset report, which a client sends only when it is queried
 
 # HTTP/2 and gRPC

@@ -5,26 +5,26 @@ message in the topic of marks, at the broker that has the dead letter. Marks the
 Apache's brokers.
 
 A mark contains offsets of a queue. A mark applies only to dead letters that were stored before the mark, because the
-offsets of a topic that was deleted and recreated start at 0 again.
+offsets of a topic that was deleted and recreated start at 0 again. On a broker without accounts any client can write to the
+topic of marks, so a message that is not a valid mark is ignored. With accounts only administrators can write to it.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from ...protocol import names
-from ...protocol.admin_bodies import Range
+from ...protocol.admin_bodies import DeadLetterMark, MarkState, Range, decode_mark
+from ...protocol.bodies import BodyError, encode_json
+from ...protocol.config import MAX_MARK_RANGES
 from ...protocol.names import Queue
-from ..config import MARKED_AT_ONCE
 from ..errors import TopicNotFound
 from ..message import Message
 from .admin_client import AdminClient
 
 State = Literal["new", "replayed", "discarded"]
-_MARKS: Final[frozenset[str]] = frozenset(("replayed", "discarded"))
 
 
 class HandledRange(NamedTuple):
@@ -34,7 +34,7 @@ class HandledRange(NamedTuple):
         stored_ms: the time at which the mark was stored, by the broker's clock, in ms since the epoch.
     """
 
-    state: State
+    state: MarkState
     begin: int
     end: int
     stored_ms: int
@@ -105,19 +105,17 @@ async def all_marks(admin: AdminClient) -> Marks:
 def _read(message: Message, broker: str) -> list[tuple[Queue, HandledRange]]:
     """Decode a mark. Return an empty list for a message that is not a mark."""
     try:
-        value: Any = json.loads(message.body)
-        state, queue = value["state"], Queue(names.dlq_topic(value["group"]), broker, int(value["queue"]))
-        ranges = [(int(begin), int(end)) for begin, end in value["ranges"]]
-    except (ValueError, TypeError, KeyError):
+        found = decode_mark(message.body)
+    except BodyError:
         return []
-    if state not in _MARKS:
-        return []
-    return [(queue, HandledRange(state, begin, end, message.store_ms)) for begin, end in ranges]
+    queue = Queue(names.dlq_topic(found.group), broker, found.queue)
+    return [(queue, HandledRange(found.state, begin, end, message.store_ms)) for begin, end in found.ranges]
 
 
 async def _valid(admin: AdminClient, queue: Queue, span: Range, marks: Iterable[HandledRange]) -> list[HandledRange]:
-    """Return the marks without those of dead letters that have expired or belonged to a deleted topic of the same name."""
-    near = [mark for mark in marks if mark.end > span.begin and mark.begin < span.end]
+    """Return the marks without those of dead letters that have expired or belonged to a deleted topic of the same name, and
+    without those whose offsets the queue has not reached, which are forged or belonged to a deleted topic."""
+    near = [mark for mark in marks if span.begin < mark.end <= span.end]
     if not near:
         return []
     async for messages in admin.read(queue, span.begin, span.begin + 1):
@@ -136,39 +134,59 @@ def _covered(span: Range, marks: Iterable[HandledRange]) -> int:
     return count
 
 
-async def mark(admin: AdminClient, group: str, places: Iterable[tuple[Queue, int]], state: State) -> None:
+async def replay(admin: AdminClient, group: str, messages: AsyncIterable[Message], *, to_group: bool) -> int:
+    """Resend dead letters, mark those that were sent as replayed, and return their number. Raises RocketletError.
+
+    Before the first message of a broker, a mark without offsets is stored there, so that nothing is resent if the account
+    may not store marks: such messages would be resent by the next replay, too.
+
+    Args:
+        to_group: True to resend to the retry topic of the group, False to resend to the topic of each message.
+    """
+    sent: list[tuple[Queue, int]] = []
+    brokers: set[str] = set()
+    try:
+        async for message in messages:
+            broker = message.queue.broker_name
+            if broker not in brokers:
+                await _store(admin, broker, DeadLetterMark(group, message.queue_id, "replayed", []))
+                brokers.add(broker)
+            await admin.send_again(message, group=group if to_group else None)
+            sent.append((message.queue, message.queue_offset))
+    finally:  # after an error, too, so that messages that were sent are not sent a second time
+        await mark(admin, group, sent, "replayed")
+    return len(sent)
+
+
+async def mark(admin: AdminClient, group: str, places: Iterable[tuple[Queue, int]], state: MarkState) -> None:
     """Mark dead letters, given by queue and offset, as replayed or discarded. Raises RocketletError."""
     by_queue: dict[Queue, list[int]] = {}
     for queue, offset in places:
         by_queue.setdefault(queue, []).append(offset)
     for queue, offsets in by_queue.items():
-        await _ensure_topic(admin, queue.broker_name)
         ranges = _ranges(sorted(offsets))
-        for begin in range(0, len(ranges), MARKED_AT_ONCE):
-            value = {
-                "group": group,
-                "queue": queue.queue_id,
-                "state": state,
-                "ranges": ranges[begin : begin + MARKED_AT_ONCE],
-            }
-            await admin.store(Queue(names.MARKS_TOPIC, queue.broker_name, 0), json.dumps(value).encode())
+        for begin in range(0, len(ranges), MAX_MARK_RANGES):
+            value = DeadLetterMark(group, queue.queue_id, state, ranges[begin : begin + MAX_MARK_RANGES])
+            await _store(admin, queue.broker_name, value)
 
 
-def _ranges(offsets: Iterable[int]) -> list[list[int]]:
+async def _store(admin: AdminClient, broker: str, value: DeadLetterMark) -> None:
+    """Store a mark at a broker; create the topic of marks there if it is missing."""
+    try:
+        is_missing = broker not in (await admin.topic(names.MARKS_TOPIC)).config
+    except TopicNotFound:
+        is_missing = True
+    if is_missing:
+        await admin.create_topic(names.MARKS_TOPIC, queues=1, brokers=[broker])
+    await admin.store(Queue(names.MARKS_TOPIC, broker, 0), encode_json(value))
+
+
+def _ranges(offsets: Iterable[int]) -> list[tuple[int, int]]:
     """Combine sorted offsets into ranges of consecutive ones: pairs of the first offset and the one after the last."""
-    found: list[list[int]] = []
+    found: list[tuple[int, int]] = []
     for offset in offsets:
         if found and found[-1][1] >= offset:
-            found[-1][1] = offset + 1
+            found[-1] = found[-1][0], offset + 1
         else:
-            found.append([offset, offset + 1])
+            found.append((offset, offset + 1))
     return found
-
-
-async def _ensure_topic(admin: AdminClient, broker: str) -> None:
-    try:
-        if broker in (await admin.topic(names.MARKS_TOPIC)).config:
-            return
-    except TopicNotFound:
-        pass
-    await admin.create_topic(names.MARKS_TOPIC, queues=1, brokers=[broker])

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Any
 
 from ...client.admin.admin_client import AdminClient
-from ...client.admin.dead_letters import DeadLetterTopic, dead_letters, mark
+from ...client.admin.dead_letters import DeadLetterTopic, dead_letters, mark, replay
 from ...client.config import parse_place
 from ...client.errors import ConfigError
 from ...client.message import Message
@@ -302,15 +302,7 @@ async def _replay(options: argparse.Namespace, admin: AdminClient, output: Outpu
         return 1
     if not confirmed(options, f"Send {counted(wanted, 'message')} again, to {target}?"):
         return 1
-    sent = 0
-    places: list[tuple[Queue, int]] = []
-    try:
-        async for message in _wanted(admin, letters, options):
-            await admin.send_again(message, group=options.group if options.to == "group" else None)
-            places.append((message.queue, message.queue_offset))
-            sent += 1
-    finally:  # after an error, too, so that messages that were sent are not sent a second time
-        await mark(admin, options.group, places, "replayed")
+    sent = await replay(admin, options.group, _wanted(admin, letters, options), to_group=options.to == "group")
     again = counted(sent, "message was", "messages were")
     output.text(f"{again} sent again; the dead letters stay in {names.dlq_topic(options.group)}, marked")
     return 0

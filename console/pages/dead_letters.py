@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from starlette.requests import Request
 
 from ...client.admin.dead_letters import dead_letters, mark
+from ...client.admin.dead_letters import replay as resend
 from ...client.config import parse_place
 from ...client.message import Message
 from ...protocol import names
 from ...protocol import properties as props
-from ...protocol.names import Queue, counted
+from ...protocol.names import counted
 from ..change import Change
 from ..config import MAX_REPLAY, PAGE_ROWS
 from ..console import Console
@@ -62,13 +63,7 @@ async def replay(request: Request, form: Form) -> Change:
     found = await _wanted(console, group, form)
 
     async def act() -> str:
-        sent: list[tuple[Queue, int]] = []
-        try:
-            for message in found:
-                await console.admin.send_again(message, group=group if to_group else None)
-                sent.append((message.queue, message.queue_offset))
-        finally:  # after an error, too, so that messages that were sent are not sent a second time
-            await mark(console.admin, group, sent, "replayed")
+        await resend(console.admin, group, _each(found), to_group=to_group)
         again = counted(len(found), "message was", "messages were")
         return f"{again} resent {target}. The dead letters stay in {names.dlq_topic(group)}."
 
@@ -97,6 +92,11 @@ async def discard(request: Request, form: Form) -> Change:
     effects = ["They stay in their topic until they expire, and are no longer reported or replayed with the new ones."]
     question = f"Discard {counted(len(found), 'dead letter')} of {group}?"
     return Change(question, act, f"/groups/{part(group)}/dead", "Discard", effects, _COLUMNS, await _plan(found))
+
+
+async def _each(found: Sequence[Message]) -> AsyncIterator[Message]:
+    for message in found:
+        yield message
 
 
 async def _plan(found: Sequence[Message]) -> list[tuple[str, str, str]]:

@@ -319,6 +319,37 @@ async def test_dead_letters_are_new_until_somebody_deals_with_them(run: Run, nod
     assert {state for _, state in await states()} == {"new"}, "a topic that is recreated begins without marks"
 
 
+FORGED_MARKS = {
+    "infinite offset": b'{"group":"g","queue":0,"state":"discarded","ranges":[[0,1e999]]}',
+    "deep nesting": b"[" * 200_000,
+    "deep nesting in an unknown field": b'{"x":' + b"[" * 200_000,
+    "offsets that the queue has not reached": b'{"group":"g","queue":0,"state":"discarded","ranges":[[0,9000000000]]}',
+    "negative offset": b'{"group":"g","queue":0,"state":"discarded","ranges":[[-5,1]]}',
+    "text as offset": b'{"group":"g","queue":0,"state":"discarded","ranges":[["a",1]]}',
+    "fraction as offset": b'{"group":"g","queue":0,"state":"discarded","ranges":[[0,0.5]]}',
+    "unknown state": b'{"group":"g","queue":0,"state":"new","ranges":[[0,1]]}',
+    "huge queue": b'{"group":"g","queue":99999999999999999999,"state":"discarded","ranges":[[0,1]]}',
+    "too many ranges": b'{"group":"g","queue":0,"state":"discarded","ranges":[' + b"[0,1]," * 1000 + b"[0,1]]}",
+    "no JSON": b"\xff",
+}
+
+
+@pytest.mark.parametrize("body", FORGED_MARKS.values(), ids=FORGED_MARKS)
+async def test_a_forged_mark_neither_hides_dead_letters_nor_ends_doctor(
+    run: Run, node: Node, wire: Wire, body: bytes
+) -> None:
+    await create_topic(wire, "%DLQ%g", 1)
+    await create_topic(wire, "ROCKETLET_DEAD_LETTER_MARKS", 1)
+    await send(wire, b"poison", topic="%DLQ%g")
+    await send(wire, body, topic="ROCKETLET_DEAD_LETTER_MARKS")
+    async with AdminClient(node.address) as admin:
+        await admin.create_group(GroupConfig("g"))
+    found = await run("doctor")
+    assert found.err == ""
+    assert "1 message was dead-lettered" in found.out
+    assert [item["state"] for item in (await run("messages", "dead", "g", "--json")).records] == ["new"]
+
+
 async def test_a_replay_holds_few_of_many_dead_letters_at_a_time(
     run: Run, node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:

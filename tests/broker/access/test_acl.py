@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from threading import Event
 from typing import Any
 
@@ -18,14 +18,15 @@ from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.remoting.connection import KNOWN, Rule
 from rocketlet.broker.remoting.dispatch import BROKER_REQUESTS, NAME_SERVER_REQUESTS, SENDS
 from rocketlet.broker.server import Listening, Server
-from rocketlet.client import AdminClient, BrokerRefused, Consumer, Producer, RocketletError
+from rocketlet.client import AdminClient, BrokerRefused, Consumer, Message, Producer, RocketletError
+from rocketlet.client.admin.dead_letters import dead_letters, replay
 from rocketlet.protocol import bodies, group_bodies
 from rocketlet.protocol.bodies import ConsumerData, GroupConfig, Heartbeat, TopicConfig, finish
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ
 from rocketlet.protocol.group_bodies import LiteAction, LiteSubscription, LockRequest, encode_topics
 from rocketlet.protocol.headers import Signer
-from rocketlet.protocol.names import TRACE_TOPIC, Queue, parse_subscription, retry_topic
+from rocketlet.protocol.names import MARKS_TOPIC, TRACE_TOPIC, Queue, parse_subscription, retry_topic
 from rocketlet.testing.ports import free_port
 from structlog.testing import capture_logs
 
@@ -33,7 +34,7 @@ from ...conftest import PATIENCE_S, Node, Nodes, eventually
 from ...support.accounts import ACCOUNTS, ADMIN, KEYS, SECRETS, SEND, AccountsFile, Wired, access, account, signed_wire
 from ...support.grpc_client import grpc_client, signed
 from ...support.handlers import Inbox
-from ...support.requests import pop, pull
+from ...support.requests import pop, pull, send
 from ..grpc.receives import NOTHING, begin, received, request
 
 # Every request code
@@ -262,6 +263,38 @@ async def test_only_signed_brokers_register(nodes: Nodes, file: AccountsFile) ->
         assert (await producer.send("orders", b"x")).queue.broker_name == "broker-b"
     with pytest.raises(AclError, match="no account missing"):
         await nodes.start(name="broker-c", name_servers=(address,), acl=file.acl, name_server_account="missing")
+
+
+async def test_only_administrators_replay_and_mark_dead_letters(
+    guarded: Node, file: AccountsFile, wired: Wired
+) -> None:
+    """Marks hide dead letters, so they are not for everybody who may send to most topics. A replay whose messages could
+    not be marked sends none."""
+    file.rewrite(
+        [account(ADMIN, admin=True), account("orders-key", defaultTopicPerm="PUB|SUB", defaultGroupPerm="SUB")]
+    )
+    marks = Queue(MARKS_TOPIC, guarded.config.name, 0)
+    async with AdminClient(guarded.address, access=access(ADMIN)) as admin:
+        await admin.create_group(GroupConfig("g"))
+        await admin.create_topic("orders", queues=1)
+        await admin.create_topic("%DLQ%g", queues=1)
+        await admin.create_topic(MARKS_TOPIC, queues=1)
+        await send(await wired(ADMIN), b"poison", topic="%DLQ%g", properties="RETRY_TOPIC\x01orders")
+        ((letter,),) = [found async for found in admin.read(Queue("%DLQ%g", guarded.config.name, 0), 0, 1)]
+
+        async def selected() -> AsyncIterator[Message]:
+            yield letter
+
+        async with AdminClient(guarded.address, access=access("orders-key")) as other:
+            with pytest.raises(BrokerRefused, match="No default permission"):
+                await other.store(marks, b"{}")
+            with pytest.raises(BrokerRefused, match="No default permission"):
+                await replay(other, "g", selected(), to_group=False)
+            assert (await dead_letters(other, "g")).new == 1
+        assert guarded.broker.store.queue("orders", 0).next == 0
+        assert await replay(admin, "g", selected(), to_group=False) == 1
+        assert (await dead_letters(admin, "g")).new == 0
+    assert guarded.broker.store.queue("orders", 0).next == 1
 
 
 # Hostile requests
