@@ -133,6 +133,7 @@ class BrokerController:
             self.topics.since(), deleted=self.topics.deleted, knows_topics=self.topics.is_current
         )
         self.topics.adopt(self.recovered.unknown_topics)
+        self.topics.clamp(self.store.end)
         self.statistics = Statistics(self.runtime, self.store, self.topics)
 
     def _make_messages(self, config: BrokerConfig) -> None:

@@ -173,9 +173,6 @@ LITE_SUBSCRIPTION_BYTES: Final = 250  # memory counted for a subscription to a l
 LITE_READS: Final = 16  # lite topics whose oldest unfinished message a report reads without a pause
 LITE_EXPIRED_AT_ONCE: Final = 64  # expired lite topics that are deleted in one event-loop iteration
 MAX_IDLE_LITE: Final = 1024  # finished lite topics of a group whose deliveries stay in memory, about 1 KB each
-MAX_LOST_LITE_OFFSETS: Final = (
-    100_000  # messages of a lite topic that are lost in a row; more count as a new lite topic
-)
 MAX_INVISIBLE_MS: Final = 12 * 3600 * 1000  # maximum visibility timeout of a popped message, as at Apache's broker
 # a pop that arrives later than this after the end of its poll time, by its client's clock, is answered empty, as by Apache's
 # broker, because its client has stopped waiting
@@ -398,7 +395,7 @@ class Limits:
     # synchronizations of clients' subscriptions to lite topics in a second; one address may use half of them
     max_lite_syncs_per_s: int = 5000
     max_lite_subscriptions: int = 500_000  # subscriptions to lite topics of all clients, about 250 bytes each
-    max_lite_topics: int = 500_000  # lite topics of all parent topics, about 210 bytes each
+    max_lite_topics: int = 500_000  # lite topics of all parent topics, about 365 bytes each
     # unacknowledged deliveries of an ordered group in one queue, with messages that wait for them
     max_unfinished_in_order: int = 2000
     max_attempt_ids: int = 10_000  # pops of ordered groups whose batch is returned again to the same attempt id

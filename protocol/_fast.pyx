@@ -1336,6 +1336,8 @@ cdef Py_ssize_t put_batch(
     cdef bytes mark
     if at == end or end - at > max_bytes or send.sys_flag & TRANSACTION_FLAGS:
         return 0
+    if find_text(part(data, at, end - at), end - at, b"__LITE_TOPIC\1", 13) >= 0:  # the caller checks whose property it is
+        return 0
     shared.put(b"\2", 1)  # the properties of all messages, after a separator
     shared.put(text.start, text.size)
     if text.size and text.start[text.size - 1] != 2:

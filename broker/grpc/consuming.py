@@ -16,7 +16,7 @@ from ...protocol.codes import PERM_READ, SYS_COMPRESSED, Language
 from ...protocol.config import MAX_BODY_BYTES
 from ...protocol.grpc import Status
 from ...protocol.message import Inflater, MessageError, Record, decode_record
-from ...protocol.names import SQL92, TAG, Subscription, SubscriptionError, lite_queue, parse_subscription
+from ...protocol.names import SQL92, TAG, Subscription, SubscriptionError, is_lite_queue, lite_queue, parse_subscription
 from ..config import (
     DEADLINE_MARGIN_S,
     MAX_ACKS,
@@ -184,7 +184,8 @@ class GrpcReceive(Receive[GrpcCall]):
             spent = inflater.spent_bytes
             try:
                 attempt, namespace = delivered.attempt, self.reply_to.namespace
-                yield from filling(response.message, record, inflater, attempt, namespace, delivered.handle)
+                handle, is_lite = delivered.handle, is_lite_queue(delivered.topic)
+                yield from filling(response.message, record, inflater, attempt, namespace, handle, is_lite=is_lite)
             except Exception as error:  # the other messages of the response are still sent
                 log.exception("message_not_written", group=self.request.group, topic=self.request.topic)
                 self._give_up(delivered, f"it cannot be written for clients of gRPC: {type(error).__name__}: {error}")

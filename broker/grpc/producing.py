@@ -407,7 +407,14 @@ def decompressing(sent: AcceptedMessage, inflater: Inflater) -> Work[AcceptedMes
 
 
 def filling(
-    message: Any, record: Record, inflater: Inflater, attempt: int, namespace: str, handle: str = ""
+    message: Any,
+    record: Record,
+    inflater: Inflater,
+    attempt: int,
+    namespace: str,
+    handle: str = "",
+    *,
+    is_lite: bool = False,
 ) -> Work[None]:
     """Fill in the message that a client receives from a record. A compressed body is decompressed in pieces.
 
@@ -415,6 +422,8 @@ def filling(
         attempt: The delivery attempt, from 1.
         namespace: The client's namespace, which topic names are returned without.
         handle: The receipt handle with which the client acknowledges the message.
+        is_lite: True if the message is delivered from a lite topic. Otherwise its lite topic is only a property, without
+            meaning: clients would return it with the acknowledgement.
     """
     found = props.decode(record.properties)
     topic = record.topic
@@ -434,8 +443,8 @@ def filling(
     system.born_host = found.get(BORN_HOST) or _address(record.born_host)
     system.store_host = _address(record.store_host)
     system.queue_id, system.queue_offset = record.queue_id, record.queue_offset
-    if (lite_offset := found.get(props.LITE_OFFSET, "")).isdecimal() and system.lite_topic:
-        system.queue_offset = int(lite_offset[:18])
+    if is_lite:
+        _fill_lite(system, found)
     system.delivery_attempt = attempt
     if handle:
         system.receipt_handle = handle
@@ -479,11 +488,14 @@ def _fill_properties(system: Any, found: dict[str, str], record: Record, namespa
     if is_urgent:
         system.priority = int(priority)
     kind = TRANSACTION if is_half else DELAY if is_timed else FIFO if group_key else NORMAL
-    lite_topic = found.get(props.LITE_TOPIC, "")
-    if lite_topic and not names.lite_name_fault(lite_topic):
-        system.lite_topic = lite_topic
-        kind = LITE if kind == NORMAL else kind
     system.message_type = PRIORITY if kind == NORMAL and is_urgent else kind
+
+
+def _fill_lite(system: Any, found: dict[str, str]) -> None:
+    system.lite_topic = found[props.LITE_TOPIC]
+    system.queue_offset = int(found[props.LITE_OFFSET])
+    if system.message_type == NORMAL:
+        system.message_type = LITE
 
 
 def set_ms(timestamp: Any, time_ms: int) -> None:

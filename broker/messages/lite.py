@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from zlib import crc32
@@ -15,7 +17,7 @@ from ...protocol import names
 from ...protocol import properties as props
 from ...protocol.bodies import SLICE, TopicConfig, Work, joined
 from ...protocol.message import MessageError, offset_in, properties_in, split_records
-from ..config import BULK_PULL_BYTES, BULK_PULL_MESSAGES, LITE_READS, MAX_LOST_LITE_OFFSETS
+from ..config import BULK_PULL_BYTES, BULK_PULL_MESSAGES, LITE_READS
 from ..runtime import Runtime
 from ..sessions import Reason, Refusal
 from ..store.files import read_state
@@ -31,14 +33,14 @@ log = structlog.get_logger("rocketlet.lite")
 # A lite topic is an index over records of its parent topic, all in one queue of it. Each record has the lite topic's
 # name, which the producer sent, and the message's offset in the lite topic, which the broker sets, as properties
 # (Apache's LMQ). So the index is not stored on the disk. At its start the broker builds the index from the records that
-# retention has left, so the index agrees with the log after a crash, too. The broker stores which lite topics
-# were deleted (`LiteFile`), because the log may still have their messages.
+# retention has left, so the index agrees with the log after a crash, too. Only records count that were stored since the
+# topic was made LITE (`Topics.lite_since`), because clients may have written the properties of earlier records. The broker
+# stores which lite topics were deleted (`LiteFile`), because the log may still have their messages.
 #
-# An idle lite topic takes about 210 bytes. Up to 16 entries are packed in bytes, more are in an array.
+# An idle lite topic takes about 365 bytes. Up to 16 entries are packed in bytes, more are in an array.
 
 
 _LITE_MARK: Final = props.LITE_TOPIC + props.NAME_END
-_LOST: Final = -1  # the entry of a message that cannot be read
 _ENTRY_BYTES: Final = 8
 _PACKED_BYTES: Final = 16 * _ENTRY_BYTES
 _FORMAT_WITH_DELETIONS: Final = 2  # first format of the data folder with deletions of lite topics
@@ -55,7 +57,7 @@ class LiteTopic:
         counted: the offset up to which groups have counted the messages that retention deleted unread.
     """
 
-    __slots__ = ("_begin", "_entries", "counted", "groups", "name", "queue")
+    __slots__ = ("_begin", "_entries", "_gaps", "counted", "groups", "name", "queue")
 
     queue_id = 0
 
@@ -64,7 +66,9 @@ class LiteTopic:
         self.queue = queue
         self.groups: tuple[str, ...] = ()
         self._begin = self.counted = begin
-        self._entries: bytes | array[int] = b""  # the offset of each message in the parent's queue
+        self._entries: bytes | array[int] = b""  # the offset in the parent's queue of each message that is not lost
+        # Of each run of lost messages: the offset after it, and how many messages are lost from `_begin` to there.
+        self._gaps: tuple[tuple[int, int], ...] | list[tuple[int, int]] = ()
 
     @property
     def topic(self) -> str:
@@ -78,7 +82,7 @@ class LiteTopic:
 
     @property
     def next(self) -> int:
-        return self._begin + self._count
+        return self._begin + self._count + (self._gaps[-1][1] if self._gaps else 0)
 
     @property
     def begin(self) -> int:
@@ -91,36 +95,70 @@ class LiteTopic:
         entries = self._entries
         if isinstance(entries, bytes):
             at = index * _ENTRY_BYTES
-            return int.from_bytes(entries[at : at + _ENTRY_BYTES], "big", signed=True)
+            return int.from_bytes(entries[at : at + _ENTRY_BYTES], "big")
         return entries[index]
 
     def _trim(self) -> None:
         """Remove entries of messages that retention has deleted."""
-        first, count = 0, self._count
-        while first < count and self._entry(first) < self.queue.begin:
-            first += 1
-        self._entries = self._entries[first * (_ENTRY_BYTES if isinstance(self._entries, bytes) else 1) :]
-        self._begin += first
+        low, count, end = 0, self._count, self.next
+        high = count
+        while low < high:
+            middle = (low + high) // 2
+            if self._entry(middle) < self.queue.begin:
+                low = middle + 1
+            else:
+                high = middle
+        begin = self._offset(low) if low < count else end
+        lost = begin - self._begin - low
+        self._gaps = [(after, total - lost) for after, total in self._gaps if after > begin] or ()
+        self._entries = self._entries[low * (_ENTRY_BYTES if isinstance(self._entries, bytes) else 1) :]
+        self._begin = begin
+
+    def _offset(self, index: int) -> int:
+        """Return the offset of the message of an entry."""
+        # before the gap with `after`, there are `after - begin - total` entries
+        number = bisect_right(self._gaps, index, key=lambda gap: gap[0] - self._begin - gap[1])
+        return self._begin + index + (self._gaps[number - 1][1] if number else 0)
+
+    def _index(self, offset: int) -> int:
+        """Return the index of the first entry whose message has this offset or a higher one."""
+        if not self._gaps:
+            return offset - self._begin
+        number = bisect_right(self._gaps, offset, key=itemgetter(0))
+        index = offset - self._begin - (self._gaps[number - 1][1] if number else 0)
+        if number < len(self._gaps):
+            after, lost = self._gaps[number]
+            index = min(index, after - self._begin - lost)
+        return index
 
     def append(self, parent_offset: int) -> None:
         """Add a message, by its offset in the parent's queue."""
         entries = self._entries
         if isinstance(entries, bytes):
             if len(entries) < _PACKED_BYTES:
-                self._entries = entries + parent_offset.to_bytes(_ENTRY_BYTES, "big", signed=True)
+                self._entries = entries + parent_offset.to_bytes(_ENTRY_BYTES, "big")
                 return
             entries = self._entries = array("q", map(self._entry, range(self._count)))
         entries.append(parent_offset)
 
     def lose_until(self, offset: int) -> None:
-        """Add entries for the messages from `next` to before an offset, which are lost."""
-        while self.next < offset:
-            self.append(_LOST)
+        """Count the messages from `next` to before an offset as lost. The message with this offset must be added next."""
+        if offset > self.next:
+            if isinstance(self._gaps, tuple):
+                self._gaps = []
+            self._gaps.append((offset, offset - self._begin - self._count))
+
+    def readable_from(self, offset: int) -> int:
+        """Return the offset of the first message from an offset on that is not lost; `next` if there is none."""
+        index = self._index(max(offset, self.begin))
+        return self._offset(index) if index < self._count else max(offset, self.next)
 
     def parent_offset(self, offset: int) -> int | None:
         """Return a message's offset in the parent's queue; None if the message is lost, deleted by retention, or unknown."""
-        index = offset - self._begin
-        found = self._entry(index) if 0 <= index < self._count else _LOST
+        index = self._index(offset)
+        if not 0 <= index < self._count or (self._gaps and self._offset(index) != offset):
+            return None
+        found = self._entry(index)
         return found if found >= self.queue.begin else None
 
     @property
@@ -181,7 +219,7 @@ class _DeletedInQueue:
 
     def __init__(self) -> None:
         self.end = 0  # the offset after the last one
-        self.is_cut = False  # True if the log has lost messages before `end`
+        self.is_cut = False  # True if the log has lost messages of deleted lite topics, from `end` on
         self._before = 0
         self._firsts: Mapping[str, int] = {}
         self._ends: dict[str, int] = {}
@@ -225,7 +263,7 @@ class LiteTopics:
         changes: is notified of lite topics that got messages.
 
     Attributes:
-        is_cut: True if the log has lost messages before the offset of a deletion. The deletions must then be saved before
+        is_cut: True if the log has lost messages of deleted lite topics. The deletions must then be saved before
             new messages get the same offsets.
         lacks_deletions: True if the folder is from a release that kept no deletions.
     """
@@ -248,19 +286,17 @@ class LiteTopics:
             lines.setdefault(parent, []).append(line)
         for topic in topics:
             deleted = self._read_deleted(topic.name, lines.get(topic.name, ()))
-            if topic.is_lite or deleted:
-                self._build(topic.name, deleted)
+            if topics.lite_since(topic.name) is not None:
+                found = self._parents[topic.name] = {item.name: item for item in self._indexed(topic.name, deleted)}
+                self.count += len(found)
 
     # Finding
 
     def of(self, parent: str) -> dict[str, LiteTopic]:
-        """Return the lite topics of a parent topic by name. Build their index if the parent topic has none yet."""
+        """Return the lite topics of a parent topic by name."""
         found = self._parents.get(parent)
-        return found if found is not None else self._build(parent, {})
-
-    def _build(self, parent: str, deleted: Mapping[int, _DeletedInQueue]) -> dict[str, LiteTopic]:
-        found = self._parents[parent] = {item.name: item for item in self._indexed(parent, deleted)}
-        self.count += len(found)
+        if found is None:  # the topic was made LITE after the start of the broker
+            found = self._parents[parent] = {}
         return found
 
     def _read_deleted(self, parent: str, lines: Iterable[Sequence[Any]]) -> dict[int, _DeletedInQueue]:
@@ -324,8 +360,8 @@ class LiteTopics:
 
     def _records(self, parent: str, queue: ConsumeQueue) -> Iterator[tuple[str, int, int]]:
         """Yield the name, the offset in the lite topic and the offset in the queue of each readable lite message of a
-        queue."""
-        position, mark = queue.begin, _LITE_MARK.encode()
+        queue that was stored since the topic was made LITE."""
+        position, mark = queue.first_from(self._topics.lite_since(parent) or 0), _LITE_MARK.encode()
         while position < queue.next:
             fetched = self._store.fetch(queue, position, BULK_PULL_MESSAGES, max_bytes=BULK_PULL_BYTES)
             position = fetched.next_offset
@@ -408,8 +444,7 @@ class LiteTopics:
             if found is None:
                 found = LiteTopic(staged.name, self._store.queue(staged.parent, staged.queue_id))
                 self.count += 1
-            if found.next == staged.offset:  # else the index was built just now, from this message as well
-                found.append(parent_offset)
+            found.append(parent_offset)
             of_parent[staged.name] = found  # now the last one
             touched[found] = None
         self._staged.clear()
@@ -510,7 +545,7 @@ class LiteTopics:
 def _add(found: dict[str, LiteTopic], name: str, queue: ConsumeQueue, offset: int, parent_offset: int) -> None:
     item = found.get(name)
     # A lite topic that was deleted and sent to again starts at 0 again.
-    if item is None or offset < item.next or offset - item.next > MAX_LOST_LITE_OFFSETS:
+    if item is None or offset < item.next:
         item = found[name] = LiteTopic(name, queue, offset)
     item.lose_until(offset)
     item.append(parent_offset)

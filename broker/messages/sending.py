@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
 import structlog
@@ -55,6 +55,7 @@ _WAIT_MARK: Final = props.WAIT + props.NAME_END
 _TRANSACTION_MARK: Final = props.TRANSACTION + props.NAME_END
 _PRIORITY_MARK: Final = props.PRIORITY + props.NAME_END
 _LITE_MARK: Final = props.LITE_TOPIC + props.NAME_END
+_LITE_BYTES: Final = _LITE_MARK.encode()
 
 
 # limits for the compiled module: bytes of a body, bytes of properties, bytes and messages of a batch, bytes and messages of
@@ -203,7 +204,7 @@ class SendService:
             raise too_large("batch", body)
         pieces: list[Piece] = []
         try:
-            for piece in split(body, self._batch_properties(header)):
+            for piece in _plain(body, self._batch_properties(header)):
                 pieces.append(piece)
                 yield
         except MessageError as error:
@@ -410,6 +411,18 @@ class SendService:
         return props.appended(header.properties, props.CLUSTER, self._cluster).encode()
 
 
+def _plain(body: bytes, shared: bytes) -> Iterator[Piece]:
+    """Yield the pieces of a batch (`split`). Raises Refusal for a message of a lite topic, because properties of messages in
+    batches are not replaced."""
+    may_be_lite = _LITE_BYTES in body or _LITE_BYTES in shared
+    for piece in split(body, shared):
+        if may_be_lite and any(
+            _LITE_BYTES in text and props.find(text.decode(), props.LITE_TOPIC) for text in piece.texts
+        ):
+            raise Refusal(Reason.ILLEGAL_MESSAGE, "a batch cannot have messages of lite topics; send them one by one")
+        yield piece
+
+
 def _short(body: bytes, shared: bytes) -> list[Piece]:
     """Return the pieces of a small batch. Raises LongBatch for a batch that takes too long, before any record is
     made."""
@@ -417,7 +430,7 @@ def _short(body: bytes, shared: bytes) -> list[Piece]:
         raise LongBatch
     pieces: list[Piece] = []
     messages = 0
-    for piece in split(body, shared):
+    for piece in _plain(body, shared):
         messages += len(piece.flags)
         if messages > BATCH_TURN_MESSAGES:
             raise LongBatch

@@ -32,6 +32,7 @@ log = structlog.get_logger("rocketlet.topics")
 # The broker's topics: their settings, their creation, and the file in which they are stored.
 
 
+_OF_GROUPS = (names.RETRY_PREFIX, names.DLQ_PREFIX)  # consumers store messages in them with any properties
 PERM_TEMPLATE = PERM_READ_WRITE | PERM_INHERIT  # a send to an unknown topic may create a copy of this topic
 
 
@@ -78,6 +79,7 @@ class Topics:
         self._queues = 0  # number of queues of all topics
         self._since: dict[str, int] = {}
         self._identities: dict[str, str] = {}
+        self._lite_since: dict[str, int] = {}  # the end of the log when the topic was first made LITE
         self.deleted: dict[str, int] = {}
         self.journal = Journal(self._path)
         self._is_behind = False  # True if topics are missing in the file and the journal, because a save has failed
@@ -136,6 +138,10 @@ class Topics:
             self.deleted.pop(topic.name, None)
             self._since[topic.name] = int(item.get("since", 0))
             self._identities[topic.name] = str(item.get("identity", self._since[topic.name]))
+            # Earlier releases did not store this position, so all messages of their LITE topics count.
+            lite_since = item.get("liteSince", self._since[topic.name] if topic.is_lite else None)
+            if lite_since is not None:
+                self._lite_since[topic.name] = int(lite_since)
 
     def queues_of(self, name: str) -> int:
         """Return the number of readable queues of a topic."""
@@ -174,11 +180,14 @@ class Topics:
             self._since[name] = 0
             self._identities[name] = ""
         if topics:
-            try:
-                self._save()
-            except StoreFull as error:
-                log.error("topics_save_failed", reason=str(error), hint="the next change retries the save")
-                self._is_behind = True
+            self._save_or_log()
+
+    def _save_or_log(self) -> None:
+        try:
+            self._save()
+        except StoreFull as error:
+            log.error("topics_save_failed", reason=str(error), hint="the next change retries the save")
+            self._is_behind = True
 
     def identity(self, name: str) -> str:
         """Return the random id that a topic got when it was created, by which a recreated topic differs.
@@ -187,6 +196,23 @@ class Topics:
         by earlier releases have their creation position instead.
         """
         return self._identities.get(name, "")
+
+    def lite_since(self, name: str) -> int | None:
+        """Return the commit log position from which on a topic may have messages of lite topics: the end of the log when the
+        topic was first made LITE. Return None for a topic that never was."""
+        return self._lite_since.get(name)
+
+    def clamp(self, end: int) -> None:
+        """Lower positions beyond the end of the log, which has lost messages. Otherwise the next messages, which get lower
+        positions, would not count as messages of their topics after another start."""
+        is_lowered = False
+        for positions in (self._since, self._lite_since):
+            for name, position in positions.items():
+                if position > end:
+                    positions[name] = end
+                    is_lowered = True
+        if is_lowered:
+            self._save_or_log()
 
     def is_built_in(self, name: str) -> bool:
         return names.is_system_topic(name) or any(topic.name == name for topic in self._built_in())
@@ -199,6 +225,10 @@ class Topics:
             position: end of the commit log
         """
         _checked(topic)
+        if topic.is_lite and topic.name.startswith(_OF_GROUPS):
+            raise names.IllegalName(
+                f"the topic {topic.name} is of a group, and cannot have lite topics; use another topic"
+            )
         if topic.name not in self._topics and len(self._topics) >= self._limits.max_topics:
             raise LimitExceeded(
                 f"the broker has {self._limits.max_topics} topics, which is the maximum; delete some, or send to another "
@@ -214,9 +244,14 @@ class Topics:
         self._take(topic)
         self._since.setdefault(topic.name, position)
         self._identities.setdefault(topic.name, secrets.token_hex(8))
+        was_never_lite = topic.is_lite and topic.name not in self._lite_since
+        if was_never_lite:
+            self._lite_since[topic.name] = position
         try:
             self._append(self._json(topic))
         except Exception:
+            if was_never_lite:
+                del self._lite_since[topic.name]
             self._restore(topic.name, before)
             raise
         self.deleted.pop(topic.name, None)
@@ -275,6 +310,7 @@ class Topics:
         self._drop(name)
         self._since.pop(name, None)
         self._identities.pop(name, None)
+        self._lite_since.pop(name, None)
 
     def auto_create(self, name: str, template: str, queues: int, position: int) -> TopicConfig | None:
         """Create a topic for a send to an unknown name, as a copy of the template. Return None if the template does not exist
@@ -324,7 +360,9 @@ class Topics:
         )
 
     def _json(self, topic: TopicConfig) -> dict[str, Any]:
-        return topic_json(topic) | {"since": self._since.get(topic.name, 0), "identity": self.identity(topic.name)}
+        found = topic_json(topic) | {"since": self._since.get(topic.name, 0), "identity": self.identity(topic.name)}
+        lite_since = self._lite_since.get(topic.name)
+        return found if lite_since is None else found | {"liteSince": lite_since}
 
 
 # ------------------------------------------------------------------------------

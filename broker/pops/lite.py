@@ -242,6 +242,7 @@ class LiteDeliveries(QueueDeliveries):
         taken: list[TakenDelivery] = []
         position = max(self.next, self.lite.begin)
         for _ in range(MAX_POP_MESSAGES):
+            position = self.lite.readable_from(position)
             if len(taken) >= wanted or position >= self.lite.next:
                 break
             record = self.record(position)

@@ -255,7 +255,7 @@ class ConsumeQueue:
 
     def truncate_from(self, position: int) -> None:
         """Remove the entries of messages at or after a commit log position. The tail must be empty."""
-        first = self._first_from(position)
+        first = self.first_from(position)
         if first < self.next:
             self._file.truncate(first * ENTRY_BYTES)
             self._file.compute_sums()
@@ -275,7 +275,7 @@ class ConsumeQueue:
     def expire_before(self, position: int) -> None:
         """Remove the entries of messages before a commit log position. `drop_expired` then removes the files."""
         self.former_begin = self.begin
-        self.begin = self._first_from(position)
+        self.begin = self.first_from(position)
 
     def drop_expired(self) -> None:
         """Remove the segments that contain only expired messages."""
@@ -283,7 +283,8 @@ class ConsumeQueue:
             self._file.drop_first()
             self._entry_of = (-1, -1)
 
-    def _first_from(self, position: int) -> int:
+    def first_from(self, position: int) -> int:
+        """Return the offset of the first message from a commit log position on; `next` if there is none."""
         low, high = self.begin, self.next
         if low < high and self.entry(low)[0] >= position:  # the usual case, which needs no search
             return low

@@ -88,6 +88,21 @@ Two intended differences from Apache's proxy:
   broker returns 40402, too.
 - In an ordered group, a message that was acknowledged while an earlier one was not is redelivered with it. Such a
   message keeps its delivery attempt, because its consumer has handled it. Apache's broker counts another attempt.
+
+Properties of lite topics have a meaning only in messages of lite topics. What the broker does with them elsewhere:
+
+| in | `__LITE_TOPIC` | `INNER_MULTI_DISPATCH`, `INNER_MULTI_QUEUE_OFFSET` |
+|---|---|---|
+| a message of a lite topic | names the lite topic | replaced |
+| another message, also a delayed or half message | refused | kept without meaning |
+| the same by gRPC, as a user property | 40007 | the first kept without meaning; the second 40007 |
+| a batch | refused | kept without meaning |
+| a message that is sent back, or sent to a retry topic | kept without meaning | kept without meaning |
+| a replayed or mirrored message | left out | left out |
+
+Clients of Apache's MQTT proxy write `INNER_MULTI_DISPATCH`, so it is never a reason to refuse a message. The broker indexes the
+messages that a topic got since it was made LITE, so earlier messages never count as messages of lite topics. A retry or
+dead-letter topic cannot be made LITE.
 """
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from rocketlet.broker.grpc import schema
+from rocketlet.broker.grpc.producing import NORMAL
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.protocol import properties as props
 from rocketlet.protocol.bodies import GroupConfig
@@ -20,6 +21,8 @@ from ...support.topics import put, stored
 from .conftest import Dial
 from .lite import PARENT, send
 from .receives import ILLEGAL_HANDLE, NOTHING, OK, begin, received, request
+from .receives import ack as ack_plain
+from .receives import receive as receive_plain
 
 ADD, REMOVE, ALL, NONE = range(4)
 LAST, MIN, MAX = range(3)
@@ -529,6 +532,28 @@ async def test_dead_letter_is_a_plain_copy_and_unblocks_the_lite_topic(node: Nod
     kept = [props.find(dead.properties, name) for name in (props.LITE_TOPIC, props.LITE_QUEUE, props.LITE_OFFSET)]
     assert kept == ["a", None, None]
     assert bodies(await receive(client)) == [b"2"]
+
+
+async def test_lite_topic_of_a_dead_letter_is_not_returned_because_clients_acknowledge_with_it(
+    node: Node, client: GrpcClient
+) -> None:
+    ready(node)
+    await send(client, "a", b"1")
+    await sync(client, "a")
+    (first,) = await receive(client, count=1)
+    asked = schema.ForwardMessageToDeadLetterQueueRequest(
+        group=resource("g"),
+        topic=resource(PARENT),
+        receipt_handle=first.system_properties.receipt_handle,
+        lite_topic="a",
+    )
+    assert (await client.call("ForwardMessageToDeadLetterQueue", asked)).status.code == OK
+    reading = {"group": resource("reader"), "message_queue": schema.MessageQueue(topic=resource("%DLQ%g"), id=-1)}
+    (dead,) = await receive_plain(client, **reading)
+    system = dead.system_properties
+    assert (system.lite_topic, system.message_type, system.queue_offset) == ("", NORMAL, 0)
+    assert (await ack_plain(client, system.receipt_handle, group="reader", topic="%DLQ%g")).status.code == OK
+    assert node.broker.offsets.get("reader", "%DLQ%g", 0) == 1
 
 
 async def test_response_that_its_client_gave_up_is_put_back(node: Node, client: GrpcClient) -> None:

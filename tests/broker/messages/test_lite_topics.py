@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
+import tracemalloc
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from rocketlet.broker.broker import BrokerController
-from rocketlet.broker.config import LITE_EXPIRED_AT_ONCE, LITE_SYNC_S, BrokerConfig, Limits
+from rocketlet.broker.config import BATCH_TURN_MESSAGES, LITE_EXPIRED_AT_ONCE, LITE_SYNC_S, BrokerConfig, Limits
+from rocketlet.broker.messages.lite import LiteTopic
+from rocketlet.broker.messages.sending import LongBatch
 from rocketlet.broker.runtime import MovableClock, Timer
 from rocketlet.broker.sessions import Reason, Refusal
 from rocketlet.broker.store.files import FORMAT, Damaged, StoreFull, write_state
@@ -19,8 +25,8 @@ from rocketlet.broker.store.store import Retention
 from rocketlet.protocol import properties as props
 from rocketlet.protocol.bodies import SLICE, TopicConfig, finish
 from rocketlet.protocol.headers import SendMessage
-from rocketlet.protocol.message import Record, decode_record
-from rocketlet.protocol.names import lite_queue
+from rocketlet.protocol.message import Record, decode_record, encode_batch
+from rocketlet.protocol.names import IllegalName, lite_queue
 from structlog.testing import capture_logs
 
 PARENT = "CHAT"
@@ -181,6 +187,195 @@ def test_properties_of_another_topic_are_no_index_when_it_becomes_a_parent(tmp_p
     opened.broker.sending.commit()
     opened.broker.topics.put(TopicConfig("plain", 1, 1, message_type="LITE"), opened.broker.store.end)
     assert opened.broker.lites.of("plain") == {}
+
+
+def forge(opened: Opened, count: int, topic: str = "plain", step: int = 10**15) -> None:
+    """Store messages with the properties of lite topics, as a batch of an earlier release left them."""
+    broker = opened.broker
+    with broker.appender.batch():
+        for number in range(count):
+            pairs = {
+                props.LITE_TOPIC: f"forged{number % 2}",
+                props.LITE_QUEUE: lite_queue(topic, f"forged{number % 2}"),
+                props.LITE_OFFSET: str(number * step),
+            }
+            queue = broker.store.queue(topic, 0)
+            broker.appender.stage(queue, b"x", props.encode(pairs).encode(), 0, 0, 0, 1, HOST, 0)
+
+
+def test_records_from_before_a_topic_was_made_lite_are_not_indexed_or_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Opened(tmp_path / "data")
+    opened.broker.topics.put(TopicConfig(PARENT, 1, 1), 0)
+    forge(opened, 200, PARENT, 50_000)
+    read: list[Any] = []
+    monkeypatch.setattr(opened.broker.store, "fetch", lambda *of, **_: read.append(of))
+    opened.put_parent()
+    opened.send("a")
+    monkeypatch.undo()
+    assert (list(opened.broker.lites.of(PARENT)), opened.broker.lites.count, read) == (["a"], 1, [])
+    again = Opened(opened.copy(tmp_path / "killed"))
+    assert again.by_index() == opened.by_index() == {"a": opened.by_index()["a"]}
+    assert again.broker.lites.count == 1
+    again.close()
+
+
+def test_messages_stay_indexed_when_a_parent_is_lite_with_an_interruption(opened: Opened, tmp_path: Path) -> None:
+    opened.send("a", "b")
+    opened.broker.topics.put(TopicConfig(PARENT, 4, 4), opened.broker.store.end)
+    opened.stage("", b"plain")
+    opened.broker.sending.commit()
+    again = Opened(opened.copy(tmp_path / "killed"))
+    for one in (opened, again):
+        one.put_parent()
+        one.send("a")
+        assert [offset for offset, _ in one.by_index()["a"]] == [0, 1]
+        assert sorted(one.by_index()) == ["a", "b"]
+    again.close()
+
+
+def test_parent_of_an_earlier_release_keeps_its_lite_topics(opened: Opened, tmp_path: Path) -> None:
+    opened.send("a", "b")
+    opened.broker.persist()
+    folder = opened.copy(tmp_path / "killed")
+    for path in folder.glob("topics.json*"):
+        path.write_bytes(re.sub(rb',"liteSince":[0-9]+', b"", path.read_bytes()))
+    assert not any(b"liteSince" in path.read_bytes() for path in folder.glob("topics.json*"))
+    again = Opened(folder)
+    assert again.by_index() == opened.by_index()
+    again.close()
+
+
+def test_lite_messages_that_replace_lost_ones_from_before_the_topic_was_lite_are_found(tmp_path: Path) -> None:
+    opened = Opened(tmp_path / "data")
+    opened.broker.topics.put(TopicConfig(PARENT, 1, 1), 0)
+    opened.stage("", b"first")
+    opened.broker.sending.commit()
+    end = opened.broker.store.end
+    opened.stage("", b"lost")
+    opened.broker.sending.commit()
+    opened.put_parent()
+    folder = opened.copy(tmp_path / "copy")
+    with open(max((folder / "commitlog").iterdir()), "r+b") as file:
+        file.truncate(end)
+    cut = Opened(folder)
+    cut.send("a")
+    again = Opened(cut.copy(tmp_path / "killed"))
+    assert [offset for offset, _ in again.by_index()["a"]] == [0]
+    again.close()
+    cut.close()
+
+
+@pytest.mark.parametrize("name", ["%RETRY%g", "%DLQ%g"])
+def test_topic_of_a_group_cannot_be_a_parent(opened: Opened, name: str) -> None:
+    with pytest.raises(IllegalName, match="of a group"):
+        opened.broker.topics.put(TopicConfig(name, 1, 1, message_type="LITE"), opened.broker.store.end)
+
+
+LITE_TEXT = f"{props.LITE_TOPIC}\x01a"
+
+
+@pytest.mark.parametrize("count", [1, BATCH_TURN_MESSAGES + 1])
+@pytest.mark.parametrize(
+    ("body", "text", "shared", "is_refused"),
+    [
+        (b"x", LITE_TEXT, "", True),
+        (b"x", f"k\x01v\x02{LITE_TEXT}", "", True),
+        (b"x", "", LITE_TEXT, True),
+        (LITE_TEXT.encode(), f"x{LITE_TEXT}", "", False),
+        (b"x", f"{props.LITE_TOPIC}\x01\x02{props.LITE_OFFSET}\x017", "", False),
+    ],
+    ids=["own", "own, second", "shared", "other names and a body", "without a value"],
+)
+def test_batch_has_no_messages_of_lite_topics(
+    opened: Opened, count: int, body: bytes, text: str, shared: str, is_refused: bool
+) -> None:
+    opened.broker.topics.put(TopicConfig("plain", 1, 1), 0)
+    data = encode_batch([(0, b"x", "")] * (count - 1) + [(0, body, text)])
+    header = SendMessage("p", "plain", "TBW102", 4, 0, 0, 1, 0, shared, batch=True)
+
+    def store() -> None:
+        try:
+            opened.broker.sending.stage(header, data, HOST)
+        except LongBatch:
+            finish(opened.broker.sending.storing_batch(header, data, HOST))
+        opened.broker.sending.commit()
+
+    if is_refused:
+        with pytest.raises(Refusal, match="a batch cannot have messages of lite topics") as refused:
+            store()
+        assert refused.value.reason is Reason.ILLEGAL_MESSAGE
+    else:
+        store()
+    queue = opened.broker.store.queues.get(("plain", 0))
+    assert (queue.next if queue is not None else 0) == (0 if is_refused else count)
+
+
+def test_lost_messages_take_no_memory(opened: Opened) -> None:
+    opened.send("a")
+    lite = opened.broker.lites.of(PARENT)["a"]
+    opened.put_parent()
+    tracemalloc.start()
+    try:
+        for number in range(1, 200):
+            lite.lose_until(number * 10**9)
+            lite.append(0)
+        size = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert size < 100_000
+    assert (lite.next, lite.readable_from(5), lite.readable_from(10**9 + 1)) == (199 * 10**9 + 1, 10**9, 2 * 10**9)
+
+
+class _Retained:
+    """The part of a queue that a lite topic reads: the first offset that retention has left."""
+
+    topic = PARENT
+    begin = 0
+
+
+class GappedLiteTopic(RuleBasedStateMachine):
+    """A lite topic with lost messages, against a plain dict of offsets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = _Retained()
+        self.lite = LiteTopic("a", self.queue)  # type: ignore[arg-type]
+        self.left: dict[int, int] = {}
+        self.end = self.parent_end = 0
+
+    @rule(lost=st.sampled_from([0, 0, 0, 1, 3, 10**12]), count=st.integers(1, 12), step=st.integers(1, 3))
+    def append(self, lost: int, count: int, step: int) -> None:
+        self.lite.lose_until(self.end + lost)
+        self.end += lost
+        for _ in range(count):
+            self.lite.append(self.parent_end)
+            self.left[self.end] = self.parent_end
+            self.end += 1
+            self.parent_end += step
+
+    @rule(part=st.floats(0, 1))
+    def expire(self, part: float) -> None:
+        self.queue.begin = max(self.queue.begin, int(self.parent_end * part))
+        self.left = {offset: parent for offset, parent in self.left.items() if parent >= self.queue.begin}
+
+    @invariant()
+    def agrees(self) -> None:
+        lite, offsets = self.lite, list(self.left)
+        assert lite.next == self.end
+        assert {offset: lite.parent_offset(offset) for offset in offsets} == self.left
+        assert lite.first_parent_offset == (self.left[offsets[0]] if offsets else None)
+        assert lite.last_parent_offset == (self.left.get(self.end - 1))
+        around = {offset + step for offset in offsets for step in (-1, 1)} | {0, self.end - 1, self.end}
+        for offset in sorted(around):
+            assert lite.parent_offset(offset) == self.left.get(offset)
+            if offset >= 0:
+                following = next((known for known in offsets if known >= offset), max(offset, self.end))
+                assert lite.readable_from(offset) == following
+
+
+TestGappedLiteTopic = GappedLiteTopic.TestCase
 
 
 @pytest.mark.parametrize(

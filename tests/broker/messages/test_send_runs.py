@@ -145,6 +145,16 @@ async def test_a_send_that_needs_more_than_a_checked_queue_is_never_taken(node: 
     assert runs.taken > 0
 
 
+@pytest.mark.parametrize("is_lite", [True, False])
+async def test_batch_with_the_name_of_the_lite_topic_property_is_checked(node: Node, runs: Runs, is_lite: bool) -> None:
+    await runs.send()
+    await runs.send()
+    entries = [(0, b"x", "a\x01b"), (0, b"__LITE_TOPIC\x01", "__LITE_TOPIC\x01a" if is_lite else "x__LITE_TOPIC\x01a")]
+    found = await runs.send(encode_batch(entries), batch=True)
+    assert (found.code == ResponseCode.MESSAGE_ILLEGAL, "lite topics" in (found.remark or "")) == (is_lite, is_lite)
+    assert runs.taken == 1
+
+
 async def test_sends_at_the_limits_are_taken(runs: Runs) -> None:
     await runs.send()
     longest = "x" * (SENT_PROPERTY_BYTES - BROKERS_OWN)
