@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar, cast
 
 from ..protocol import names
 from ..protocol.config import MAX_REQUEST_QUEUES
-from ..protocol.names import SQL92, TAG, Queue, Sql, Subscription, SubscriptionError, parse_subscription
+from ..protocol.names import Queue, Subscription, SubscriptionError, parse_subscription
 from .errors import ConfigError
 
 # ------------------------------------------------------------------------------
@@ -576,9 +576,8 @@ def _subscription(topic: Any, expression: Any) -> Subscription:
         raise ConfigError(
             f"subscriptions: {topic}: {expression!r} is not an expression; use '*', 'TagA || TagB' or Sql(...)"
         )
-    kind = SQL92 if isinstance(expression, Sql) else TAG
     try:
-        parsed = parse_subscription(topic, expression, version=int(time.time() * 1000), kind=kind)
+        parsed = parse_subscription(topic, expression, version=int(time.time() * 1000))
     except SubscriptionError as error:
         raise ConfigError(f"subscriptions: {topic}: {error}") from None
     invalid = sorted(tag for tag in parsed.tags if re.search(r"[\s|,&]", tag) or tag == "*") if parsed.tags else []

@@ -35,7 +35,7 @@ from .bodies import (
 )
 from .codes import Language
 from .config import MAX_MARK_RANGES, MAX_SHARED_QUEUES, MAX_STATUS_BYTES
-from .names import TAG, Queue, parent_and_name
+from .names import SQL92, Queue, Sql, parent_and_name
 
 # ------------------------------------------------------------------------------
 # Bodies of administration: requests of mqadmin to brokers and of brokers to clients, and their responses.
@@ -482,7 +482,8 @@ class MemberConnection(NamedTuple):
 
 
 class GroupConnections(NamedTuple):
-    """The members of a consumer group at one broker. `subscriptions` has filter expressions by topic."""
+    """The members of a consumer group at one broker. `subscriptions` has the filter of each topic, as `Sql` if its type is
+    SQL92."""
 
     members: tuple[MemberConnection, ...]
     subscriptions: Mapping[str, str]
@@ -536,13 +537,19 @@ def _read_connection(data: Mapping[str, Any]) -> MemberConnection:
     return MemberConnection(str(data["clientId"]), address, str(data["language"]), int(data["version"]))
 
 
+def _expression_of(item: Mapping[str, Any]) -> str:
+    """Return the filter of a JSON object of a subscription, as `Sql` if its type is SQL92."""
+    expression = str(item.get("subString") or "*")
+    return Sql(expression) if item.get("expressionType") == SQL92 else expression
+
+
 @answers("consumer connections")
 def decode_consumer_connections(data: Any) -> GroupConnections:
     """Decode the response to GET_CONSUMER_CONNECTION_LIST."""
     table = data.get("subscriptionTable") or {}
     return GroupConnections(
         tuple(sorted(map(_read_connection, data.get("connectionSet") or ()))),
-        {str(topic): str(item.get("subString") or "*") for topic, item in table.items()},
+        {str(topic): _expression_of(item) for topic, item in table.items()},
         str(data.get("consumeType") or ""),
         str(data.get("messageModel") or ""),
         str(data.get("consumeFromWhere") or ""),
@@ -567,11 +574,10 @@ class Running(NamedTuple):
     """A member's report about itself.
 
     Attributes:
-        subscriptions: filter expression of each topic
+        subscriptions: filter expression of each topic, as `Sql` if its type is SQL92
         commit_offsets: committed offset of each queue that the member owns
         properties: settings of the member
         versions: version of each topic's subscription
-        kinds: TAG or SQL92, by topic
         failures: from Rocketlet members only: the present attempt of a queue's first message, and the error of the
             attempt before
     """
@@ -580,7 +586,6 @@ class Running(NamedTuple):
     commit_offsets: Mapping[Queue, int]
     properties: Mapping[str, str]
     versions: Mapping[str, int]
-    kinds: Mapping[str, str]
     failures: Mapping[Queue, tuple[int, str]] = {}
 
 
@@ -589,7 +594,7 @@ def decode_running(data: Any) -> Running:
     """Decode a client's response to GET_CONSUMER_RUNNING_INFO."""
     subscriptions = data.get("subscriptionSet") or ()
     return Running(
-        {str(item["topic"]): str(item.get("subString") or "*") for item in subscriptions},
+        {str(item["topic"]): _expression_of(item) for item in subscriptions},
         {
             _queue_of_key(key): int(item.get("commitOffset", 0))
             for key, item in (data.get("mqTable") or {}).items()
@@ -597,7 +602,6 @@ def decode_running(data: Any) -> Running:
         },
         {str(name): str(value) for name, value in (data.get("properties") or {}).items()},
         {str(item["topic"]): int(item.get("subVersion") or 0) for item in subscriptions},
-        {str(item["topic"]): str(item.get("expressionType") or TAG) for item in subscriptions},
         {
             _queue_of_key(key): (int(item["attempt"]), str(item.get("failure") or ""))
             for key, item in (data.get("mqTable") or {}).items()

@@ -288,13 +288,19 @@ class SubscriptionError(ValueError):
     """The error for an invalid expression of a subscription."""
 
 
-def parse_subscription(topic: str, expression: str | None, *, version: int = 0, kind: str | None = TAG) -> Subscription:
+def parse_subscription(
+    topic: str, expression: str | None, *, version: int = 0, kind: str | None = None
+) -> Subscription:
     """Parse a subscription. Raises SubscriptionError if the expression contains no tag or too many tags, or is too
-    long."""
+    long.
+
+    Args:
+        kind: the expression type; by default SQL92 for `Sql`, and TAG for any other text.
+    """
     text = expression or ALL
     if len(text) > MAX_EXPRESSION_CHARS:
         raise SubscriptionError(f"the expression has {len(text)} characters; maximum {MAX_EXPRESSION_CHARS}")
-    kind = kind or TAG
+    kind = kind or (SQL92 if isinstance(expression, Sql) else TAG)
     if kind != TAG:
         return Subscription(topic, text, version=version, kind=kind)
     if text.strip() == ALL:

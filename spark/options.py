@@ -26,7 +26,7 @@ from ..client.config import At, Start, check_client_name, parse_addresses
 from ..client.errors import ConfigError
 from ..client.wire.connection import ENCODINGS, Access, Encoding
 from ..protocol import names
-from ..protocol.names import SQL92, TAG, Queue, Sql, Subscription, SubscriptionError, parse_subscription
+from ..protocol.names import Queue, Sql, Subscription, SubscriptionError, parse_subscription
 from .config import (
     ARROW_BATCH_ROWS,
     DELIVERY_TIMEOUT_MS,
@@ -183,7 +183,7 @@ class ReadOptions:
         """Return the subscription of a topic. Retry topics have no filter, because their messages have already passed
         it."""
         expression = "*" if topic.startswith(names.RETRY_PREFIX) else self.filter
-        return parse_subscription(topic, expression, version=1, kind=SQL92 if isinstance(expression, Sql) else TAG)
+        return parse_subscription(topic, expression, version=1)
 
 
 @dataclass(frozen=True, slots=True)

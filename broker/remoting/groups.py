@@ -447,7 +447,7 @@ def _checked_heartbeat(
     if len(running.subscriptions) > MAX_SUBSCRIPTIONS or not _may_read(broker, connection, running):
         return None
     subscriptions = tuple(
-        parse_subscription(topic, expression, version=running.versions[topic], kind=running.kinds[topic])
+        parse_subscription(topic, expression, version=running.versions[topic])
         for topic, expression in running.subscriptions.items()
     )
     where = running.properties.get("consumeFromWhere") or "CONSUME_FROM_LAST_OFFSET"

@@ -60,7 +60,7 @@ from ...protocol.headers import (
     WhiteAddresses,
     write,
 )
-from ...protocol.names import SQL92, TAG, Queue, Sql, counted, parse_subscription
+from ...protocol.names import Queue, Sql, counted, parse_subscription
 from ..config import (
     ADMIN_TIMEOUT_S,
     CLIENT_LIMITS,
@@ -667,8 +667,7 @@ class AdminClient:
         """Iterate over the messages of a queue from offset `begin` to before `end` that match a filter, in lists."""
         if self._cluster.master(queue.broker_name) is None:
             await self._cluster.find_route(queue.topic)
-        kind = SQL92 if isinstance(expression, Sql) else TAG
-        subscription = parse_subscription(queue.topic, expression, kind=kind)
+        subscription = parse_subscription(queue.topic, expression)
         async for messages in read_queue(self._cluster, queue, begin, end, subscription):
             tags = subscription.tags
             yield [message for message in messages if not tags or message.tag in tags]

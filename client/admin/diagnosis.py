@@ -122,12 +122,11 @@ async def diagnose(
     return sorted(set(findings))
 
 
-def _filter(topic: str, seen: Observed) -> str | Sql:
+def _filter(topic: str, seen: Observed) -> str:
     """Return the filter of a topic that members report; one that matches all messages if their filters differ."""
     texts = {known.subscriptions[topic] for known in seen.group.connections.values() if topic in known.subscriptions}
     texts |= {member.subscriptions[topic] for member in seen.running.values() if topic in member.subscriptions}
-    text = texts.pop() if len(texts) == 1 else "*"
-    return text if re.fullmatch(r"[\w\s|*.:%-]*", text) else Sql(text)  # members do not report the filter's type
+    return texts.pop() if len(texts) == 1 else "*"
 
 
 # Brokers

@@ -300,8 +300,10 @@ async def _track(admin: AdminClient, message: Message, group: str) -> Track:
     if retried is not None:
         return retried
     connections = await admin.connections(group)
-    expressions = {known.subscriptions.get(message.topic) for known in connections.values()} - {None}
-    if expressions and not any(_takes(message, str(text)) for text in expressions):
+    expressions = {
+        known.subscriptions[message.topic] for known in connections.values() if message.topic in known.subscriptions
+    }
+    if expressions and not any(_takes(message, text) for text in expressions):
         return Track(group, "filtered")
     return Track(group, "consumed")
 

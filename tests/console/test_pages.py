@@ -41,7 +41,7 @@ from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.config import MAX_TOPIC_QUEUES
 from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.group_bodies import SHARED_OWNER
-from rocketlet.protocol.names import Queue
+from rocketlet.protocol.names import Queue, Sql
 from rocketlet.testing import Cluster
 
 from ..conftest import PATIENCE_S, Node, eventually
@@ -241,10 +241,17 @@ async def test_a_page_says_where_a_message_was_consumed(site: Site, node: Node) 
         Consumer(node.address, "tries", "orders", retried, start="first"),
         Consumer(node.address, "gave-up", "orders", rejected, start="first"),
         Consumer(node.address, "picky", {"orders": "B"}, Inbox(), start="first"),
+        Consumer(node.address, "priced", {"orders": Sql("price IS NOT NULL")}, priced := Inbox(), start="first"),
     ):
-        sent = await producer.send("orders", b"x", tag="A", queue_key="k")
-        await eventually(lambda: bool(done.messages and retried.messages and rejected.messages))
-        wanted = {"done": "consumed", "tries": "retry", "gave-up": "dead", "picky": "filtered"}
+        sent = await producer.send("orders", b"x", tag="A", queue_key="k", properties={"price": "6"})
+        await eventually(lambda: bool(done.messages and retried.messages and rejected.messages and priced.messages))
+        wanted = {
+            "done": "consumed",
+            "tries": "retry",
+            "gave-up": "dead",
+            "picky": "filtered",
+            "priced": "consumed",
+        }
         page = ""
         for group, state in wanted.items():
             while f"{group} {state}" not in page:
