@@ -376,7 +376,7 @@ def _connect(given: ParsedOptions) -> Connect:
             encoding=cast("Encoding", encoding),
         )
         # reads the certificate files, so that a missing file is reported before anything else is done
-        access.ssl_context  # noqa: B018
+        access.check_files()
     except ConfigError as error:
         raise ConfigError(_ACCESS.sub(lambda found: ACCESS[found[0]], str(error))) from None
     name_server, client_name = given.required("nameServer"), given.get("clientName") or None

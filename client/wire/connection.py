@@ -457,7 +457,7 @@ class Connections:
     ) -> None:
         self._access = access
         self._limits = limits
-        self._ssl = access.ssl_context
+        access.check_files()
         self._on_request = on_request
         self._on_lost = on_lost
         self._open: dict[str, Connection] = {}
@@ -501,18 +501,19 @@ class Connections:
         # would reopen them in a busy loop.
         due_s = self._opened_s.get(address, -math.inf) + self._limits.reconnect_s
         await asyncio.sleep(max(due_s - loop.time(), 0.0))
+        context = self._access.ssl_context
         try:
             async with running_timeout(CONNECT_TIMEOUT_S):
                 _, connection = await loop.create_connection(
                     lambda: Connection(address, self._access, self._on_request, self._lost, self._limits),
                     host.strip("[]"),
                     int(port),
-                    ssl=self._ssl,
+                    ssl=context,
                 )
         except TimeoutError:
             raise ConnectionFailed(f"{address} did not accept a connection within {CONNECT_TIMEOUT_S} s") from None
         except (OSError, ValueError, OverflowError) as error:  # OverflowError for a port over 65535
-            raise ConnectionFailed(f"cannot connect to {address}: {_reason(error, self._ssl)}") from None
+            raise ConnectionFailed(f"cannot connect to {address}: {_reason(error, context)}") from None
         self._opened_s[address] = loop.time()
         if not connection.is_open:  # `_lost` was called before this, so nothing would remove it from `_open`
             raise ConnectionFailed(f"{address} closed the connection immediately")
@@ -567,7 +568,8 @@ class Access:
     - `encoding`: encoding of headers. "auto" is JSON, or MessagePack once a Rocketlet server has responded in it.
 
     Raises ConfigError for conflicting values. Files are read when a client is created with these settings, which raises
-    ConfigError for files that cannot be read.
+    ConfigError for files that cannot be used. Files that have changed are read again when a connection is opened; if they
+    cannot be used then, the client logs `tls_files_not_reloaded` and uses their previous contents.
     """
 
     access_key: str = ""
@@ -592,33 +594,25 @@ class Access:
 
     def __getstate__(self) -> dict[str, object]:
         """Leave out cached objects that cannot be pickled, so that Access can be sent to other processes."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("ssl_context", "_signer")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_tls", "_signer")}
 
     @property
     def signs(self) -> bool:
         return bool(self.access_key)
 
-    @cached_property
+    def check_files(self) -> None:
+        """Raise ConfigError if a TLS file cannot be used."""
+        _ = self.ssl_context
+
+    @property
     def ssl_context(self) -> ssl.SSLContext | None:
-        """The TLS context; None without TLS. Raises ConfigError if a file cannot be used."""
-        if not self.tls:
-            return None
-        for name in ("ca_file", "cert_file", "key_file"):
-            path = getattr(self, name)
-            if path and not os.access(path, os.R_OK):
-                raise ConfigError(f"the TLS files cannot be used: {name}: {path} does not exist or is not readable")
-        try:
-            for path in filter(None, (self.ca_file, self.cert_file, self.key_file)):
-                check_file(path, MAX_TLS_FILE_BYTES)
-            context = ssl.create_default_context(cafile=self.ca_file)
-            if not self.verify_tls:
-                context.check_hostname = False
-                context.verify_mode = ssl.CERT_NONE
-            if self.cert_file:
-                context.load_cert_chain(self.cert_file, self.key_file, _refuse_password)
-        except (OSError, ssl.SSLError) as error:
-            raise ConfigError(f"the TLS files cannot be used: {error}") from None
-        return context
+        """The TLS context of the present files; None without TLS. Raises ConfigError if a file cannot be used and no earlier
+        contents of the files could."""
+        return self._tls.context() if self.tls else None
+
+    @cached_property
+    def _tls(self) -> _TlsFiles:
+        return _TlsFiles(self)
 
     @cached_property
     def _signer(self) -> Signer:
@@ -631,6 +625,58 @@ class Access:
             fields[SECURITY_TOKEN] = self.security_token
         fields[SIGNATURE] = self._signer.signature(fields, body)
         return fields
+
+
+class _TlsFiles:
+    """The TLS context of an `Access`, which is created again when one of the files has changed."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._paths = {
+            name: path
+            for name in ("ca_file", "cert_file", "key_file")
+            if (path := cast("str | None", getattr(access, name)))
+        }
+        self._versions: list[tuple[int, int, int] | None] = []
+        self._context: ssl.SSLContext | None = None
+
+    def context(self) -> ssl.SSLContext:
+        versions = [_version_of(path) for path in self._paths.values()]  # before the files are read
+        if self._context is None or versions != self._versions:
+            try:
+                self._context = self._read()
+            except ConfigError as error:
+                if self._context is None:
+                    raise
+                log.warning("tls_files_not_reloaded", reason=str(error), hint="the client uses their previous contents")
+            self._versions = versions
+        return self._context
+
+    def _read(self) -> ssl.SSLContext:
+        for name, path in self._paths.items():
+            if not os.access(path, os.R_OK):
+                raise ConfigError(f"the TLS files cannot be used: {name}: {path} does not exist or is not readable")
+        try:
+            for path in self._paths.values():
+                check_file(path, MAX_TLS_FILE_BYTES)
+            context = ssl.create_default_context(cafile=self._access.ca_file)
+            if not self._access.verify_tls:
+                context.check_hostname = False
+                context.verify_mode = ssl.CERT_NONE
+            if self._access.cert_file:
+                context.load_cert_chain(self._access.cert_file, self._access.key_file, _refuse_password)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"the TLS files cannot be used: {error}") from None
+        return context
+
+
+def _version_of(path: str) -> tuple[int, int, int] | None:
+    """Return a value that changes if the file is rewritten or replaced; None if there is no file."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _refuse_password() -> str:

@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.server import Listening, Server
+from rocketlet.broker.tls import Tls
 from rocketlet.client import (
     AdminClient,
     ConnectionFailed,
@@ -34,6 +35,7 @@ from rocketlet.protocol.names import Queue
 from rocketlet.testing.ports import free_port
 
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
+from ..support.accounts import reload
 from ..support.certificates import Certificates
 from ..support.handlers import Inbox
 from ..support.turns import passed
@@ -522,3 +524,52 @@ async def test_a_member_that_has_said_nothing_yet_has_news(brokers_heartbeats: B
     brokers_heartbeats.heartbeats.send_if_changed()
     await eventually(lambda: len(brokers_heartbeats.beats) == 2)
     beating.cancel()
+
+
+# Renewed certificates
+
+
+def presenting(certificates: Certificates) -> Access:
+    files = {
+        name: str(certificates.folder / file) for name, file in (("ca_file", "ca.pem"), ("cert_file", "client.pem"))
+    }
+    return Access(tls=True, **files)  # type: ignore[arg-type]
+
+
+async def test_renewed_authority_and_certificate_are_used_by_new_connections_of_running_and_of_new_clients(
+    nodes: Nodes, certificates: Certificates
+) -> None:
+    tls = Tls("enforcing", certificates.mutual)
+    node, access = await nodes.start(tls=tls), presenting(certificates)
+    async with Producer(node.address, access=access) as running:
+        await running.send("t", b"before")
+        Certificates.make(certificates.folder)  # another authority, which signs other certificates
+        reload(tls)
+        node.break_connections()
+        await running.send("t", b"after")
+        async with Producer(node.address, access=access) as new:
+            await new.send("t", b"after")
+
+
+async def test_renewed_files_that_cannot_be_used_leave_the_previous_ones_in_force(
+    nodes: Nodes, certificates: Certificates, caplog: pytest.LogCaptureFixture
+) -> None:
+    node, access = await nodes.start(tls=Tls("enforcing", certificates.mutual)), presenting(certificates)
+    client = certificates.folder / "client.pem"
+    whole = client.read_bytes()
+    async with Producer(node.address, access=access) as producer:
+        await producer.send("t", b"before")
+        for damage in (whole[: len(whole) // 3], b"", None):
+            if damage is None:
+                client.unlink()
+            else:
+                client.write_bytes(damage)
+            node.break_connections()
+            caplog.clear()
+            await producer.send("t", b"after")
+            assert caplog.text.count("tls_files_not_reloaded") == 1
+        client.write_bytes(whole)
+        node.break_connections()
+        caplog.clear()
+        await producer.send("t", b"repaired")
+        assert "tls_files_not_reloaded" not in caplog.text
