@@ -127,6 +127,7 @@ class BrokerController:
 
     def _open_store(self, config: BrokerConfig) -> None:
         self.store = _store(config, self.clock)
+        self.runtime.adoption.keep = self.store.folder.put_aside
         self.retention_time = RetentionTime(self.clock)
         self.topics = Topics(self.runtime, config, self.changes)
         self.recovered = self.store.recover(
@@ -150,12 +151,12 @@ class BrokerController:
     def _read_groups(self, config: BrokerConfig) -> Frames:
         """Read the stored settings and offsets of groups, and create the parts of sending that need them. Return the
         file of popped messages."""
-        folder, limits = config.data_dir, self.limits
+        folder = config.data_dir
         self.history = History(self.runtime)
         self.groups = self._make_groups(config.name)
-        self.offsets = Offsets(folder / "offsets.json", self.groups, self.topics, limits)
+        self.offsets = Offsets(self.runtime, folder / "offsets.json", self.groups, self.topics)
         self.offsets.apply_journal(self.topics.deleted)
-        self.lite_offsets = LiteOffsets(self.lites, self.topics)
+        self.lite_offsets = LiteOffsets(self.runtime, self.lites, self.topics)
         self.offsets.clamp(self.store.queues)
         self.group_configs = groups = GroupConfigs(
             self.runtime, self.groups, folder / "groups.json", auto_create=config.auto_create_groups
@@ -170,7 +171,7 @@ class BrokerController:
         return pop_frames
 
     def _make_members(self, config: BrokerConfig) -> None:
-        folder, clock, limits = config.data_dir, self.clock, self.limits
+        folder, clock = config.data_dir, self.clock
         self.refusals = Refusals(clock)
         self.repeats = RedeliveryCauses(clock)
         self.locks = self._make_locks(folder / "locks.json")
@@ -178,7 +179,7 @@ class BrokerController:
         self.notifications = Notifications(self.runtime, self.groups, self.group_configs, self.history)
         self.draining = self._make_draining()
         self.guard = ReaderGuard(self.runtime, self.groups, self.watch, self.offsets, self.held_pulls)
-        self.request_modes = RequestModes(folder / "modes.json", limits)
+        self.request_modes = RequestModes(self.runtime, folder / "modes.json")
 
     def _make_pulling(self) -> Pulling:
         return Pulling(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+import zlib
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
@@ -15,12 +16,14 @@ from concurrent.futures import ThreadPoolExecutor
 from heapq import heappop, heappush
 from typing import Any, Final, Protocol, TypeVar
 
+import orjson
 import structlog
 
 from ..protocol.bodies import Work
-from .config import ADDRESS_SHARE, LIMITS, MOMENT_S, TURN_S, BrokerConfig, LimitExceeded, Limits
+from .config import ADDRESS_SHARE, LIMITS, MAX_NAMED_CHARS, MOMENT_S, TURN_S, BrokerConfig, LimitExceeded, Limits
 
 log = structlog.get_logger("rocketlet.turns")
+broker_log = structlog.get_logger("rocketlet.broker")
 tasks_log = structlog.get_logger("rocketlet.tasks")
 
 
@@ -548,6 +551,69 @@ class LiveConfig:
 # What every part of a broker runs on, in one object.
 
 
+# ------------------------------------------------------------------------------
+# State files of an earlier run, which may have anything in them: they may be older, restored, or edited by hand. Only one
+# entry is lost by one fault, so that the broker starts.
+
+
+Entry = TypeVar("Entry")
+
+
+class Adoption:
+    """Adopts the entries of state files at a start. Entries that cannot be adopted are kept in a file and reported, and the
+    broker continues without them.
+
+    Attributes:
+        keep: saves bytes in a file of this name for inspection. The store sets it.
+        faults: what was not adopted, for reports.
+    """
+
+    def __init__(self) -> None:
+        self.keep: Callable[[str, bytes], object] = lambda name, data: None
+        self.faults: list[str] = []
+
+    def each(self, part: str, entries: Iterable[Entry], adopt: Callable[[Entry], object]) -> None:
+        """Adopt entries one by one.
+
+        Args:
+            part: the name of the state, which begins the name of the file.
+            adopt: adopts an entry, or raises an error and changes nothing.
+        """
+        left: list[Entry] = []
+        first: Exception | None = None
+        for entry in entries:
+            try:
+                adopt(entry)
+            except MemoryError:
+                raise  # the entries are intact, and the broker needs more memory
+            except Exception as error:
+                first = first or error
+                left.append(entry)
+        if first is not None:
+            content = orjson.dumps(left, default=_shown, option=orjson.OPT_NON_STR_KEYS)
+            self.set_aside(part, len(left), content, first)
+
+    def set_aside(self, part: str, count: int, content: bytes, fault: Exception) -> None:
+        """Keep and report entries that were not adopted.
+
+        Args:
+            count: the number of entries.
+            content: the entries as bytes, by which the file is named.
+        """
+        file = f"{part.replace(' ', '-')}-{zlib.crc32(content):08x}"
+        self.keep(file, content)
+        reason = f"{type(fault).__name__}: {fault}"
+        broker_log.error(
+            "state_not_adopted", part=part, count=count, reason=reason, file=f"damaged/{file}", exc_info=fault,
+            hint="the broker continues without these entries; messages may be delivered again",
+        )  # fmt: skip
+        self.faults.append(f"{count} of {part} ({reason[:MAX_NAMED_CHARS]}), kept in damaged/{file}")
+
+
+def _shown(value: object) -> object:
+    return list(value) if isinstance(value, tuple | set) else repr(value)
+
+
 class Runtime:
     """The clock, limits, tasks, deferred work and generation of one broker. Each part takes from it what it needs.
 
@@ -559,7 +625,7 @@ class Runtime:
         turns: long work in pieces.
     """
 
-    __slots__ = ("clock", "generation", "limits", "tasks", "turns")
+    __slots__ = ("adoption", "clock", "generation", "limits", "tasks", "turns")
 
     def __init__(
         self,
@@ -569,6 +635,7 @@ class Runtime:
         tasks: Tasks | None = None,
         turns: Turns | None = None,
     ) -> None:
+        self.adoption = Adoption()
         self.clock = clock
         self.limits = limits
         self.generation = generation if generation is not None else Generation()

@@ -450,6 +450,8 @@ class Reason(Enum):
     """The client names a later version of its subscription than its last heartbeat."""
     TOO_MANY_LITE_TOPICS = auto()
     """The broker has as many lite topics as it may."""
+    LITE_GROUP = auto()
+    """The group receives lite topics, and consumes nothing else."""
     NOT_LITE = auto()
     """The topic has no lite topics, or the group is not bound to it."""
     ILLEGAL_LITE_TOPIC = auto()

@@ -262,15 +262,15 @@ class GroupPool(Protocol):
     """The pool of a topic that clients of a group pop.
 
     Attributes:
-        owned: the queues that the pool may serve; None if they are all of the topic.
-        queues: the queues that were popped.
+        is_divided: True if members pull some of the topic's queues.
+        popped: the queues of the topic that were popped.
     """
 
     @property
-    def owned(self) -> Collection[int] | None: ...
+    def is_divided(self) -> bool: ...
 
     @property
-    def queues(self) -> Mapping[int, PoppedQueue]: ...
+    def popped(self) -> Mapping[int, PoppedQueue]: ...
 
     def is_used(self, now_s: float) -> bool:
         """Return True if clients pop the topic now, or have unfinished messages of it."""
@@ -540,7 +540,7 @@ class ConsumerGroup:
     def is_apart(self, topic: str, now_s: float) -> bool:
         """Return True if clients pop the topic and no member pulls it."""
         pool = self.pools.get(topic)
-        return pool is not None and pool.owned is None and pool.is_used(now_s)
+        return pool is not None and not pool.is_divided and pool.is_used(now_s)
 
     def is_moving(self, session: Session) -> bool:
         """Return True if the session may not read the same queues for long, so that checks of its pulls must not be
@@ -996,7 +996,7 @@ class ConsumerGroups:
         """Return the queues of a topic that a group has popped, by queue id."""
         group = self._groups.get(name)
         pool = group.pools.get(topic) if group is not None else None
-        return dict(pool.queues) if pool is not None else {}
+        return dict(pool.popped) if pool is not None else {}
 
     def members_of(self, name: str) -> Mapping[Session, Member]:
         """Return the members of a group by session; none if there is no such group."""

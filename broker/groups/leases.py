@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -92,6 +93,7 @@ class Locks:
         self._has_moved = self._has_changed = False
         self._count = 0  # leases
         self._waiting = 0  # number of waiting members, summed over queues
+        self._unknown: set[LeaseKey] = set()  # queues whose leases of the last run could not be adopted
         self._known_count = 0  # foreign readers in the ledger
         self._lost_count = 0  # foreign readers whose connections have closed
         self.refused = 0
@@ -101,24 +103,37 @@ class Locks:
             clock.time_ms() << 16, ledger.epoch
         )  # beyond every epoch of an earlier run, whatever the clock says
         # The latest renewal is not known, and its owner may not know of the restart yet.
-        self._awake_s = since_s = clock.monotonic_s()
+        self._awake_s = self._began_s = since_s = clock.monotonic_s()
         self._held_until_s = -math.inf if ledger.is_known else since_s + HANDOVER_LEASE_S
         self._is_closed = False
         self.is_restarted = ledger.epoch > 0
-        for (name, topic, queue_id), former in ledger.leases.items():
-            found = queues.get((topic, queue_id))
-            end = found.next if found is not None else 0
-            if not former.is_reader and (former.end is None or end < former.end):
-                former = former._replace(end=end)
-                ledger.ended_at((name, topic, queue_id), former)
-            group = groups.obtain(name)
-            queue = groups.obtain_queue(group, (topic, queue_id))
-            queue.lease = lease = QueueLease(former.client_id, None, former.epoch, True, since_s, former_end=former.end)
-            lease.is_awaited = former.is_reader
-            group.awaited_readers += lease.is_awaited
-            self._count += 1
+        runtime.adoption.each("leases", ledger.leases.items(), partial(self._adopt, queues))
         ledger.write()
         ledger.leases.clear()
+
+    def _adopt(self, queues: Mapping[QueueKey, ConsumeQueue], entry: tuple[LeaseKey, PreviousRunLease]) -> None:
+        """Adopt the lease of an owner, or the reservation of a foreign reader."""
+        (name, topic, queue_id), former = entry
+        self._unknown.add(entry[0])  # until the end of this method
+        found = queues.get((topic, queue_id))
+        end = found.next if found is not None else 0
+        if not former.is_reader and (former.end is None or end < former.end):
+            former = former._replace(end=end)
+            self._ledger.ended_at((name, topic, queue_id), former)
+        group = self.groups.obtain(name)
+        queue = self.groups.obtain_queue(group, (topic, queue_id))
+        queue.lease = lease = QueueLease(
+            former.client_id,
+            None,
+            former.epoch,
+            True,
+            self._began_s,
+            former_end=former.end,
+            is_awaited=former.is_reader,
+        )
+        group.awaited_readers += lease.is_awaited
+        self._count += 1
+        self._unknown.discard(entry[0])
 
     def saving(self, *, closes: bool = False) -> Job[None]:
         """Save what `lock` and `unlock` have not saved. closes: grant nothing any more. Raises StoreFull; the next call
@@ -197,7 +212,10 @@ class Locks:
                 return None
         if wanted in request.epochs:
             return None  # a renewal does not acquire a lease: its sender must first release the queue
-        if self._is_closed or (now_s < self._held_until_s and not has_had):
+        is_unknown = now_s < self._held_until_s or (
+            bool(self._unknown) and (group.name, *key) in self._unknown and now_s < self._began_s + HANDOVER_LEASE_S
+        )
+        if self._is_closed or (is_unknown and not has_had):
             return None  # another member may have a lease that this run does not know
         is_kept = (
             # a foreign member still handles messages of it; the group is notified when it does not

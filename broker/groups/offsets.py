@@ -15,7 +15,7 @@ import structlog
 from ...protocol.admin_bodies import ProgressColumns, QueueProgress
 from ...protocol.bodies import LOOKS, SLICE, Work, joined
 from ...protocol.names import TOOLS_GROUP, IllegalName, Queue, group_fault
-from ..config import GUARD_POLL_S, GUARD_QUIET_S, LIMITS, MAX_HOLD_S, ORPHAN_S, PLACE_BYTES, LimitExceeded, Limits
+from ..config import GUARD_POLL_S, GUARD_QUIET_S, MAX_HOLD_S, ORPHAN_S, PLACE_BYTES, LimitExceeded
 from ..messages.held_pulls import HeldPull, HeldPulls, Until
 from ..messages.topics import Topics
 from ..runtime import Job, Runtime
@@ -55,8 +55,9 @@ class Offsets:
         is_unsaved: True while offsets are saved, and after a save that failed or was cancelled.
     """
 
-    def __init__(self, path: Path, groups: ConsumerGroups, topics: Topics, limits: Limits = LIMITS) -> None:
-        self._limits = limits
+    def __init__(self, runtime: Runtime, path: Path, groups: ConsumerGroups, topics: Topics) -> None:
+        self._limits = runtime.limits
+        self._adoption = runtime.adoption
         self._path = path
         self._groups = groups
         self._identity_of = topics.identity
@@ -66,15 +67,21 @@ class Offsets:
         self._dirty = False
         self._count = 0
         state = read_state(path) or {}
-        rewinds = state.pop(_REWINDS, {})
+        self._saved_rewinds = state.pop(_REWINDS, {})
         self._saved_identities = list(state.pop(_IDENTITIES, {}).items())
         self.has_pops = state.pop(_POPPED, None) is not None  # True if a group has ever popped: its journal exists then
-        for key, queues in state.items():
-            topic, _, name = key.partition("@")
-            item = self._obtain(groups.obtain(name), topic)
-            item.offsets = {int(number): int(offset) for number, offset in queues.items()}
-            item.rewinds = rewinds.get(key, 0)
-            self._count += len(queues)
+        self._adoption.each("offsets", state.items(), self._adopt)
+        self._saved_rewinds = {}
+
+    def _adopt(self, entry: tuple[str, Any]) -> None:
+        """Adopt the offsets of a group in a topic."""
+        key, queues = entry
+        topic, _, name = key.partition("@")
+        offsets = {int(number): int(offset) for number, offset in queues.items()}
+        rewinds = int(self._saved_rewinds.get(key, 0))
+        item = self._obtain(self._groups.obtain(name), topic)
+        item.offsets, item.rewinds = offsets, rewinds
+        self._count += len(offsets)
 
     def _obtain(self, group: ConsumerGroup, topic: str) -> TopicOffsets:
         item = group.offsets.get(topic)
@@ -92,10 +99,16 @@ class Offsets:
             if self._is_former(topic, saved, deleted):
                 self.topic_deleted(topic)
         self._saved_identities = []
-        for topic, name, saved, offsets in chain.from_iterable(self._journal.read()):
-            if not self._is_former(topic, saved, deleted):
-                for queue_id, offset in offsets:
-                    self.put(name, topic, queue_id, offset)
+        self._adoption.each(
+            "handed-over offsets", chain.from_iterable(self._journal.read()), partial(self._apply, deleted)
+        )
+
+    def _apply(self, deleted: Container[str], entry: Any) -> None:
+        """Adopt the offsets of queues that were handed over."""
+        topic, name, saved, offsets = entry
+        if not self._is_former(topic, saved, deleted):
+            for queue_id, offset in [(int(queue_id), int(offset)) for queue_id, offset in offsets]:
+                self.put(name, topic, queue_id, offset)
 
     def _is_former(self, topic: str, saved: str, deleted: Container[str]) -> bool:
         identity = self._identity_of(topic)

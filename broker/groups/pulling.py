@@ -389,6 +389,7 @@ class Pulling:
             if settings is None:
                 raise Refusal(Reason.NO_GROUP, f"subscription group [{header.consumer_group}] does not exist")
             group = self._groups.obtain(header.consumer_group)
+        self._group_configs.check_unbound(settings)
         if not settings.consume_enable:
             raise Refusal(Reason.NOT_PERMITTED, f"subscription group no permission, {header.consumer_group}")
         topic = self._topics.get(header.topic)

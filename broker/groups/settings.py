@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import orjson
 import structlog
 
-from ...protocol.bodies import BodyError, DataVersion, GroupConfig, encode_group, joined, read_group
+from ...protocol.bodies import DataVersion, GroupConfig, encode_group, joined, read_group
 from ...protocol.group_bodies import PULL, RequestMode, decode_request_modes, encode_request_modes
 from ...protocol.names import SYSTEM_GROUP_PREFIX, IllegalName, group_fault
 from ..config import (
-    LIMITS,
     MAX_RETRY_QUEUES,
     MAX_RETRY_TIMES,
     LimitExceeded,
-    Limits,
     within,
 )
 from ..runtime import Job, Runtime
+from ..sessions import Reason, Refusal
 from ..store.files import StoreFull, read_state, replace_state, write_state
 from ..store.journals import Journal
 from .group import ConsumerGroups
@@ -74,16 +74,13 @@ class GroupConfigs:
         self._generation = runtime.generation
         self._groups = groups
         self._count = 0
-        for item in (*(read_state(path) or ()), *self.journal.read()):
-            if "deleted" in item:
-                self._remove(item["deleted"])
-                continue
-            try:
-                group = _checked(read_group(item))
-            except (IllegalName, BodyError, LimitExceeded) as fault:
-                log.warning("group_settings_skipped", group=item.get("groupName"), reason=str(fault))
-                continue
-            self._store(group)
+        runtime.adoption.each("groups", (*(read_state(path) or ()), *self.journal.read()), self._adopt)
+
+    def _adopt(self, item: Any) -> None:
+        if "deleted" in item:
+            self._remove(item["deleted"])
+        else:
+            self._store(_checked(read_group(item)))
 
     def _store(self, settings: GroupConfig) -> None:
         group = self._groups.obtain(settings.name)
@@ -124,6 +121,21 @@ class GroupConfigs:
                 self._is_behind = True
                 self._touch()
         return group
+
+    @staticmethod
+    def bound_fault(group: GroupConfig) -> str | None:
+        """Return why a consumer of topics may not use a group: it receives lite topics. None for other groups."""
+        if not group.lite_topic:
+            return None
+        return (
+            f"the group {group.name} receives lite topics of {group.lite_topic}; use a lite consumer, or another group"
+        )
+
+    def check_unbound(self, group: GroupConfig) -> None:
+        """Raises Refusal for a group that receives lite topics."""
+        fault = self.bound_fault(group)
+        if fault is not None:
+            raise Refusal(Reason.LITE_GROUP, fault)
 
     def __contains__(self, name: str) -> bool:
         return self.get(name) is not None
@@ -176,23 +188,15 @@ class GroupConfigs:
 class RequestModes:
     """The modes of groups and topics, kept in a file. The default is PULL."""
 
-    def __init__(self, path: Path, limits: Limits = LIMITS) -> None:
-        self._limits = limits
+    def __init__(self, runtime: Runtime, path: Path) -> None:
+        self._limits = runtime.limits
         self._path = path
         self._modes: dict[tuple[str, str], RequestMode] = {}
         state = read_state(path)
-        if state is not None:
-            try:
-                modes = decode_request_modes(orjson.dumps(state))
-            except BodyError as fault:
-                log.error(
-                    "request_modes_unreadable",
-                    file=str(path),
-                    reason=str(fault),
-                    hint="all groups pull until their modes are set again",
-                )
-                modes = []
-            self._modes = {(mode.group, mode.topic): mode for mode in modes}
+        runtime.adoption.each("request modes", () if state is None else (state,), self._adopt)
+
+    def _adopt(self, state: Any) -> None:
+        self._modes = {(mode.group, mode.topic): mode for mode in decode_request_modes(orjson.dumps(state))}
 
     def __iter__(self) -> Iterator[RequestMode]:
         return iter(self._modes.values())

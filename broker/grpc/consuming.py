@@ -512,9 +512,11 @@ def _settle(context: HandlerContext, call: GrpcCall, settings: Any) -> Any:
             topic_of(entry.topic)
         is_lite = settings.client_type in LITE_CLIENTS
         config = settle_lite(context, settings) if is_lite else context.broker.group_configs.ensure(group)
-        if config is not None and config.lite_topic and not is_lite:
-            hint = "use a lite consumer, or another group"
-            raise StatusError(Code.ILLEGAL_CONSUMER_GROUP, f"the group {group} consumes lite topics: {hint}")
+        if config is not None and not is_lite:
+            try:
+                context.broker.group_configs.check_unbound(config)
+            except Refusal as refusal:
+                raise refused(refusal) from None
         client = context.clients.record_call(call)
         client.group = group
         _for_consumer(answer.settings, config)

@@ -328,8 +328,8 @@ class Timers:
         # By delivery time, topic and unique key of a recalled message: the end of the queue at the time of the recall. All
         # copies before it are recalled, because a kill during `carrying` may leave two copies of a message.
         self._recalled: dict[tuple[int, str, str], int] = {}
-        for *item, recalled_end in (*(read_state(self._recalled_path) or ()), *self.journal.read()):
-            self._recalled[tuple(item)] = recalled_end
+        recalled = (*(read_state(self._recalled_path) or ()), *self.journal.read())
+        runtime.adoption.each("recalled messages", recalled, self._adopt_recalled)
         self._kept = len(self._recalled)  # number of recalled messages at the last save; some may be past their time
         done, count, size = self._read_notes(int(state.get("notes", 0)))
         self._saved = self._delivered
@@ -337,6 +337,10 @@ class Timers:
         self._schedule.load(self._taken, self._delivered, self._behind)
         self._add_new(done)
         self._wait_for_less(count, size)
+
+    def _adopt_recalled(self, item: Any) -> None:
+        due_ms, topic, key, end = item
+        self._recalled[int(due_ms), str(topic), str(key)] = int(end)
 
     def _read_notes(self, first: int) -> tuple[set[int], int, int]:
         """Apply the notes since the progress was saved. Return the offsets of messages that were delivered since, the

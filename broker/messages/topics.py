@@ -16,7 +16,7 @@ import orjson
 import structlog
 
 from ...protocol import names
-from ...protocol.bodies import LOOKS, BodyError, DataVersion, TopicConfig, Work, finish, joined, read_topic, topic_json
+from ...protocol.bodies import LOOKS, DataVersion, TopicConfig, Work, finish, joined, read_topic, topic_json
 from ...protocol.codes import MAX_PERM, PERM_INHERIT, PERM_READ_WRITE
 from ..config import MAX_QUEUES_PER_TOPIC, SAMPLE_INTERVAL_S, BrokerConfig, LimitExceeded, within
 from ..runtime import Job, Runtime
@@ -73,6 +73,7 @@ class Topics:
     def __init__(self, runtime: Runtime, config: BrokerConfig, changes: MessageChanges | None = None) -> None:
         clock = runtime.clock
         self._limits = runtime.limits
+        self._adoption = runtime.adoption
         self._path: Path = config.data_dir / "topics.json"
         self._config = config
         self._topics: dict[str, TopicConfig] = {}
@@ -125,23 +126,21 @@ class Topics:
         self.is_current = self.journal.is_whole and (state.is_current or (state.value is None and bool(changes)))
         value = state.value or {"topics": []}
         self.deleted.update(value.get("deleted", {}))
-        for item in (*value["topics"], *changes):
-            if "deleted" in item:
-                self._forget(item["deleted"], int(item.get("at", 0)))
-                continue
-            try:
-                topic = _checked(read_topic(item))
-            except (names.IllegalName, BodyError, LimitExceeded) as fault:
-                log.warning("topic_skipped", topic=item.get("topicName"), reason=str(fault))
-                continue
-            self._take(topic)
-            self.deleted.pop(topic.name, None)
-            self._since[topic.name] = int(item.get("since", 0))
-            self._identities[topic.name] = str(item.get("identity", self._since[topic.name]))
-            # Earlier releases did not store this position, so all messages of their LITE topics count.
-            lite_since = item.get("liteSince", self._since[topic.name] if topic.is_lite else None)
-            if lite_since is not None:
-                self._lite_since[topic.name] = int(lite_since)
+        self._adoption.each("topics", (*value["topics"], *changes), self._adopt_item)
+
+    def _adopt_item(self, item: Any) -> None:
+        if "deleted" in item:
+            self._forget(item["deleted"], int(item.get("at", 0)))
+            return
+        topic, since = _checked(read_topic(item)), int(item.get("since", 0))
+        # Earlier releases did not store this position, so all messages of their LITE topics count.
+        lite_since = item.get("liteSince", since if topic.is_lite else None)
+        if lite_since is not None:
+            self._lite_since[topic.name] = int(lite_since)
+        self._take(topic)
+        self.deleted.pop(topic.name, None)
+        self._since[topic.name] = since
+        self._identities[topic.name] = str(item.get("identity", since))
 
     def queues_of(self, name: str) -> int:
         """Return the number of readable queues of a topic."""

@@ -496,6 +496,10 @@ class KeptQueue:
         """True if the queue left its pool without unfinished messages, and only its offset counts."""
         return self.is_yielded and not self.unfinished
 
+    def committed(self, begin: int, end: int) -> int:
+        """Return the lowest offset that is not finished, in a queue from `begin` to `end`."""
+        return min((offset for offset in self.unfinished if begin <= offset < end), default=min(self.next, end))
+
 
 def define(number: int, place: PoolPlace) -> bytes:
     return _text(b"D", number, "\0".join((place.identity, place.group, place.topic, str(place.queue_id))))
@@ -542,19 +546,29 @@ def end(number: int) -> bytes:
     return _FORGET.pack(b"F", number)
 
 
-class RecordsUnreadable(ValueError):
-    """A frame does not contain records. Its checksum is valid, so it is not damaged; another release may have written it."""
+class Replayed(NamedTuple):
+    """The queues of the journal, and what could not be read of it.
+
+    Attributes:
+        queues: the queues as the frames leave them, by number.
+        unread: the first frame that does not contain records, and those after it. The checksum of that frame is valid, so it
+            is not damaged; another release may have written it.
+        fault: why the frame cannot be read; None without one.
+    """
+
+    queues: dict[int, KeptQueue]
+    unread: list[bytes]
+    fault: Exception | None
 
 
-def replay(frames: Iterable[bytes]) -> dict[int, KeptQueue]:
-    """Return the queues as the frames leave them, by number. Raises RecordsUnreadable."""
-    reader = _Replay()
-    for frame in frames:
+def replay(frames: Iterable[bytes]) -> Replayed:
+    reader, rest = _Replay(), iter(frames)
+    for frame in rest:
         try:
             reader.read(frame)
         except (StructError, KeyError, IndexError, ValueError) as error:
-            raise RecordsUnreadable(f"{type(error).__name__}: {error}") from error
-    return reader.queues
+            return Replayed(reader.queues, [frame, *rest], error)
+    return Replayed(reader.queues, [], None)
 
 
 class _Replay:

@@ -20,10 +20,12 @@ from ..groups.members import POPS, History, Member
 from ..groups.offsets import Watch
 from ..groups.settings import RequestModes
 from ..messages.topics import Topics
-from ..runtime import Clock, Runtime, Timer
+from ..runtime import Adoption, Clock, Runtime, Timer
 from ..sessions import ClientRequest, Event, Reports, Session
+from ..store.journals import LeaseKey
 from .deliveries import DeliveryState, PopClient, PopRequest
-from .pool import Pool, Pools
+from .lite import LitePools
+from .pool import QueuePool
 
 log = structlog.get_logger("rocketlet.pops")
 
@@ -54,13 +56,13 @@ _STRATEGIES: dict[str, Strategy] = {item.name: item for item in (AVG, AVG_BY_CIR
 class PoolOwner(Protocol):
     """The part of `Pops` that serves the receives of pools and ends the deliveries of their queues."""
 
-    def release_queue(self, pool: Pool, queue_id: int, *, is_lost: bool) -> bool:
+    def release_queue(self, pool: QueuePool, queue_id: int, *, is_lost: bool) -> bool:
         """End the deliveries of a queue. Returns False if unfinished messages are sent back first."""
 
-    def serve(self, pool: Pool) -> None:
+    def serve(self, pool: QueuePool) -> None:
         """Serve the receives that wait, because the pool may have a message or a further queue."""
 
-    def yield_pool(self, pool: Pool) -> None:
+    def yield_pool(self, pool: QueuePool) -> None:
         """End a pool with its deliveries. The group continues from its offsets."""
 
 
@@ -78,7 +80,7 @@ class Divided:
         self.name = name
         self._division = division
         self.owner = PopMember(self)
-        self.pools: dict[Pool, None] = {}
+        self.pools: dict[QueuePool, None] = {}
         self.members: dict[PopClient, PopMember] = {}
         self.is_checking = False
         self.is_stale = False
@@ -104,7 +106,7 @@ class Division:
         watch: Watch,
         modes: RequestModes,
         history: History,
-        pools: Pools,
+        pools: LitePools,
         routes: RouteFinder,
         owner: PoolOwner,
     ) -> None:
@@ -121,16 +123,22 @@ class Division:
         self._divided: dict[ConsumerGroup, Divided] = {}
         self._is_stopped = False
 
-    def adopt(self) -> None:
+    def adopt(self, adoption: Adoption) -> None:
         """Renew the leases that the pools had in the last run, and divide these pools."""
-        for (name, topic, queue_id), epoch in self._locks.leases_of(SHARED_OWNER).items():
-            pool = self._pools.find(name, topic) or self._pools.make(name, topic)
-            divided = self._divided_of(pool)
-            if pool.owned is None:
-                pool.divide()
-            pool.epochs[queue_id] = epoch
-            if self._lease(divided, [Queue(topic, self._broker_name, queue_id)]):
-                pool.own(queue_id)
+        adoption.each("leases of pools", self._locks.leases_of(SHARED_OWNER).items(), self._adopt)
+
+    def _adopt(self, lease: tuple[LeaseKey, int]) -> None:
+        (name, topic, queue_id), epoch = lease
+        if self._pools.is_bound(name, topic):  # since the lease was granted
+            self._locks.end(name, topic, queue_id)
+            return
+        pool = self._pools.find_queues(name, topic) or self._pools.make(name, topic)
+        divided = self._divided_of(pool)
+        if pool.owned is None:
+            pool.divide()
+        pool.epochs[queue_id] = epoch
+        if self._lease(divided, [Queue(topic, self._broker_name, queue_id)]):
+            pool.own(queue_id)
 
     def stop(self) -> None:
         """Stop the timers. Leases last over a restart."""
@@ -139,7 +147,7 @@ class Division:
             if divided.timer is not None:
                 divided.timer.cancel()
 
-    def _divided_of(self, pool: Pool) -> Divided:
+    def _divided_of(self, pool: QueuePool) -> Divided:
         """Return the divided group of a pool, made if this is its first pool."""
         divided = self._divided.get(pool.of)
         if divided is None:
@@ -149,7 +157,7 @@ class Division:
 
     # Checks and events
 
-    def admit(self, request: PopRequest, pool: Pool | None, *, is_used: bool) -> str | None:
+    def admit(self, request: PopRequest, pool: QueuePool | None, *, is_used: bool) -> str | None:
         """Return why a client may not pop a topic, or None if it may. A topic that members pull is divided from now on,
         and the client counts as a member in it, up to `max_members`.
 
@@ -175,11 +183,9 @@ class Division:
     def pull_fault(self, session: Session, name: str, topic: str) -> str | None:
         """Return why a client may not pull a topic, or None if pops do not prevent it. A topic that clients pop is divided
         from now on, if the member that pulls can share. A pool that is not used any more ends."""
-        pool = self._pools.find(name, topic)
+        pool = self._pools.find_queues(name, topic)
         if pool is None:
             return None
-        if pool.is_lite:
-            return f"the group {name} receives lite topics of {topic}; members that pull need a group of their own"
         group = self._groups.get(name)
         member = group.members.get(session) if group is not None else None
         if pool.owned is None and not pool.is_used(self._clock.monotonic_s()):
@@ -202,13 +208,18 @@ class Division:
             return
         now_s = self._clock.monotonic_s()
         for pool in self._pools.of_group(group.name):
-            if pool.owned is None and pool.is_used(now_s) and self._is_pulled(group.name, pool.topic):
+            if (
+                isinstance(pool, QueuePool)
+                and pool.owned is None
+                and pool.is_used(now_s)
+                and self._is_pulled(group.name, pool.topic)
+            ):
                 self._divide(pool)
         divided = self._divided.get(group)
         if divided is not None:
             self.check_soon(divided)
 
-    def progressed(self, pool: Pool) -> None:
+    def progressed(self, pool: QueuePool) -> None:
         """Release the leaving queues of a pool that are free now."""
         divided = self._divided.get(pool.of)
         if divided is not None and pool in divided.pools:
@@ -279,7 +290,7 @@ class Division:
 
     # Clients that pop, as members
 
-    def _add_member(self, divided: Divided, pool: Pool, request: PopRequest) -> None:
+    def _add_member(self, divided: Divided, pool: QueuePool, request: PopRequest) -> None:
         client = request.client
         member = divided.members.get(client)
         if client in pool.member_ids:
@@ -304,7 +315,7 @@ class Division:
         self._groups.heartbeat(member, client.client_id, data, 0, 0)
         self.check_soon(divided)
 
-    def _remove_member(self, divided: Divided, pool: Pool, client: PopClient) -> None:
+    def _remove_member(self, divided: Divided, pool: QueuePool, client: PopClient) -> None:
         member = divided.members.get(client)
         if member is None or member.subscriptions.pop(pool, None) is None:
             return
@@ -325,7 +336,7 @@ class Division:
 
     # Dividing
 
-    def _divide(self, pool: Pool) -> None:
+    def _divide(self, pool: QueuePool) -> None:
         """Divide a pool, because members start to pull its topic. The pool keeps all queues that it can lease until the
         members have their shares."""
         divided = self._divided_of(pool)
@@ -358,7 +369,7 @@ class Division:
             self._lose(pools[queue.topic], queue.queue_id)
         return list(got)
 
-    def _lose(self, pool: Pool, queue_id: int) -> None:
+    def _lose(self, pool: QueuePool, queue_id: int) -> None:
         log.error("shared_queue_lost", group=pool.group, topic=pool.topic, queue=queue_id)
         del pool.epochs[queue_id]
         if pool.owned is not None:
@@ -381,7 +392,7 @@ class Division:
         finally:
             divided.is_checking = False
 
-    def _share_out(self, divided: Divided, pool: Pool, route: Route | None) -> None:
+    def _share_out(self, divided: Divided, pool: QueuePool, route: Route | None) -> None:
         if pool not in divided.pools or pool.owned is None:  # the division has ended while the route was queried
             return
         group = self._groups.get(divided.name)
@@ -414,7 +425,7 @@ class Division:
         divided.timer = None
         self.check_soon(divided)
 
-    def _wanted(self, group: ConsumerGroup, pool: Pool, route: Route | None) -> set[int]:
+    def _wanted(self, group: ConsumerGroup, pool: QueuePool, route: Route | None) -> set[int]:
         """Return the queues on this broker that are allocated to clients that pop."""
         topic = pool.topic
         popping = set(pool.member_ids.values())
@@ -439,7 +450,7 @@ class Division:
 
     # Handing over
 
-    def _release_free(self, divided: Divided, pool: Pool) -> None:
+    def _release_free(self, divided: Divided, pool: QueuePool) -> None:
         """Release the leaving queues that are free (`_is_free`). End the pool if no client pops the topic any more and
         the pool has no queue left; end the division if no member pulls any more and the pool has all queues."""
         if pool.owned is None:
@@ -456,7 +467,7 @@ class Division:
         elif len(pool.owned) == self._topics.queues_of(pool.topic) and not pool.leaving and not self._others_pull(pool):
             self._rejoin(divided, pool)
 
-    def _is_free(self, pool: Pool, queue_id: int, since_s: float, now_s: float) -> bool:
+    def _is_free(self, pool: QueuePool, queue_id: int, since_s: float, now_s: float) -> bool:
         """Return True if a leaving queue can go to another member, by the rules at the top of this file. After POOL_LEAVE_S,
         also stop redelivering its messages, except those of a queue that is popped in order."""
         deliveries = pool.queues.get(queue_id)
@@ -474,19 +485,19 @@ class Division:
             )  # fmt: skip
         if deliveries.gives_again is not is_needed:
             deliveries.gives_again = is_needed
-            pool.rotate(queue_id)
+            pool.rotate(deliveries)
             self._owner.serve(pool)
         return not is_needed and not any(
             item.state is DeliveryState.IN_FLIGHT and not item.is_delayed for item in deliveries.unfinished.values()
         )
 
-    def _others_pull(self, pool: Pool) -> bool:
+    def _others_pull(self, pool: QueuePool) -> bool:
         group = self._groups.get(pool.group)
         members = group.members.values() if group is not None else ()
         popping = {client.session for client in pool.clients}
         return any(self._pulls(item, pool.topic, popping) for item in members if pool.topic in item.subscriptions)
 
-    def _unlease(self, divided: Divided, pool: Pool, queue_ids: Iterable[int]) -> None:
+    def _unlease(self, divided: Divided, pool: QueuePool, queue_ids: Iterable[int]) -> None:
         epochs = {
             Queue(pool.topic, self._broker_name, queue_id): pool.epochs.pop(queue_id)
             for queue_id in list(queue_ids)
@@ -496,15 +507,15 @@ class Division:
             request = LockRequest(SHARED_OWNER, divided.name, tuple(epochs), handover=True, epochs=epochs)
             self._locks.unlock(request, divided.owner)
 
-    def _rejoin(self, divided: Divided, pool: Pool) -> None:
+    def _rejoin(self, divided: Divided, pool: QueuePool) -> None:
         """Let the pool serve all queues without leases again, because no member pulls any more."""
         pool.owned = None
         self._unlease(divided, pool, pool.epochs)
         self._end(divided, pool)
-        self._pools.make_ready(pool)
+        pool.make_ready()
         self._owner.serve(pool)
 
-    def _end(self, divided: Divided, pool: Pool) -> None:
+    def _end(self, divided: Divided, pool: QueuePool) -> None:
         del divided.pools[pool]
         clients = list(pool.member_ids)
         pool.member_ids.clear()
@@ -515,7 +526,7 @@ class Division:
                 divided.timer.cancel()
             del self._divided[pool.of]
 
-    def pool_deleted(self, pool: Pool) -> None:
+    def pool_deleted(self, pool: QueuePool) -> None:
         """End the division of a pool that is deleted with its group or topic."""
         divided = self._divided.get(pool.of)
         if divided is not None and pool.owned is not None:
@@ -556,7 +567,7 @@ class PopMember:
 
     def __init__(self, divided: Divided) -> None:
         self.number = next(_numbers)
-        self.subscriptions: dict[Pool, Subscription] = {}
+        self.subscriptions: dict[QueuePool, Subscription] = {}
         self._divided = divided
         self._session: Session | None = None
         self._charged_bytes = 0

@@ -8,9 +8,9 @@ import structlog
 
 from ..messages.lite import LiteTopic
 from ..messages.topics import Topics
-from ..runtime import Clock, Job
-from ..store.files import StoreError, StoreFull
-from ..store.journals import Frames
+from ..runtime import Job, Runtime
+from ..store.files import StoreFull
+from ..store.journals import Frames, framed
 from . import deliveries as records
 from .deliveries import MAX_COUNT, Delivery, DeliveryState, KeptQueue, PoolPlace
 from .pool import QueueDeliveries
@@ -23,39 +23,32 @@ _AT_ONCE = 512  # records after which a rewrite of the file begins another frame
 class PopJournal:
     """Collects records until `write`, and rewrites the file in `saving` if it has become long or lacks records.
 
-    Args:
-        journal_bytes: the bytes by which the file may exceed twice its size after the last rewrite, before it is rewritten.
+    If the file exceeds `pop_journal_bytes` and twice its size after the last rewrite, it is rewritten.
     """
 
-    def __init__(self, frames: Frames, topics: Topics, clock: Clock, journal_bytes: int) -> None:
+    def __init__(self, runtime: Runtime, frames: Frames, topics: Topics) -> None:
         self.frames = frames
+        self._adoption = runtime.adoption
         self._topics = topics
-        self._clock = clock
+        self._clock = runtime.clock
         self._content: list[bytes] = []
         self._defined: set[int] = set()
         # number and records of queues that left their pools: since the last save of offsets began, and before that
         self._yielded: dict[PoolPlace, tuple[int, bytes]] = {}
         self._saved: dict[PoolPlace, tuple[int, bytes]] = {}
         self.last_number = 0
-        self._journal_bytes = journal_bytes
+        self._journal_bytes = runtime.limits.pop_journal_bytes
         self._is_behind = False  # True if the file lacks records, so that nothing is appended until it is rewritten
 
     def read(self, *, is_expected: bool) -> dict[int, KeptQueue]:
-        """Return the state that the last run left, by number. is_expected: True if groups have popped before.
-
-        Raises:
-            StoreError: The file cannot be read, or its frames do not contain records.
-        """
-        try:
-            queues = records.replay(self.frames.read())
-        except records.RecordsUnreadable as fault:
-            hint = (
-                "start the release that wrote it, or remove it: messages in flight, and acknowledged ones after them, are "
-                "then delivered again"
-            )
-            raise StoreError(f"{self.frames.path} does not contain records ({fault}); {hint}") from fault
+        """Return the state that the last run left, by number. From a frame on that does not contain records, the file is kept
+        aside: messages in flight, and acknowledged ones after them, are then delivered again. is_expected: True if groups
+        have popped before. Raises StoreError if the file cannot be read."""
+        queues, unread, fault = records.replay(self.frames.read())
+        if fault is not None:
+            self._adoption.set_aside("popped messages", len(unread), b"".join(map(framed, unread)), fault)
         self.last_number = max(queues, default=0)
-        self._is_behind = bool(queues)  # this run has not defined their numbers, so it rewrites the file
+        self._is_behind = bool(queues or unread)  # this run has not defined their numbers, so it rewrites the file
         if is_expected and not self.frames.size:
             self._is_behind = True
             hint = "it was removed or emptied: messages acknowledged after an unfinished one are delivered again"

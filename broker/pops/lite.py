@@ -53,7 +53,6 @@ from .deliveries import (
     Handle,
     KeptQueue,
     PopClient,
-    PopNumbers,
     PopRequest,
     TakenDelivery,
 )
@@ -88,7 +87,7 @@ class LiteOffsets:
         is_unsaved: True while offsets are saved, and after a save that failed or was cancelled.
     """
 
-    def __init__(self, lites: LiteTopics, topics: Topics) -> None:
+    def __init__(self, runtime: Runtime, lites: LiteTopics, topics: Topics) -> None:
         self._topics = topics
         self.lites = lites
         self._file = file = lites.file
@@ -96,12 +95,9 @@ class LiteOffsets:
         self.is_unsaved = False
         self.all: dict[tuple[str, str], GroupLiteOffsets] = {}
         of_parent: dict[str, list[GroupLiteOffsets]] = {}
-        for key, kept in file.content.items():
-            parent, _, group = key.partition("@")
-            if group and kept["identity"] == topics.identity(parent) and topics.get(parent) is not None:
-                offsets = GroupLiteOffsets({name: int(offset) for name, offset in kept["offsets"].items()})
-                self.all[group, parent] = offsets
-                of_parent.setdefault(parent, []).append(offsets)
+        runtime.adoption.each("lite offsets", file.content.items(), self._adopt)
+        for (_, parent), offsets in self.all.items():
+            of_parent.setdefault(parent, []).append(offsets)
         for parent, identity, name, *_ in file.deleted:
             if identity in (None, topics.identity(parent)):
                 for offsets in of_parent.get(parent, ()):
@@ -117,6 +113,14 @@ class LiteOffsets:
                 run(self.saving(is_synced=True))
             except StoreFull as error:
                 log.error("save_failed", reason=str(error))
+
+    def _adopt(self, entry: tuple[str, Any]) -> None:
+        """Adopt the offsets of a group in the lite topics of a parent topic."""
+        key, kept = entry
+        parent, _, group = key.partition("@")
+        if group and kept["identity"] == self._topics.identity(parent) and self._topics.get(parent) is not None:
+            offsets = {name: int(offset) for name, offset in kept["offsets"].items()}
+            self.all[group, parent] = GroupLiteOffsets(offsets)
 
     def _clamp(self, lites: LiteTopics, group: str, parent: str, offsets: dict[str, int]) -> None:
         """Remove the offsets of lite topics that are gone, and set back offsets after messages that were lost."""
@@ -210,7 +214,6 @@ class LiteDeliveries(QueueDeliveries):
         self, number: int, pool: LitePool, lite: LiteTopic, begin: int, store: Store, limits: Limits, lites: LiteTopics
     ) -> None:
         super().__init__(number, pool, lite, begin, store, limits)  # type: ignore[arg-type]  # as far as it is used
-        self.key = lite
         self.lite = lite
         self._lites = lites
 
@@ -279,6 +282,10 @@ class LiteDeliveries(QueueDeliveries):
         """Do nothing, because a lite topic is always in order."""
 
     @property
+    def label(self) -> str:
+        return self.lite.name
+
+    @property
     def saved_offset(self) -> int | None:
         return self.pool.offsets.get(self.lite.name, 0)
 
@@ -291,10 +298,6 @@ class LiteDeliveries(QueueDeliveries):
         if subscriber is not None:
             subscriber.held.update(dict.fromkeys(delivered))
         return delivered
-
-    def end(self) -> None:
-        super().end()
-        self.pool.idle.pop(self, None)
 
     def batch_of(self, delivery: Delivery) -> list[Delivery]:
         """Return the deliveries in flight with the pop time of one, including that one."""
@@ -380,6 +383,7 @@ class LitePool(Pool):
     """The pool of a lite group, whose queues are lite topics of its parent topic.
 
     Attributes:
+        queues: the deliveries by lite topic, for lite topics that a receive has tried.
         offsets: the group's committed offsets by name.
         subscribers: the clients that have synchronized their subscriptions, or have waited for messages without that.
         is_wildcard: True if clients receive from every lite topic.
@@ -388,7 +392,6 @@ class LitePool(Pool):
         idle: deliveries that are not needed now, in the order in which they were finished.
     """
 
-    is_lite = True
     _pools: LitePools
 
     def __init__(
@@ -403,6 +406,7 @@ class LitePool(Pool):
         wildcard: bool,
     ) -> None:
         super().__init__(pools, of, parent)
+        self.queues: dict[LiteTopic, LiteDeliveries] = {}
         self._lites = lites
         self.of_all = of_all
         self.offsets = offsets
@@ -411,7 +415,7 @@ class LitePool(Pool):
         self._serveable: OrderedDict[LiteSubscriber, None] = (
             OrderedDict()
         )  # with something ready and a receive that waits
-        self.idle: OrderedDict[QueueDeliveries, None] = OrderedDict()
+        self.idle: OrderedDict[LiteDeliveries, None] = OrderedDict()
         self.is_wildcard = wildcard
         self._all_ready: OrderedDict[LiteTopic, None] = OrderedDict()
         self.is_scanned = False
@@ -453,8 +457,23 @@ class LitePool(Pool):
         """True while the pool has subscribers, or awaits some that have left, so that it is not removed."""
         return bool(self.subscribers) or self.awaited > 0
 
+    def deliveries(self) -> Collection[LiteDeliveries]:
+        return self.queues.values()
+
+    @property
+    def popped(self) -> Mapping[int, QueueDeliveries]:
+        return _NO_QUEUES
+
+    def remove_deliveries(self, deliveries: QueueDeliveries) -> None:
+        lite = _lite_of(deliveries)
+        del self.queues[lite.lite]
+        self.idle.pop(lite, None)
+
     def rest(self) -> int:
         return 0
+
+    def make_ready(self) -> None:
+        """Do nothing, because a subscription and a scan find which lite topics have messages."""
 
     def has(self, lite: LiteTopic) -> bool:
         """Return True if the group has read a lite topic, or may because clients are subscribed to it or receive from all."""
@@ -476,7 +495,7 @@ class LitePool(Pool):
         found = self._of_name.get(name, {})
         return (found,) if isinstance(found, LiteSubscriber) else found.keys()
 
-    def offer(self, lite: Any) -> None:
+    def offer(self, lite: LiteTopic) -> None:
         """Find whether a lite topic has a message, for the clients that are subscribed to it."""
         self._set_ready(lite, is_ready=self.has_news(lite))
 
@@ -505,26 +524,32 @@ class LitePool(Pool):
         else:
             self._serveable.pop(subscriber, None)
 
-    def places(self, request: PopRequest) -> Iterator[Any]:
+    def places(self, request: PopRequest) -> Iterator[LiteDeliveries]:
         subscriber = self.subscribers.get(request.client)
-        return firsts(subscriber.ready) if subscriber is not None else iter(())
+        return map(self._open, firsts(subscriber.ready)) if subscriber is not None else iter(())
 
-    def rotate(self, lite: Any) -> None:
+    def _open(self, lite: LiteTopic) -> LiteDeliveries:
+        return self.queues.get(lite) or self._pools.open_lite(self, lite, self.offsets.get(lite.name, 0))
+
+    def has_some(self, request: PopRequest) -> bool:
+        subscriber = self.subscribers.get(request.client)
+        return subscriber is not None and bool(subscriber.ready)
+
+    def rotate(self, deliveries: QueueDeliveries) -> None:
+        of_lite = _lite_of(deliveries)
+        lite = of_lite.lite
         is_ready = self.has_news(lite)
         self._set_ready(lite, is_ready=is_ready)
         if is_ready:
             for subscriber in self.subscribers_of(lite.name):
                 subscriber.ready.move_to_end(lite)
-        deliveries = self.queues.get(lite)
-        if deliveries is None:
-            return
-        if deliveries.unfinished or is_ready:
-            self.idle.pop(deliveries, None)
+        if of_lite.unfinished or is_ready:
+            self.idle.pop(of_lite, None)
         else:
-            self.idle[deliveries] = None
+            self.idle[of_lite] = None
 
-    def refresh(self, lite: Any) -> None:
-        self.rotate(lite)
+    def refresh(self, deliveries: QueueDeliveries) -> None:
+        self.rotate(deliveries)
         if not self.clients:
             self._pools.note_unused(self)
 
@@ -778,6 +803,14 @@ class LitePool(Pool):
         return found
 
 
+_NO_QUEUES: Mapping[int, QueueDeliveries] = MappingProxyType({})
+
+
+def _lite_of(deliveries: QueueDeliveries) -> LiteDeliveries:
+    assert isinstance(deliveries, LiteDeliveries), "the queues of a lite pool are lite topics"
+    return deliveries
+
+
 class _EarliestOfQueues:
     """The lite topics with the earliest messages of each queue of a parent topic. Messages of a queue are stored in the
     order of their offsets, so their times need not be read.
@@ -900,10 +933,6 @@ class LitePools(Pools):
         if not pool.awaited and not pool.clients and pool in self.all:
             self.note_unused(pool)
 
-    def get_or_make_lite(self, request: PopRequest) -> LitePool | None:
-        """Return the pool of a lite group; None for other groups."""
-        return self.lite_pool(request.group, request.topic) if self.is_bound(request.group, request.topic) else None
-
     def is_bound(self, group: str, topic: str) -> bool:
         """Return True if a group is the lite group of a parent topic."""
         settings = self._settings.get(group)
@@ -942,14 +971,10 @@ class LitePools(Pools):
         pools = self.all if parent is None else self.of_topic(parent)
         return [pool for pool in pools if isinstance(pool, LitePool)]
 
-    def open_queue(self, pool: Pool, queue: Any) -> QueueDeliveries:
-        if not isinstance(pool, LitePool):
-            return super().open_queue(pool, queue)
-        return pool.queues.get(queue) or self._lite_deliveries(pool, queue, pool.offsets.get(queue.name, 0))
-
-    def _lite_deliveries(self, pool: LitePool, lite: LiteTopic, start: int) -> LiteDeliveries:
-        self._last_number += 1
-        found = LiteDeliveries(self._last_number, pool, lite, start, self._store, self._limits, self.lites)
+    def open_lite(self, pool: LitePool, lite: LiteTopic, start: int) -> LiteDeliveries:
+        """Return the new deliveries of a lite topic that the pool has not read yet."""
+        self.last_number += 1
+        found = LiteDeliveries(self.last_number, pool, lite, start, self._store, self._limits, self.lites)
         pool.queues[lite] = found
         pool.pay()
         return found
@@ -961,52 +986,44 @@ class LitePools(Pools):
         if place is None:
             return super().deliveries_of(group, topic, handle)
         pool, lite = self.find_lite(group, place[0]), self.lites.get(*place)
-        deliveries = pool.queues.get(lite) if pool is not None else None
+        deliveries = pool.queues.get(lite) if pool is not None and lite is not None else None
         if deliveries is None:
             is_finished = pool is not None and handle.offset < pool.offsets.get(place[1], 0)
             return AckStatus.DONE if is_finished else AckStatus.UNKNOWN
         return deliveries
 
-    def make_ready(self, pool: Pool) -> None:
-        if not isinstance(pool, LitePool):
-            super().make_ready(pool)
-
-    def adopt(
-        self, kept: Iterable[KeptQueue], last_number: int, to_monotonic_s: Callable[[int], float]
-    ) -> Iterator[QueueDeliveries]:
-        kept = list(kept)
-        lite = [item for item in kept if is_lite_queue(item.place.topic)]
-        yield from super().adopt(
-            [item for item in kept if not is_lite_queue(item.place.topic)], last_number, to_monotonic_s
-        )
-        for item in lite:
-            place = parent_and_name(item.place.topic)
-            if place is None or self._topics.identity(place[0]) != item.place.identity:
-                continue
-            found = self.lites.get(*place)
-            if found is None:
-                continue
-            pool = self.lite_pool(item.place.group, place[0])
-            if item.has_left:
-                item.next = max(pool.offsets.get(place[1], 0), min(item.next, found.next))
-                item.is_adopted = True
-                pool.set_offset(place[1], item.next)
-                continue
-            deliveries = self._lite_deliveries(pool, found, 0)
-            deliveries.adopt(item, to_monotonic_s)
-            deliveries.reported = deliveries.committed
-            pool.set_offset(place[1], deliveries.committed)
-            yield deliveries
-
-    def has_some(self, pool: Pool, request: PopRequest) -> bool:
-        if not isinstance(pool, LitePool):
-            return super().has_some(pool, request)
-        return next(pool.places(request), None) is not None
+    def adopt(self, kept: KeptQueue, to_monotonic_s: Callable[[int], float]) -> QueueDeliveries | None:
+        """Like `Pools.adopt`. If the group was bound to a parent topic since it popped the parent's queues, or is not bound
+        any more, only commit the offset."""
+        identity, group, topic, _ = kept.place
+        place = parent_and_name(topic) if is_lite_queue(topic) else None
+        if place is None:
+            if self.is_bound(group, topic):
+                kept.next, kept.is_yielded = kept.committed(0, kept.next), True
+                kept.unfinished.clear()
+            return super().adopt(kept, to_monotonic_s)
+        parent, name = place
+        lite = self.lites.get(parent, name) if self._topics.identity(parent) == identity else None
+        if lite is None:
+            return None
+        if kept.has_left or not self.is_bound(group, parent):
+            offset = self.lite_offsets.of(group, parent).get(name, 0)
+            kept.next = max(offset, min(kept.committed(lite.begin, lite.next), lite.next))
+            kept.is_adopted = True
+            self.lite_offsets.put(group, parent, name, kept.next)
+            return None
+        pool = self.lite_pool(group, parent)
+        deliveries = self.open_lite(pool, lite, 0)
+        deliveries.adopt(kept, to_monotonic_s)
+        deliveries.reported = deliveries.committed
+        pool.set_offset(name, deliveries.committed)
+        return deliveries
 
     # Reports, in which lite topics are not queues
 
     def peek(self, group: str, topic: str, queue_id: int | None, wanted: int) -> list[Delivered]:
-        return [] if self.is_bound(group, topic) else super().peek(group, topic, queue_id, wanted)
+        is_lite = self.is_bound(group, topic) or self.find_lite(group, topic) is not None
+        return [] if is_lite else super().peek(group, topic, queue_id, wanted)
 
     def clients_of(self, group: str) -> dict[str, list[Subscription]]:
         """Return also the subscribers of lite pools that have not received lately."""
@@ -1015,13 +1032,6 @@ class LitePools(Pools):
             for client in pool.subscribers if isinstance(pool, LitePool) else ():
                 found.setdefault(client.client_id, [parse_subscription(pool.topic, "*")])
         return found
-
-    def numbers(self, group: str, topic: str) -> dict[int, PopNumbers]:
-        return {} if self.find_lite(group, topic) else super().numbers(group, topic)
-
-    def full(self, group: str) -> Iterator[tuple[str, Any]]:
-        for topic, queue in super().full(group):
-            yield topic, queue.name if isinstance(queue, LiteTopic) else queue
 
 
 class LiteGroupProgress(GroupProgress):

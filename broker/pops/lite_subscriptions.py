@@ -75,7 +75,7 @@ class LitePart:
     def serve(self, pool: Pool) -> None:
         raise NotImplementedError
 
-    def yield_pool(self, pool: Pool) -> None:
+    def lite_pool(self, group: str, parent: str) -> LitePool:
         raise NotImplementedError
 
     def lite_offset_reset(self, pool: LitePool, lite: LiteTopic) -> None:
@@ -248,10 +248,7 @@ class LiteSubscriptions:
         return pool.subscribers.get(change.client) if pool is not None else None
 
     def _pool_of(self, group: GroupConfig, change: LiteSync) -> LitePool:
-        former = self._pools.find(group.name, change.parent)
-        if former is not None and not former.is_lite:  # from before the group was bound
-            self._pops.yield_pool(former)
-        pool = self._pools.lite_pool(group.name, change.parent)
+        pool = self._pops.lite_pool(group.name, change.parent)
         pool.set_wildcard(is_wildcard=group.lite_is_wildcard)
         return pool
 
@@ -563,7 +560,7 @@ class LiteExpiry:
         parent = lite.queue.topic
         for group in lite.groups:  # a group without members has no pool
             if self._pools.is_bound(group, parent):
-                self._pools.lite_pool(group, parent)
+                self._pops.lite_pool(group, parent)
         return self._pools.lite_pools(parent)
 
     def finished(self, lite: LiteTopic) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import count, takewhile
 from typing import Any, Generic, TypeVar, cast
@@ -85,7 +86,6 @@ class QueueDeliveries:
         self._limits = limits
         self._store = store
         self.number = number
-        self.key: Any = queue.queue_id  # key of these deliveries in the pool
         self.pool = pool
         self.group = pool.group
         self.queue = queue
@@ -399,7 +399,7 @@ class QueueDeliveries:
         """Take the queue out of its pool."""
         self.clear()
         self.is_ended = True
-        del self.pool.queues[self.key]
+        self.pool.remove_deliveries(self)
 
     # Order
 
@@ -445,6 +445,11 @@ class QueueDeliveries:
         self.pool.of.unfinished += len(self.unfinished)
 
     # Reports
+
+    @property
+    def label(self) -> str:
+        """The queue's id, as reports have it."""
+        return str(self.queue.queue_id)
 
     @property
     def lag_offset(self) -> int:
@@ -554,35 +559,24 @@ def firsts(ready: OrderedDict[Ready, None]) -> Iterator[Ready]:
         yield next(iter(ready))
 
 
-class Pool:
-    """The pool of one group and topic: its queues with their deliveries, its clients, and the receives that wait.
+class Pool(ABC):
+    """The pool of one group and topic: its clients, and the receives that wait. `QueuePool` has the topic's queues, and
+    `LitePool` has the lite topics of a parent topic.
 
     Attributes:
-        queues: the deliveries by queue id, for queues that a receive has tried; in a lite pool by lite topic.
-        ready: the queues that may have a message, in the order in which they were served or became ready.
         clients: the clients that pop, up to `max_members` of them. One of their sessions is charged for the pool.
         waits: how many receives wait.
         used_s: the time of the last receive.
         is_cut: True if the last receive stopped before the end of a queue because its filter matched none of the
             messages that were read, so that this queue has more messages to read.
         is_in_order: True if a client has asked for the messages in order.
-        urgent_percent: how many of 100 receives begin with the highest level, unless another level has waited for
-            LEVEL_WAIT_S; -1 for a topic without priorities, and for an ordered group.
-        owned: the queues that the pool may serve; None if they are all of the topic (`division`).
-        leaving: owned queues that other members are to get, and since when.
-        epochs: the epochs of the pool's leases.
-        member_ids: the member id of each client in a divided pool.
     """
-
-    is_lite = False
 
     def __init__(self, pools: Pools, of: ConsumerGroup, topic: str) -> None:
         self._pools = pools
         self.of = of
         self.group = of.name
         self.topic = topic
-        self.queues: dict[Any, QueueDeliveries] = {}
-        self.ready: OrderedDict[int, None] = OrderedDict()
         self.clients: dict[PopClient, PoolClient] = {}
         self._waiting: dict[int | None, OrderedDict[Receive[Any], None]] = {}  # by the queue that they wait for
         self.waits = 0
@@ -590,16 +584,58 @@ class Pool:
         self.is_cut = False
         self.is_served_later = False
         self.is_in_order = False
-        self.urgent_percent = -1
-        self._other_percent = 0  # increases with each receive; at 100, one of them begins with another level
-        # the level that has waited longest, and when a receive first passed it over
-        self._passed: tuple[int, float] | None = None
-        self.owned: set[int] | None = None
-        self.leaving: dict[int, float] = {}
-        self.epochs: dict[int, int] = {}
-        self.member_ids: dict[PopClient, str] = {}
         self._payer: Session | None = None
         self._paid_bytes = 0
+
+    # Its queues
+
+    @abstractmethod
+    def deliveries(self) -> Collection[QueueDeliveries]:
+        """Return the deliveries of the queues that a receive has tried."""
+
+    @property
+    @abstractmethod
+    def popped(self) -> Mapping[int, QueueDeliveries]:
+        """The deliveries by the id of the topic's queue. A lite pool has none, because its queues are lite topics."""
+
+    @abstractmethod
+    def remove_deliveries(self, deliveries: QueueDeliveries) -> None:
+        """Take a queue out of the pool."""
+
+    @abstractmethod
+    def places(self, request: PopRequest) -> Iterator[QueueDeliveries]:
+        """Yield the deliveries of the ready queues that a receive tries, in this order. The caller calls `rotate` for each.
+        Raises LimitExceeded if the group has too many offsets."""
+
+    @abstractmethod
+    def has_some(self, request: PopRequest) -> bool:
+        """Return True if there is something to pop. Messages that a filter would skip count, too."""
+
+    @abstractmethod
+    def rotate(self, deliveries: QueueDeliveries) -> None:
+        """Make a queue that was just tried the last of the ready ones, or take it out of them."""
+
+    @abstractmethod
+    def refresh(self, deliveries: QueueDeliveries) -> None:
+        """Find whether a queue is ready in which a delivery was finished or released. If the pool has no clients, `unused`
+        checks it."""
+
+    @abstractmethod
+    def make_ready(self) -> None:
+        """Find which queues may have a message."""
+
+    @abstractmethod
+    def next_receive(self) -> Receive[Any] | None:
+        """Return the receive that waits longest among those for which a queue may have a message; None without one."""
+
+    @abstractmethod
+    def rest(self) -> int:
+        """Return how many messages of the queues were not read yet."""
+
+    @property
+    def is_divided(self) -> bool:
+        """True if members pull some of the topic's queues."""
+        return False
 
     @property
     def is_pinned(self) -> bool:
@@ -609,11 +645,11 @@ class Pool:
     def is_used(self, now_s: float) -> bool:
         """Return True if a receive waits, a message is unfinished, or the last receive was within POOL_IDLE_S."""
         is_fresh = now_s - self.used_s < POOL_IDLE_S
-        return is_fresh or self.waits > 0 or any(item.unfinished for item in self.queues.values())
+        return is_fresh or self.waits > 0 or any(item.unfinished for item in self.deliveries())
 
     def pay(self) -> None:
         """Charge one client's session for the pool and its queues, if a client has a session."""
-        size = POOL_BYTES + len(self.group) + len(self.topic) + DELIVERIES_BYTES * len(self.queues)
+        size = POOL_BYTES + len(self.group) + len(self.topic) + DELIVERIES_BYTES * len(self.deliveries())
         if self._payer is None:
             sessions = (client.session for client in self.clients.values())
             self._payer = next((session for session in sessions if session is not None), None)
@@ -665,8 +701,49 @@ class Pool:
         """Return all receives that wait, in no particular order."""
         return [receive for waiting in self._waiting.values() for receive in waiting]
 
+
+class QueuePool(Pool):
+    """The pool of a topic's queues.
+
+    Attributes:
+        queues: the deliveries by queue id, for queues that a receive has tried.
+        ready: the queues that may have a message, in the order in which they were served or became ready.
+        urgent_percent: how many of 100 receives begin with the highest level, unless another level has waited for
+            LEVEL_WAIT_S; -1 for a topic without priorities, and for an ordered group.
+        owned: the queues that the pool may serve; None if they are all of the topic (`division`).
+        leaving: owned queues that other members are to get, and since when.
+        epochs: the epochs of the pool's leases.
+        member_ids: the member id of each client in a divided pool.
+    """
+
+    def __init__(self, pools: Pools, of: ConsumerGroup, topic: str) -> None:
+        super().__init__(pools, of, topic)
+        self.queues: dict[int, QueueDeliveries] = {}
+        self.ready: OrderedDict[int, None] = OrderedDict()
+        self.urgent_percent = -1
+        self._other_percent = 0  # increases with each receive; at 100, one of them begins with another level
+        # the level that has waited longest, and when a receive first passed it over
+        self._passed: tuple[int, float] | None = None
+        self.owned: set[int] | None = None
+        self.leaving: dict[int, float] = {}
+        self.epochs: dict[int, int] = {}
+        self.member_ids: dict[PopClient, str] = {}
+
+    @property
+    def is_divided(self) -> bool:
+        return self.owned is not None
+
+    def deliveries(self) -> Collection[QueueDeliveries]:
+        return self.queues.values()
+
+    @property
+    def popped(self) -> Mapping[int, QueueDeliveries]:
+        return self.queues
+
+    def remove_deliveries(self, deliveries: QueueDeliveries) -> None:
+        del self.queues[deliveries.queue.queue_id]
+
     def next_receive(self) -> Receive[Any] | None:
-        """Return the receive that waits longest among those for which a queue may have a message; None without one."""
         found: Receive[Any] | None = None
         if self.ready and (waiting := self._waiting.get(None)):
             found = next(iter(waiting))
@@ -677,10 +754,23 @@ class Pool:
                     found = first
         return found
 
-    # Its queues
+    # Readiness
 
-    def places(self, request: PopRequest) -> Iterator[int]:
-        """Yield the ready queues that a receive tries, in this order. The caller calls `rotate` for each."""
+    def places(self, request: PopRequest) -> Iterator[QueueDeliveries]:
+        return map(self._open, self._tried(request))
+
+    def _open(self, queue_id: int) -> QueueDeliveries:
+        return self.queues.get(queue_id) or self._pools.open_queue(self, queue_id)
+
+    def has_some(self, request: PopRequest) -> bool:
+        for queue_id in self._tried(request):
+            self.rotate(self._open(queue_id))
+            if queue_id in self.ready:
+                return True
+        return False
+
+    def _tried(self, request: PopRequest) -> Iterator[int]:
+        """Yield the ready queues that a receive tries."""
         if self.urgent_percent >= 0 and not request.is_strict:
             yield from self._levels(request) if self.ready else ()
             return
@@ -708,8 +798,11 @@ class Pool:
             levels.insert(0, longest)
         return levels
 
-    def rotate(self, queue_id: int) -> None:
-        """Make a queue that was just tried the last of the ready ones, or take it out of them."""
+    def rotate(self, deliveries: QueueDeliveries) -> None:
+        self._rotate(deliveries.queue.queue_id)
+
+    def _rotate(self, queue_id: int) -> None:
+        """Make a queue the last of the ready ones, or take it out of them."""
         if self._passed is not None and self._passed[0] == queue_id:
             self._passed = None
         deliveries = self.queues.get(queue_id)
@@ -724,16 +817,20 @@ class Pool:
         if queue_id not in self.ready and (self.owned is None or self.serves(queue_id)):
             self.ready[queue_id] = None
 
-    def refresh(self, queue_id: int) -> None:
-        """Find whether a queue is ready in which a delivery was finished or released. If the pool has no clients, `unused`
-        checks it."""
-        if queue_id not in self.ready:
-            self.rotate(queue_id)
+    def refresh(self, deliveries: QueueDeliveries) -> None:
+        if deliveries.queue.queue_id not in self.ready:
+            self.rotate(deliveries)
         if not self.clients:
             self._pools.note_unused(self)
 
+    def make_ready(self) -> None:
+        for queue_id in self._pools.unread(self):
+            if queue_id in self.queues:
+                self._rotate(queue_id)
+            else:
+                self.offer(queue_id)
+
     def rest(self) -> int:
-        """Return how many messages of `queues` were not read yet."""
         found = 0
         for deliveries in self.queues.values():
             found += max(deliveries.queue.next - deliveries.next, 0)
@@ -770,7 +867,7 @@ class Pool:
             self.leaving[queue_id] = now_s
             if queue_id in self.queues:
                 self.queues[queue_id].gives_new = False
-            self.rotate(queue_id)
+            self._rotate(queue_id)
 
     def stop_leaving(self, queue_id: int) -> None:
         """Keep a queue that was to leave."""
@@ -833,7 +930,7 @@ class Pools:
         self._clock: Clock = runtime.clock
         self._topics, self._groups, self._offsets = topics, groups, offsets
         self._store = appender.store
-        self._last_number = 0
+        self.last_number = 0  # in the journal
         self.all: dict[Pool, None] = {}
         self.of_topic = cast("Callable[[str], Collection[Pool]]", groups.pools_of)
         self.clients: dict[PopClient, PoppingClient] = {}
@@ -851,9 +948,14 @@ class Pools:
         of = self._groups.get(group)
         return cast("Pool | None", of.pools.get(topic)) if of is not None else None
 
-    def get_or_make(self, request: PopRequest) -> Pool:
+    def find_queues(self, group: str, topic: str) -> QueuePool | None:
+        """Return the pool of a topic's queues; None if the group has no pool of the topic, or one of lite topics."""
+        pool = self.find(group, topic)
+        return pool if isinstance(pool, QueuePool) else None
+
+    def get_or_make(self, request: PopRequest) -> QueuePool:
         """Return the pool of a receive, created if there is none. Raises LimitExceeded if the group has too many offsets."""
-        pool = self.find(request.group, request.topic)
+        pool = self.find_queues(request.group, request.topic)
         if pool is None:
             starts = list(self._starts(request))
             for queue, offset in starts:
@@ -863,12 +965,13 @@ class Pools:
             pool.ready.update((queue.queue_id, None) for queue, offset in starts if offset < queue.next)
         return pool
 
-    def make(self, group: str, topic: str) -> Pool:
-        pool = Pool(self, self._groups.obtain(group), topic)
+    def make(self, group: str, topic: str) -> QueuePool:
+        pool = QueuePool(self, self._groups.obtain(group), topic)
         self.add(pool)
         return pool
 
     def add(self, pool: Pool) -> None:
+        assert self.find(pool.group, pool.topic) is None, "a topic has one pool in a group"
         self.all[pool] = None
         self._groups.add_pool(pool.of, pool.topic, pool)
         self._unused[pool] = None
@@ -897,63 +1000,54 @@ class Pools:
         is_first = is_known or request.from_first or queue.begin == 0
         return queue.begin if is_first else max(queue.next - 1, queue.begin)
 
-    def open_queue(self, pool: Pool, queue_id: int) -> QueueDeliveries:
-        """Return the deliveries of a queue, created if there are none."""
-        found = pool.queues.get(queue_id)
-        if found is None:
-            queue = self._store.queue(pool.topic, queue_id)
-            start = self._offsets.get(pool.group, pool.topic, queue_id)
-            if start is None:  # the queue is newer than the pool
-                start = queue.begin
-                self._offsets.put(pool.group, pool.topic, queue_id, start)
-            found = self._deliveries(pool, queue, start)
-        return found
+    def open_queue(self, pool: QueuePool, queue_id: int) -> QueueDeliveries:
+        """Return the new deliveries of a queue that the pool has not read yet."""
+        queue = self._store.queue(pool.topic, queue_id)
+        start = self._offsets.get(pool.group, pool.topic, queue_id)
+        if start is None:  # the queue is newer than the pool
+            start = queue.begin
+            self._offsets.put(pool.group, pool.topic, queue_id, start)
+        return self._deliveries(pool, queue, start)
 
-    def _deliveries(self, pool: Pool, queue: ConsumeQueue, start: int) -> QueueDeliveries:
-        self._last_number += 1
-        found = QueueDeliveries(self._last_number, pool, queue, start, self._store, self._limits)
+    def _deliveries(self, pool: QueuePool, queue: ConsumeQueue, start: int) -> QueueDeliveries:
+        self.last_number += 1
+        found = QueueDeliveries(self.last_number, pool, queue, start, self._store, self._limits)
         pool.queues[queue.queue_id] = found
         pool.pay()
         return found
 
-    def make_ready(self, pool: Pool) -> None:
-        """Find which queues may have a message."""
+    def unread(self, pool: QueuePool) -> Iterator[int]:
+        """Yield the queues of which the pool has deliveries, and those with messages after the group's offset."""
         for queue_id in range(self._topics.queues_of(pool.topic)):
             queue = self._store.queues.get((pool.topic, queue_id))
-            if queue_id in pool.queues:
-                pool.rotate(queue_id)
-            elif queue is not None and (self._offsets.get(pool.group, pool.topic, queue_id) or 0) < queue.next:
-                pool.offer(queue_id)
+            offset = self._offsets.get(pool.group, pool.topic, queue_id) or 0
+            if queue_id in pool.queues or (queue is not None and offset < queue.next):
+                yield queue_id
 
-    def adopt(
-        self, kept: Iterable[KeptQueue], last_number: int, to_monotonic_s: Callable[[int], float]
-    ) -> Iterator[QueueDeliveries]:
-        """Continue the pools of the last run, of topics that were not recreated since. Yields their deliveries. Of a
-        queue that left its pool without unfinished messages, only commit the offset."""
-        self._last_number = last_number
-        for item in kept:
-            _, group, topic, queue_id = item.place
-            queue = self._store.queues.get((topic, queue_id))
-            if self._topics.get(topic) is None or self._topics.identity(topic) != item.place.identity or queue is None:
-                continue
-            if item.has_left:
-                item.next = max(self._offsets.get(group, topic, queue_id) or 0, min(item.next, queue.next))
-                item.is_adopted = True
-                self._offsets.put(group, topic, queue_id, item.next)
-                continue
-            if item.next > queue.next:
-                log.warning(
-                    "offset_set_back", group=group, topic=topic, queue=queue_id, offset=item.next, end=queue.next,
-                    hint="it was beyond the end of the queue",
-                )  # fmt: skip
-            pool = self.find(group, topic) or self.make(group, topic)
-            deliveries = self._deliveries(pool, queue, 0)
-            deliveries.adopt(item, to_monotonic_s)
-            deliveries.reported = deliveries.committed
-            self._offsets.put(group, topic, queue_id, deliveries.committed)
-            yield deliveries
-        for pool in self.all:
-            self.make_ready(pool)
+    def adopt(self, kept: KeptQueue, to_monotonic_s: Callable[[int], float]) -> QueueDeliveries | None:
+        """Continue the deliveries of a queue of the last run, and return them; None if its topic was recreated since. Of a
+        queue that left its pool without unfinished messages, only commit the offset. Raises LimitExceeded."""
+        _, group, topic, queue_id = kept.place
+        queue = self._store.queues.get((topic, queue_id))
+        if self._topics.get(topic) is None or self._topics.identity(topic) != kept.place.identity or queue is None:
+            return None
+        if kept.has_left:
+            kept.next = max(self._offsets.get(group, topic, queue_id) or 0, min(kept.next, queue.next))
+            kept.is_adopted = True
+            self._offsets.put(group, topic, queue_id, kept.next)
+            return None
+        if kept.next > queue.next:
+            log.warning(
+                "offset_set_back", group=group, topic=topic, queue=queue_id, offset=kept.next, end=queue.next,
+                hint="it was beyond the end of the queue",
+            )  # fmt: skip
+        committed = kept.committed(queue.begin, queue.next)
+        self._offsets.put(group, topic, queue_id, committed)
+        pool = self.find_queues(group, topic) or self.make(group, topic)
+        deliveries = self._deliveries(pool, queue, 0)
+        deliveries.adopt(kept, to_monotonic_s)
+        deliveries.reported = committed
+        return deliveries
 
     # Clients
 
@@ -1011,7 +1105,7 @@ class Pools:
             if client.session is session:
                 client.session = None
                 client.pool.stop_paying(session)
-                if client.pool.owned is None:
+                if not client.pool.is_divided:
                     self._remove(client)
             if number % SLICE == 0:
                 yield
@@ -1095,21 +1189,12 @@ class Pools:
     def deliveries_of(self, group: str, topic: str, handle: Handle) -> QueueDeliveries | AckStatus:
         """Return the deliveries of a handle's queue, or why there are none."""
         pool = self.find(group, topic)
-        deliveries = pool.queues.get(handle.queue_id) if pool is not None and handle.mark == TOPIC_MARK else None
+        deliveries = pool.popped.get(handle.queue_id) if pool is not None and handle.mark == TOPIC_MARK else None
         return AckStatus.UNKNOWN if deliveries is None else deliveries
 
     def deliveries(self) -> Iterator[QueueDeliveries]:
         for pool in list(self.all):
-            yield from list(pool.queues.values())
-
-    def has_some(self, pool: Pool, request: PopRequest) -> bool:
-        """Return True if there is something to pop. Messages that a filter would skip count, too."""
-        for queue_id in pool.places(request):
-            self.open_queue(pool, queue_id)
-            pool.rotate(queue_id)
-            if queue_id in pool.ready:
-                return True
-        return False
+            yield from list(pool.deliveries())
 
     def peek(self, group: str, topic: str, queue_id: int | None, wanted: int) -> list[Delivered]:
         """Return messages of ready queues that were never popped, up to the size of a result, without handles and without
@@ -1119,7 +1204,8 @@ class Pools:
         found: list[Delivered] = []
         size = 0
         for ready_id in [ready_id for ready_id in pool.ready if queue_id in (None, ready_id)]:
-            for message in self.open_queue(pool, ready_id).peek(wanted - len(found)):
+            deliveries = pool.queues.get(ready_id) or self.open_queue(pool, ready_id)
+            for message in deliveries.peek(wanted - len(found)):
                 size += len(message.record)
                 if found and size > request.max_bytes:
                     return found
@@ -1140,7 +1226,7 @@ class Pools:
         for pool in list(self._unused):
             if pool.clients or pool.waits or pool.is_pinned:
                 del self._unused[pool]
-            elif pool.owned is None and (self.is_crowded or now_s - pool.used_s >= POOL_IDLE_S):
+            elif not pool.is_divided and (self.is_crowded or now_s - pool.used_s >= POOL_IDLE_S):
                 del self._unused[pool]
                 yield pool
 
@@ -1176,15 +1262,15 @@ class Pools:
     def numbers(self, group: str, topic: str) -> dict[int, PopNumbers]:
         """Return the figures by queue id, for queues with deliveries. For other queues the committed offset is enough."""
         pool = self.find(group, topic)
-        return {} if pool is None else {queue_id: of.numbers() for queue_id, of in pool.queues.items()}
+        return {} if pool is None else {queue_id: of.numbers() for queue_id, of in pool.popped.items()}
 
-    def full(self, group: str) -> Iterator[tuple[str, int]]:
-        """Yield the queues of which no new message is popped because too many are unfinished."""
+    def full(self, group: str) -> Iterator[tuple[str, str]]:
+        """Yield topic and label of the queues of which no new message is popped because too many are unfinished."""
         is_full = self.unfinished(group) >= self._limits.max_unfinished_of_group
         for pool in self.of_group(group):
-            for queue_id, of in pool.queues.items():
+            for of in pool.deliveries():
                 if of.next < of.queue.next and (is_full or len(of.unfinished) >= of.limit):
-                    yield pool.topic, queue_id
+                    yield pool.topic, of.label
 
     def unfinished(self, group: str) -> int:
         """Return how many deliveries of a group are not finished."""

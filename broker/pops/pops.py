@@ -41,7 +41,7 @@ from ..messages.filters import Filters
 from ..messages.lite import LiteTopic
 from ..messages.sending import is_last_attempt, sent_back
 from ..messages.topics import Topics
-from ..runtime import Clock, Job, Runtime, Timer, run
+from ..runtime import Adoption, Clock, Job, Runtime, Timer, run
 from ..sessions import Recent, Refusal, Reports, Session
 from ..store.files import Damaged, StoreError, StoreFull
 from ..store.index import ConsumeQueue
@@ -54,6 +54,7 @@ from .deliveries import (
     Delivery,
     DeliveryState,
     Event,
+    KeptQueue,
     PopAttempt,
     PopClient,
     PopRequest,
@@ -66,7 +67,7 @@ from .division import Division
 from .journal import PopJournal
 from .lite import LiteDeliveries, LiteOffsets, LitePool, LitePools
 from .lite_subscriptions import LiteExpiry, LitePart, LiteSubscriptions
-from .pool import Pool, QueueDeliveries, Receive
+from .pool import Pool, QueueDeliveries, QueuePool, Receive
 
 log = structlog.get_logger("rocketlet.pops")
 
@@ -124,7 +125,7 @@ class Pops(LitePart):
         self._dead_letters = DeadLetterWriter(topics, appender, self._settings, groups)
         self._deadlines = Deadlines(clock, self)
         self._attempts: OrderedDict[PopAttempt, list[GivenDelivery]] = OrderedDict()
-        self._journal = PopJournal(frames, topics, clock, limits.pop_journal_bytes)
+        self._journal = PopJournal(runtime, frames, topics)
         self.begin_saving = self._journal.begin_saving
         self.pools = LitePools(runtime, broker_name, topics, appender, groups, offsets, settings, lite_offsets)
         self.lite = LiteSubscriptions(runtime, topics, groups, settings, self.pools, self)
@@ -135,24 +136,32 @@ class Pops(LitePart):
         )
         self._is_stopped = False
         self._losing: deque[Work[None]] = deque()
-        self._adopt()
+        self._adopt(runtime.adoption)
 
-    def _adopt(self) -> None:
+    def _adopt(self, adoption: Adoption) -> None:
         """Continue the deliveries of the last run, with their receipt handles and deadlines.
 
         The broker extends none of these deliveries any more. The last run may have ended before the response with them
         reached the client, whose heartbeats continue nevertheless."""
         kept = self._journal.read(is_expected=self._offsets.has_pops)
-        for deliveries in self.pools.adopt(kept.values(), self._journal.last_number, self._journal.monotonic_s):
-            for delivery in deliveries.unfinished.values():
-                if delivery.state is DeliveryState.IN_FLIGHT:
-                    self._deadlines.put(deliveries, (delivery,), delivery.deadline_s)
-        self.division.adopt()
+        self.pools.last_number = self._journal.last_number
+        adoption.each("popped messages", kept.values(), self._adopt_queue)
+        for pool in self.pools.all:
+            pool.make_ready()
+        self.division.adopt(adoption)
         self._journal.keep_left(kept)
         try:
             run(self._journal.saving(self.pools.deliveries))
         except StoreFull as error:
             log.error("save_failed", reason=str(error))
+
+    def _adopt_queue(self, kept: KeptQueue) -> None:
+        deliveries = self.pools.adopt(kept, self._journal.monotonic_s)
+        if deliveries is None:
+            return
+        for delivery in deliveries.unfinished.values():
+            if delivery.state is DeliveryState.IN_FLIGHT:
+                self._deadlines.put(deliveries, (delivery,), delivery.deadline_s)
 
     # Receiving
 
@@ -163,7 +172,7 @@ class Pops(LitePart):
         The caller passes messages that do not reach their client to `put_back`.
 
         Raises:
-            Refusal: The filter cannot be parsed, or too many filters wait.
+            Refusal: The filter cannot be parsed, too many filters wait, or the group receives lite topics and no others.
             StoreError, OSError: The messages cannot be read.
             LimitExceeded: The group has too many offsets.
         """
@@ -181,10 +190,14 @@ class Pops(LitePart):
                 return None
             receive.request = request = replace(request, matches=matches)
         now_s = self._clock.monotonic_s()
-        pool = self.pools.find(request.group, request.topic)
-        if pool is None:
-            pool = self.pools.get_or_make_lite(request)
-        if pool is None or (not pool.is_lite and (pool.owned is not None or not pool.is_used(now_s))):
+        settings = self._settings.get(request.group)
+        if settings is not None and settings.lite_topic:
+            if not self.pools.is_bound(request.group, request.topic):
+                self._settings.check_unbound(settings)
+            pool: Pool | None = self.lite_pool(request.group, request.topic)
+        else:
+            pool = self.pools.find(request.group, request.topic)
+        if pool is None or (isinstance(pool, QueuePool) and (pool.owned is not None or not pool.is_used(now_s))):
             fault = self._admit(request, pool, now_s)
             if fault is not None:
                 return PopResult(Why.PULLED, fault=fault)
@@ -219,7 +232,7 @@ class Pops(LitePart):
         """End a receive whose session's account has changed while it waited for its filter."""
         self._end(receive, PopResult(Why.NOTHING_NEW))
 
-    def _admit(self, request: PopRequest, pool: Pool | None, now_s: float) -> str | None:
+    def _admit(self, request: PopRequest, pool: QueuePool | None, now_s: float) -> str | None:
         """Return why a client may not pop a topic that the group does not pop yet, or that is divided; None if it may."""
         is_used = pool is not None and pool.is_used(now_s)
         # The client may have pulled this topic until now, so it no longer counts as the reader of the topic's queues
@@ -229,7 +242,7 @@ class Pops(LitePart):
 
     def _pop(self, pool: Pool, request: PopRequest) -> PopResult:
         if request.count <= 0:
-            return PopResult(Why.FOUND if self.pools.has_some(pool, request) else Why.NOTHING_NEW)
+            return PopResult(Why.FOUND if pool.has_some(request) else Why.NOTHING_NEW)
         now_ms = self._clock.time_ms()
         wanted, room = min(request.count, MAX_POP_MESSAGES), request.max_bytes
         if isinstance(pool, LitePool):
@@ -237,17 +250,18 @@ class Pops(LitePart):
             if wanted <= 0:
                 return PopResult(Why.TOO_MANY_UNFINISHED)
         settings = self._settings.get(request.group)
-        is_in_order = not pool.is_lite and (pool.is_in_order or (settings is not None and settings.consume_orderly))
+        is_ordered = settings is not None and settings.consume_orderly
+        is_in_order = isinstance(pool, QueuePool) and (pool.is_in_order or is_ordered)
         topic = self._topics.get(request.topic)
         has_levels = not is_in_order and topic is not None and topic.has_priorities
-        pool.urgent_percent = -1
-        if has_levels:
-            pool.urgent_percent = settings.priority_factor if settings is not None else DEFAULT_PRIORITY_FACTOR
+        if isinstance(pool, QueuePool):
+            pool.urgent_percent = -1
+            if has_levels:
+                pool.urgent_percent = settings.priority_factor if settings is not None else DEFAULT_PRIORITY_FACTOR
         found: list[Delivered] = []
         given: list[GivenDelivery] = []
         pool.is_cut = False
-        for queue_id in pool.places(request):
-            deliveries = pool.queues.get(queue_id) or self.pools.open_queue(pool, queue_id)
+        for deliveries in pool.places(request):
             self._writer.follow_reset(deliveries)
             if deliveries.is_in_order is not is_in_order:
                 deliveries.set_order(is_in_order)
@@ -256,13 +270,13 @@ class Pops(LitePart):
             taken = deliveries.take(request, wanted - len(found), room, allowed)
             if taken:
                 room -= self._deliver(deliveries, taken, request, now_ms, found)
-                if request.attempt_id and (is_in_order or pool.is_lite):
+                if request.attempt_id and (is_in_order or isinstance(pool, LitePool)):
                     given += [GivenDelivery(deliveries, item.delivery, item.delivery.pop_ms) for item in taken]
             else:
                 pool.is_cut = pool.is_cut or before < deliveries.next < deliveries.queue.next
             if deliveries.is_passed or deliveries.fresh_behind:
                 self._record_passed(deliveries)
-            pool.rotate(queue_id)
+            pool.rotate(deliveries)
             if len(found) >= wanted or room <= 0:
                 break
         if not found:
@@ -348,10 +362,11 @@ class Pops(LitePart):
     def appended(self, queues: Iterable[ConsumeQueue]) -> None:
         """Serve the receives that wait for messages of these queues. Lite pools are served by `lite_appended`."""
         for queue in dict.fromkeys(queues):
-            for pool in [pool for pool in self.pools.of_topic(queue.topic) if not pool.is_lite]:
-                pool.offer(queue.queue_id)
-                if pool.waits:
-                    self._serve(pool)
+            for pool in list(self.pools.of_topic(queue.topic)):
+                if isinstance(pool, QueuePool):
+                    pool.offer(queue.queue_id)
+                    if pool.waits:
+                        self._serve(pool)
 
     def lite_appended(self, lites: Iterable[LiteTopic]) -> None:
         """Serve the receives that wait for messages of these lite topics."""
@@ -378,7 +393,9 @@ class Pops(LitePart):
                 continue
             if pool.is_cut:
                 self._serve_later(pool)
-            if not pool.is_lite or pool.next_receive() is receive:  # in lite topics others may have something
+            if (
+                not isinstance(pool, LitePool) or pool.next_receive() is receive
+            ):  # in lite topics others may have something
                 return
 
     def _serve_later(self, pool: Pool) -> None:
@@ -549,8 +566,7 @@ class Pops(LitePart):
             else:
                 self._prolong(deliveries, delivery, until_s)
         self.serve(deliveries.pool)
-        if deliveries.pool.leaving:
-            self.division.progressed(deliveries.pool)
+        self._progressed(deliveries.pool)
 
     def _extended_s(self, delivery: Delivery) -> float | None:
         """Return the new deadline of a delivery that the broker extends, and count the extension; None if it does not."""
@@ -606,7 +622,7 @@ class Pops(LitePart):
         deliveries.release(delivery)
         if delivery.deadline_s > self._clock.monotonic_s():  # else the journal has the deadline that has passed
             self._record_changed(deliveries, delivery)
-        deliveries.pool.refresh(deliveries.key)
+        deliveries.pool.refresh(deliveries)
 
     def _record_changed(self, deliveries: QueueDeliveries, delivery: Delivery) -> None:
         self._journal.deadline_changed(deliveries, delivery)
@@ -618,15 +634,28 @@ class Pops(LitePart):
         for deliveries in queues:
             pool = deliveries.pool
             if not deliveries.is_ended:
-                pool.refresh(deliveries.key)
+                pool.refresh(deliveries)
                 if isinstance(deliveries, LiteDeliveries):
                     self._lite_finished(deliveries)
             if pool.waits:
                 self._serve(pool)
-            if pool.leaving:
-                self.division.progressed(pool)
+            self._progressed(pool)
+
+    def _progressed(self, pool: Pool) -> None:
+        """Hand over the leaving queues of a pool that are free now."""
+        if isinstance(pool, QueuePool) and pool.leaving:
+            self.division.progressed(pool)
 
     # Lite topics
+
+    def lite_pool(self, group: str, parent: str) -> LitePool:
+        """Return the pool of a lite group, created if there is none. A pool of the parent topic's queues, from before the
+        group was bound, ends."""
+        former = self.pools.find_queues(group, parent)
+        if former is not None:
+            self.division.pool_deleted(former)
+            self.yield_pool(former)
+        return self.pools.lite_pool(group, parent)
 
     def _lite_finished(self, deliveries: LiteDeliveries) -> None:
         """Report a lite topic that the group has finished, and end idle deliveries of the pool beyond MAX_IDLE_LITE."""
@@ -672,7 +701,7 @@ class Pops(LitePart):
         if pool.waits:
             self._serve(pool)
 
-    def release_queue(self, pool: Pool, queue_id: int, *, is_lost: bool) -> bool:
+    def release_queue(self, pool: QueuePool, queue_id: int, *, is_lost: bool) -> bool:
         """End the deliveries of a queue that members pull from now on, from its lowest unfinished offset. Returns False if
         unfinished messages are sent back to the retry topic first (`_sends_back`); if they may not be, finished messages
         after them are redelivered. is_lost: True if the pool has lost its lease, so that no message is sent back."""
@@ -706,7 +735,7 @@ class Pops(LitePart):
 
     def yield_pool(self, pool: Pool) -> None:
         """End a pool with its deliveries. The group continues from its offsets."""
-        for deliveries in pool.queues.values():
+        for deliveries in pool.deliveries():
             self._journal.yielded(deliveries, deliveries.next)
         self._end_pool(pool)
         self._write_now()
@@ -728,11 +757,11 @@ class Pops(LitePart):
         is_changed = False
         for pool in self.pools.unused(self._clock.monotonic_s()):
             is_changed = True
-            for deliveries in [item for item in pool.queues.values() if not item.unfinished]:
+            for deliveries in [item for item in pool.deliveries() if not item.unfinished]:
                 self._writer.commit(deliveries)
                 self._journal.yielded(deliveries, deliveries.next)
                 self._end_deliveries(deliveries)
-            if not pool.queues:
+            if not pool.deliveries():
                 self.pools.remove(pool)
         if is_changed:
             self._write_now()
@@ -811,11 +840,11 @@ class Pops(LitePart):
         """Continue from the group's offsets in a topic after a reset. Messages popped before from a queue whose offset has
         changed can no longer be acknowledged."""
         pool = self.pools.find(group, topic)
-        if pool is None or (queue_id is not None and not pool.serves(queue_id)):
+        if pool is None or (queue_id is not None and isinstance(pool, QueuePool) and not pool.serves(queue_id)):
             return
-        for deliveries in list(pool.queues.values()):
+        for deliveries in list(pool.deliveries()):
             self._writer.follow_reset(deliveries)
-        self.pools.make_ready(pool)
+        pool.make_ready()
         self._write_now()
         self._serve(pool)
 
@@ -843,14 +872,15 @@ class Pops(LitePart):
                 self._end(receive, PopResult(why))
             if isinstance(pool, LitePool):
                 self.lite.pool_deleted(pool)
-            for deliveries in pool.queues.values():
+            for deliveries in pool.deliveries():
                 self._journal.ended(deliveries)
-            self.division.pool_deleted(pool)
+            if isinstance(pool, QueuePool):
+                self.division.pool_deleted(pool)
             self._end_pool(pool)
         self._write_now()
 
     def _end_pool(self, pool: Pool) -> None:
-        for deliveries in list(pool.queues.values()):
+        for deliveries in list(pool.deliveries()):
             self._end_deliveries(deliveries)
         self.pools.remove(pool)
 

@@ -317,7 +317,7 @@ def reset_offset(broker: BrokerController, connection: RemotingConnection, frame
 def _reset_popped(broker: BrokerController, header: ResetOffset, offsets: Mapping[Queue, int]) -> None:
     """Set the offsets of those queues that clients of the group pop. Clients can then no longer acknowledge messages that
     they have popped from a queue whose offset has changed."""
-    pool = broker.pops.pools.find(header.group, header.topic)
+    pool = broker.pops.pools.find_queues(header.group, header.topic)
     for queue, offset in offsets.items():
         if pool is not None and pool.serves(queue.queue_id):
             broker.offsets.put(header.group, header.topic, queue.queue_id, offset)
@@ -576,7 +576,7 @@ def history_of(broker: BrokerController, name: str, since_ms: int = 0, *, lag: b
         "lag": progress,
         "owners": owners,
         "draining": broker.draining.is_pending(name),
-        "full": [f"{topic}:{queue_id}" for topic, queue_id in broker.pops.pools.full(name)],
+        "full": [f"{topic}:{label}" for topic, label in broker.pops.pools.full(name)],
         "queues": {topic: broker.topics.queues_of(topic) for topic in _subscribed(group)},
         "disagreements": sorted(group.reported) if group else [],
         "events": events,
@@ -827,6 +827,7 @@ def _ours(broker: BrokerController) -> dict[str, Any]:
         "clockAheadSeconds": round(broker.retention_time.ahead_s),
         "damagedMessages": len(broker.store.damaged),
         "leases": len(broker.locks),
+        "notAdopted": _json(broker.runtime.adoption.faults[:MAX_NAMED_MEMBERS]),
         "refusedHeartbeats": _json(broker.refusals.recent()[-MAX_NAMED_MEMBERS:]),
         "repeats": _json({**broker.repeats.recent(), "away": broker.draining.agreement.away()}),
         "refusedRequests": _json(broker.acl.recent()[-MAX_NAMED_MEMBERS:] if broker.acl else []),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -64,14 +64,19 @@ def heartbeat(broker: BrokerController, connection: RemotingConnection, frame: F
         beat = _beat_of(connection, frame.body)
         if connection.beat is None:
             _forget_presumed(broker, connection, beat)
-        _check(broker, connection, beat)
+        not_taken = _check(broker, connection, beat)
+        beat = _without(beat, not_taken)
         broker.clients.heartbeat(connection, beat.client_id, beat.producer_groups, frame.language, frame.version)
     except Exception as error:
         client_id, groups = bodies.names_in_heartbeat(frame.body)
-        is_news = connection.is_news("heartbeat_refused")
-        broker.refusals.record(connection.peer, client_id, groups, str(error), is_news=is_news)
+        _record_refusal(broker, connection, client_id, groups, str(error))
         raise
     faults = _take(broker, connection, beat, frame.language, frame.version)
+    if not_taken:
+        connection.keep_beat(None)
+        reason = "; ".join(not_taken.values())
+        _record_refusal(broker, connection, beat.client_id, list(not_taken), reason)
+        raise Refused(ResponseCode.NO_PERMISSION, reason)
     if connection.beat is None or connection.beat[1] is not beat:
         connection.keep_beat((frame.body, beat))
     if not faults:
@@ -84,7 +89,9 @@ def introduced(
 ) -> None:
     """Make a client a member of a group from its response to GET_CONSUMER_RUNNING_INFO, as a heartbeat would. The client's
     next heartbeat may contain another client id. Raises Refused, Refusal, LimitExceeded."""
-    _check(broker, connection, beat)
+    not_taken = _check(broker, connection, beat)
+    if not_taken:
+        raise Refused(ResponseCode.NO_PERMISSION, "; ".join(not_taken.values()))
     broker.clients.heartbeat(connection, beat.client_id, (), language, version)
     _take(broker, connection, beat, language, version)
     for consumer in beat.consumers:
@@ -122,20 +129,40 @@ def _take(
     return faults
 
 
-def _check(broker: BrokerController, connection: RemotingConnection, beat: bodies.Heartbeat) -> None:
+def _check(broker: BrokerController, connection: RemotingConnection, beat: bodies.Heartbeat) -> dict[str, str]:
     """Check a heartbeat before the client is registered in any of its groups. Create settings and retry topics of new
-    groups, if the broker may create groups. Raises Refused, Refusal, LimitExceeded."""
+    groups, if the broker may create groups. Return the groups of which the client may be no member, with the reasons: the
+    client becomes a member of its other groups, and the response has the reasons. Raises Refusal, LimitExceeded."""
+    not_taken: dict[str, str] = {}
     for consumer in beat.consumers:
         settings = broker.group_configs.ensure(consumer.group)
-        if settings is not None and settings.strict:
+        if settings is None:
+            continue
+        fault = broker.group_configs.bound_fault(settings)
+        if fault is None and settings.strict:
             fault = _strict_fault(broker, connection, consumer)
-            if fault:
-                raise Refused(ResponseCode.NO_PERMISSION, fault)
-        if settings is not None:
+        if fault:
+            not_taken[consumer.group] = fault
+        else:
             broker.ensure_retry_topic(settings, connection)
     # an equal heartbeat of this connection was admitted before
     if connection.beat is None or connection.beat[1] is not beat:
-        broker.groups.admit(connection, beat.client_id, (consumer.group for consumer in beat.consumers))
+        groups = (consumer.group for consumer in beat.consumers if consumer.group not in not_taken)
+        broker.groups.admit(connection, beat.client_id, groups)
+    return not_taken
+
+
+def _without(beat: bodies.Heartbeat, groups: Container[str]) -> bodies.Heartbeat:
+    if not groups:
+        return beat
+    return replace(beat, consumers=tuple(consumer for consumer in beat.consumers if consumer.group not in groups))
+
+
+def _record_refusal(
+    broker: BrokerController, connection: RemotingConnection, client_id: str, groups: Sequence[str], reason: str
+) -> None:
+    is_news = connection.is_news("heartbeat_refused")
+    broker.refusals.record(connection.peer, client_id, groups, reason, is_news=is_news)
 
 
 def _beat_of(connection: RemotingConnection, body: bytes) -> bodies.Heartbeat:

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 import structlog
 
-from ...protocol.bodies import SLICE, TopicConfig, Work
+from ...protocol.bodies import SLICE, GroupConfig, TopicConfig, Work
 from ...protocol.codes import PERM_READ, ResponseCode
 from ...protocol.frame import Frame
 from ...protocol.group_bodies import (
@@ -112,7 +112,7 @@ def pop_message(broker: BrokerController, connection: RemotingConnection, frame:
     _check_reading(broker)
     _check_count(broker, header.max_msg_nums)
     _check_topic(broker, header.topic, header.queue_id)
-    _check_group(broker, header.consumer_group, in_order=header.order)
+    broker.group_configs.check_unbound(_check_group(broker, header.consumer_group, in_order=header.order))
     subscription = _subscription(header)
     _check_invisible(header.invisible_time)
     request = PopRequest(
@@ -325,8 +325,8 @@ def _check_topic(
         raise Refused(bad_queue, remark)
 
 
-def _check_group(broker: BrokerController, name: str, *, in_order: bool = False) -> None:
-    """Raises Refused if the group may not consume, or does not exist and may not be created.
+def _check_group(broker: BrokerController, name: str, *, in_order: bool = False) -> GroupConfig:
+    """Return the settings of a group. Raises Refused if the group may not consume, or does not exist and may not be created.
 
     Args:
         in_order: True to create the group as an ordered group.
@@ -336,6 +336,7 @@ def _check_group(broker: BrokerController, name: str, *, in_order: bool = False)
         raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{name}] not exist")
     if not group.consume_enable:
         raise Refused(ResponseCode.NO_PERMISSION, f"subscription group no permission, {name}")
+    return group
 
 
 # Outcomes of messages

@@ -202,6 +202,7 @@ async def _of_broker(admin: AdminClient, broker: BrokerData, skews: dict[str, fl
         *_outdated_clients(broker.name, status),
         *_certificates(broker.name, status),
         *_damaged(broker.name, status),
+        *_not_adopted(broker.name, status),
     ]
 
 
@@ -241,6 +242,14 @@ def _damaged(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
         text = f"{unread} skipped since its start"
         cure = "its log names them; check the disk, then `rocketlet fsck DIR` on the stopped broker"
         yield Finding(Harm.LOSS, "damaged", broker, text, cure)
+
+
+def _not_adopted(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
+    """Find state of an earlier run that a Rocketlet broker could not use at its start."""
+    for text in _reported(status, "notAdopted", list):
+        what = f"at its start it could not use {text}; messages may be delivered again, and none is skipped"
+        cure = "set again what is missing, or restore a backup; the finding ends with the next start"
+        yield Finding(Harm.TWICE, "not_adopted", broker, what, cure)
 
 
 def _repeats(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:

@@ -83,16 +83,17 @@ def _repair(folder: Path) -> Recovered:
     """Repair the journals, rebuild all indexes from the log, and limit committed offsets to the queues' offsets."""
     for path in folder.glob("*.journal"):
         repair_journal(path)
-    runtime = Runtime()
-    topics = Topics(runtime, BrokerConfig(data_dir=folder, address="127.0.0.1:10911"))
     tag_code = partial(tag_code_of, levels_ms=DELAY_LEVELS_MS)
     store = Store(folder, segment_bytes=1 << 28, tag_code_of=tag_code)
     try:
+        runtime = Runtime()
+        runtime.adoption.keep = store.folder.put_aside
+        topics = Topics(runtime, BrokerConfig(data_dir=folder, address="127.0.0.1:10911"))
         found = store.recover(topics.since(), deleted=topics.deleted, knows_topics=False, rebuilds=True)
         if not topics.is_current:
             topics.adopt(found.unknown_topics)
         groups = ConsumerGroups(runtime, History(runtime), "", topics, GroupChanges())
-        offsets = Offsets(folder / "offsets.json", groups, topics)
+        offsets = Offsets(runtime, folder / "offsets.json", groups, topics)
         offsets.apply_journal(topics.deleted)
         offsets.clamp(store.queues)
         run(offsets.saving())

@@ -97,7 +97,7 @@ async def test_a_message_is_extended_as_long_as_its_handler_runs(node: Node, wir
         await eventually(lambda: bool(inbox.messages))
         async with SharedConsumer(node.address, "g", "t", inbox):
             (pool,) = node.broker.pops.pools.all
-            (deliveries,) = pool.queues.values()
+            (deliveries,) = pool.deliveries()
             (delivery,) = deliveries.unfinished.values()
             first_s = delivery.deadline_s
             await eventually(lambda: delivery.deadline_s > first_s + 1.0)

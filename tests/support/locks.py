@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -107,6 +107,7 @@ def make_locks(
     end: int = 0,
     limits: Limits = LIMITS,
     groups: ConsumerGroups | None = None,
+    queues: Mapping[QueueKey, ConsumeQueue] | None = None,
 ) -> Locks:
     """Locks alone; its list has the sessions that were notified of a free queue. end: where each queue ends."""
     runtime = Runtime(clock, limits)
@@ -118,7 +119,7 @@ def make_locks(
         history,
         folder / "locks.json",
         Counts(8),
-        queues_until(end),
+        queues_until(end) if queues is None else queues,
     )
 
 

@@ -23,7 +23,6 @@ from rocketlet.protocol.bodies import (
     GroupConfig,
     Heartbeat,
     TopicConfig,
-    encode_group,
     encode_registration,
 )
 from rocketlet.protocol.codes import PULL_COMMIT_OFFSET as COMMITS
@@ -457,7 +456,6 @@ async def beat_refused_heartbeats(wire: Wire, *consumers: dict[str, Any], produc
 @pytest.mark.parametrize(
     "why",
     [
-        "strict",
         pytest.param("memberships", marks=pytest.mark.limits(max_memberships=2)),
         pytest.param("members", marks=pytest.mark.limits(max_members=1)),
         pytest.param("ids", marks=pytest.mark.limits(max_client_ids=0)),
@@ -471,10 +469,8 @@ async def test_a_refused_heartbeat_registers_none_of_its_groups(
     node: Node, wire: Wire, connect: Connect, why: str
 ) -> None:
     refused, producers = consumer("last"), ("p",)
-    if why in ("strict", "members"):
+    if why == "members":
         other = await connect(node.address)
-        settings = encode_group(GroupConfig("last", strict=why == "strict"))
-        await other.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=settings)
         body = {"clientID": "other", "consumerDataSet": [consumer("last", "u")]}
         assert (await other.call(RequestCode.HEART_BEAT, body=orjson.dumps(body))).code == 0
     refused |= {"name": consumer("no/name"), "expression": consumer("last", expression="x" * 65_537)}.get(why, {})
@@ -490,6 +486,36 @@ async def test_a_refused_heartbeat_registers_none_of_its_groups(
     assert (event["client"], event["groups"].split()[:2]) == ("c1", ["first", "second"])
     assert node.broker.refusals.count == 1
     assert event["reason"][:100] in node.broker.refusals.recent()[0]
+
+
+@pytest.mark.parametrize("why", ["strict", "bound"])
+async def test_a_group_that_refuses_a_member_refuses_none_of_its_other_groups(
+    node: Node, wire: Wire, connect: Connect, why: str
+) -> None:
+    other = await connect(node.address)
+    attributes = {"lite.bind.topic": "chat"} if why == "bound" else {}
+    node.broker.group_configs.put(GroupConfig("last", strict=why == "strict", attributes=attributes))
+    if why == "strict":
+        body = {"clientID": "other", "consumerDataSet": [consumer("last", "u")]}
+        assert (await other.call(RequestCode.HEART_BEAT, body=orjson.dumps(body))).code == 0
+    beat = {
+        "clientID": "c1",
+        "consumerDataSet": [consumer("first"), consumer("last"), consumer("second")],
+        "producerDataSet": [{"groupName": "p"}],
+    }
+    with capture_logs() as logs:
+        answer = await wire.call(RequestCode.HEART_BEAT, body=orjson.dumps(beat))
+    assert answer.code == ResponseCode.NO_PERMISSION
+    assert "the group last" in str(answer.remark)
+    members = {group.name: [member.client_id for member in group.members.values()] for group in node.broker.groups}
+    assert (members["first"], members["second"]) == (["c1"], ["c1"])
+    assert "c1" not in members["last"]
+    assert "p" in node.broker.clients.all_producers()
+    (event,) = [entry for entry in logs if entry["event"] == "heartbeat_refused"]
+    assert (event["client"], event["groups"]) == ("c1", "last")
+    node.broker.group_configs.put(GroupConfig("last"))
+    assert (await wire.call(RequestCode.HEART_BEAT, body=orjson.dumps(beat))).code == 0
+    assert "c1" in [member.client_id for member in node.broker.groups.members_of("last").values()]
 
 
 async def test_doctor_names_a_client_whose_heartbeat_is_refused_until_it_is_over(node: Node, wire: Wire) -> None:

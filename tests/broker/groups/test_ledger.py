@@ -14,7 +14,7 @@ from rocketlet.broker.groups.group import ConsumerGroups
 from rocketlet.broker.groups.leases import Locks
 from rocketlet.broker.groups.offsets import Offsets
 from rocketlet.broker.remoting.connection import RemotingConnection
-from rocketlet.broker.runtime import MovableClock, run
+from rocketlet.broker.runtime import MovableClock, Runtime, run
 from rocketlet.broker.store import disk, journals
 from rocketlet.broker.store.files import read_state
 from rocketlet.protocol.bodies import finish
@@ -364,7 +364,7 @@ def test_a_process_without_descriptors_leaves_a_mark_for_the_next(
 
 def made(folder: Path, identity: str = "id", groups: ConsumerGroups | None = None, **limits: Any) -> Offsets:
     topics: Any = SimpleNamespace(identity=lambda topic: identity)
-    return Offsets(folder / "offsets.json", groups or make_groups(), topics, Limits(**limits))
+    return Offsets(Runtime(limits=Limits(**limits)), folder / "offsets.json", groups or make_groups(), topics)
 
 
 def save(offsets: Offsets, folder: Path) -> dict[str, Any] | None:

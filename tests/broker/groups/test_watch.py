@@ -193,7 +193,7 @@ def test_what_a_reader_was_given_and_committed_ends_with_the_reader(world: World
 class UsedPool:
     """The pool of clients that pop all queues of a topic now."""
 
-    owned = None
+    is_divided = False
 
     def is_used(self, now_s: float) -> bool:
         return True

@@ -119,7 +119,7 @@ class World:
             self.topics,
             changes,
         )
-        self.offsets = Offsets(folder / "offsets.json", self.members, self.topics)
+        self.offsets = Offsets(runtime, folder / "offsets.json", self.members, self.topics)
         self.offsets.clamp(self.store.queues)
         self.groups = GroupConfigs(runtime, self.members, folder / "groups.json", auto_create=True)
         self.clock.soon.clear()
@@ -133,8 +133,8 @@ class World:
         lites = LiteTopics(runtime, self.topics, self.store, LiteFile(folder / "lite_offsets.json"), LiteChanges())
         self.pops = Pops(
             runtime, "b", self.topics, self.appender, Filters(runtime), self.offsets, self.groups, self.members,
-            self.locks, watch, RequestModes(folder / "modes.json"), history, self.frames, _NoRoutes(), None,
-            LiteOffsets(lites, self.topics),
+            self.locks, watch, RequestModes(runtime, folder / "modes.json"), history, self.frames, _NoRoutes(), None,
+            LiteOffsets(runtime, lites, self.topics),
         )  # fmt: skip
 
     def join(self, client_id: str, *, strategy: str | None = "AVG", group: str = "g", topic: str = "t") -> Session:

@@ -20,20 +20,23 @@ from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.config import MAX_SYNCED_LITE_TOPICS
 from rocketlet.protocol.frame import Frame, FrameCursor
 from rocketlet.protocol.group_bodies import (
+    SHARED_OWNER,
     LiteAction,
     LiteOffset,
     LiteSubscription,
+    LockRequest,
     OffsetPolicy,
     decode_lite_subscriptions,
     encode_lite_subscription,
 )
 from rocketlet.protocol.headers import CreateTopic, write
 from rocketlet.protocol.message import Record, decode_records
+from rocketlet.protocol.names import Queue
 from rocketlet.protocol.properties import find
 
-from ...conftest import Connect, Node, Nodes, Wire, eventually
+from ...conftest import Connect, Node, Nodes, Wire, eventually, peer
 from ...support.peers import Peer, request
-from ...support.requests import pop, send, send_v2
+from ...support.requests import beat, pop, send, send_v2
 from ...support.topics import put, stored
 
 
@@ -330,8 +333,8 @@ async def test_one_address_may_use_half_of_the_synchronizations_and_refused_ones
     assert [code(greedy, "a b") for _ in range(3)] == [illegal] * 3
     assert [code(greedy, "a") for _ in range(4)] == [0, 0, busy, busy]
     assert [code(other, "a") for _ in range(3)] == [0, 0, busy]
-    for peer in (greedy, other):
-        peer.hang_up()
+    for client in (greedy, other):
+        client.hang_up()
 
 
 async def test_group_that_is_new_is_bound_by_its_first_synchronization(node: Node, wire: Wire) -> None:
@@ -962,3 +965,59 @@ async def test_report_on_a_group_that_popped_the_parent_topic_before_it_was_boun
     assert bodies(await popped(wire)) == [b"1"]
     assert (await wire.call(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "g", "removeOffset": "true"})).code == 0
     assert not node.broker.pops.pools.all
+
+
+# Other consumers of a bound group
+
+
+LEASED = tuple(Queue("t", "broker-a", number) for number in range(4))
+
+
+@pytest.mark.parametrize("in_flight", [0, 1])
+async def test_leases_of_the_pool_of_a_bound_group_end_when_the_broker_starts(
+    nodes: Nodes, connect: Connect, in_flight: int
+) -> None:
+    """Earlier releases divided the pool of a lite group when a member subscribed to its parent topic."""
+    node = await nodes.start()
+    ready(node)
+    lite = await connect(node.address)
+    assert (await sync(lite, "a")).code == 0
+    for _ in range(in_flight):
+        await fill(lite, "a", b"0")
+        assert bodies(await popped(lite, invisibleTime=1)) == [b"0"]
+    node.broker.locks.lock(LockRequest(SHARED_OWNER, "g", LEASED, handover=True), peer())
+    node.broker.locks.lock(LockRequest("c9", "h", LEASED, handover=True), peer())
+    await node.stop()
+    restarted = await nodes.start(port=int(node.address.rpartition(":")[2]))
+    assert restarted.broker.locks.leases_of(SHARED_OWNER) == {}
+    assert len(restarted.broker.locks.leases_of("c9")) == 4
+    wire = await connect(restarted.address)
+    assert (await sync(wire, "a")).code == 0
+    await fill(wire, "a", b"1")
+    assert bodies(await popped(wire)) == [b"0" if in_flight else b"1"]
+
+
+async def test_broker_starts_after_an_ordinary_heartbeat_of_a_bound_group(nodes: Nodes, connect: Connect) -> None:
+    node = await nodes.start()
+    ready(node)
+    lite, other = await connect(node.address), await connect(node.address)
+    assert (await sync(lite, "a")).code == 0
+    waiting = asyncio.create_task(lite.call(RequestCode.POP_LITE_MESSAGE, pop_lite(pollTime=10_000)))
+    await eventually(lambda: node.broker.pops.waiting == 1)
+    refused = await beat(other, "c2", {"t": "*"})
+    assert (refused.code, refused.remark) == (
+        ResponseCode.NO_PERMISSION,
+        "the group g receives lite topics of t; use a lite consumer, or another group",
+    )
+    await lite.close()
+    waiting.cancel()
+    await eventually(lambda: node.broker.pops.waiting == 0)
+    again = await connect(node.address)
+    assert (await sync(again, "a", client_id="c3")).code == 0
+    await fill(again, "a", b"1")
+    assert bodies(await popped(again, clientId="c3", invisibleTime=1)) == [b"1"]
+    await node.stop()
+    restarted = await nodes.start(port=int(node.address.rpartition(":")[2]))
+    wire = await connect(restarted.address)
+    assert (await sync(wire, "a", client_id="c3")).code == 0
+    assert bodies(await popped(wire, clientId="c3")) == [b"1"]
