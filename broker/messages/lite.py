@@ -64,7 +64,7 @@ class LiteTopic:
     def __init__(self, name: str, queue: ConsumeQueue, begin: int = 0) -> None:
         self.name = name
         self.queue = queue
-        self.groups: tuple[str, ...] = ()
+        self.groups: tuple[str, ...] | set[str] = ()
         self._begin = self.counted = begin
         self._entries: bytes | array[int] = b""  # the offset in the parent's queue of each message that is not lost
         # Of each run of lost messages: the offset after it, and how many messages are lost from `_begin` to there.

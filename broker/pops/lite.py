@@ -8,7 +8,7 @@ from functools import partial
 from heapq import heappop, heappush
 from itertools import chain
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import orjson
 import structlog
@@ -32,6 +32,7 @@ from ..config import (
     LITE_SUBSCRIPTION_BYTES,
     LITE_SYNC_S,
     MAX_POP_MESSAGES,
+    LimitExceeded,
     Limits,
 )
 from ..groups.group import ConsumerGroup, ConsumerGroups
@@ -66,6 +67,11 @@ log = structlog.get_logger("rocketlet.lite")
 # may have 100,000 of them, each of which takes about 100 bytes here.
 
 
+_GROUPS_IN_TUPLE: Final = (
+    8  # groups with an offset in a lite topic that a tuple has; a set has more of them, but is larger
+)
+
+
 class GroupLiteOffsets(dict[str, int]):
     """The committed offsets of a group in the lite topics of a parent topic, by the lite topic's name.
 
@@ -84,10 +90,12 @@ class LiteOffsets:
     """The committed offsets of all groups in lite topics, by group and parent topic.
 
     Attributes:
+        count: how many there are.
         is_unsaved: True while offsets are saved, and after a save that failed or was cancelled.
     """
 
     def __init__(self, runtime: Runtime, lites: LiteTopics, topics: Topics) -> None:
+        self._limits = runtime.limits
         self._topics = topics
         self.lites = lites
         self._file = file = lites.file
@@ -107,6 +115,7 @@ class LiteOffsets:
             self._clamp(lites, group, parent, known)
             for name in known:
                 self._note_group(group, parent, name)
+        self.count = sum(map(len, self.all.values()))
         if lites.is_cut:
             self._dirty = True
             try:
@@ -147,14 +156,31 @@ class LiteOffsets:
         offsets = self.of(group, parent)
         if name not in offsets:
             self._note_group(group, parent, name)
+            self.count += 1
         offsets[name] = offset
         self._dirty = True
+
+    def check_room(self, offsets: GroupLiteOffsets, name: str) -> None:
+        """Raises LimitExceeded if a group has no offset in a lite topic, and cannot get one because there are too many."""
+        most = self._limits.max_lite_offsets
+        if name not in offsets and self.count >= most:
+            raise LimitExceeded(
+                f"this broker keeps {most} offsets of groups in lite topics, which is the maximum; "
+                "delete groups that are not needed, or set an expiration for the parent topics"
+            )
 
     def _note_group(self, group: str, parent: str, name: str) -> None:
         """Note in a lite topic that a group has an offset there, so that its deletion looks for these groups only."""
         lite = self.lites.get(parent, name)
-        if lite is not None and group not in lite.groups:
-            lite.groups = (*lite.groups, group)
+        if lite is None or group in lite.groups:
+            return
+        groups = lite.groups
+        if isinstance(groups, tuple) and len(groups) < _GROUPS_IN_TUPLE:
+            lite.groups = (*groups, group)
+            return
+        if isinstance(groups, tuple) or len(groups).bit_count() == 1:  # so that deleted groups do not accumulate
+            groups = lite.groups = {known for known in groups if (known, parent) in self.all}
+        groups.add(group)
 
     def delete(self, lite: LiteTopic) -> None:
         """Delete a lite topic with the offsets of all groups in it, first on the disk. Raises StoreFull; nothing is deleted
@@ -163,8 +189,8 @@ class LiteOffsets:
         self._dirty = True
         for group in lite.groups:
             offsets = self.all.get((group, lite.queue.topic))
-            if offsets is not None:
-                offsets.pop(lite.name, None)
+            if offsets is not None and offsets.pop(lite.name, None) is not None:
+                self.count -= 1
 
     def topic_deleted(self, parent: str) -> None:
         for key in [key for key in self.all if key[1] == parent]:
@@ -175,7 +201,7 @@ class LiteOffsets:
             self._delete(key)
 
     def _delete(self, key: tuple[str, str]) -> None:
-        del self.all[key]
+        self.count -= len(self.all.pop(key))
         self._dirty = True
 
     def saving(self, is_synced: bool) -> Job[None]:
@@ -525,11 +551,30 @@ class LitePool(Pool):
             self._serveable.pop(subscriber, None)
 
     def places(self, request: PopRequest) -> Iterator[LiteDeliveries]:
+        """Yield the deliveries of lite topics that may have a message. Raises LimitExceeded if the group cannot have another
+        offset in the first of them; the next receive then begins with another one."""
         subscriber = self.subscribers.get(request.client)
-        return map(self._open, firsts(subscriber.ready)) if subscriber is not None else iter(())
+        for number, lite in enumerate(firsts(subscriber.ready) if subscriber is not None else ()):
+            try:
+                deliveries = self._open(lite)
+            except LimitExceeded:
+                for other in self.subscribers_of(lite.name):
+                    if lite in other.ready:
+                        other.ready.move_to_end(lite)
+                if number:
+                    return
+                raise
+            yield deliveries
 
     def _open(self, lite: LiteTopic) -> LiteDeliveries:
-        return self.queues.get(lite) or self._pools.open_lite(self, lite, self.offsets.get(lite.name, 0))
+        """Return the deliveries of a lite topic. Raises LimitExceeded."""
+        found = self.queues.get(lite)
+        if found is None:
+            self.of_all.check_room(self.offsets, lite.name)
+            start = self.offsets.get(lite.name, 0)
+            self.set_offset(lite.name, start)  # takes the place of the offset that acknowledgements will commit
+            found = self._pools.open_lite(self, lite, start)
+        return found
 
     def has_some(self, request: PopRequest) -> bool:
         subscriber = self.subscribers.get(request.client)

@@ -340,7 +340,7 @@ class LiteSubscriptions:
 
     def _set_offset(self, pool: LitePool, name: str, option: LiteOffset) -> None:
         """Set the group's offset in a lite topic that has messages. If the offset changes or the group has deliveries there,
-        receipt handles from before no longer acknowledge anything."""
+        receipt handles from before no longer acknowledge anything. Raises LimitExceeded."""
         policy, value = option
         lite = self._pools.lites.of(pool.topic).get(name)
         if policy is OffsetPolicy.LAST or lite is None:
@@ -355,7 +355,8 @@ class LiteSubscriptions:
             OffsetPolicy.TIMESTAMP: lambda: self._pools.lites.first_not_before(lite, value),
         }[policy]()
         offset = max(offset, begin)
-        if offset != pool.offsets.get(name, 0) or lite in pool.queues:
+        if offset != max(committed or 0, begin) or lite in pool.queues:
+            self._pools.lite_offsets.check_room(pool.offsets, name)
             pool.set_offset(name, offset)
             self._pops.lite_offset_reset(pool, lite)
 

@@ -384,6 +384,11 @@ class Pops(LitePart):
         while (receive := pool.next_receive()) is not None:
             try:
                 result = self._pop(pool, receive.request)
+            except LimitExceeded as error:
+                if self._reports.is_due(f"{pool.group}:", str(error)):
+                    log.error("receive_failed", group=pool.group, topic=pool.topic, reason=str(error))
+                self._end(receive, PopResult(Why.FAILED, fault=str(error)))
+                continue
             except Exception as error:
                 log.exception("receive_failed", group=pool.group, topic=pool.topic)
                 self._end(receive, PopResult(Why.FAILED, fault=str(error)))

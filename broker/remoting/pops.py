@@ -566,7 +566,7 @@ def broker_lite_info(broker: BrokerController, connection: RemotingConnection, f
         "liteSubscriptionCount": broker.pops.lite.count,
         "orderInfoCount": sum(len(pool.queues) for pool in pools),
         "cqTableSize": len(broker.store.queues),
-        "offsetTableSize": sum(map(len, broker.lite_offsets.all.values())),
+        "offsetTableSize": broker.lite_offsets.count,
         "eventMapSize": sum(len(pool.subscribers) for pool in pools),
         "topicMeta": ttls,
         "groupMeta": groups,

@@ -100,9 +100,9 @@ Properties of lite topics have a meaning only in messages of lite topics. What t
 | a message that is sent back, or sent to a retry topic | kept without meaning | kept without meaning |
 | a replayed or mirrored message | left out | left out |
 
-Clients of Apache's MQTT proxy write `INNER_MULTI_DISPATCH`, so it is never a reason to refuse a message. The broker indexes the
-messages that a topic got since it was made LITE, so earlier messages never count as messages of lite topics. A retry or
-dead-letter topic cannot be made LITE.
+Clients of Apache's MQTT proxy write `INNER_MULTI_DISPATCH`, so it is never a reason to refuse a message. The broker
+indexes the messages that a topic got since it was made LITE, so earlier messages never count as messages of lite topics.
+A retry or dead-letter topic cannot be made LITE.
 """
 
 

@@ -449,6 +449,19 @@ def test_lite_topics_stay_when_the_parent_gets_fewer_queues_and_the_broker_resta
     opened.close()
 
 
+def test_lite_topic_keeps_no_names_of_deleted_groups_however_many_there_were(opened: Opened) -> None:
+    opened.send("a")
+    lite, offsets = opened.broker.lites.of(PARENT)["a"], opened.broker.lite_offsets
+    for number in range(100):
+        offsets.put(f"stays{number}", PARENT, "a", 1)
+    for number in range(1000):
+        offsets.put(f"gone{number}", PARENT, "a", 1)
+        offsets.group_deleted(f"gone{number}")
+    assert (offsets.count, len(lite.groups) < 300) == (100, True)
+    offsets.delete(lite)
+    assert (offsets.count, any(offsets.all.values())) == (0, False)
+
+
 def test_deleted_parent_takes_its_lite_topics_along(opened: Opened) -> None:
     opened.send("a", "b")
     opened.broker.topics.delete(PARENT, opened.broker.store.end)

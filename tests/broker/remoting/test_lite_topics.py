@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import orjson
 import pytest
-from rocketlet.broker.config import LITE_READS, LITE_SYNC_S, MAX_QUERY_ENTRIES
+from rocketlet.broker.config import LITE_READS, LITE_SYNC_S, MAX_QUERY_ENTRIES, Limits
 from rocketlet.broker.messages.lite import LiteTopic
 from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.remoting.pops import lite_group_info
@@ -33,6 +33,7 @@ from rocketlet.protocol.headers import CreateTopic, write
 from rocketlet.protocol.message import Record, decode_records
 from rocketlet.protocol.names import Queue
 from rocketlet.protocol.properties import find
+from structlog.testing import capture_logs
 
 from ...conftest import Connect, Node, Nodes, Wire, eventually, peer
 from ...support.peers import Peer, request
@@ -910,6 +911,54 @@ async def test_dispatch_is_triggered_for_clients_that_wait(node: Node, wire: Wir
     assert node.broker.pops.waiting == 1
     await fill(other, "a", b"1")
     assert bodies(list(decode_records((await wire.answer(waiting)).body))) == [b"1"]
+
+
+async def test_broker_keeps_offsets_in_lite_topics_up_to_its_limit(nodes: Nodes, connect: Connect) -> None:
+    node = await nodes.start(limits=Limits(max_lite_offsets=3))
+    wire = await connect(node.address)
+    ready(node)
+    node.broker.group_configs.put(GroupConfig("other", attributes={"lite.bind.topic": "t"}))
+    for name in ("a", "b", "c"):
+        await fill(wire, name, b"1", b"2")
+    end = LiteOffset(OffsetPolicy.MAX)
+    for group, name in (("other", "a"), ("other", "b"), ("g", "a")):
+        assert (await sync(wire, name, group=group, offset=end)).code == 0
+    assert node.broker.lite_offsets.count == 3
+    refused = await sync(wire, "b", offset=end)
+    assert (refused.code != 0, "keeps 3 offsets" in str(refused.remark)) == (True, True)
+    assert (await sync(wire, "a", offset=LiteOffset(OffsetPolicy.MIN))).code == 0, "it has an offset"
+    assert (await sync(wire, "c", group="g", offset=LiteOffset(OffsetPolicy.MIN))).code == 0, "it needs none"
+
+    await sync(wire, "c", action=LiteAction.PARTIAL_ADD)
+    answers = [await wire.call(RequestCode.POP_LITE_MESSAGE, pop_lite(maxMsgNum=32)) for _ in range(3)]
+    records = [record for answer in answers for record in decode_records(answer.body)]
+    assert bodies(records) == [b"1", b"2"]
+    assert {find(record.properties, "__LITE_TOPIC") for record in records} == {"a"}, "the other one has no place"
+    assert any("keeps 3 offsets" in str(answer.remark) for answer in answers)
+
+    deletion = {"groupName": "other", "removeOffset": "true"}
+    assert (await wire.call(RequestCode.DELETE_SUBSCRIPTIONGROUP, deletion)).code == 0
+    assert node.broker.lite_offsets.count == 1
+    assert bodies(await popped(wire)) == [b"1", b"2"]
+    assert node.broker.lite_offsets.count == 2
+    node.broker.pops.expiry.delete(node.broker.lites.of("t")["c"])
+    assert node.broker.lite_offsets.count == 1
+
+
+async def test_waiting_receive_ends_with_the_reason_when_a_group_cannot_have_another_offset(
+    nodes: Nodes, connect: Connect
+) -> None:
+    node = await nodes.start(limits=Limits(max_lite_offsets=0))
+    wire, other = await connect(node.address), await connect(node.address)
+    ready(node)
+    await sync(wire, "a")
+    waiting = wire.send(RequestCode.POP_LITE_MESSAGE, pop_lite(pollTime=60_000))
+    await eventually(lambda: node.broker.pops.waiting == 1)
+    with capture_logs() as logs:
+        await fill(other, "a", b"1")
+        answer = await wire.answer(waiting)
+    assert "keeps 0 offsets" in str(answer.remark)
+    assert [log["event"] for log in logs] == ["receive_failed"]
 
 
 @pytest.mark.parametrize("columns", ["true", "false"])
