@@ -271,9 +271,7 @@ class BrokerController:
         every(LEASE_SWEEP_S, "watch", partial(alone, "watch", self.watch.looking))
         every(LEASE_SWEEP_S, "rebalances", self.history.rebalances.end_finished)
         every(SAMPLE_INTERVAL_S, "samples", partial(alone, "samples", self.statistics.sampling))
-        every(
-            self.config.transaction_sweep_s, "transactions", partial(alone, "transactions", self.transactions.checking)
-        )
+        self.transactions.start()
         self.delays.start()
         self.timers.start()
         self.pops.expiry.start()
@@ -290,6 +288,7 @@ class BrokerController:
         if self._saving is not None:  # the last save below might not repeat all that a cancelled save had begun
             await asyncio.wait({self._saving}, timeout=self.limits.device_stop_s)
         await self.tasks.stop()
+        self.transactions.stop()
         self.delays.stop()
         self.timers.stop()
         self.searches.stop()

@@ -155,11 +155,12 @@ TIMER_POLL_INTERVAL_S: Final = 10.0
 RUN_BLOCK_KEYS: Final = 1024  # entries of a timer file that are in memory
 RECALL_READS: Final = 8  # messages with the same delivery time that a recall examines per event-loop iteration
 TRANSACTION_CHECK_MAX: Final = 15  # checks of a transaction before its half message is set aside
-TRANSACTION_SWEEP_S: Final = 30.0  # interval at which transactions without an outcome are looked up
-TRANSACTION_TIMEOUT_S: Final = 6.0  # minimum age of a transaction at its first check, unless its producer sets another
+TRANSACTION_CHECK_INTERVAL_S: Final = 30.0  # time between two checks of a transaction without an outcome
+TRANSACTION_TIMEOUT_S: Final = 6.0  # age of a transaction at its first check, unless its producer sets another
 MAX_TRANSACTION_TIMEOUT_S: Final = (
     86_400.0  # maximum of the broker setting for the age of a transaction at its first check
 )
+
 SAMPLE_INTERVAL_S: Final = 10.0  # interval of the samples from which rates are computed
 
 # Messages shared (POP)
@@ -362,6 +363,8 @@ class Limits:
     max_sampled: int = 300_000  # counters in the samples of an hour; the oldest samples are dropped first
     max_counted_reads: int = 100_000  # pairs of topic and group with read counters; idle pairs are dropped first
     max_half_messages: int = 100_000  # half messages without an outcome; further transactional sends are refused
+    # scheduled checks of transactions that have ended meanwhile, in addition to twice the half messages without an outcome
+    max_lapsed_checks: int = 10_000
     max_outcomes: int = (
         10_000  # outcomes of ended transactions that are remembered, so that a different outcome is refused
     )
@@ -515,7 +518,7 @@ class BrokerConfig:
     metrics_port: int | None = None
     metrics_host: str | None = None
     memory_bytes: int | None = None
-    transaction_sweep_s: float = TRANSACTION_SWEEP_S
+    transaction_check_interval_s: float = TRANSACTION_CHECK_INTERVAL_S
     transaction_timeout_s: float = TRANSACTION_TIMEOUT_S
     transaction_check_max: int = TRANSACTION_CHECK_MAX
 

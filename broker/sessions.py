@@ -356,14 +356,19 @@ class Clients:
     def all_producers(self) -> Mapping[str, list[ConnectedClient]]:
         return {group: list(members.values()) for group, members in self._producers.items()}
 
-    def any_producer(self, group: str, topic: str) -> Session | None:
-        """Return a session of the producer group that may publish to the topic, round-robin; None if there is none.
+    def producer_of(self, group: str, topic: str, born_host: bytes) -> Session | None:
+        """Return the session at `born_host`, which sent a half message, if it is still in the producer group, because another
+        process may not know a transaction that is running. Otherwise return a session of the group, round-robin; None if
+        there is none.
 
-        The check keeps messages of denied topics from clients, because any client may join any producer group.
+        Sessions that may not publish to the topic are left out, because any client may join any producer group.
         """
         accounts, sessions = self._accounts, list(self._producers.get(group, ()))
         if accounts is not None:
             sessions = [session for session in sessions if accounts.may_publish(session, topic)]
+        sender = next((session for session in sessions if session.born_host == born_host), None)
+        if sender is not None:
+            return sender
         return sessions[next(self._turn) % len(sessions)] if sessions else None
 
     def only_id(self, session: Session) -> str | None:

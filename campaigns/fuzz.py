@@ -46,7 +46,7 @@ RESPONSE_CHECKS = 5000  # how often an honest client checks for its response, 1 
 def quick(config: BrokerConfig) -> BrokerConfig:
     """Return the settings with timers that expire soon."""
     levels = (5,) * len(config.delay_levels_ms)
-    return replace(config, transaction_sweep_s=0.5, delay_levels_ms=levels, transaction_timeout_s=0.1)
+    return replace(config, transaction_check_interval_s=0.5, delay_levels_ms=levels, transaction_timeout_s=0.1)
 
 
 class Honest:

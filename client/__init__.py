@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         RequestTimeout,
         RocketletError,
         TopicNotFound,
+        TransactionContradicted,
     )
     from .lite_consumer import LiteConsumer
     from .member.offsets import Position
@@ -111,6 +112,7 @@ _NAMES: Final = {
         "RequestTimeout",
         "RocketletError",
         "TopicNotFound",
+        "TransactionContradicted",
     ),
     ".member.offsets": ("Position",),
     ".message": (
@@ -173,6 +175,7 @@ __all__ = [
     "Strategy",
     "Topic",
     "TopicNotFound",
+    "TransactionContradicted",
     "rebalanced",
     "stop_signal",
 ]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 #   BrokerRefused       a server responded with an error code
 #   AnswerUnreadable    a server's response cannot be decoded
 #   RequestFailed       the consumer of a request failed to handle it; the text has the reason
+#   TransactionContradicted  the broker ended a transaction otherwise than its block
 
 
 class RocketletError(Exception):
@@ -76,6 +77,32 @@ class BrokerRefused(RocketletError):
 
 class RequestFailed(RocketletError):
     """The consumer's handler raised or rejected the request; the text has the reason. The request may be redelivered."""
+
+
+class TransactionContradicted(RocketletError):
+    """A transaction's block ended, but the broker had ended the transaction otherwise before, because of what `check`
+    returned, because nothing returned its outcome in time, or because the topic was deleted.
+
+    Attributes:
+        message_id: the id of the message.
+        commits: True if the block ended without an exception.
+        outcome: the broker's outcome: "committed", "rolled back", or "set aside", with which consumers do not get the
+            message either.
+    """
+
+    def __init__(self, message_id: str, topic: str, commits: bool, outcome: str) -> None:
+        ended, remedy = ("committed", "resend the message") if commits else ("rolled back", "undo its effects")
+        super().__init__(
+            f"transaction: the block was {ended}, but the message {message_id} of the topic {topic} was {outcome} before; "
+            f"{remedy} if it must be {ended}, and let `check` return None while the outcome is not known"
+        )
+        self.message_id = message_id
+        self.topic = topic
+        self.commits = commits
+        self.outcome = outcome
+
+    def __reduce__(self) -> tuple[type[TransactionContradicted], tuple[str, str, bool, str]]:
+        return TransactionContradicted, (self.message_id, self.topic, self.commits, self.outcome)
 
 
 class AnswerUnreadable(RocketletError):

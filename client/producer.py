@@ -24,6 +24,7 @@ from .errors import (
     MessageIllegal,
     RequestTimeout,
     RocketletError,
+    TransactionContradicted,
     get_logger,
 )
 from .message import Message, Outgoing, SendResult
@@ -297,22 +298,34 @@ class Producer(Sender, Generic[Body]):
                 await database.commit_order(order_id)
 
         If the process dies inside the block, or the outcome does not reach the broker, the broker sends a transaction
-        check to a producer of the group, whose `check` must return the outcome.
+        check to a producer of the group, whose `check` must return the outcome. This producer responds to checks while the
+        block runs, without calling `check`.
 
-        Raises, before the block runs, what `send` raises, and ConfigError for a producer without `check`.
+        Raises, before the block runs, what `send` raises, and ConfigError for a producer without `check`; after the block,
+        TransactionContradicted if the broker has ended the transaction otherwise (Rocketlet's brokers).
         """
         if self._transactions is None:
             raise ConfigError(
                 "check: a producer that sends transactions needs it, because brokers query the outcome of a transaction"
             )
-        message = Outgoing(self._encoded(body), tag, keys, properties or {})
-        half = await self._call(Sending(topic, (message,), False, queue_key, None, "half"))
-        commits = False
-        try:
-            yield half
-            commits = True
-        finally:
-            await self._transactions.end(half, message, commits=commits)
+        self._keys.stamp(int(time.time() * 1000))
+        message_id = self._keys.next()
+        properties_text(tag, keys, properties, message_id, "")  # a resent message could have a tag that is refused here
+        message = Outgoing(self._encoded(body), tag, keys, properties or {}, message_id=message_id)
+        with self._transactions.running(message_id):
+            half = await self._call(Sending(topic, (message,), False, queue_key, None, "half"))
+            try:
+                yield half
+            except BaseException as error:
+                try:
+                    await self._transactions.end(half, message, commits=False)
+                except TransactionContradicted as contradiction:
+                    if isinstance(error, Exception):
+                        raise
+                    # A cancelled task must end as such, so the contradiction is only logged.
+                    log.error("transaction_contradicted", reason=str(contradiction))
+                raise
+            await self._transactions.end(half, message, commits=True)
 
     async def _send_half(self, sending: Sending, one: Outgoing) -> SendResult:
         prepared = self._prepared(sending.topic, one.body, one.tag, one.keys, one.properties, "", one.message_id)

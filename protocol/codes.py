@@ -140,7 +140,7 @@ class ResponseCode(IntEnum):
     SYSTEM_ERROR = 1
     SYSTEM_BUSY = 2
     REQUEST_CODE_NOT_SUPPORTED = 3
-    TRANSACTION_FAILED = 4
+    TRANSACTION_FAILED = 4  # of Rocketlet's END_TRANSACTION: the broker has recorded another outcome
     FLUSH_DISK_TIMEOUT = 10
     SLAVE_NOT_AVAILABLE = 11
     FLUSH_SLAVE_TIMEOUT = 12

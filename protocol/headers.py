@@ -396,6 +396,10 @@ class EndTransaction(NamedTuple):
     transaction_id: str | None = None
 
 
+# Rocketlet's own field of a refused END_TRANSACTION: the outcome that the broker has recorded for the half message
+OUTCOME: Final = "outcome"
+
+
 class CheckTransaction(NamedTuple):
     tran_state_table_offset: int
     commit_log_offset: int

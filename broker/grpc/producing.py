@@ -537,7 +537,7 @@ def end_transaction(context: HandlerContext, call: GrpcCall, request: Any) -> An
     except StoreFull as error:
         raise StatusError(Code.INTERNAL_SERVER_ERROR, str(error)) from None
     if fault:
-        raise StatusError(Code.INVALID_TRANSACTION_ID, fault)
+        raise StatusError(Code.INVALID_TRANSACTION_ID, fault.reason)
     return response
 
 

@@ -2,7 +2,9 @@
 aside.
 
 An outcome is recorded in RMQ_SYS_TRANS_OP_HALF_TOPIC, in the same append as the committed message. If a producer sends
-no outcome, the broker requests it from a connected producer of the same group (CHECK_TRANSACTION_STATE). After
+no outcome, the broker requests it (CHECK_TRANSACTION_STATE) from the session that sent the half message, and once that
+session is gone from another producer of the group: first when the message is as old as `transaction_timeout_s` or a
+property of the message says, then every `transaction_check_interval_s`. After
 `transaction_check_max` requests (15 by default), or after the retention time, the message is moved to
 TRANS_CHECK_MAX_TIME_TOPIC. Unlike Apache's broker, this broker stores no new copy with each check, so that a late
 outcome still finds its half message, and a second commit stores nothing.
@@ -13,6 +15,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from heapq import heapify, heappop, heappush, heapreplace
 from pathlib import Path
 
 import orjson
@@ -25,7 +29,7 @@ from ...protocol.codes import SYS_TRANSACTION_COMMIT, SYS_TRANSACTION_MASK
 from ...protocol.headers import EndTransaction
 from ...protocol.message import Record
 from ...protocol.names import tag_code
-from ..runtime import Job, LiveConfig, Runtime
+from ..runtime import Job, LiveConfig, Runtime, Timer
 from ..sessions import Clients, OutcomeWanted
 from ..store.files import Damaged, Save, StoreFull, read_state
 from ..store.index import ConsumeQueue
@@ -42,6 +46,19 @@ CHECK_IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 
 _COMMITTED, _ROLLED_BACK, _SET_ASIDE = "committed", "rolled back", "set aside"
 _OUTCOMES = (_COMMITTED, _ROLLED_BACK, _SET_ASIDE)
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeFault:
+    """The reason why an outcome has no effect.
+
+    Attributes:
+        ended: the outcome that the broker has recorded for the half message: "committed", "rolled back" or "set aside"; empty
+            if it has recorded none, or if no such half message exists.
+    """
+
+    reason: str
+    ended: str = ""
 
 
 def half_properties(text: str, topic: str, queue_id: int) -> str:
@@ -80,6 +97,8 @@ class Transactions:
         retention_time: RetentionTime,
     ) -> None:
         limits = self._limits = runtime.limits
+        self._clock = runtime.clock
+        self._turns = runtime.turns
         self.most = limits.max_half_messages
         self._path = path
         self._topics = topics
@@ -92,12 +111,21 @@ class Transactions:
         self._ended: OrderedDict[int, str] = OrderedDict()  # latest outcomes by offset
         self._op_begin = 0
         self._dirty = False
+        # when halves are checked next, as (clock's seconds, offset); entries of halves with an outcome are dropped later
+        self._due: list[tuple[float, int]] = []
+        self._is_started = False
+        self._timer: Timer | None = None
         self._load()
 
     @property
     def waiting(self) -> int:
         """The number of half messages without an outcome."""
         return len(self._halves)
+
+    @property
+    def scheduled_checks(self) -> int:
+        """The number of checks that are scheduled, including those of half messages that have an outcome meanwhile."""
+        return len(self._due)
 
     @property
     def half_queue(self) -> ConsumeQueue:
@@ -121,6 +149,17 @@ class Transactions:
             if offset not in resolved and size:
                 stored_ms = store.store_time_ms(halves, offset)
                 self._halves[offset] = Half(position, stored_ms, checks.get(offset, 0))
+        # Their records are not read here, so those that are to be checked later are scheduled again when they are due.
+        now_s, now_ms, timeout_s = (
+            self._clock.monotonic_s(),
+            self._store.now_ms,
+            self._settings.now.transaction_timeout_s,
+        )
+        self._due = [
+            (now_s + max(timeout_s - max(now_ms - half.stored_ms, 0) / 1000, 0.0), offset)
+            for offset, half in self._halves.items()
+        ]
+        heapify(self._due)
 
     def _resolved(self, ops: range) -> Iterator[int]:
         """Yield the offsets of half messages whose outcomes are recorded, and remember the outcomes. Unreadable records are
@@ -159,13 +198,21 @@ class Transactions:
         self._dirty = True
 
     def expect(self, offset: int, position: int, stored_ms: int) -> None:
-        """Record a stored half message."""
-        self._halves[offset] = Half(position, stored_ms)
+        """Record a half message that was just stored, and schedule its first check."""
+        half = self._halves[offset] = Half(position, stored_ms)
         self._dirty = True
+        record = self._store.record_at(half.position)
+        delay_ms = self._settings.now.transaction_timeout_s * 1000 if record is None else self._check_delay_ms(record)
+        if len(self._due) > 2 * len(self._halves) + self._limits.max_lapsed_checks:
+            self._due = [entry for entry in self._due if entry[1] in self._halves]
+            heapify(self._due)
+        heappush(self._due, (self._clock.monotonic_s() + delay_ms / 1000, offset))
+        if self._due[0][1] == offset:
+            self._set_timer()
 
     # Outcomes
 
-    def end(self, header: EndTransaction, *, shown_id: str = "") -> str | None:
+    def end(self, header: EndTransaction, *, shown_id: str = "") -> OutcomeFault | None:
         """Commit or roll back. Return the reason why this is impossible; None on success. If the half message has an outcome
         already, nothing changes, and the reason is None if the outcome is the same or no longer known. Raises StoreFull.
 
@@ -179,12 +226,12 @@ class Transactions:
         # match as well, because after a power failure another half message may be at this position.
         is_there = record is not None and record.topic == names.HALF_TOPIC and record.queue_offset == offset
         if record is None or not is_there or not record.may_be(header.msg_id):
-            return f"no half message is at {header.commit_log_offset} with the queue offset {offset}"
+            return OutcomeFault(f"no half message is at {header.commit_log_offset} with the queue offset {offset}")
         if half is not None and half.position != header.commit_log_offset:
-            return f"the half message {offset} is at {half.position}, not at {header.commit_log_offset}"
+            return OutcomeFault(f"the half message {offset} is at {half.position}, not at {header.commit_log_offset}")
         group = props.find(record.properties, props.PRODUCER_GROUP)
         if group != header.producer_group:
-            return f"the half message is of the producer group {group}, not {header.producer_group}"
+            return OutcomeFault(f"the half message is of the producer group {group}, not {header.producer_group}")
         if half is None:
             return self._contradiction(offset, header.commit_or_rollback == SYS_TRANSACTION_COMMIT)
         if header.commit_or_rollback != SYS_TRANSACTION_COMMIT:
@@ -193,7 +240,8 @@ class Transactions:
         target = self._target(record)
         if target is None:
             self._set_aside(offset, half, record, "its topic was deleted")
-            return f"the topic {real_queue(record)[0]} was deleted; the message is in {names.CHECK_MAX_TIME_TOPIC}"
+            reason = f"the topic {real_queue(record)[0]} was deleted; the message is in {names.CHECK_MAX_TIME_TOPIC}"
+            return OutcomeFault(reason, _SET_ASIDE)
         if shown_id:
             text = props.appended(
                 props.without(record.properties, props.TRANSACTION_ID), props.TRANSACTION_ID, shown_id
@@ -202,13 +250,14 @@ class Transactions:
         self._resolve(offset, record, target, _COMMITTED)
         return None
 
-    def _contradiction(self, offset: int, commits: bool) -> str | None:
+    def _contradiction(self, offset: int, commits: bool) -> OutcomeFault | None:
         """Return an error if an outcome contradicts the recorded one; None if both are equal, or if the recorded one is
         no longer known."""
         ended = self._ended.get(offset)
-        if ended is None or ended == (_COMMITTED if commits else _ROLLED_BACK):
+        wanted = _COMMITTED if commits else _ROLLED_BACK
+        if ended is None or ended == wanted:
             return None
-        return f"the message was {ended} before, so it cannot be {_COMMITTED if commits else _ROLLED_BACK}"
+        return OutcomeFault(f"the message was {ended} before, so it cannot be {wanted}", ended)
 
     def _target(self, record: Record) -> tuple[str, int] | None:
         """Return the queue for a committed message; None if its topic no longer exists."""
@@ -264,36 +313,74 @@ class Transactions:
 
     # Checks
 
-    def checking(self) -> Work[None]:
-        """Request the outcomes of half messages that are old enough, or set them aside after the last check or the retention
-        time, one per piece of work. Stop if the disk is full."""
-        now_ms = int(self._retention_time.now_s() * 1000)  # a wall clock that jumps ahead must not end all transactions
-        keep_ms = self._settings.now.retain_hours * 3_600_000
-        for offset, half in sorted(self._halves.items()):
-            if self._halves.get(offset) is not half:
-                continue
-            try:
-                self._check_one(offset, half, now_ms, keep_ms)
-            except StoreFull as error:
-                log.error("transaction_check_failed", reason=str(error))
-                return
-            except Exception:  # continue with the other half messages
-                log.exception("transaction_check_impossible", offset=offset, position=half.position)
-            yield
+    def start(self) -> None:
+        self._is_started = True
+        self._set_timer()
 
-    def _check_one(self, offset: int, half: Half, now_ms: int, keep_ms: float) -> None:
+    def stop(self) -> None:
+        self._is_started = False
+        self._cancel()
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _set_timer(self, at_least_s: float = 0.0) -> None:
+        self._cancel()
+        if self._is_started and self._due:
+            wait_s = max(self._due[0][0] - self._clock.monotonic_s(), at_least_s)
+            alone = partial(self._turns.do_alone, "transactions", self.checking)
+            self._timer = self._clock.call_later(wait_s, alone)
+
+    def checking(self) -> Work[None]:
+        """Request the outcomes of half messages whose check is due, or set them aside after the last check or the retention
+        time, one per piece of work. If the disk is full, stop for `transaction_check_interval_s`."""
+        interval_s = self._settings.now.transaction_check_interval_s
+        at_least_s, began_s = 0.0, self._clock.monotonic_s()
+        looked = 0
+        try:
+            while self._due and self._due[0][0] <= began_s:
+                offset = self._due[0][1]
+                half = self._halves.get(offset)
+                if half is None:
+                    heappop(self._due)
+                    looked += 1
+                    if looked % LOOKS == 0:
+                        yield
+                    continue
+                try:
+                    next_s = self._check_one(offset, half)
+                except StoreFull as error:
+                    log.error("transaction_check_failed", reason=str(error))
+                    at_least_s = interval_s
+                    return
+                except Exception:  # continue with the other half messages
+                    log.exception("transaction_check_impossible", offset=offset, position=half.position)
+                    next_s = interval_s
+                heapreplace(self._due, (self._clock.monotonic_s() + next_s, offset))
+                yield
+        finally:
+            self._set_timer(at_least_s)
+
+    def _check_one(self, offset: int, half: Half) -> float:
+        """Check a half message, or set it aside. Return the time in seconds until its next check."""
+        config = self._settings.now
+        now_ms = int(self._retention_time.now_s() * 1000)  # a wall clock that jumps ahead must not end all transactions
         record = self._store.record_at(half.position)
         if record is None:
             log.warning("half_message_lost", offset=offset, hint="it has expired or is damaged, and had no outcome")
             del self._halves[offset]
-            return
+            return 0.0
         half.stored_ms = min(half.stored_ms, now_ms)  # the clock was ahead when the message was stored
-        if now_ms - half.stored_ms < self._check_delay_ms(record):
-            return
-        if half.checks >= self._settings.now.transaction_check_max or now_ms - half.stored_ms > keep_ms:
+        rest_ms = half.stored_ms + self._check_delay_ms(record) - now_ms
+        if rest_ms > 0 and not half.checks:
+            return rest_ms / 1000
+        if half.checks >= config.transaction_check_max or now_ms - half.stored_ms > config.retain_hours * 3_600_000:
             self._set_aside(offset, half, record, "it has no outcome")
         else:
             self._request_outcome(half, record)
+        return config.transaction_check_interval_s
 
     def _check_delay_ms(self, record: Record) -> float:
         asked = props.find(record.properties, CHECK_IMMUNITY) or ""
@@ -302,11 +389,10 @@ class Transactions:
         return self._settings.now.transaction_timeout_s * 1000
 
     def _request_outcome(self, half: Half, record: Record) -> None:
-        """Request the outcome from a producer of the group that may send to the topic. If none is connected, the check does
-        not count, and the message waits for a producer."""
-        session = self._clients.any_producer(
-            props.find(record.properties, props.PRODUCER_GROUP) or "", real_queue(record)[0]
-        )
+        """Request the outcome from the producer that sent the half message, or from another one of its group. If none is
+        connected, the check does not count, and the message waits for a producer."""
+        group = props.find(record.properties, props.PRODUCER_GROUP) or ""
+        session = self._clients.producer_of(group, real_queue(record)[0], record.born_host)
         if session is None:
             return
         # The check is counted before the response, because a producer that crashes on each request must not be queried

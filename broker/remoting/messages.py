@@ -24,6 +24,7 @@ from ...protocol.frame import Ext, Frame, FrameReader
 from ...protocol.group_bodies import TOPIC_RECREATED
 from ...protocol.headers import (
     FIRST_ID,
+    OUTCOME,
     EndTransaction,
     LogOffset,
     PullMessage,
@@ -380,8 +381,9 @@ def end_transaction(broker: BrokerController, connection: RemotingConnection, fr
     fault = broker.transactions.end(header)
     if fault:
         if connection.is_news("transaction_not_ended"):
-            transactions_log.warning("transaction_not_ended", peer=connection.peer, reason=fault)
-        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
+            transactions_log.warning("transaction_not_ended", peer=connection.peer, reason=fault.reason)
+        code = ResponseCode.TRANSACTION_FAILED if fault.ended else ResponseCode.SYSTEM_ERROR
+        return answer(frame, code, {OUTCOME: fault.ended} if fault.ended else {}, remark=fault.reason)
     return answer(frame)
 
 

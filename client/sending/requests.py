@@ -15,11 +15,19 @@ from ...protocol import names
 from ...protocol import properties as props
 from ...protocol.codes import SYS_TRANSACTION_COMMIT, SYS_TRANSACTION_ROLLBACK, RequestCode
 from ...protocol.frame import ExtValue, Frame
-from ...protocol.headers import CheckTransaction, EndTransaction, HeaderError, PushReply, read, write
+from ...protocol.headers import OUTCOME, CheckTransaction, EndTransaction, HeaderError, PushReply, read, write
 from ...protocol.message import MessageError, Record, decode_record
 from ...protocol.names import Queue
 from ..config import FAILURE_CHARS, MAX_INT, OFFSET_TIMEOUT_S
-from ..errors import ConfigError, MessageIllegal, RequestFailed, RocketletError, get_logger
+from ..errors import (
+    BrokerRefused,
+    ConfigError,
+    MessageIllegal,
+    RequestFailed,
+    RocketletError,
+    TransactionContradicted,
+    get_logger,
+)
 from ..message import Message, Outgoing, SendResult
 from ..wire.cluster import ClusterView
 from ..wire.connection import Connection, finished
@@ -151,7 +159,8 @@ def _record(header: PushReply, body: bytes) -> Record:
 
 
 Check = Callable[[Message], "bool | Awaitable[bool | None] | None"]
-"""Returns the outcome of a transaction: True to commit its message, False to roll it back, None if it is not known yet."""
+"""Returns the outcome of a transaction: True to commit its message, False to roll it back because it cannot be committed any
+more, None if it is not known yet, for example because the block may still run in another process."""
 
 _UNKNOWN: Final = 0
 
@@ -197,25 +206,44 @@ class ProducerTransactions:
         self._group = group
         self._check = check
         self._tasks: set[asyncio.Task[None]] = set()
+        self._running: set[str] = set()
         self._checked_bytes = 0
         self._is_closed = False
         cluster.answer(RequestCode.CHECK_TRANSACTION_STATE, self._asked)
 
+    @contextmanager
+    def running(self, message_id: str) -> Iterator[None]:
+        """Respond to checks of this message that its outcome is not known yet, without calling `check`."""
+        self._running.add(message_id)
+        try:
+            yield
+        finally:
+            self._running.discard(message_id)
+
     async def end(self, half: SendResult, message: Outgoing, *, commits: bool) -> None:
-        """Send the outcome to the broker. If that fails, the broker checks the outcome later."""
+        """Send the outcome to the broker. If that fails, the broker checks the outcome later. Raises
+        TransactionContradicted if the broker has recorded another outcome."""
         key, position = half.message_id, int(half.offset_id[-16:], 16)
         outcome = SYS_TRANSACTION_COMMIT if commits else SYS_TRANSACTION_ROLLBACK
         header = EndTransaction(self._group, half.queue_offset, position, outcome, False, key, key)
         try:
             connection = await self._cluster.broker(half.queue.broker_name)
-            await connection.request(RequestCode.END_TRANSACTION, write(header), timeout_s=OFFSET_TIMEOUT_S)
+            code, fields = RequestCode.END_TRANSACTION, write(header)
+            answer = await connection.request_unchecked(code, fields, timeout_s=OFFSET_TIMEOUT_S)
+            if OUTCOME in answer.ext:
+                raise TransactionContradicted(key, half.queue.topic, commits, str(answer.ext[OUTCOME]))
+            if answer.code:
+                raise BrokerRefused(code, answer.code, answer.remark, connection.address)
+        except TransactionContradicted:
+            raise
         except RocketletError as error:
+            is_kept = not isinstance(error, BrokerRefused)
             transactions_log.warning(
                 "transaction_outcome_not_sent",
                 message=key,
                 commits=commits,
                 reason=str(error),
-                hint="the broker will check the transaction",
+                hint=f"the broker will check the transaction{'' if is_kept else ', unless it has lost the half message'}",
             )
             return
         keys = message.keys if isinstance(message.keys, str) else " ".join(message.keys)
@@ -236,10 +264,13 @@ class ProducerTransactions:
         except (HeaderError, MessageError) as error:
             transactions_log.error("transaction_check_unreadable", broker=connection.address, reason=str(error))
             return
+        message = Message(record, Queue(record.topic, "", record.queue_id), record.topic)
+        if message.message_id in self._running:
+            self._respond(connection, header, message, None)
+            return
         if self._checked_bytes + len(frame.body) > self._limits.max_checked_bytes:
             return  # the broker repeats the check
         self._checked_bytes += len(frame.body)
-        message = Message(record, Queue(record.topic, "", record.queue_id), record.topic)
         task = asyncio.create_task(self._answer(connection, header, message), name="transaction check")
         self._tasks.add(task)
         task.add_done_callback(partial(self._answered, len(frame.body)))
@@ -261,6 +292,12 @@ class ProducerTransactions:
                 "transaction_check_failed", message=message.message_id, hint="the broker repeats the check"
             )
             outcome = None
+        self._respond(connection, header, message, outcome)
+
+    def _respond(
+        self, connection: Connection, header: CheckTransaction, message: Message, outcome: bool | None
+    ) -> None:
+        """Send the outcome of a checked transaction; None if it is not known yet."""
         code = _UNKNOWN if outcome is None else SYS_TRANSACTION_COMMIT if outcome else SYS_TRANSACTION_ROLLBACK
         answer = EndTransaction(
             self._group,

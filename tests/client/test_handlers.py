@@ -304,7 +304,7 @@ async def test_a_check_that_returns_junk_or_raises_anything_is_asked_again(
     nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings: dict[str, Any] = {
-        "transaction_sweep_s": 0.02,
+        "transaction_check_interval_s": 0.02,
         "transaction_timeout_s": 0.0,
         "transaction_check_max": 10**6,
     }
@@ -338,7 +338,7 @@ async def test_a_check_that_returns_junk_or_raises_anything_is_asked_again(
 async def test_a_check_that_hangs_or_stops_its_producer_does_not_hold_the_stop_up(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch, hangs: bool
 ) -> None:
-    settings: dict[str, Any] = {"transaction_sweep_s": 0.02, "transaction_timeout_s": 0.0}
+    settings: dict[str, Any] = {"transaction_check_interval_s": 0.02, "transaction_timeout_s": 0.0}
     node = await nodes.start(**settings)
     called, asked = asyncio.Event(), list[tuple[Connection, Frame]]()
 

@@ -21,6 +21,7 @@ from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 from rocketlet import AdminClient, LiteConsumer, MessageTrace, Outgoing, Reject
 from rocketlet.client import BrokerRefused, Consumer, Message, Producer, RetryLater, SharedConsumer
 from rocketlet.client.config import ClientLimits
+from rocketlet.client.sending.requests import ProducerTransactions
 from rocketlet.otel import RocketletInstrumentor, TracedHandlers, TracedSends
 from rocketlet.protocol import admin_bodies as bodies
 from rocketlet.protocol.admin_bodies import TOPIC, Kind
@@ -470,20 +471,26 @@ async def test_a_transaction_has_its_half_message_and_its_outcome(node: Node) ->
     ]
 
 
-async def test_an_outcome_that_the_broker_asked_for_says_so(nodes: Nodes) -> None:
-    node = await nodes.start(transaction_sweep_s=0.02, transaction_timeout_s=0.0, transaction_check_max=10**6)
+async def test_an_outcome_that_the_broker_asked_for_says_so(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = await nodes.start(transaction_check_interval_s=0.02, transaction_timeout_s=0.0, transaction_check_max=10**6)
     answers = iter([None])
 
+    async def unsent(*arguments: object, **options: object) -> None:
+        """As if the process had died before it sent the outcome."""
+
+    monkeypatch.setattr(ProducerTransactions, "end", unsent)
     async with (
         MessageTrace(node.address) as message_trace,
         Producer(
             node.address, "shop", check=lambda message: next(answers, True), middleware=[message_trace.sends("shop")]
         ) as producer,
-        producer.transaction("t", b"maybe", tag="A", keys="k1") as half,
     ):
-        await eventually(lambda: node.broker.transactions.waiting == 0)  # asked before the block ends
+        async with producer.transaction("t", b"maybe", tag="A", keys="k1") as half:
+            pass
+        await eventually(lambda: node.broker.transactions.waiting == 0)
     asked = [record for record in await records(node) if record[0] == "EndTransaction" and record[12] == "true"]
-    assert [record[11] for record in asked[:2]] == ["UNKNOW", "COMMIT_MESSAGE"]
+    states = [record[11] for record in asked]
+    assert (states[0], states[-1], set(states)) == ("UNKNOW", "COMMIT_MESSAGE", {"UNKNOW", "COMMIT_MESSAGE"})
     assert {tuple(record[4:8]) for record in asked} == {("t", half.message_id, "A", "k1")}
 
 

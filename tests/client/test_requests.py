@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -30,15 +32,18 @@ from rocketlet.client import (
     Reject,
     RequestTimeout,
     Sending,
+    SendResult,
     SharedConsumer,
     Sql,
     TopicNotFound,
+    TransactionContradicted,
 )
 from rocketlet.client.config import MAX_INT, TOPIC_QUEUES, ClientLimits
 from rocketlet.client.sending.requests import ProducerTransactions
 from rocketlet.client.wire.connection import Connection
 from rocketlet.protocol import properties as props
 from rocketlet.protocol.codes import RequestCode, ResponseCode
+from rocketlet.protocol.headers import EndTransaction, write
 from rocketlet.protocol.names import TIMER_TOPIC
 from rocketlet.protocol.properties import find
 from rocketlet.testing import Broker, Fault
@@ -47,7 +52,7 @@ from rocketlet.testing import Broker as KitBroker
 from ..client.conftest import only_connection, set_send_timeout, tasks_named
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
 from ..support.handlers import Inbox, fill
-from ..support.requests import send
+from ..support.requests import COMMIT, ROLLBACK, send
 from ..support.topics import put, stored
 
 
@@ -310,6 +315,88 @@ async def test_a_producer_that_has_just_begun_is_asked_about_transactions_of_oth
             broker.clock.advance(minutes=1)
             await asyncio.wait_for(asked.wait(), PATIENCE_S)
             await broker.until(lambda: len(broker.messages("t")) == 1)
+
+
+def is_answered(broker: Broker, checks: int) -> bool:
+    return len(broker.requests_of("END_TRANSACTION")) == checks
+
+
+async def test_a_block_that_outlasts_checks_commits_without_a_call_of_check() -> None:
+    """Another process of the group, whose check does not find the order either, is connected, too."""
+    called: list[str] = []
+
+    def check(process: str, message: Message) -> bool:
+        called.append(process)
+        return False
+
+    async with KitBroker() as broker:
+        broker.create_topic("t", 1)
+        async with (
+            Producer(broker.address, "shop", check=partial(check, "other")),
+            Producer(broker.address, "shop", check=partial(check, "sender")) as producer,
+            producer.transaction("t", b"order"),
+        ):
+            for number in range(1, 5):
+                broker.clock.advance(31)
+                await broker.until(partial(is_answered, broker, number))
+        assert [message.body for message in broker.messages("t")] == [b"order"]
+        assert called == []
+
+
+async def decide(wire: Wire, sent: SendResult, outcome: int) -> None:
+    """End a transaction as a check by another process would."""
+    position = int(sent.offset_id[-16:], 16)
+    header = EndTransaction("shop", sent.queue_offset, position, outcome, True, sent.message_id)
+    assert (await wire.call(RequestCode.END_TRANSACTION, write(header))).code == 0
+
+
+async def test_block_that_ends_normally_raises_when_its_message_was_rolled_back(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    async with Producer(node.address, "shop", check=lambda message: None) as producer:
+        with pytest.raises(TransactionContradicted, match="was rolled back before; resend the message") as caught:
+            async with producer.transaction("t", b"order") as sent:
+                await decide(wire, sent, ROLLBACK)
+    error = pickle.loads(pickle.dumps(caught.value))
+    assert (error.message_id, error.commits, error.outcome) == (sent.message_id, True, "rolled back")
+    assert str(error) == str(caught.value)
+
+
+async def test_block_that_raises_names_the_contradiction_when_its_message_was_committed(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    async with Producer(node.address, "shop", check=lambda message: None) as producer:
+        with pytest.raises(TransactionContradicted, match="was committed before; undo its effects") as caught:
+            async with producer.transaction("t", b"order") as sent:
+                await decide(wire, sent, COMMIT)
+                raise ZeroDivisionError
+    assert isinstance(caught.value.__context__, ZeroDivisionError)
+    assert (caught.value.commits, caught.value.outcome) == (False, "committed")
+
+
+async def test_cancelled_block_stays_cancelled_when_its_message_was_committed(
+    node: Node, wire: Wire, caplog: pytest.LogCaptureFixture
+) -> None:
+    await create_topic(wire, "t", 1)
+    async with Producer(node.address, "shop", check=lambda message: None) as producer:
+        with pytest.raises(asyncio.CancelledError):
+            async with producer.transaction("t", b"order") as sent:
+                await decide(wire, sent, COMMIT)
+                raise asyncio.CancelledError
+    assert "transaction_contradicted" in caplog.text
+
+
+async def test_block_without_a_loop_raises_the_contradiction(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    loop = asyncio.get_running_loop()
+
+    def script() -> None:
+        with (
+            sync.Producer(node.address, "shop", check=lambda message: None) as producer,
+            pytest.raises(TransactionContradicted),
+            producer.transaction("t", b"order") as sent,
+        ):
+            asyncio.run_coroutine_threadsafe(decide(wire, sent, ROLLBACK), loop).result(PATIENCE_S)
+
+    await asyncio.to_thread(script)
 
 
 # Messages that a producer sends to a time, and takes back.

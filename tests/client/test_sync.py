@@ -122,7 +122,7 @@ async def test_transactions_requests_and_errors(node: Node, wire: Wire) -> None:
 async def test_listeners_and_checks_may_block_as_handlers_may(
     nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = await nodes.start(transaction_sweep_s=0.02, transaction_timeout_s=0.0, transaction_check_max=10**6)
+    node = await nodes.start(transaction_check_interval_s=0.02, transaction_timeout_s=0.0, transaction_check_max=10**6)
     await create_topic(await connect(node.address), "t", 1)
     threads: dict[str, str] = {}
     checked = threading.Event()

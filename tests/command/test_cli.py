@@ -226,15 +226,15 @@ def test_an_option_of_the_broker_is_everywhere(
         with pytest.raises(SystemExit):
             parser().parse_args([name, "--help"])
         assert "--transaction-sweep-s" in capsys.readouterr().out
-    monkeypatch.setenv("ROCKETLET_TRANSACTION_SWEEP_S", "5")
+    monkeypatch.setenv("ROCKETLET_TRANSACTION_CHECK_INTERVAL_S", "5")
     options = started("--brokers=2")
-    monkeypatch.delenv("ROCKETLET_TRANSACTION_SWEEP_S")
-    assert options.transaction_sweep_s == 5.0
-    assert broker_of(options, 1).transaction_sweep_s == 5.0
-    assert _config(options, "h:1", ()).transaction_sweep_s == 5.0
+    monkeypatch.delenv("ROCKETLET_TRANSACTION_CHECK_INTERVAL_S")
+    assert options.transaction_check_interval_s == 5.0
+    assert broker_of(options, 1).transaction_check_interval_s == 5.0
+    assert _config(options, "h:1", ()).transaction_check_interval_s == 5.0
     file = tmp_path / "rocketlet.toml"
     file.write_text("transaction-sweep-s = 7\n")
-    assert started(f"--config={file}").transaction_sweep_s == 7.0
+    assert started(f"--config={file}").transaction_check_interval_s == 7.0
 
 
 def test_brokers_get_the_options_of_the_start() -> None:

@@ -130,7 +130,7 @@ PRODUCED = Counter(
 
 async def check_producers(nodes: Nodes, official: Official) -> None:
     """Runs the client's mode `produce` and checks everything that reaches a consumer."""
-    node = await nodes.start(transaction_sweep_s=0.1, transaction_timeout_s=0.3)
+    node = await nodes.start(transaction_check_interval_s=0.1, transaction_timeout_s=0.3)
     inbox = Inbox()
     async with (
         Consumer(node.address, "g", "t", inbox, start="first"),

@@ -73,7 +73,7 @@ class Ours:
             name=self._name,
             name_servers=self._name_servers,
             delay_levels_ms=tuple(1000 * seconds for seconds in LEVELS_S),
-            transaction_sweep_s=1.0,
+            transaction_check_interval_s=1.0,
             transaction_timeout_s=0.5,
             transaction_check_max=10**6,
         )

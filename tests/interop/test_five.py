@@ -288,7 +288,7 @@ async def test_tls_and_accounts(nodes: Nodes, official: Official, certificates: 
     node = await nodes.start(
         tls=Tls("enforcing", certificates.files) if is_checked else Tls(signs_itself=True),
         acl=Acl(AclFile(file.path)),
-        transaction_sweep_s=0.1,
+        transaction_check_interval_s=0.1,
         transaction_timeout_s=0.3,
     )
     put(node)

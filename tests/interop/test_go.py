@@ -58,7 +58,9 @@ async def test_go_ends_transactions(cluster: Cluster, go: Run) -> None:
 
 @feature("Producers", "transactions: unknown, then asked for by the broker")
 async def test_go_is_asked_for_an_outcome(start_cluster: StartCluster, go: Run) -> None:
-    cluster = await start_cluster(1, transaction_sweep_s=0.05, transaction_timeout_s=0.3, transaction_check_max=10**6)
+    cluster = await start_cluster(
+        1, transaction_check_interval_s=0.05, transaction_timeout_s=0.3, transaction_check_max=10**6
+    )
     await cluster.create_topic("t")
     inbox = Inbox()
     async with (

@@ -116,7 +116,7 @@ async def test_java_ends_transactions(cluster: Cluster, java: Run) -> None:
 @feature("transactions: unknown, then asked for by the broker, also of another producer of the group")
 async def test_java_is_asked_for_an_outcome(start_cluster: StartCluster, brokers: int, java: Run) -> None:
     cluster = await start_cluster(
-        brokers, transaction_sweep_s=0.05, transaction_timeout_s=0.5, transaction_check_max=10**6
+        brokers, transaction_check_interval_s=0.05, transaction_timeout_s=0.5, transaction_check_max=10**6
     )
     await cluster.create_topic("t")
     inbox = Inbox()
@@ -261,7 +261,9 @@ async def test_java_learns_that_it_may_not_write(start_cluster: StartCluster, ja
 
 async def test_python_and_java_can_be_asked_about_one_transaction_group(start_cluster: StartCluster, java: Run) -> None:
     """A Python producer sends, dies, and Java of the same group is asked."""
-    cluster = await start_cluster(1, transaction_sweep_s=0.05, transaction_timeout_s=0.2, transaction_check_max=10**6)
+    cluster = await start_cluster(
+        1, transaction_check_interval_s=0.05, transaction_timeout_s=0.2, transaction_check_max=10**6
+    )
     await cluster.create_topic("t")
     inbox = Inbox()
     async with Consumer(cluster.address, "g", "t", inbox, start="first"):

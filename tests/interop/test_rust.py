@@ -64,7 +64,7 @@ async def test_consumers(node: Node, official: Official) -> None:
 async def test_accounts(nodes: Nodes, official: Official, tmp_path: Path) -> None:
     file = AccountsFile(tmp_path / "plain_acl.yml")
     file.write([*ACCOUNTS, {"accessKey": "five-key", "secretKey": "secret-of-five", "topicPerms": ["t=PUB"]}])
-    node = await nodes.start(acl=Acl(AclFile(file.path)), transaction_sweep_s=0.1, transaction_timeout_s=0.3)
+    node = await nodes.start(acl=Acl(AclFile(file.path)), transaction_check_interval_s=0.1, transaction_timeout_s=0.3)
     keys: dict[str, Any] = {"access": "five-key", "secret": "secret-of-five"}
     async with official.run("produce", endpoint=node.address, topic="t", **keys) as peer:
         await peer.until(lambda: bool(peer.found("DONE")) and bool(peer.found("ASKED")))

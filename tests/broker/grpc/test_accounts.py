@@ -223,7 +223,7 @@ async def test_clients_of_two_accounts_that_go_by_one_id_are_two(guarded: Node, 
     assert await code(stranger, "ReceiveMessage", RECEIVE) == 40401
     bye = schema.NotifyClientTerminationRequest(group=resource("shipping"))
     assert await code(stranger, "NotifyClientTermination", bye) == OK
-    session = guarded.broker.clients.any_producer("orders", "orders")
+    session = guarded.broker.clients.producer_of("orders", "orders", b"")
     assert isinstance(session, GrpcSession)
     assert (session.client_id, session.account) == (producer.client_id, "orders-key")
     assert (session.topics, session.stream is not None, session.group) == (("orders",), True, "")

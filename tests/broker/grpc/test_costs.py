@@ -221,7 +221,7 @@ async def test_a_client_that_publishes_to_too_many_topics_keeps_what_it_had(node
         call = client.begin("Telemetry")
         call.send(schema.TelemetryCommand(settings=settings))
         assert (await call.next()).status.code == expected
-    session = node.broker.clients.any_producer("t0", "t0")
+    session = node.broker.clients.producer_of("t0", "t0", b"")
     assert isinstance(session, GrpcSession)
     assert session.topics == ("t0", "t1")
 

@@ -15,7 +15,7 @@ from rocketlet.broker.config import (
     MAX_SEND_MESSAGES,
     MAX_TIMER_DELAY_MS,
     MAX_USER_PROPERTIES,
-    TRANSACTION_SWEEP_S,
+    TRANSACTION_CHECK_INTERVAL_S,
 )
 from rocketlet.broker.grpc import schema
 from rocketlet.broker.runtime import MovableClock
@@ -319,7 +319,7 @@ async def test_a_producer_is_asked_for_an_outcome_that_does_not_come(nodes: Node
     settings.publishing.topics.add(name="t")
     call, _ = await settle(client, settings)
     transaction_id = await half(client)
-    node.clock.advance(TRANSACTION_SWEEP_S + 7)
+    node.clock.advance(TRANSACTION_CHECK_INTERVAL_S + 7)
     asked = (await call.next()).recover_orphaned_transaction_command
     assert (asked.transaction_id, asked.message.body, asked.message.topic.name) == (transaction_id, b"half", "t")
     assert asked.message.system_properties.message_id == "HALF"

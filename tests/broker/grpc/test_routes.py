@@ -10,7 +10,7 @@ from rocketlet.broker.config import (
     MAX_ENDPOINTS_BYTES,
     MEMBER_BYTES,
     ROUTE_PIECE_BYTES,
-    TRANSACTION_SWEEP_S,
+    TRANSACTION_CHECK_INTERVAL_S,
     Limits,
 )
 from rocketlet.broker.grpc import schema, server
@@ -392,7 +392,7 @@ async def test_a_transaction_belongs_to_its_namespace(nodes: Nodes, dial: Dial) 
     assert answer.settings.publishing.topics[0] == named("t", "teamA")
     sent = await client.call("SendMessage", of("teamA", message_type=4))
     transaction_id = sent.entries[0].transaction_id
-    node.clock.advance(TRANSACTION_SWEEP_S + 7)
+    node.clock.advance(TRANSACTION_CHECK_INTERVAL_S + 7)
     asked = (await call.next()).recover_orphaned_transaction_command
     assert (asked.transaction_id, asked.message.topic) == (transaction_id, named("t", "teamA"))
     end = schema.EndTransactionRequest(topic=named("t", "teamB"), transaction_id=transaction_id, resolution=1)

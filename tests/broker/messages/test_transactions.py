@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from rocketlet.broker.config import LIMITS
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.client import Message
 from rocketlet.protocol import bodies, names
 from rocketlet.protocol import properties as props
-from rocketlet.protocol.bodies import Heartbeat, finish
+from rocketlet.protocol.bodies import Heartbeat
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.message import Record, decode_record, decode_records
@@ -17,7 +19,7 @@ from structlog.testing import capture_logs
 
 from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually
 from ...support.clocks import WallClock
-from ...support.requests import COMMIT, QUEUE, ROLLBACK, UNKNOWN, end, half, pull, send
+from ...support.requests import COMMIT, HALF_PROPERTIES, QUEUE, ROLLBACK, UNKNOWN, end, half, pull, send
 
 
 async def found(wire: Wire, topic: str = "t", queue: int = 1) -> list[Record]:
@@ -65,7 +67,7 @@ async def test_a_message_rolled_back_is_never_delivered_nor_committed_later(node
     assert (await wire.call(RequestCode.END_TRANSACTION, end(sent, ROLLBACK))).code == 0
     for _ in range(2):
         late = await wire.call(RequestCode.END_TRANSACTION, end(sent, COMMIT))
-        assert (late.code, "rolled back" in (late.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
+        assert (late.code, late.ext["outcome"]) == (ResponseCode.TRANSACTION_FAILED, "rolled back")
         assert (await wire.call(RequestCode.END_TRANSACTION, end(sent, ROLLBACK))).code == 0
         await node.stop()
         node = await nodes.start()
@@ -101,7 +103,7 @@ async def asked(wire: Wire) -> Frame:
 
 
 async def test_a_silent_producer_is_asked_and_then_another_of_its_group(nodes: Nodes, connect: Connect) -> None:
-    node = await nodes.start(transaction_sweep_s=0.02, transaction_timeout_s=0.0, transaction_check_max=10**6)
+    node = await nodes.start(transaction_check_interval_s=0.02, transaction_timeout_s=0.0, transaction_check_max=10**6)
     one, two = await connect(node.address), await connect(node.address)
     await create_topic(one, "t")
     for wire, name in ((one, "c1"), (two, "c2")):
@@ -119,8 +121,112 @@ async def test_a_silent_producer_is_asked_and_then_another_of_its_group(nodes: N
     assert [item.body for item in await found(two)] == [b"pay"]
 
 
+async def is_asked(wire: Wire) -> bool:
+    """Return True if the broker has sent a check since the last call. A response comes after all earlier events."""
+    await wire.call(RequestCode.GET_BROKER_CONFIG)
+    checks = [frame for frame in wire.requests if frame.code == RequestCode.CHECK_TRANSACTION_STATE]
+    wire.requests[:] = [frame for frame in wire.requests if frame not in checks]
+    return bool(checks)
+
+
+async def in_group(wire: Wire, client: str) -> None:
+    await wire.call(RequestCode.HEART_BEAT, body=bodies.encode_heartbeat(Heartbeat(client, producer_groups=("p",))))
+
+
+@pytest.fixture
+async def standing(nodes: Nodes) -> Node:
+    return await nodes.start(clock=MovableClock(stands=True))
+
+
+async def test_half_message_is_checked_when_it_is_old_enough_and_then_every_30_s(
+    standing: Node, connect: Connect
+) -> None:
+    wire = await connect(standing.address)
+    await create_topic(wire, "t")
+    await in_group(wire, "c")
+    await half(wire)
+    for wait_s, checked in ((5.9, False), (0.2, True), (29.7, False), (0.4, True), (29.7, False), (0.4, True)):
+        standing.clock.advance(wait_s)
+        assert await is_asked(wire) == checked
+
+
+async def test_half_message_is_checked_at_the_time_that_its_producer_asked_for(
+    standing: Node, connect: Connect
+) -> None:
+    wire = await connect(standing.address)
+    await create_topic(wire, "t")
+    await in_group(wire, "c")
+    await half(wire)
+    later = HALF_PROPERTIES + "\x02CHECK_IMMUNITY_TIME_IN_SECONDS\x0120"
+    sooner = HALF_PROPERTIES + "\x02CHECK_IMMUNITY_TIME_IN_SECONDS\x012"
+    for text in (later, sooner):
+        assert (await send(wire, queue=1, properties=text, sys_flag=4)).code == 0
+    for wait_s, checked in ((1.9, False), (0.2, True), (3.8, False), (0.2, True), (13.8, False), (0.2, True)):
+        standing.clock.advance(wait_s)
+        assert await is_asked(wire) == checked
+
+
+async def test_only_the_sender_is_asked_while_it_is_connected(standing: Node, connect: Connect) -> None:
+    wires = [await connect(standing.address) for _ in range(3)]
+    await create_topic(wires[0], "t")
+    for number, wire in enumerate(wires):
+        await in_group(wire, f"c{number}")
+    await half(wires[1])
+    for wait_s in (6, 30, 30):
+        standing.clock.advance(wait_s)
+        assert [await is_asked(wire) for wire in wires] == [False, True, False]
+    await wires[1].close()
+    await eventually(lambda: len(standing.broker.clients.producers("p")) == 2)
+    standing.clock.advance(30)
+    assert sorted([await is_asked(wires[0]), await is_asked(wires[2])]) == [False, True]
+
+
+async def test_sender_that_has_left_its_producer_group_is_not_asked(standing: Node, connect: Connect) -> None:
+    left, other = [await connect(standing.address) for _ in range(2)]
+    await create_topic(left, "t")
+    for number, wire in enumerate((left, other)):
+        await in_group(wire, f"c{number}")
+    await half(left)
+    await left.call(RequestCode.UNREGISTER_CLIENT, {"clientID": "c0", "producerGroup": "p"})
+    standing.clock.advance(6)
+    assert (await is_asked(left), await is_asked(other)) == (False, True)
+
+
+async def test_checks_of_ended_transactions_are_dropped_beyond_their_limit(nodes: Nodes, connect: Connect) -> None:
+    limits = replace(LIMITS, max_lapsed_checks=3)
+    node = await nodes.start(limits=limits, clock=MovableClock(stands=True))
+    wire = await connect(node.address)
+    await create_topic(wire, "t")
+    scheduled = []
+    for _ in range(8):
+        await wire.call(RequestCode.END_TRANSACTION, end(await half(wire), ROLLBACK))
+        scheduled.append(node.broker.transactions.scheduled_checks)
+    assert scheduled == [1, 2, 3, 4, 5, 6, 1, 2]
+
+
+async def test_outcome_of_a_message_that_was_set_aside_is_refused(nodes: Nodes, connect: Connect) -> None:
+    node = await nodes.start(clock=MovableClock(stands=True), transaction_check_max=1)
+    wire = await connect(node.address)
+    await create_topic(wire, "t")
+    await in_group(wire, "c")
+    sent = await half(wire)
+    for wait_s in (6, 30):
+        node.clock.advance(wait_s)
+        await node.broker.turns.done()
+    refused = await wire.call(RequestCode.END_TRANSACTION, end(sent, COMMIT))
+    assert (refused.code, refused.ext["outcome"]) == (ResponseCode.TRANSACTION_FAILED, "set aside")
+
+
+async def test_commit_to_a_deleted_topic_is_refused_as_set_aside(wire: Wire) -> None:
+    await create_topic(wire, "t")
+    sent = await half(wire)
+    await wire.call(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "t"})
+    refused = await wire.call(RequestCode.END_TRANSACTION, end(sent, COMMIT))
+    assert (refused.code, refused.ext["outcome"]) == (ResponseCode.TRANSACTION_FAILED, "set aside")
+
+
 async def test_a_message_nobody_decides_is_put_aside_after_15_questions(nodes: Nodes, connect: Connect) -> None:
-    node = await nodes.start(transaction_sweep_s=0.001, transaction_timeout_s=0.0)
+    node = await nodes.start(transaction_check_interval_s=0.001, transaction_timeout_s=0.0)
     wire = await connect(node.address)
     await create_topic(wire, "t")
     await half(wire)
@@ -138,15 +244,15 @@ async def test_a_wall_clock_set_ahead_puts_no_half_message_aside(nodes: Nodes, c
     await create_topic(wire, "t")
     sent = await half(wire)
     clock.set_s = 30 * 86_400
-    clock.advance(node.broker.config.transaction_sweep_s)
-    finish(node.broker.transactions.checking())
+    clock.advance(node.broker.config.transaction_check_interval_s)
+    await node.broker.turns.done()
     assert node.broker.transactions.waiting == 1
     await wire.call(RequestCode.END_TRANSACTION, end(sent, COMMIT))
     assert [item.body for item in await found(wire)] == [b"pay"]
 
 
 async def test_a_producer_whose_clock_is_far_behind_is_asked(nodes: Nodes, connect: Connect) -> None:
-    node = await nodes.start(transaction_sweep_s=0.02, transaction_timeout_s=0.0, transaction_check_max=10**6)
+    node = await nodes.start(transaction_check_interval_s=0.02, transaction_timeout_s=0.0, transaction_check_max=10**6)
     wire = await connect(node.address)
     await create_topic(wire, "t")
     await wire.call(RequestCode.HEART_BEAT, body=bodies.encode_heartbeat(Heartbeat("c", producer_groups=("p",))))
@@ -155,14 +261,14 @@ async def test_a_producer_whose_clock_is_far_behind_is_asked(nodes: Nodes, conne
 
 
 async def test_what_was_decided_and_what_was_not_survives_a_restart(nodes: Nodes, connect: Connect) -> None:
-    node = await nodes.start(transaction_sweep_s=60.0)
+    node = await nodes.start(transaction_check_interval_s=60.0)
     wire = await connect(node.address)
     await create_topic(wire, "t")
     sent = [await half(wire, b"%d" % number) for number in range(4)]
     await wire.call(RequestCode.END_TRANSACTION, end(sent[1], COMMIT))
     await wire.call(RequestCode.END_TRANSACTION, end(sent[3], ROLLBACK))
     await node.stop()
-    node = await nodes.start(transaction_sweep_s=60.0)
+    node = await nodes.start(transaction_check_interval_s=60.0)
     wire = await connect(node.address)
     assert node.broker.transactions.waiting == 2
     for number in (0, 1, 2):
@@ -170,14 +276,17 @@ async def test_what_was_decided_and_what_was_not_survives_a_restart(nodes: Nodes
     assert [item.body for item in await found(wire)] == [b"1", b"0", b"2"]
 
 
-async def test_a_half_message_that_is_gone_is_named(wire: Wire, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_half_message_that_is_gone_is_named(
+    standing: Node, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wire = await connect(standing.address)
     await create_topic(wire, "t")
     await half(wire)
-    monkeypatch.setattr(node.broker.store, "record_at", lambda _: None)  # as of one that has expired
+    monkeypatch.setattr(standing.broker.store, "record_at", lambda _: None)  # as of one that has expired
     with capture_logs() as logs:
-        finish(node.broker.transactions.checking())
+        standing.clock.advance(6)
     assert [entry["event"] for entry in logs] == ["half_message_lost"]
-    assert node.broker.transactions.waiting == 0
+    assert standing.broker.transactions.waiting == 0
 
 
 async def test_checks_that_fell_due_while_no_broker_ran_are_one_question(nodes: Nodes, connect: Connect) -> None:
@@ -191,7 +300,7 @@ async def test_checks_that_fell_due_while_no_broker_ran_are_one_question(nodes: 
     node = await nodes.start(clock=clock)
     wire = await connect(node.address)
     await wire.call(RequestCode.HEART_BEAT, body=bodies.encode_heartbeat(Heartbeat("c", producer_groups=("p",))))
-    clock.advance(node.config.transaction_sweep_s)
+    clock.advance(node.config.transaction_check_interval_s)
     await node.broker.turns.done()
     assert decode_record((await asked(wire)).body).body == b"pay"
     assert node.broker.transactions.waiting == 1
@@ -201,7 +310,7 @@ async def test_checks_that_fell_due_while_no_broker_ran_are_one_question(nodes: 
     clock.advance(86_400)  # a connection that says nothing for so long is closed
     wire = await connect(node.address)
     await wire.call(RequestCode.HEART_BEAT, body=bodies.encode_heartbeat(Heartbeat("c", producer_groups=("p",))))
-    clock.advance(node.config.transaction_sweep_s)
+    clock.advance(node.config.transaction_check_interval_s)
     await node.broker.turns.done()
     assert [item.body for item in await found(wire)] == [b"pay"]
     assert not any(frame.code == RequestCode.CHECK_TRANSACTION_STATE for frame in wire.requests)

@@ -491,7 +491,7 @@ async def test_a_query_of_an_index_gets_1024_entries_at_most(wire: Wire) -> None
 async def test_one_half_message_with_an_odd_property_does_not_keep_the_others_from_being_checked(
     nodes: Nodes, connect: Connect
 ) -> None:
-    node = await nodes.start(transaction_timeout_s=0.0, transaction_sweep_s=0.01)
+    node = await nodes.start(transaction_timeout_s=0.0, transaction_check_interval_s=0.01)
     wire = await connect(node.address)
     await create_topic(wire, "t")
     beat = {"clientID": "c", "producerDataSet": [{"groupName": "p"}]}

@@ -23,7 +23,7 @@ from rocketlet.broker.config import (
     MAX_QUEUES_PER_TOPIC,
     MOMENT_S,
     RETENTION_SWEEP_S,
-    TRANSACTION_SWEEP_S,
+    TRANSACTION_CHECK_INTERVAL_S,
     Limits,
 )
 from rocketlet.broker.groups.members import finding_faults
@@ -408,10 +408,14 @@ async def test_large_requests_of_many_clients_have_their_turns(node: Node, monke
     await node.broker.turns.done()
 
 
-async def test_half_messages_are_asked_for_one_by_one(wire: Wire, node: Node) -> None:
+async def test_half_messages_are_asked_for_one_by_one(nodes: Nodes, connect: Connect) -> None:
+    node = await nodes.start(clock=MovableClock(stands=True))
+    wire = await connect(node.address)
     await create_topic(wire, "t")
     for _ in range(20):
         await half(wire)
+    node.broker.transactions.stop()
+    node.clock.advance(6)
     assert pieces(node.broker.transactions.checking()) == 21
 
 
@@ -674,7 +678,7 @@ async def test_an_outcome_is_asked_for_also_if_the_clock_was_set_back(nodes: Nod
     await wire.call(RequestCode.HEART_BEAT, body=body)
     await half(wire)
     clock.back_s = 86_400.0
-    await advance(node, wire, 2 * TRANSACTION_SWEEP_S)
+    await advance(node, wire, 2 * TRANSACTION_CHECK_INTERVAL_S)
     await wire.request(RequestCode.CHECK_TRANSACTION_STATE)
 
 
