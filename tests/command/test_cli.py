@@ -218,14 +218,14 @@ def test_an_option_of_the_broker_is_everywhere(
 
     def planted(parser: argparse.ArgumentParser) -> None:
         options_of_a_broker(parser)
-        parser.add_argument("--transaction-sweep-s", type=float, default=60.0, help="how often, in seconds")
+        parser.add_argument("--transaction-check-interval-s", type=float, default=60.0, help="how often, in seconds")
 
     for module in (server_options, serve):
         monkeypatch.setattr(module, "add_broker_options", planted)
     for name in ("start", "broker"):
         with pytest.raises(SystemExit):
             parser().parse_args([name, "--help"])
-        assert "--transaction-sweep-s" in capsys.readouterr().out
+        assert "--transaction-check-interval-s" in capsys.readouterr().out
     monkeypatch.setenv("ROCKETLET_TRANSACTION_CHECK_INTERVAL_S", "5")
     options = started("--brokers=2")
     monkeypatch.delenv("ROCKETLET_TRANSACTION_CHECK_INTERVAL_S")
