@@ -58,7 +58,7 @@ class PopConsumer(AnyConsumer):
         self._wanted = Wanted(group, self.client_id, options["invisible_s"], orderly, from_first)
         self._cluster.keeps_brokers = True
         self._heartbeats = Heartbeats(self._cluster, self._described, self._addresses)
-        self._cluster.listen(on_lost=self._heartbeats.forget)
+        self._cluster.listen(on_lost=self._heartbeats.lost)
         self._sharing: Sharing | None = None
         self._running: list[asyncio.Task[None]] = []
 

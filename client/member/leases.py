@@ -860,6 +860,11 @@ class Heartbeats:
         else:
             self._registered.discard(address)
 
+    def lost(self, address: str) -> None:
+        """Record that the connection to a broker has ended, and have `beat_forever` open it again."""
+        self._registered.discard(address)
+        self._changed.set()
+
     def send_if_changed(self) -> None:
         """Have `beat_forever` send a heartbeat now, if it has changed since the last one."""
         if bodies.encode_heartbeat(self._describe()) != self._last_body:

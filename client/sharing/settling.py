@@ -98,7 +98,7 @@ class Renewing:
             self._name(delivery)
 
     def _renew(self, delivery: SharedDelivery) -> None:
-        connection = self._cluster.connected(delivery.receipt.broker_name)
+        connection = self._cluster.connected_or_open(delivery.receipt.broker_name)
         if connection is None:
             return
         delivery.is_renewing = True
@@ -223,7 +223,7 @@ class Settling:
 
     def _send(self, broker_name: str) -> None:
         deliveries = self._acks.pop(broker_name, [])
-        connection = self._cluster.connected(broker_name)
+        connection = self._cluster.connected_or_open(broker_name)
         if connection is None:
             self._again(deliveries)
             return

@@ -353,6 +353,17 @@ class ClusterView:
         address = self._masters.get(broker_name)
         return None if address is None else self._connections.find(address)
 
+    def connected_or_open(self, broker_name: str) -> Connection | None:
+        """Return the open connection to a broker. If there is none, open it in the background, and return None."""
+        connection, address = self.connected(broker_name), self._masters.get(broker_name)
+        if connection is None and address is not None:
+            self._connections.open(address).add_done_callback(self._note_failure)
+        return connection
+
+    def _note_failure(self, opening: asyncio.Task[Connection]) -> None:
+        if not opening.cancelled() and opening.exception() is not None:
+            self._unreached.set()  # refresh the routes, because the broker may have another address now
+
     async def broker(self, broker_name: str) -> Connection:
         """Return the connection to a broker, opened if necessary. Raises ConnectionFailed."""
         address = self._masters.get(broker_name)

@@ -478,14 +478,16 @@ class Connections:
         """
         self.home.enter()
         connection = self._open.get(address)
-        if connection is not None:
-            return connection
+        return connection if connection is not None else await asyncio.shield(self.open(address))
+
+    def open(self, address: str) -> asyncio.Task[Connection]:
+        """Return the task that opens the connection, which runs to its end even if no caller waits for it."""
         opening = self._opening.get(address)
         if opening is None:
             opening = asyncio.create_task(self._connect(address), name=f"connect {address}")
             self._opening[address] = opening
             opening.add_done_callback(lambda task: self._opened(address, task))
-        return await asyncio.shield(opening)
+        return opening
 
     def _opened(self, address: str, task: asyncio.Task[Connection]) -> None:
         self._opening.pop(address, None)

@@ -26,6 +26,7 @@ from rocketlet.client import (
     SharedConsumer,
     Sql,
 )
+from rocketlet.client.config import ClientLimits
 from rocketlet.client.consuming.handling import Outcome
 from rocketlet.client.message import Lease, clock_s
 from rocketlet.client.sharing.receiving import SharedDelivery, SlotDispatcher
@@ -403,6 +404,85 @@ async def test_a_restart_and_lost_connections_lose_nothing(nodes: Nodes, connect
         await fill(node, 10)
         await eventually(lambda: len(inbox.messages) == 40)
     assert len({message.message_id for message in inbox.messages}) == 40, "acknowledged once the broker was back"
+
+
+async def stopped_and_started(nodes: Nodes, node: Node) -> Node:
+    await node.stop()
+    return await nodes.start(port=int(node.address.rpartition(":")[2]))
+
+
+ALONE = ClientLimits(heartbeat_interval_s=3600.0)  # no heartbeat falls due in a test
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+async def test_lost_connection_is_reopened_when_no_receive_is_sent(
+    nodes: Nodes, connect: Connect, is_paused: bool
+) -> None:
+    node = await nodes.start()
+    await create_topic(await connect(node.address), "t", 1)
+    inbox, gate = Inbox(), asyncio.Event()
+
+    async def work(message: Message) -> None:
+        await inbox(message)
+        await gate.wait()
+
+    async with SharedConsumer(node.address, "g", "t", work, concurrency=1, limits=ALONE) as consumer:
+        await fill(node, 1)
+        await eventually(lambda: len(inbox.messages) == 1)
+        if is_paused:
+            gate.set()
+            await eventually(lambda: unfinished(node) == 0)
+            await consumer.pause()
+        node = await stopped_and_started(nodes, node)
+        await eventually(lambda: len(node.broker.groups.members_of("g")) == 1)
+        gate.set()
+
+
+async def test_message_is_extended_over_a_restart_while_all_slots_are_busy(nodes: Nodes, connect: Connect) -> None:
+    node = await nodes.start()
+    await create_topic(await connect(node.address), "t", 1)
+    inbox, gate = Inbox(), asyncio.Event()
+
+    async def work(message: Message) -> None:
+        await inbox(message)
+        await gate.wait()
+
+    async with SharedConsumer(node.address, "g", "t", work, concurrency=1, invisible_s=2.0, limits=ALONE):
+        await fill(node, 1)
+        await eventually(lambda: len(inbox.messages) == 1)
+        node = await stopped_and_started(nodes, node)
+        (deliveries,) = (found for pool in node.broker.pops.pools.all for found in pool.queues.values())
+        (delivery,) = deliveries.unfinished.values()
+        first_s = delivery.deadline_s
+        await eventually(lambda: delivery.deadline_s > first_s + 2.0)
+        gate.set()
+        await eventually(lambda: unfinished(node) == 0)
+    assert len(inbox.messages) == 1
+
+
+async def test_message_that_ends_while_a_member_leaves_and_its_broker_is_away_is_acknowledged(
+    nodes: Nodes, connect: Connect
+) -> None:
+    node = await nodes.start()
+    await create_topic(await connect(node.address), "t", 1)
+    inbox, gate = Inbox(), asyncio.Event()
+
+    async def work(message: Message) -> None:
+        await inbox(message)
+        await gate.wait()
+
+    consumer = SharedConsumer(node.address, "g", "t", work, concurrency=5, limits=ALONE)
+    await consumer.start()
+    await fill(node, 5)
+    await eventually(lambda: len(inbox.messages) == 5)
+    leaving = asyncio.create_task(consumer.stop())
+    await eventually(lambda: not node.broker.groups.members_of("g"))
+    port = int(node.address.rpartition(":")[2])
+    await node.stop()
+    gate.set()
+    node = await nodes.start(port=port)
+    await leaving
+    assert unfinished(node) == 0
 
 
 async def test_topics_of_two_brokers_and_one_that_comes_later(nodes: Nodes, connect: Connect) -> None:

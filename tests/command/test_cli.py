@@ -233,7 +233,7 @@ def test_an_option_of_the_broker_is_everywhere(
     assert broker_of(options, 1).transaction_check_interval_s == 5.0
     assert _config(options, "h:1", ()).transaction_check_interval_s == 5.0
     file = tmp_path / "rocketlet.toml"
-    file.write_text("transaction-sweep-s = 7\n")
+    file.write_text("transaction-check-interval-s = 7\n")
     assert started(f"--config={file}").transaction_check_interval_s == 7.0
 
 
