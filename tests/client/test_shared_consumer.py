@@ -451,7 +451,7 @@ async def test_message_is_extended_over_a_restart_while_all_slots_are_busy(nodes
         await fill(node, 1)
         await eventually(lambda: len(inbox.messages) == 1)
         node = await stopped_and_started(nodes, node)
-        (deliveries,) = (found for pool in node.broker.pops.pools.all for found in pool.queues.values())
+        (deliveries,) = (found for pool in node.broker.pops.pools.all for found in pool.deliveries())
         (delivery,) = deliveries.unfinished.values()
         first_s = delivery.deadline_s
         await eventually(lambda: delivery.deadline_s > first_s + 2.0)
