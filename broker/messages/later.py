@@ -31,7 +31,7 @@ from ..store.files import Damaged, Save, StoreFull, Unreadable, read_state, repl
 from ..store.index import ENTRY, ConsumeQueue
 from ..store.journals import Journal
 from ..store.schedule import ENTRIES_AT_ONCE, Schedule, due_of, key_of, offset_of
-from .appender import Appender, with_real_queue
+from .appender import Appender, real_queue, with_real_queue
 from .topics import Topics
 
 log = structlog.get_logger("rocketlet.delays")
@@ -67,10 +67,9 @@ def tag_code_of(record: Record, levels_ms: tuple[int, ...]) -> int:
 
 
 def stage_due(record: Record, topics: Topics, appender: Appender) -> bool:
-    """Stage a message that is due in its own topic. Return False if the topic no longer exists."""
-    topic = props.find(record.properties, props.REAL_TOPIC) or ""
-    wanted = int(props.find(record.properties, props.REAL_QUEUE_ID) or 0)
-    queue_id = topics.queue_now(topic, wanted)
+    """Stage a message that is due in its own topic. Return False if `Topics.queue_now` finds no queue for it."""
+    topic, wanted = real_queue(record)
+    queue_id = topics.queue_now(topic, wanted, record.physical_offset)
     if queue_id is None:
         log.warning("delayed_message_dropped", topic=topic, id=record.offset_id, hint="its topic was deleted")
         return False

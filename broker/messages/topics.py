@@ -147,11 +147,16 @@ class Topics:
         topic = self._topics.get(name)
         return topic.read_queues if topic else 0
 
-    def queue_now(self, name: str, queue_id: int) -> int | None:
+    def queue_now(self, name: str, queue_id: int, position: int) -> int | None:
         """Return the queue for a message that has waited for `queue_id`: the same queue, or another one if the topic now has
-        fewer queues; None if the topic no longer exists."""
+        fewer queues. Return None if the topic no longer exists, or if it is the retry topic of a recreated group and the
+        message is a retry of the deleted group.
+
+        Args:
+            position: the commit log position of the waiting message
+        """
         topic = self._topics.get(name)
-        if topic is None:
+        if topic is None or (name.startswith(names.RETRY_PREFIX) and position < self._since.get(name, 0)):
             return None
         if queue_id < max(topic.read_queues, topic.write_queues):
             return queue_id

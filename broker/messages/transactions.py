@@ -262,7 +262,7 @@ class Transactions:
     def _target(self, record: Record) -> tuple[str, int] | None:
         """Return the queue for a committed message; None if its topic no longer exists."""
         topic, wanted = real_queue(record)
-        queue_id = self._topics.queue_now(topic, wanted)
+        queue_id = self._topics.queue_now(topic, wanted, record.physical_offset)
         if queue_id is None:
             return None
         if queue_id != wanted:

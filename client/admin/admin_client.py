@@ -538,10 +538,32 @@ class AdminClient:
         tables = {broker: body_of(answer, admin_bodies.decode_group_tables) for broker, answer in answers.items()}
         return {broker: table[name] for broker, table in tables.items() if name in table}
 
-    async def delete_group(self, name: str, *, offsets: bool = True) -> None:
-        """Delete a group's settings, and with `offsets` also its offsets."""
+    async def delete_group(self, name: str, *, offsets: bool = True, dead_letters: bool = False) -> int:
+        """Delete a group's settings and its retry topic, so that a new group of the name gets none of its retries. Return the
+        number of dead letters that are kept.
+
+        On Apache's brokers, retries that wait for their time are stored in the retry topic when the time has come.
+
+        Args:
+            offsets: True to delete its offsets, too.
+            dead_letters: True to delete its dead-letter topic even if the topic contains messages.
+        """
         header = write(GroupName(name, offsets))
         await self._each(await self.masters(), RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
+        await self.delete_topic(names.retry_topic(name))
+        count = await self.dead_letter_count(name)
+        if count is None or (count and not dead_letters):
+            return count or 0
+        await self.delete_topic(names.dlq_topic(name))
+        return 0
+
+    async def dead_letter_count(self, group: str) -> int | None:
+        """Return the number of a group's stored dead letters; None if it has no dead-letter topic."""
+        try:
+            ranges = (await self.topic(names.dlq_topic(group))).ranges
+        except TopicNotFound:
+            return None
+        return sum(span.end - span.begin for span in ranges.values())
 
     # Offsets
 

@@ -9,6 +9,7 @@ from typing import Final
 from ...client.admin.admin_client import AdminClient, are_broadcasting
 from ...client.errors import ConfigError
 from ...client.wire.connection import gather_limited
+from ...protocol import names
 from ...protocol.bodies import GroupConfig
 from ...protocol.names import counted
 from ..plumbing.administration import Commands, changing, confirmed, noun, verb
@@ -52,8 +53,9 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
         type=int,
         help="percentage of receives that begin with the most urgent messages, in topics of the type PRIORITY",
     )
-    delete = verb(verbs, "delete", "delete a group's settings and offsets", _delete)
+    delete = verb(verbs, "delete", "delete a group's settings, offsets and retries", _delete)
     delete.add_argument("group")
+    delete.add_argument("--dead-letters", action="store_true", help="delete its dead letters, too")
     changing(delete)
 
 
@@ -139,10 +141,17 @@ def _print(output: Output, broker: str, config: GroupConfig, how: str, more: dic
 async def _delete(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
     group = await admin.group(options.group)
     online = f", which has {counted(len(group.members), 'member')}" if group.members else ""
-    if not confirmed(options, f"Delete the group {group.name}{online}, with its offsets?"):
+    letters = counted(await admin.dead_letter_count(group.name) or 0, "dead letter")
+    kept = f"and {letters}" if options.dead_letters else f"but not its {letters}"
+    if not confirmed(options, f"Delete the group {group.name}{online}, with its offsets and retries, {kept}?"):
         return 1
-    await admin.delete_group(group.name)
+    stay = await admin.delete_group(group.name, dead_letters=options.dead_letters)
     if output.as_json:
-        output.json({"group": group.name, "change": "deleted"})
+        output.json({"group": group.name, "change": "deleted", "dead_letters": stay})
     output.text(f"the group {group.name} is deleted")
+    if stay:
+        output.text(
+            f"{counted(stay, 'dead letter stays', 'dead letters stay')} in {names.dlq_topic(group.name)}; "
+            f"`rocketlet topics delete {names.dlq_topic(group.name)}` deletes them"
+        )
     return 0

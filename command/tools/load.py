@@ -20,7 +20,6 @@ from ...client.errors import ConfigError, RocketletError
 from ...client.message import Message
 from ...client.producer import Producer
 from ...client.wire.connection import Access
-from ...protocol import names
 from ..config import (
     BENCH_DRAIN_S,
     MAX_BENCH_BYTES,
@@ -113,7 +112,7 @@ async def apply(name_server: str, load: Load, access: Access) -> Outcome:
 
 async def _clean(admin: AdminClient, name: str) -> None:
     """Delete the topic and group of the run. Continue if one of the requests fails."""
-    deletions = (admin.delete_group(name), admin.delete_topic(names.retry_topic(name)), admin.delete_topic(name))
+    deletions = (admin.delete_group(name), admin.delete_topic(name))
     for deletion in deletions:
         with suppress(RocketletError):
             await deletion

@@ -79,14 +79,18 @@ async def delete(request: Request, form: Form) -> Change:
     group = await console.admin.group(name)
 
     async def act() -> str:
-        await console.admin.delete_group(name)
+        kept = await console.admin.delete_group(name)
         console.forget_watch(name)
         await console.groups.list(now=True)
-        return f"The group {name} and its offsets are deleted."
+        stay = f" {counted(kept, 'dead letter stays', 'dead letters stay')} in {names.dlq_topic(name)}." if kept else ""
+        return f"The group {name}, its offsets and its retries are deleted.{stay}"
 
     effects = [
-        f"Its offsets of {counted(len(group.progress), 'queue')} are deleted. "
-        "A new group of the same name starts without offsets."
+        f"Its offsets of {counted(len(group.progress), 'queue')} and its retries are deleted. "
+        "A new group of the same name starts without offsets.",
+        f"Its {counted(letters, 'dead letter')} will stay in {names.dlq_topic(name)}."
+        if (letters := await console.admin.dead_letter_count(name))
+        else "It has no dead letters.",
     ]
     if group.members:
         effects.append(

@@ -20,6 +20,7 @@ from rocketlet.client import (
     Consumer,
     Producer,
     Reject,
+    RetryLater,
     TopicNotFound,
     rebalanced,
 )
@@ -39,6 +40,7 @@ from rocketlet.protocol.names import Queue
 from rocketlet.testing.ports import free_port
 
 from ..conftest import Connect, Node, Nodes, eventually
+from ..support.handlers import Inbox
 from ..support.metrics import samples
 from ..support.requests import commit, send, value
 
@@ -368,6 +370,35 @@ async def test_groups_are_created_changed_and_deleted(admin: AdminClient) -> Non
     await admin.delete_group("g")
     with pytest.raises(ConfigError, match="no broker knows the group g"):
         await admin.group("g")
+
+
+async def test_recreated_group_gets_no_retry_of_the_deleted_group(node: Node, admin: AdminClient) -> None:
+    """Neither a retry that waits for its time, nor one that a member has handled."""
+    attempts: list[tuple[bytes, int]] = []
+
+    def handle(message: Message) -> RetryLater | None:
+        attempts.append((message.body, message.reconsume_times))
+        return RetryLater(delay_level=2) if message.body == b"waits" or not message.reconsume_times else None
+
+    async with Producer(node.address) as producer:
+        async with Consumer(node.address, "g", "orders", handle, start="first") as old:
+            await producer.send("orders", b"handled")
+            await eventually(lambda: (b"handled", 0) in attempts)
+            while (b"handled", 1) not in attempts:
+                node.clock.advance(5)
+                await old.lag()
+            await producer.send("orders", b"waits")
+            await eventually(lambda: (b"waits", 0) in attempts)
+        assert await admin.delete_group("g") == 0
+        async with Consumer(node.address, "g", "orders", inbox := Inbox(), start="last") as new:
+            await rebalanced(node.address, "g", members=1)
+            await producer.send("orders", b"same delay", delay_level=2)
+            while not inbox.messages:
+                node.clock.advance(5)
+                await new.lag()
+            while await new.lag():
+                pass
+    assert inbox.bodies == [b"same delay"]
 
 
 async def test_existing_group_is_copied_to_new_brokers(nodes: Nodes) -> None:

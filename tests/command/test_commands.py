@@ -319,6 +319,18 @@ async def test_dead_letters_are_new_until_somebody_deals_with_them(run: Run, nod
     assert {state for _, state in await states()} == {"new"}, "a topic that is recreated begins without marks"
 
 
+async def test_dead_letters_of_a_deleted_group_are_deleted_only_on_request(run: Run, node: Node, wire: Wire) -> None:
+    async with AdminClient(node.address) as admin:
+        await create_topic(wire, "%DLQ%g", 1)
+        await send(wire, b"poison", topic="%DLQ%g")
+        await admin.create_group(GroupConfig("g"))
+        assert "1 dead letter stays in %DLQ%g" in (await run("groups", "delete", "g", "--yes")).out
+        assert await admin.dead_letter_count("g") == 1
+        await admin.create_group(GroupConfig("g"))
+        assert "stays" not in (await run("groups", "delete", "g", "--dead-letters", "--yes")).out
+        assert await admin.dead_letter_count("g") is None
+
+
 FORGED_MARKS = {
     "infinite offset": b'{"group":"g","queue":0,"state":"discarded","ranges":[[0,1e999]]}',
     "deep nesting": b"[" * 200_000,
@@ -401,7 +413,8 @@ async def test_groups_and_brokers_are_listed_and_set(run: Run, node: Node) -> No
     assert created.records == [{**settings, "created": False}]
     nothing = await run("groups", "set", "g")
     assert (nothing.status, "give --retries, --retry-queues" in nothing.err) == (1, True)
-    assert (await run("groups", "delete", "g", "--yes", "--json")).records == [{"group": "g", "change": "deleted"}]
+    deleted = await run("groups", "delete", "g", "--yes", "--json")
+    assert deleted.records == [{"group": "g", "change": "deleted", "dead_letters": 0}]
     assert "there is no group" in (await run("groups", "list")).out
     (broker,) = (await run("brokers", "list", "--json")).records
     assert (broker["broker"], broker["address"], broker["state"]) == ("broker-a", node.address, "up")

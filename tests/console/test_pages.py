@@ -155,7 +155,8 @@ async def test_a_group_is_created_changed_and_deleted_after_a_question(site: Sit
     assert "Its members get no more messages" in asked
     asked, done = await site.change("/groups/g/settings", "/groups/g/delete")
     assert "Its offsets of" in asked
-    assert done == "The group g and its offsets are deleted."
+    assert "It has no dead letters." in asked
+    assert done == "The group g, its offsets and its retries are deleted."
     assert "no broker knows the group g" in await site.text("/groups/g", 404)
 
 

@@ -424,8 +424,8 @@ async def test_a_queue_that_may_be_read_or_written_is_there(
     node: Node, read: int, write: int, queue: int, expected: int
 ) -> None:
     node.broker.topics.put(TopicConfig("t", read, write), 0)
-    assert node.broker.topics.queue_now("t", queue) == expected
-    assert node.broker.topics.queue_now("u", queue) is None
+    assert node.broker.topics.queue_now("t", queue, 0) == expected
+    assert node.broker.topics.queue_now("u", queue, 0) is None
 
 
 # A topic that was deleted stays so, wherever a kill comes between the journal's line and the next checkpoint.
