@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from .errors import (
         AnswerUnreadable,
         BrokerRefused,
+        ChangeIncomplete,
         ConfigError,
         ConnectionFailed,
         MessageIllegal,
@@ -105,6 +106,7 @@ _NAMES: Final = {
     ".errors": (
         "AnswerUnreadable",
         "BrokerRefused",
+        "ChangeIncomplete",
         "ConfigError",
         "ConnectionFailed",
         "MessageIllegal",
@@ -137,6 +139,7 @@ __all__ = [
     "AdminClient",
     "AnswerUnreadable",
     "BrokerRefused",
+    "ChangeIncomplete",
     "ClientLimits",
     "ConfigError",
     "Configured",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 #   ConnectionFailed    a name server or broker cannot be reached, or closed the connection
 #   RequestTimeout      no response arrived in time; the request may have been carried out
 #   BrokerRefused       a server responded with an error code
+#   ChangeIncomplete    a change was made at some brokers only; the text names them
 #   AnswerUnreadable    a server's response cannot be decoded
 #   RequestFailed       the consumer of a request failed to handle it; the text has the reason
 #   TransactionContradicted  the broker ended a transaction otherwise than its block
@@ -103,6 +105,27 @@ class TransactionContradicted(RocketletError):
 
     def __reduce__(self) -> tuple[type[TransactionContradicted], tuple[str, str, bool, str]]:
         return TransactionContradicted, (self.message_id, self.topic, self.commits, self.outcome)
+
+
+class ChangeIncomplete(RocketletError):
+    """An administrative change was made at some brokers and failed at others. Repeat the change when the others can be
+    reached.
+
+    Attributes:
+        done: names of the brokers that have made the change.
+        failed: the error of each other broker, by its name.
+    """
+
+    def __init__(self, done: Sequence[str], failed: Mapping[str, RocketletError]) -> None:
+        reasons = "; ".join(f"{broker}: {error}" for broker, error in failed.items())
+        super().__init__(
+            f"the change was made at {', '.join(done)}, but not at all brokers: {reasons}; repeat it for these"
+        )
+        self.done = done
+        self.failed = failed
+
+    def __reduce__(self) -> tuple[type[ChangeIncomplete], tuple[Sequence[str], Mapping[str, RocketletError]]]:
+        return ChangeIncomplete, (self.done, self.failed)
 
 
 class AnswerUnreadable(RocketletError):

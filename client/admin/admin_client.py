@@ -71,6 +71,7 @@ from ..config import (
 )
 from ..errors import (
     BrokerRefused,
+    ChangeIncomplete,
     ConfigError,
     ConnectionFailed,
     RequestTimeout,
@@ -233,7 +234,7 @@ class AdminClient:
         if lite_expiration_min is not None:
             attributes += f",+{LITE_EXPIRATION}={lite_expiration_min}"
         header = CreateTopic(name, queues, queues, perm, attributes=attributes)
-        await self._each(missing, RequestCode.UPDATE_AND_CREATE_TOPIC, write(header))
+        await self._change(missing, RequestCode.UPDATE_AND_CREATE_TOPIC, dict.fromkeys(missing, (write(header), b"")))
         expiration_min = NO_EXPIRATION if lite_expiration_min is None else lite_expiration_min
         config = TopicConfig(name, queues, queues, perm, message_type=message_type, lite_expiration_min=expiration_min)
         return dict.fromkeys(sorted(missing), config)
@@ -277,6 +278,7 @@ class AdminClient:
                 "wait until the groups have read these queues, then lower `read_queues` with allow_unreadable=True"
             )
         kept = await self._topic_settings(name, masters)
+        requests: dict[str, tuple[Ext, bytes]] = {}
         for broker, config in changed.items():
             kind = kept.get(broker, config)
             header = CreateTopic(
@@ -288,13 +290,14 @@ class AdminClient:
                 config.sys_flag,
                 kind.order,
             )
-            await self._ask(masters[broker], RequestCode.UPDATE_AND_CREATE_TOPIC, write(header))
+            requests[broker] = write(header), b""
+        await self._change(masters, RequestCode.UPDATE_AND_CREATE_TOPIC, requests)
         return changed
 
     async def delete_topic(self, name: str) -> None:
         """Delete a topic from all brokers and name servers. The brokers delete its messages, and Rocketlet's also its
         offsets."""
-        await self._each(await self.masters(), RequestCode.DELETE_TOPIC_IN_BROKER, write(TopicName(name)))
+        await self._change_all(RequestCode.DELETE_TOPIC_IN_BROKER, write(TopicName(name)))
         await self._cluster.tell_name_servers(RequestCode.DELETE_TOPIC_IN_NAMESRV, write(TopicName(name)))
 
     async def _topic_settings(self, name: str, masters: Masters) -> dict[str, TopicConfig]:
@@ -486,7 +489,7 @@ class AdminClient:
         missing = {broker: at for broker, at in masters.items() if broker not in known}
         table = known[min(known)] if known else {}
         body = bodies.encode_new_group(bodies.read_group(table) if known else config, table)
-        await self._each(missing, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
+        await self._change(missing, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, dict.fromkeys(missing, ({}, body)))
         return sorted(missing)
 
     async def change_group(
@@ -527,9 +530,10 @@ class AdminClient:
         known = await self._group_tables(name, masters)
         if not known:
             raise ConfigError(f"no broker knows the group {name}; `rocketlet groups list` shows all")
-        for broker, table in known.items():
-            body = bodies.encode_altered(table, changes)
-            await self._ask(masters[broker], RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
+        requests: dict[str, tuple[Ext, bytes]] = {
+            broker: ({}, bodies.encode_altered(table, changes)) for broker, table in known.items()
+        }
+        await self._change(masters, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, requests)
         return sorted(known)
 
     async def _group_tables(self, name: str, masters: Masters) -> dict[str, dict[str, Any]]:
@@ -548,8 +552,7 @@ class AdminClient:
             offsets: True to delete its offsets, too.
             dead_letters: True to delete its dead-letter topic even if the topic contains messages.
         """
-        header = write(GroupName(name, offsets))
-        await self._each(await self.masters(), RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
+        await self._change_all(RequestCode.DELETE_SUBSCRIPTIONGROUP, write(GroupName(name, offsets)))
         await self.delete_topic(names.retry_topic(name))
         count = await self.dead_letter_count(name)
         if count is None or (count and not dead_letters):
@@ -720,16 +723,16 @@ class AdminClient:
 
     async def put_account(self, account: PutAccount) -> None:
         """Create an account on all brokers, or change the given fields and `admin` of an existing one."""
-        await self._each(await self.masters(), RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, write(account))
+        await self._change_all(RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, write(account))
 
     async def delete_account(self, access_key: str) -> None:
         """Delete an account on all brokers."""
-        await self._each(await self.masters(), RequestCode.DELETE_ACL_CONFIG, write(AccountName(access_key)))
+        await self._change_all(RequestCode.DELETE_ACL_CONFIG, write(AccountName(access_key)))
 
     async def put_white_addresses(self, addresses: Sequence[str]) -> None:
         """Set the addresses of clients that need no account, such as `10.0.0.*`, `10.0.0.{1,2}` and `10.0.1-5.*`."""
         header = write(WhiteAddresses(",".join(addresses)))
-        await self._each(await self.masters(), RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, header)
+        await self._change_all(RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, header)
 
     # Requests to brokers
 
@@ -773,6 +776,28 @@ class AdminClient:
 
         found = await asyncio.gather(*map(one, masters.values()))
         return {name: answer for name, answer in zip(masters, found, strict=True) if answer is not None}
+
+    async def _change_all(self, code: int, ext: Ext) -> None:
+        """Send the same change to all masters. Raises the errors of `_change`."""
+        masters = await self.masters()
+        await self._change(masters, code, dict.fromkeys(masters, (ext, b"")))
+
+    async def _change(self, masters: Masters, code: int, requests: Mapping[str, tuple[Ext, bytes]]) -> None:
+        """Send a change to brokers concurrently. `requests` has header and body by broker name. Raises ChangeIncomplete if
+        only some brokers made the change, and the error of the first broker if none did."""
+        answers = await asyncio.gather(
+            *(self._ask(masters[broker], code, ext, body) for broker, (ext, body) in requests.items()),
+            return_exceptions=True,
+        )
+        failed: dict[str, RocketletError] = {}
+        for broker, answer in zip(requests, answers, strict=True):
+            if isinstance(answer, RocketletError):
+                failed[broker] = answer
+            elif isinstance(answer, BaseException):
+                raise answer
+        if failed:
+            done = [broker for broker in requests if broker not in failed]
+            raise ChangeIncomplete(done, failed) if done else next(iter(failed.values()))
 
     async def _ask(self, address: str, code: int, ext: Ext | None = None, body: bytes = b"") -> Frame:
         connection = await self._cluster.connection(address)

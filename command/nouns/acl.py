@@ -8,7 +8,7 @@ import os
 import sys
 
 from ...client.admin.admin_client import AdminClient
-from ...client.errors import ConfigError
+from ...client.errors import BrokerRefused, ConfigError
 from ...protocol.headers import PutAccount
 from ..plumbing.administration import Commands, changing, confirmed, noun, verb
 from ..plumbing.output import Output
@@ -29,8 +29,8 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
     )
     put.add_argument(
         "--admin",
-        action="store_true",
-        help="permission for everything, including administration; without this option, the account loses it",
+        action=argparse.BooleanOptionalAction,
+        help="permission for everything, including administration; by default unchanged, and off for a new account",
     )
     put.add_argument("--topics", metavar="TOPIC=PERM[,...]", help="such as orders=PUB|SUB,secrets=DENY")
     put.add_argument("--groups", metavar="GROUP=PERM[,...]", help="such as shop=SUB")
@@ -43,6 +43,7 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
         metavar="PATTERN",
         help="addresses, such as 10.0.0.*, from which this account needs no signature and no permission",
     )
+    changing(put)
     delete = verb(verbs, "delete", "delete an account", _delete)
     delete.add_argument("account", help="its access key")
     changing(delete)
@@ -67,6 +68,13 @@ async def _list(options: argparse.Namespace, admin: AdminClient, output: Output)
 
 
 async def _put(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
+    if not options.admin:
+        administrators = await _administrators(admin)
+        if options.admin is None and administrators is None:
+            raise ConfigError("--admin: the brokers do not list their accounts; give --admin or --no-admin")
+        options.admin = options.admin is None and options.account in (administrators or ())
+        if not options.admin and not _may_lose(options, administrators):
+            return 1
     account = PutAccount(
         access_key=options.account,
         secret_key=_secret() if options.new_secret else "",
@@ -82,10 +90,34 @@ async def _put(options: argparse.Namespace, admin: AdminClient, output: Output) 
 
 
 async def _delete(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
+    if not _may_lose(options, await _administrators(admin)):
+        return 1
     if not confirmed(options, f"Delete the account {options.account}?"):
         return 1
     await admin.delete_account(options.account)
     return _done(output, options.account, "deleted", f"the account {options.account} is deleted")
+
+
+async def _administrators(admin: AdminClient) -> set[str] | None:
+    """Return the accounts that are administrators at any broker; None if the brokers do not list their accounts, as
+    Apache's since 4.9.8."""
+    try:
+        found = await admin.accounts()
+    except BrokerRefused:
+        return None
+    return {
+        entry["accessKey"] for known in found.values() for entry in known["plainAccessConfigs"] if entry.get("admin")
+    }
+
+
+def _may_lose(options: argparse.Namespace, administrators: set[str] | None) -> bool:
+    """Return True if the account may stop to be an administrator. Ask for confirmation if it is the only one."""
+    if administrators != {options.account}:
+        return True
+    return confirmed(
+        options,
+        f"{options.account} is the only administrator, and nobody could administer the brokers after it. Continue?",
+    )
 
 
 async def _white(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:

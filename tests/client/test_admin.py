@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -9,12 +10,14 @@ from unittest.mock import ANY
 
 import orjson
 import pytest
+from rocketlet.broker.config import Limits
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.server import Listening, Server
 from rocketlet.client import (
     AnswerUnreadable,
     BrokerRefused,
+    ChangeIncomplete,
     ConfigError,
     ConnectionFailed,
     Consumer,
@@ -119,6 +122,19 @@ async def test_invalid_change_of_a_topic_is_refused_and_changes_nothing(
     with pytest.raises(ConfigError, match=reason):
         await admin.change_topic("orders", **settings)
     assert node.broker.topics.get("orders") == before
+
+
+async def test_change_that_one_of_two_brokers_refuses_names_the_broker_that_made_it(nodes: Nodes) -> None:
+    node = await nodes.start()
+    await nodes.start(name="broker-b", name_servers=(node.address,), limits=Limits(max_queues=500))
+    async with AdminClient(node.address) as admin:
+        with pytest.raises(ChangeIncomplete, match=r"made at broker-a, but .* broker-b: .* maximum 500") as caught:
+            await admin.create_topic("orders", queues=1000)
+        assert (caught.value.done, set(caught.value.failed)) == (["broker-a"], {"broker-b"})
+        assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+        assert sorted((await admin.topic("orders")).config) == ["broker-a"]
+        with pytest.raises(BrokerRefused):
+            await admin.create_topic("bills", queues=1000, brokers=["broker-b"])
 
 
 async def test_topic_with_fewer_queues_counts_the_messages_that_are_not_readable_as_lag(

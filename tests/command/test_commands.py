@@ -571,6 +571,34 @@ async def test_accounts_are_listed_made_changed_and_deleted(
     assert "new-key" not in (await acl("list")).out
 
 
+async def test_the_last_administrator_stays_one_unless_that_is_confirmed(
+    nodes: Nodes, file: AccountsFile, monkeypatch: pytest.MonkeyPatch, run_on: Callable[[Node], Run]
+) -> None:
+    node = await nodes.start(acl=file.acl)
+    monkeypatch.setenv("ROCKETLET_SECRET_KEY", SECRETS[ADMIN])
+    monkeypatch.setattr(sys, "stdin", StringIO())
+
+    async def acl(*arguments: str) -> Ran:
+        return await run_on(node)("acl", *arguments, "--access-key", ADMIN)
+
+    def administrators() -> set[str]:
+        accounts = yaml.safe_load(file.path.read_text())["accounts"]
+        return {entry["accessKey"] for entry in accounts if entry.get("admin")}
+
+    assert (await acl("put", ADMIN, "--default-topics", "PUB|SUB")).status == 0
+    assert administrators() == {ADMIN}
+    for change in (["put", ADMIN, "--no-admin"], ["delete", ADMIN]):
+        refused = await acl(*change)
+        assert (refused.status, f"{ADMIN} is the only administrator" in refused.err) == (1, True)
+    assert (await acl("put", "nobody-key", "--admin")).status == 0
+    assert (await acl("put", "nobody-key", "--default-topics", "SUB")).status == 0
+    assert administrators() == {ADMIN, "nobody-key"}
+    assert (await acl("put", "nobody-key", "--no-admin")).status == 0
+    assert administrators() == {ADMIN}
+    assert (await acl("put", ADMIN, "--no-admin", "--yes")).status == 0
+    assert administrators() == set()
+
+
 async def test_the_versions_of_all_parts_are_shown(run: Run) -> None:
     parts = {str(record["part"]): record["version"] for record in (await run("version", "--json")).records}
     assert parts.keys() == {"rocketlet", "module", "python", "broker-a"}

@@ -15,6 +15,7 @@ import tarfile
 import venv
 import zipfile
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -392,6 +393,20 @@ def test_images_are_built_for_both_architectures(name: str) -> None:
     assert all(options["platforms"] == "linux/amd64,linux/arm64" for options in built)
     assert {options.get("target") for options in built} == {None, "spark"}
     assert {bool(options["push"]) for options in built} == {name == "release.yml"}
+
+
+def test_prometheus_scrapes_every_server_of_the_compose_file_that_has_metrics() -> None:
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    servers = {
+        f"{name}:{9100 if program in ('nameserver', 'broker') else 9890}"
+        for name, service in services.items()
+        for program in re.findall(r"\Arocketlet (nameserver|broker|console)\b", service.get("command") or "")
+        if program == "console" or "--metrics-port 9100" in service["command"]
+    }
+    config = yaml.safe_load((ROOT / "docker" / "observe" / "prometheus.yml").read_text())
+    targets = [static["targets"] for job in config["scrape_configs"] for static in job["static_configs"]]
+    assert set(chain.from_iterable(targets)) == servers
+    assert {"nameserver:9100", "broker-a:9100", "broker-b:9100", "console:9890"} == servers
 
 
 def test_only_a_tag_publishes_and_only_after_ci() -> None:
