@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar, cast
 from ..protocol import names
 from ..protocol.config import MAX_REQUEST_QUEUES
 from ..protocol.names import Queue, Subscription, SubscriptionError, parse_subscription
-from .errors import ConfigError
+from .errors import ConfigError, unencodable
 
 # ------------------------------------------------------------------------------
 # The settings and limits of the client.
@@ -577,7 +577,10 @@ def _subscription(topic: Any, expression: Any) -> Subscription:
             f"subscriptions: {topic}: {expression!r} is not an expression; use '*', 'TagA || TagB' or Sql(...)"
         )
     try:
+        expression.encode()
         parsed = parse_subscription(topic, expression, version=int(time.time() * 1000))
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"subscriptions: {topic}: the expression {unencodable(error)}; correct it") from None
     except SubscriptionError as error:
         raise ConfigError(f"subscriptions: {topic}: {error}") from None
     invalid = sorted(tag for tag in parsed.tags if re.search(r"[\s|,&]", tag) or tag == "*") if parsed.tags else []

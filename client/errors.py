@@ -132,6 +132,12 @@ class AnswerUnreadable(RocketletError):
     """A server's response cannot be decoded, for example because it is not a RocketMQ server."""
 
 
+def unencodable(error: UnicodeEncodeError) -> str:
+    """Return the words for a text that cannot be sent, to follow its name."""
+    half = error.object[error.start]
+    return f"contains {half!r}, half a surrogate pair, which UTF-8 cannot encode"
+
+
 _HINTS: Final[dict[int, str]] = {
     ResponseCode.SYSTEM_BUSY: "The broker is overloaded: send more slowly, or retry",
     ResponseCode.REQUEST_CODE_NOT_SUPPORTED: "This broker does not have the feature",

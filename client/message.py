@@ -118,8 +118,10 @@ class SendResult(NamedTuple):
     Attributes:
         message_id: the sender's id of the message; for a batch the ids of all messages, separated by commas.
         offset_id: the broker's id of the message, or of all messages of a batch, separated by commas.
-        queue: the queue that the message was stored in.
-        queue_offset: the offset of the message, or of the first message of a batch, in the queue.
+        queue: the queue that the message was stored in, or will be stored in when its time has come or its transaction
+            commits.
+        queue_offset: the offset of the message, or of the first message of a batch, in the queue. -1 for a message of a
+            transaction, or with `delay_level`, `delay` or `at`, which has no offset in the queue yet.
         status: "ok", or what the broker reports of its disk or its slave. A one-way send, whose result only middleware
             gets, has "unknown", an empty `offset_id` and the `queue_offset` -1.
         recall_handle: the handle for `Producer.recall` if the message was sent with `delay` or `at` and the broker

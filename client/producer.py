@@ -44,7 +44,7 @@ from .sending.accumulator import (
 )
 from .sending.options import ProducerOptions
 from .sending.requests import ProducerTransactions, Requests, half_properties, reply_properties, request_properties
-from .sending.sender import Delay, Sender, checked_handle, is_over, later_text, needs_time, own_text
+from .sending.sender import Delay, Sender, checked_handle, is_over, later_text, needs_time, own_text, waits
 from .wire.connection import cancelled, running_timeout
 
 log = get_logger("rocketlet.producer")
@@ -278,6 +278,8 @@ class Producer(Sender, Generic[Body]):
             topic, code, ext, wire_body, queue_key, queue, first=first, to_a_time=to_a_time
         )
         result = sent_result(answer, key, sent_to)
+        if waits(later):  # the broker returns an offset of the queue in which the message waits
+            result = result._replace(queue_offset=-1)
         return result._replace(recall_handle=str(answer.ext.get("recallHandle", ""))) if to_a_time else result
 
     @asynccontextmanager
@@ -315,7 +317,7 @@ class Producer(Sender, Generic[Body]):
         with self._transactions.running(message_id):
             half = await self._call(Sending(topic, (message,), False, queue_key, None, "half"))
             try:
-                yield half
+                yield half._replace(queue_offset=-1)  # the broker returns the half message's offset
             except BaseException as error:
                 try:
                     await self._transactions.end(half, message, commits=False)

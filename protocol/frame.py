@@ -103,7 +103,12 @@ def _encode_json(frame: Frame) -> bytes:
     }
     if remark is not None:
         header["remark"] = remark
-    return orjson.dumps(header)
+    try:
+        return orjson.dumps(header)
+    except orjson.JSONEncodeError:
+        for text in (*header["extFields"], *header["extFields"].values(), remark or ""):
+            text.encode()  # raises UnicodeEncodeError, as in the other encodings
+        raise
 
 
 def text_of(value: ExtValue) -> str:
@@ -148,7 +153,7 @@ _ENCODERS: Final = {JSON: _encode_json, ROCKETMQ: _encode_binary, MSGPACK: _enco
 
 def encode(frame: Frame) -> bytes:
     """Encode a frame by its serialize type. A ROCKETMQ header has only two bytes for the code, so a frame with a larger
-    code is encoded as JSON."""
+    code is encoded as JSON. Raises UnicodeEncodeError for a text that UTF-8 cannot encode."""
     body = frame.body
     prefix, header = _head(frame, len(body))
     return b"".join((prefix, header, body))

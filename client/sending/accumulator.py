@@ -24,7 +24,7 @@ from ...protocol.message import encode_columns
 from ...protocol.names import Queue
 from ...protocol.properties import NAME_END, UNIQUE_KEY
 from ..config import BATCH_MESSAGES, MAX_OVERLAP_PAUSE, OVERLAP_BATCHES, OVERLAP_MESSAGES
-from ..errors import AnswerUnreadable, MessageIllegal, RequestTimeout, RocketletError
+from ..errors import AnswerUnreadable, MessageIllegal, RequestTimeout, RocketletError, unencodable
 from ..message import Outgoing, SendResult
 from ..wire.connection import Connection
 
@@ -484,10 +484,7 @@ def encoded(name: str, text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        half = text[error.start]
-        raise MessageIllegal(
-            f"the {name} contains {half!r}, half a surrogate pair, which UTF-8 cannot encode"
-        ) from None
+        raise MessageIllegal(f"the {name} {unencodable(error)}") from None
 
 
 def checked_id(message_id: str) -> str:

@@ -511,6 +511,11 @@ def is_over(error: BrokerRefused) -> bool:
     return error.code == ResponseCode.NO_MESSAGE or is_late  # codes of Rocketlet's and of Apache's brokers
 
 
+def waits(own: str) -> bool:
+    """Return True if the properties of `own_text` delay the message."""
+    return own.startswith((props.DELAY, "TIMER"))
+
+
 def needs_time(later: str) -> bool:
     """Return True if a delay property is supported only by Rocketlet's brokers and Apache's of 5.x."""
     return later.startswith("TIMER")

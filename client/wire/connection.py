@@ -51,7 +51,15 @@ from ..config import (
     TIMEOUT_TICK_S,
     ClientLimits,
 )
-from ..errors import AnswerUnreadable, BrokerRefused, ConfigError, ConnectionFailed, RequestTimeout, get_logger
+from ..errors import (
+    AnswerUnreadable,
+    BrokerRefused,
+    ConfigError,
+    ConnectionFailed,
+    RequestTimeout,
+    get_logger,
+    unencodable,
+)
 
 log = get_logger("rocketlet.connection")
 
@@ -164,6 +172,9 @@ class Connection(asyncio.Protocol):
                 out.append(self._encoded(code, opaque, ext, body))
         except OverflowError:
             raise ConfigError(f"{request_name(code)}: a number has more than 64 bits; use a smaller one") from None
+        except UnicodeEncodeError as error:
+            text = unencodable(error)
+            raise ConfigError(f"{request_name(code)}: a text {text}; correct the argument") from None
         self._pending[opaque] = (answered, due_s, code)
         if self._sweep is None:
             self._sweep_later()

@@ -237,7 +237,8 @@ async def _send(options: argparse.Namespace, admin: AdminClient, output: Output)
         )
     if output.as_json:
         output.json({"message_id": result.message_id, "queue": str(result.queue), "offset": result.queue_offset})
-    output.text(f"stored in {result.queue} at {result.queue_offset}, message id {result.message_id}")
+    at = f"at {result.queue_offset}" if result.queue_offset >= 0 else "when its time has come"
+    output.text(f"stored in {result.queue} {at}, message id {result.message_id}")
     return 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import Mock
@@ -22,6 +22,7 @@ from rocketlet.client import (
     Message,
     Producer,
     SharedConsumer,
+    Sql,
 )
 from rocketlet.client.admin.admin_client import AdminClient
 from rocketlet.client.config import MAX_OFFSETS_BYTES, MAX_TLS_FILE_BYTES, MAX_TRIED_AT_ONCE, ClientLimits, PullLimits
@@ -408,3 +409,35 @@ def _spoil(monkeypatch: pytest.MonkeyPatch, ext: dict[str, str]) -> None:
         whole(connection, code, asked, body, spoilt, *rest)
 
     monkeypatch.setattr(Connection, "call", call)
+
+
+# Texts that UTF-8 cannot encode, such as names of files and arguments of a command that are not UTF-8
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda admin: admin.topic("a\udc80"),
+        lambda admin: admin.delete_topic("a\udc80"),
+        lambda admin: admin.consumed_by("a\udc80"),
+        lambda admin: admin.group("a\udc80"),
+        lambda admin: admin.delete_group("a\udc80"),
+        lambda admin: admin.delete_account("a\udc80"),
+        lambda admin: admin.put_white_addresses(["a\udc80"]),
+        lambda admin: admin.messages_with_key("t", "a\udc80"),
+    ],
+)
+async def test_administration_refuses_a_text_that_utf_8_cannot_encode(
+    node: Node, wire: Wire, call: Callable[[AdminClient], Awaitable[object]]
+) -> None:
+    await create_topic(wire, "t")
+    async with AdminClient(node.address) as admin:
+        with pytest.raises(ConfigError, match="half a surrogate pair"):
+            await call(admin)
+
+
+@pytest.mark.parametrize("expression", ["a\udc80", Sql("a = '\udc80'")])
+@pytest.mark.parametrize("kind", [Consumer, SharedConsumer])
+def test_members_refuse_an_expression_that_utf_8_cannot_encode(kind: type[Any], expression: str) -> None:
+    with pytest.raises(ConfigError, match=r"subscriptions: t: the expression contains .* half a surrogate pair"):
+        kind("127.0.0.1:1", "g", {"t": expression}, print)

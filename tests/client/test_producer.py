@@ -671,3 +671,16 @@ async def test_an_answer_that_does_not_say_where_fails_each_sender_immediately(
             found = await asyncio.gather(producer.send("t", b"a"), producer.send("t", b"b"), return_exceptions=True)
         assert all("stored the messages, but did not return their offsets" in str(error) for error in found)
     assert len(await stored(node)) == 3
+
+
+@pytest.mark.parametrize("waiting", [{"delay_level": 1}, {"delay": 5}, {"delay_level": 1, "priority": 3}])
+async def test_result_of_a_message_that_waits_for_its_time_has_no_offset(node: Node, waiting: dict[str, Any]) -> None:
+    async with Producer(node.address) as producer:
+        assert (await producer.send("t", b"x", **waiting)).queue_offset == -1
+
+
+async def test_result_of_a_message_in_a_transaction_has_no_offset(node: Node) -> None:
+    async with Producer(node.address, "p", check=lambda message: None) as producer:
+        async with producer.transaction("t", b"x") as half:
+            assert half.queue_offset == -1
+        assert node.broker.store.queue("t", half.queue.queue_id).next == 1
