@@ -24,11 +24,12 @@ from rocketlet.protocol.admin_bodies import RunningQueue, encode_running_info
 from rocketlet.protocol.allocation import AVG, STICKY, subscribe_queues
 from rocketlet.protocol.bodies import ConsumerData, Heartbeat
 from rocketlet.protocol.codes import PULL_COMMIT_OFFSET, PULL_SUSPEND, RequestCode, ResponseCode
-from rocketlet.protocol.frame import Frame
+from rocketlet.protocol.frame import Ext, Frame
+from rocketlet.protocol.group_bodies import LiteAction, LiteSubscription, LockRequest
 from rocketlet.protocol.headers import FROM_FIRST, read, write
 from rocketlet.protocol.message import POP_CK, Record, decode_records
 from rocketlet.protocol.names import Queue, parse_subscription
-from rocketlet.protocol.properties import find
+from rocketlet.protocol.properties import LITE_OFFSET, LITE_TOPIC, find
 
 from tests.support.grpc_client import GrpcClient, grpc_client, resource
 
@@ -228,6 +229,7 @@ class ProcessQueue:
         self.unhandled: set[int] = set()
         self.is_dropped = False
         self.submitted = 0  # to the executor, and not handled yet
+        self.is_handling = False  # in order: True while its messages are handled
         self.commit = offset  # in memory (RemoteBrokerOffsetStore.readOffset keeps the loaded offset)
 
     def handled(self, offset: int) -> None:
@@ -331,14 +333,23 @@ class ForeignMember(Model):
         mine = set(AVG.allocate(self.client_id, queues, ids))
         before = {queue for queue in self._queues if queue.topic == topic}
         for queue in sorted(before - mine):
-            process_queue = self._queues.pop(queue)
-            process_queue.is_dropped = True
+            self._queues[queue].is_dropped = True
             self._world.note(f"{self.name} drops {queue}")
-            await self._persist_one(queue, process_queue)
+            await self._drop(queue, self._queues[queue])
         for queue in sorted(mine - self._queues.keys()):
-            await self._take(queue)
+            if await self._may_take(queue):
+                await self._take(queue)
         if before != {queue for queue in self._queues if queue.topic == topic}:
             await self._beat()  # RebalancePushImpl.messageQueueChanged
+
+    async def _drop(self, queue: Queue, process_queue: ProcessQueue) -> None:
+        """Give up a queue that is another member's by the list."""
+        del self._queues[queue]
+        await self._persist_one(queue, process_queue)
+
+    async def _may_take(self, queue: Queue) -> bool:
+        """Return True if the member may read a queue that is its own by the list."""
+        return True
 
     async def _take(self, queue: Queue) -> None:
         header = write(headers.QueueOffset(self._world.group, queue.topic, queue.queue_id))
@@ -385,10 +396,14 @@ class ForeignMember(Model):
         process_queue.unhandled |= {record.queue_offset for record in records}
         if not process_queue.unhandled:  # correctTagsOffset
             process_queue.advance(process_queue.next_offset)
-        for record in () if self._is_stopping else records:
-            self._submitted += 1
-            process_queue.submitted += 1
-            self._spawn(self._handle(process_queue, Message(record, queue, queue.topic, NO_LEASE)))
+        if not self._is_stopping:
+            self._submitted += len(records)
+            process_queue.submitted += len(records)
+            self._submit(process_queue, [Message(record, queue, queue.topic, NO_LEASE) for record in records])
+
+    def _submit(self, process_queue: ProcessQueue, messages: list[Message]) -> None:
+        for message in messages:
+            self._spawn(self._handle(process_queue, message))
 
     async def _move(self, queue: Queue, process_queue: ProcessQueue, offset: int) -> None:
         """Drop a queue after 10 s, as OFFSET_ILLEGAL makes it; the next rebalance takes it again."""
@@ -411,6 +426,96 @@ class ForeignMember(Model):
             process_queue.submitted -= 1
 
 
+# Apache's push consumer in order
+
+LOCK_INTERVAL_S = 20.0
+LOCK_LIVE_S = 30.0
+UNLOCK_DELAY_S = 20.0
+CONSUMING_S = 1.0  # how long a rebalance waits for the handler of a queue that it drops
+
+
+class OrderlyForeignMember(ForeignMember):
+    """A model of Apache's Java push consumer in order, 4.9.
+
+    It locks a queue before it reads it (RebalanceImpl.lock), locks all of them again every 20 s (lockAll), and handles their
+    messages one after the other while the last lock is younger than 30 s (ConsumeMessageOrderlyService). It drops a queue
+    only if no handler of the queue runs, and unlocks it then, or 20 s later if it has messages of it (RebalancePushImpl).
+    """
+
+    def __init__(self, world: World, name: str, topics: tuple[str, ...]) -> None:
+        super().__init__(world, name, topics)
+        self._locked_s: dict[Queue, float] = {}
+        self._pending: dict[ProcessQueue, list[Message]] = {}
+
+    async def join(self) -> None:
+        await super().join()
+        self._spawn(self._every(LOCK_INTERVAL_S, self._lock_all))
+
+    async def _lock(self, code: int, *queues: Queue) -> set[Queue]:
+        body = group_bodies.encode_lock_request(LockRequest(self.client_id, self._world.group, queues))
+        answer = await self._ask(queues[0].broker_name, code, {}, body)
+        if answer is None or code != RequestCode.LOCK_BATCH_MQ:
+            return set()
+        return set(group_bodies.decode_locked(answer.body))
+
+    async def _lock_all(self) -> None:
+        for broker_name in sorted({queue.broker_name for queue in self._queues}):
+            mine = sorted(queue for queue in self._queues if queue.broker_name == broker_name)
+            locked = await self._lock(RequestCode.LOCK_BATCH_MQ, *mine)
+            for queue in mine:
+                if queue in locked:
+                    self._locked_s[queue] = self._world.loop.time()
+                else:
+                    self._locked_s.pop(queue, None)
+
+    def _has_lock(self, queue: Queue) -> bool:
+        return self._world.loop.time() - self._locked_s.get(queue, -math.inf) < LOCK_LIVE_S
+
+    async def _may_take(self, queue: Queue) -> bool:
+        if queue not in await self._lock(RequestCode.LOCK_BATCH_MQ, queue):
+            return False
+        self._locked_s[queue] = self._world.loop.time()
+        return True
+
+    async def _drop(self, queue: Queue, process_queue: ProcessQueue) -> None:
+        await self._persist_one(queue, process_queue)
+        end_s = self._world.loop.time() + CONSUMING_S
+        while process_queue.is_handling:
+            if self._world.loop.time() >= end_s:
+                return  # it stays in the table, dropped, until the next rebalance
+            await asyncio.sleep(0.01)
+        del self._queues[queue]
+        self._locked_s.pop(queue, None)
+        if process_queue.unhandled:
+            self._spawn(self._unlock_later(queue))
+        else:
+            await self._lock(RequestCode.UNLOCK_BATCH_MQ, queue)
+
+    async def _unlock_later(self, queue: Queue) -> None:
+        await asyncio.sleep(UNLOCK_DELAY_S)
+        await self._lock(RequestCode.UNLOCK_BATCH_MQ, queue)
+
+    async def _pull(self, connection: Connection, queue: Queue, process_queue: ProcessQueue) -> Frame:
+        while not self._has_lock(queue) and not process_queue.is_dropped:
+            await asyncio.sleep(PULL_RETRY_S)
+        return await super()._pull(connection, queue, process_queue)
+
+    def _submit(self, process_queue: ProcessQueue, messages: list[Message]) -> None:
+        pending = self._pending.setdefault(process_queue, [])
+        pending += messages
+        if pending and not process_queue.is_handling:
+            process_queue.is_handling = True
+            self._spawn(self._handle_in_order(process_queue, pending))
+
+    async def _handle_in_order(self, process_queue: ProcessQueue, pending: list[Message]) -> None:
+        while pending and not process_queue.is_dropped and not self._is_over:
+            if self._has_lock(pending[0].queue):
+                await self._handle(process_queue, pending.pop(0))
+            else:
+                await asyncio.sleep(PULL_RETRY_S)
+        process_queue.is_handling = False
+
+
 # Clients that pop
 
 POP_HEARTBEAT_S = 10.0
@@ -420,6 +525,8 @@ BATCH = 8
 RETRY_S = 1.0
 LAST_ATTEMPT = 4  # from this attempt on a message is handled well, so that a run ends
 REMOTE_S = 3.0  # time for a request beyond its wait
+LITE_TOPICS = ("a", "b", "c", "d", "e", "f")
+LITE_SYNC_S = 10.0  # a broker that restarted knows the subscriptions after this
 EXTENDED_S = 60.0  # visibility timeout of a delivery that the broker extends
 
 Place = tuple[Queue, int]
@@ -449,6 +556,8 @@ class PoppedDelivery:
     due_s: float | None = None
     is_free: bool = False
     is_sent: bool = False
+    lite_topic: str = ""
+    lite_offset: int = 0
 
     def __post_init__(self) -> None:
         self.place = self.queue, self.offset
@@ -489,13 +598,11 @@ class PoppingMember(Model):
         while True:
             header = headers.PopMessage(
                 self._world.group, topic, -1, BATCH, int(INVISIBLE_S * 1000), int(POLL_S * 1000), FROM_FIRST,
-                exp_type="TAG", exp=self._world.plan.expression,
+                exp_type="TAG", exp=self._world.plan.expression, order=self._world.plan.orderly,
             )  # fmt: skip
             try:
                 connection = await self._cluster.broker(broker_name)
-                answer = await connection.request_unchecked(
-                    RequestCode.POP_MESSAGE, write(header), timeout_s=POLL_S + REMOTE_S
-                )
+                answer = await self._receive(connection, write(header))
             except RocketletError:
                 await asyncio.sleep(RETRY_S)
                 continue
@@ -507,12 +614,16 @@ class PoppingMember(Model):
                 self._world.note(f"{self.name} is refused: {answer.code} {answer.remark}")
                 await asyncio.sleep(RETRY_S)
 
+    async def _receive(self, connection: Connection, ext: Ext) -> Frame:
+        return await connection.request_unchecked(RequestCode.POP_MESSAGE, ext, timeout_s=POLL_S + REMOTE_S)
+
     def _take_in(self, topic: str, broker_name: str, records: list[Record], popped_s: float) -> None:
         found = [
             PoppedDelivery(
                 self, Queue(topic, broker_name, record.queue_id), record.queue_offset, record.body,
                 record.reconsume_times + 1,
-                str(find(record.properties, POP_CK)), popped_s,
+                str(find(record.properties, POP_CK)), popped_s, lite_topic=find(record.properties, LITE_TOPIC) or "",
+                lite_offset=int(find(record.properties, LITE_OFFSET) or 0),
             )
             for record in records
         ]  # fmt: skip
@@ -554,20 +665,67 @@ class PoppingMember(Model):
             delivery.due_s = self._world.loop.time() + delay_s
 
     async def _change(self, delivery: PoppedDelivery, seconds: float) -> bool:
-        header = write(headers.ChangeInvisibleTime(*self._place(delivery), int(seconds * 1000)))
+        lite_topic = delivery.lite_topic or None
+        header = write(headers.ChangeInvisibleTime(*self._place(delivery), int(seconds * 1000), lite_topic=lite_topic))
         name = delivery.queue.broker_name
         return await self._ask(name, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header) is not None
 
     async def _ack(self, delivery: PoppedDelivery) -> None:
         self._world.acknowledging(delivery)
-        header = write(headers.AckMessage(*self._place(delivery)))
+        header = write(headers.AckMessage(*self._place(delivery), delivery.lite_topic or None))
         answer = await self._ask(delivery.queue.broker_name, RequestCode.ACK_MESSAGE, header)
         if answer is not None:
             self._world.acknowledged_by(delivery)
 
     def _place(self, delivery: PoppedDelivery) -> tuple[str, str, int, str, int]:
         queue = delivery.queue
+        if delivery.lite_topic:
+            return self._world.group, queue.topic, 0, delivery.handle, delivery.lite_offset
         return self._world.group, queue.topic, queue.queue_id, delivery.handle, delivery.offset
+
+
+class LiteMember(PoppingMember):
+    """A model of a client that receives lite topics: the first member all of them, the others some by chance. It repeats its
+    set, so that it gets a lite topic of an exclusive group back when nobody else has it."""
+
+    async def join(self) -> None:
+        rng, plan = self._world.rng, self._world.plan
+        is_first = len(self._world.members) == 1
+        count = len(LITE_TOPICS) if is_first else rng.randint(1, len(LITE_TOPICS))
+        self._names = () if plan.lite == "wildcard" else tuple(rng.sample(LITE_TOPICS, count))
+        await self._look_up()
+        action = LiteAction.COMPLETE_ADD if is_first or plan.lite == "wildcard" else LiteAction.PARTIAL_ADD
+        await self._synchronize(action)
+        self._spawn(self._every(LITE_SYNC_S, self._repeat))
+        for topic in self.topics:
+            for broker_name in sorted(self._cluster.masters()):
+                self._spawn(self._pop_forever(topic, broker_name))
+
+    async def leave(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._synchronize(LiteAction.COMPLETE_REMOVE)
+        await self._cluster.close()
+
+    async def _repeat(self) -> None:
+        await self._synchronize(LiteAction.COMPLETE_ADD)
+
+    async def _synchronize(self, action: LiteAction) -> None:
+        names = () if action is LiteAction.COMPLETE_REMOVE else self._names
+        for topic in self.topics:
+            change = LiteSubscription(action, self.client_id, self._world.group, topic, names)
+            body = group_bodies.encode_lite_subscription(change)
+            for broker_name in sorted(self._cluster.masters()):
+                await self._ask(broker_name, RequestCode.LITE_SUBSCRIPTION_CTL, {}, body)
+
+    async def _receive(self, connection: Connection, ext: Ext) -> Frame:
+        header = headers.PopLiteMessage(
+            self.client_id, self._world.group, str(ext["topic"]), BATCH, int(INVISIBLE_S * 1000), int(POLL_S * 1000)
+        )
+        return await connection.request_unchecked(
+            RequestCode.POP_LITE_MESSAGE, write(header), timeout_s=POLL_S + REMOTE_S
+        )
 
 
 class FiveMember(AnyMember):

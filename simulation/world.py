@@ -24,16 +24,29 @@ from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import BrokerConfig, Limits
 from rocketlet.broker.groups.group import ConsumerGroup
 from rocketlet.broker.nameserver import Routes
+from rocketlet.broker.remoting import dispatch
 from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.server import Listening, Server
 from rocketlet.broker.sessions import Event, GroupChanged
 from rocketlet.client import Message, Producer, RocketletError
-from rocketlet.protocol.bodies import TopicConfig
+from rocketlet.protocol.bodies import GroupConfig, TopicConfig
+from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.names import Queue
 
 from .loop import Process, SimLoop, virtual_time
-from .members import AnyMember, FiveMember, ForeignMember, Member, Place, PoppedDelivery, PoppingMember
+from .members import (
+    LITE_TOPICS,
+    AnyMember,
+    FiveMember,
+    ForeignMember,
+    LiteMember,
+    Member,
+    OrderlyForeignMember,
+    Place,
+    PoppedDelivery,
+    PoppingMember,
+)
 from .patches import (
     Violation,
     check_raised,
@@ -45,10 +58,13 @@ from .patches import (
 )
 
 MEMBERS: dict[str, Callable[[World, str, tuple[str, ...]], AnyMember]] = {
-    "ours": Member, "foreign": ForeignMember, "pops": PoppingMember, "five": FiveMember,
+    "ours": Member, "foreign": ForeignMember, "locking": OrderlyForeignMember, "pops": PoppingMember, "five": FiveMember,
+    "lite": LiteMember,
 }  # fmt: skip
 LONGEST_HANDLER_S = 60.0
 GROUP = "g"
+WATCH_S = 0.2
+AGREEMENT = (RequestCode.AGREE_ON_MEMBERS, RequestCode.CONFIRM_WORD)
 NAME_SERVER_PORT = 9876
 CHAOS_S = 40.0
 PEACE_S = 240.0
@@ -73,6 +89,9 @@ class Plan:
         backlog_limit_s: How long no member handles a queue with a backlog at most.
         kinds: Kinds of members, where some share messages.
         expression: The tags that members want.
+        foreign: The kind of foreign members.
+        lite: Who gets the lite topics, where members receive these: "shared", "exclusive" or "wildcard".
+        old_peer: True if the second broker is of a release that does not agree with others on members.
     """
 
     brokers: int
@@ -93,6 +112,14 @@ class Plan:
     backlog_limit_s: float = math.inf
     kinds: tuple[str, ...] = ("ours",)
     expression: str = "*"
+    foreign: str = "foreign"
+    lite: str = ""
+    old_peer: bool = False
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether messages wait for those before them."""
+        return self.orderly or bool(self.lite)
 
     @property
     def is_calm(self) -> bool:
@@ -117,6 +144,29 @@ class Plan:
             lost_notifications=rng.choice((0.0, 0.0, 0.3)),
             events=rng.randint(2, 8),
         )
+
+
+class Measures:
+    """What the queues of a run went through.
+
+    Attributes:
+        twice: how many times members that pull have begun messages that were begun before.
+        doubled_s: for how long two members took a queue for their own, summed over queues.
+        unread_s: the longest time in which no member took a queue for its own.
+        pauses_s: the longest time of each queue in which no message was begun although there was one.
+        unhandled_s: the longest time of each queue in which no foreign member had messages of its backlog (`watch_backlogs`).
+    """
+
+    def __init__(self) -> None:
+        self.twice = 0
+        self.doubled_s = 0.0
+        self.unread_s = 0.0
+        self.pauses_s: dict[Queue, float] = {}
+        self.unhandled_s: dict[Queue, float] = {}
+
+
+def topic_of(name: str, queues: int, *, is_lite: bool) -> TopicConfig:
+    return TopicConfig(name, queues, queues, message_type="LITE") if is_lite else TopicConfig(name, queues, queues)
 
 
 @dataclass(eq=False)
@@ -157,7 +207,8 @@ class World:
         self.acknowledged: list[tuple[str, bytes]] = []
         self._crashes: list[float] = []
         self._has_foreign = False
-        self.unread_s: dict[Queue, float] = {}  # the longest pause of each queue (`backlogs`)
+        self.measures = Measures()
+        self._begun: Counter[Queue] = Counter()
         self.granting = asyncio.Event()  # set when a queue gets another owner
         self.numbers = 0
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -225,6 +276,8 @@ class World:
         is_waited_for = not self.plan.long_handlers or self.plan.drain_s > LONGEST_HANDLER_S
         if times and is_waited_for and not self._may_repeat(*times[-1]):
             raise_later(f"{queue} {message.queue_offset} handled again by {member.name} without a crash")
+        self._begun[queue] += 1
+        self.measures.twice += bool(times)
         times.append((now_s, member))
         self._check_in_flight(member, message)
 
@@ -287,26 +340,44 @@ class World:
             last = self._deliveries.get(delivery.place)
             if last is not None and delivery.popped_s < last.popped_s:  # it froze while the response was in its socket
                 continue
-            if fault := self._fault_of(delivery):
+            self._begun[delivery.queue] += 1
+            if fault := self._fault_of(delivery) or self._order_fault(delivery, deliveries):
                 raise_later(f"{delivery.queue} {delivery.offset} is given to {member.name}, {fault}")
             self._deliveries[delivery.place] = delivery
             delivery.since_s = self.loop.time()
 
     def _fault_of(self, delivery: PoppedDelivery) -> str | None:
         now_s, before = self.loop.time(), self._deliveries.get(delivery.place)
+        if self.plan.orderly:  # it may come again together with one before it, in flight or acknowledged
+            return None
         if delivery.place in self._done:
             return "and was acknowledged"
         if before is not None and not before.is_free and now_s < before.held_s - ROUNDING_S:
             return f"and is {before.member.name}'s until {before.held_s:.3f}"
         due_s = before.due_s if before is not None else None
+        if self.plan.is_in_order:
+            due_s = None  # it waits for those before it
         if due_s is not None and now_s > due_s + LATE_S and self._stirred_s < due_s - CALM_S:
             return f"{now_s - due_s:.3f} s after its time"
         sent_s = self._sent_s.get(delivery.body, now_s)
-        if delivery.attempt == 1 and now_s > sent_s + FIRST_S and self._stirred_s < sent_s - CALM_S:
+        is_first = delivery.attempt == 1 and not self.plan.is_in_order
+        if is_first and now_s > sent_s + FIRST_S and self._stirred_s < sent_s - CALM_S:
             return f"{now_s - sent_s:.3f} s after it was sent"
         times = self.handlings[delivery.place]
         if times and not self._may_repeat(*times[-1]) and not self._was_killed():
             return f"and {times[-1][1].name}, which pulls, has handled it"
+        return None
+
+    def _order_fault(self, delivery: PoppedDelivery, batch: Sequence[PoppedDelivery]) -> str | None:
+        """A message is delivered for the first time after those before it are acknowledged, or together with them."""
+        if not self.plan.is_in_order or delivery.attempt > 1 or delivery.place in self._deliveries:
+            return None
+        together = {item.place for item in batch}
+        for place, before in self._deliveries.items():
+            is_before = place[0] == delivery.queue and place[1] < delivery.offset
+            is_open = place not in self._done and before.body not in self._maybe and place not in together
+            if is_before and before.lite_topic == delivery.lite_topic and is_open:
+                return f"before {place[1]}, which {before.member.name} has"
         return None
 
     def renewed(self, delivery: PoppedDelivery) -> None:
@@ -356,17 +427,29 @@ class World:
         )
         with node.process.running():
             routes = Routes() if node.runs_name_server else None
-            node.broker = BrokerController(
-                config, routes, limits=Limits(journal_lines=8)
-            )  # journals become files often
+            is_old = self.plan.old_peer and not node.runs_name_server
+            limits = Limits(journal_lines=8, max_peers=0) if is_old else Limits(journal_lines=8)
+            node.broker = BrokerController(config, routes, limits=limits)  # journals become files often
             self._watch_offsets(node.broker)
             self._watch_locks(node.broker)
-            node.server = Server(Listening("127.0.0.1", node.port), broker=node.broker, routes=routes)
+            known = {
+                code: rule for code, rule in dispatch.BROKER_REQUESTS.items() if code not in AGREEMENT or not is_old
+            }
+            with mock.patch.object(dispatch, "BROKER_REQUESTS", known):
+                node.server = Server(Listening("127.0.0.1", node.port), broker=node.broker, routes=routes)
             for topic in self.topics:
                 if node.broker.topics.get(topic) is None:
-                    node.broker.topics.put(TopicConfig(topic, self.plan.queues, self.plan.queues), 0)
+                    node.broker.topics.put(topic_of(topic, self.plan.queues, is_lite=bool(self.plan.lite)), 0)
+            if self.plan.lite or (self.shares and self.plan.orderly):
+                node.broker.group_configs.put(self._group_config())
         await node.process.run(node.server.__aenter__())
         node.is_started = True
+
+    def _group_config(self) -> GroupConfig:
+        if not self.plan.lite:
+            return GroupConfig(GROUP, consume_orderly=True)
+        kind = {"exclusive": {"lite.sub.model": "Exclusive"}, "wildcard": {"lite.sub.wildcard": "true"}}
+        return GroupConfig(GROUP, attributes={"lite.bind.topic": self.topics[0], **kind.get(self.plan.lite, {})})
 
     async def stop_node(self, node: Node) -> None:
         node.is_started = False
@@ -385,13 +468,16 @@ class World:
 
     # Members
 
-    async def join(self, topics: tuple[str, ...] | None = None, *, foreign: bool = False) -> None:
-        kind = self.rng.choice(self.plan.kinds) if self.shares else "foreign" if foreign else "ours"
+    async def join(
+        self, topics: tuple[str, ...] | None = None, *, foreign: bool = False, kind: str | None = None
+    ) -> None:
+        if kind is None:
+            kind = self.rng.choice(self.plan.kinds) if self.shares else self.plan.foreign if foreign else "ours"
         if topics is None:
             topics = tuple(self.topics)
             if self.plan.mixed:
                 topics = tuple(self.rng.sample(self.topics, self.rng.randint(1, len(self.topics))))
-        self._has_foreign = self._has_foreign or kind == "foreign"
+        self._has_foreign = self._has_foreign or kind in ("foreign", "locking")
         member = MEMBERS[kind](self, f"{kind[0]}{len(self.members)}", topics)
         self.members.append(member)
         self.note(f"{member.name} joins {topics}")
@@ -432,8 +518,7 @@ class World:
         for _ in range(self.plan.members - 1):
             await self.join()
         watching = [self.produce(), asyncio.create_task(self._watch_rebalanced())]
-        if self.plan.is_calm and not self.shares:
-            watching.append(asyncio.create_task(self._watch_unread()))
+        watching.append(asyncio.create_task(self._watch_queues()))
         began_s = self.loop.time()
         await play(self)
         await asyncio.sleep(max(began_s + CHAOS_S - self.loop.time(), 0))
@@ -466,7 +551,10 @@ class World:
                 self.numbers += 1
                 body = b"%d" % self.numbers
                 try:
-                    await producer.send(topic, body, tag=tag)
+                    if self.plan.lite:
+                        await producer.send(topic, body, lite_topic=self.rng.choice(LITE_TOPICS))
+                    else:
+                        await producer.send(topic, body, tag=tag)
                     if tag != "unwanted":
                         self.acknowledged.append((topic, body))
                         self._sent_s[body] = self.loop.time()
@@ -503,7 +591,7 @@ class World:
             await asyncio.sleep(1)
 
     def _fault(self) -> str | None:
-        unhandled = [item for item in self.acknowledged if not self._bodies[item[1]] and item[1] not in self._maybe]
+        unhandled = self.missing()
         if unhandled:
             return f"{len(unhandled)} messages were never handled to their end: {unhandled[:3]}"
         if not all(node.is_up for node in self.nodes):
@@ -513,6 +601,10 @@ class World:
                 return fault
         return None if self.shares else self._balance_fault()
 
+    def missing(self) -> list[tuple[str, bytes]]:
+        """Return the messages that were stored and never handled to their end."""
+        return [item for item in self.acknowledged if not self._bodies[item[1]] and item[1] not in self._maybe]
+
     async def _watch_rebalanced(self) -> None:
         """Nobody is rebalanced who still hands a queue over."""
         while True:
@@ -521,21 +613,45 @@ class World:
                 if isinstance(member, Member) and member.is_rebalanced and member.releases:
                     raise_later(f"{member.name} is rebalanced, and hands queues over")
 
-    async def _watch_unread(self) -> None:
-        """Where nothing is lost, killed or slow, every queue of a broker that is up has a reader soon."""
-        since_s: dict[Queue, float] = {}
+    async def _watch_queues(self) -> None:
+        """Measure what queues go through. Where nothing is lost, killed or slow, every queue of a broker that is up has a
+        reader soon."""
+        pauses_s, unread_s = self.measures.pauses_s, dict[Queue, float]()
+        idle: dict[Queue, tuple[int, float]] = {}
         while True:
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(WATCH_S)
+            now_s, queues = self.loop.time(), list(self.queues_up())
             taken, self._taken = self._taken, set()  # and given away since, perhaps: members come and go
-            unread = {
+            idle = {queue: self._idle(queue, idle.get(queue), now_s) for queue in queues if self._has_backlog(queue)}
+            for queue, (_, since_s) in idle.items():
+                pauses_s[queue] = max(pauses_s.get(queue, 0.0), now_s - since_s)
+            if self.shares:
+                continue
+            awake = [member for member in self.living() if member.is_awake]
+            owners = Counter(queue for member in awake for queue in queues if member.believes_in(queue))
+            self.measures.doubled_s += WATCH_S * sum(count > 1 for count in owners.values())
+            unread = [
                 queue
-                for queue in self.queues_up()
+                for queue in queues
                 if queue not in taken and not any(member.believes_in(queue) for member in self.living())
-            }
-            since_s = {queue: since_s.get(queue, self.loop.time()) for queue in unread}
-            for queue, began_s in since_s.items():
-                if self.loop.time() - began_s > self.plan.unread_limit_s:
+            ]
+            unread_s = {queue: unread_s.get(queue, now_s) for queue in unread}
+            for queue, began_s in unread_s.items():
+                self.measures.unread_s = max(self.measures.unread_s, now_s - began_s)
+                if self.plan.is_calm and now_s - began_s > self.plan.unread_limit_s:
                     raise_later(f"{queue} is read by nobody since {began_s:.1f}")
+
+    def _has_backlog(self, queue: Queue) -> bool:
+        """Return True if the last message of a queue was not begun."""
+        broker = self.broker_of(queue)
+        stored = broker.store.queues.get((queue.topic, queue.queue_id)) if broker is not None else None
+        last = (queue, stored.next - 1) if stored is not None and stored.next else None
+        return last is not None and last not in self.handlings and last not in self._deliveries
+
+    def _idle(self, queue: Queue, before: tuple[int, float] | None, now_s: float) -> tuple[int, float]:
+        """Return how many messages of a queue were begun, and since when no further one was."""
+        begun = self._begun[queue]
+        return before if before is not None and before[0] == begun else (begun, now_s)
 
     def queues_up(self) -> Iterator[Queue]:
         """The queues of brokers that are up, when the name server can be asked and no broker lets members wait for an
@@ -555,6 +671,10 @@ class World:
             return f"{queue} is owned by {owners}"
         broker = self.broker_of(queue)
         assert broker is not None
+        if self.plan.lite:
+            pool = broker.pops.pools.bound_lite_pool(GROUP)
+            lags = {lite.name: pool.lag(lite) for lite in broker.lites.of(queue.topic).values()} if pool else {}
+            return f"lite topics of {queue.topic} have a lag of {lags}" if any(lags.values()) else None
         stored = broker.store.queues.get((queue.topic, queue.queue_id))
         end = stored.next if stored else 0
         offset = broker.offsets.get(GROUP, queue.topic, queue.queue_id) or 0

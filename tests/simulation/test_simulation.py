@@ -41,6 +41,18 @@ def test_what_must_hold_holds_where_messages_are_shared() -> None:
     assert found.returncode == 0, found.stdout + found.stderr[-2000:]
 
 
+def test_a_table_of_all_continues_from_its_record(tmp_path: Path) -> None:
+    record = tmp_path / "runs.jsonl"
+    for seeds in (1, 3):
+        found = run("0", str(seeds), "--all", "--scenario", "lite-exclusive", "--record", str(record))
+        assert found.returncode == 0, found.stdout + found.stderr[-2000:]
+    lines = [json.loads(line) for line in record.read_text().splitlines()]
+    assert [(line["scenario"], line["seed"], line["fault"]) for line in lines] == [
+        ("lite-exclusive", seed, "") for seed in range(3)
+    ]
+    assert "| lite-exclusive | 3 | 0 | 0 | 0 |" in found.stdout
+
+
 def test_the_table_of_cases_names_tests_that_exist() -> None:
     """campaigns/README.md: a row has a case and its tests, each as a sentence after the file that contains it."""
     text = (ROOT / "campaigns" / "README.md").read_text()
