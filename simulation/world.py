@@ -348,7 +348,7 @@ class World:
 
     def _fault_of(self, delivery: PoppedDelivery) -> str | None:
         now_s, before = self.loop.time(), self._deliveries.get(delivery.place)
-        if self.plan.orderly:  # it may come again together with one before it, in flight or acknowledged
+        if self.plan.orderly:  # it may be redelivered together with one before it, in flight or acknowledged
             return None
         if delivery.place in self._done:
             return "and was acknowledged"
