@@ -725,6 +725,8 @@ class Draining:
             self._repeats.note_undrained(group.name, left)
         for session, place in given_up:
             self._watch.release(session, group.queue(*place))
+            if group.is_alone(session):  # it does not drop the queue, so it would keep its lock
+                self._groups.changes.queue_released(group, place, session)
 
 
 def has_handled_all(header: PullMessage) -> bool:

@@ -482,6 +482,12 @@ class ConsumerGroup:
         owner = self.owner_of(topic, queue_id)
         return self.is_uneven if owner is None else owner != member.client_id
 
+    def is_moved_away(self, connection: Session, topic: str, queue_id: int, now_s: float) -> bool:
+        """Return True if a foreign member claims a queue of another owner, and is not waited for to finish its messages."""
+        if not self.is_anothers(connection, topic, queue_id, now_s):
+            return False
+        return self.drain is None or (topic, queue_id) not in self.drain.waiting.get(connection, ())
+
     def is_bystander(self, connection: Session, topic: str, queue_id: int, now_s: float) -> bool:
         """Return True if a foreign member claims a queue of another owner, and has no message of it in its handlers."""
         return self.is_anothers(connection, topic, queue_id, now_s) and (

@@ -44,7 +44,8 @@ def reader_line(place: LeaseKey, client_id: str, epoch: int) -> Change:
 #
 # Apache's clients lock queues only to consume in order; such locks last 60 s and survive a closed connection. Such
 # locks end when their member unregisters, because a Java member unlocks its queues before, but its rebalance may lock
-# them again. A Rocketlet consumer locks every queue that it reads (`handover`). The lock of a Rocketlet consumer is a
+# them again. A lock also ends when its queue moves away from a member with a list of itself alone, which claims all queues
+# and would renew it for ever. A Rocketlet consumer locks every queue that it reads (`handover`). The lock of a Rocketlet consumer is a
 # lease with an epoch. The lease ends when the client closes its socket, or when it is not renewed in time. A commit
 # that contains an epoch is refused unless the lease still has that epoch. Members that were refused are notified when the
 # queue is free, up to a limit on waiting members; the others retry on their own.
@@ -197,6 +198,10 @@ class Locks:
         if queue is not None and lease is not None and not lease.is_over(now_s):
             epoch = request.epochs.get(wanted)
             if lease.client_id == request.client_id and lease.belongs_to(connection, epoch):
+                if not lease.handover and group.is_moved_away(connection, topic, queue_id, now_s):
+                    self._free(queue, lease, "unlocked")
+                    self._changes.queue_refused(group, key)
+                    return None
                 lease.renewed_s = now_s
                 if lease.connection is not connection:
                     self._unlist(lease.connection, queue)

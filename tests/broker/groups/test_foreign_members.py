@@ -114,6 +114,47 @@ async def test_each_queue_is_read_by_one_of_those_that_subscribe_to_its_topic(gr
     }
 
 
+async def locked(wire: Wire, client_id: str, *queues: int) -> set[int]:
+    """The queues of t2 that a member of Apache's gets or keeps the locks of."""
+    request = LockRequest(client_id, "g", tuple(Queue("t2", "broker-a", queue) for queue in queues))
+    answer = await wire.call(RequestCode.LOCK_BATCH_MQ, body=group_bodies.encode_lock_request(request))
+    return {queue.queue_id for queue in group_bodies.decode_locked(answer.body)}
+
+
+async def test_lock_of_a_queue_that_moves_from_a_member_with_a_list_of_itself_alone_ends_with_its_drain(
+    group: Group, connect: Connect
+) -> None:
+    """Such a member does not unlock the queue, because it claims all queues, and renews all of its locks."""
+    assert await locked(group.both, "b", 0, 1) == {0, 1}
+    assert await gets(group.both, "t2", 0)
+    assert await gets(group.both, "t2", 1)
+    newcomer = await connect(group.node.address)
+    await joins(newcomer, "aa", "t2")
+    await eventually(lambda: is_settled(group.node, 4))
+    assert await locked(group.both, "b", 0, 1) == {0, 1}, "its handlers go on while the queue is drained"
+    assert await locked(newcomer, "aa", 0, 1) == set()
+    for _ in range(2):  # it is asked how far it is, and given up
+        group.node.clock.advance(LIMITS.drain_limit_s / 2)
+    await eventually(lambda: drain_is_over(group.node))
+    assert await locked(group.both, "b", 0, 1) == set()
+    assert await locked(newcomer, "aa", 0, 1) == {0, 1}
+    assert await locked(group.both, "b", 0, 1) == set()
+
+
+async def test_lock_of_a_queue_that_moves_without_a_drain_is_not_renewed(group: Group, connect: Connect) -> None:
+    assert await locked(group.both, "b", 0, 1) == {0, 1}
+    newcomer = await connect(group.node.address)
+    await joins(newcomer, "aa", "t2")
+    await eventually(lambda: is_settled(group.node, 4) and drain_is_over(group.node))
+    assert await locked(group.both, "b", 0, 1) == set()
+    assert await locked(newcomer, "aa", 0, 1) == {0, 1}
+
+
+def drain_is_over(node: Node) -> bool:
+    drain = node.broker.groups.obtain("g").drain
+    return drain is None or not drain.waiting
+
+
 async def test_members_that_share_all_topics_with_the_same_others_are_notified_of_those(group: Group) -> None:
     """c's t2 is b's, too, but b's t0 is a's: only b would claim what is not its own by the list of its companions."""
     assert await members(group.both) == ["b"]
