@@ -42,13 +42,13 @@ def reader_line(place: LeaseKey, client_id: str, epoch: int) -> Change:
 # ------------------------------------------------------------------------------
 # The locks by which clients own queues in a group: LOCK_BATCH_MQ and UNLOCK_BATCH_MQ.
 #
-# Apache's clients lock queues only to consume in order; such locks last 60 s and survive a closed connection. Such
-# locks end when their member unregisters, because a Java member unlocks its queues before, but its rebalance may lock
-# them again. A lock also ends when its queue moves away from a member with a list of itself alone, which claims all queues
-# and would renew it for ever. A Rocketlet consumer locks every queue that it reads (`handover`). The lock of a Rocketlet consumer is a
-# lease with an epoch. The lease ends when the client closes its socket, or when it is not renewed in time. A commit
-# that contains an epoch is refused unless the lease still has that epoch. Members that were refused are notified when the
-# queue is free, up to a limit on waiting members; the others retry on their own.
+# Apache's clients lock queues only to consume in order; such locks last 60 s and survive a closed connection. Such locks
+# end when their member unregisters, because a Java member unlocks its queues before, but its rebalance may lock them
+# again. A lock also ends when its queue moves away from a member with a list of itself alone, which claims all queues and
+# would renew it for ever. A Rocketlet consumer locks every queue that it reads (`handover`). The lock of a Rocketlet
+# consumer is a lease with an epoch. The lease ends when the client closes its socket, or when it is not renewed in time.
+# A commit that contains an epoch is refused unless the lease still has that epoch. Members that were refused are notified
+# when the queue is free, up to a limit on waiting members; the others retry on their own.
 #
 # Leases are on the disk (`ledger`). After a restart of the broker, a member that comes back in time gets the same
 # epoch and continues, if the disk has taken the lease.
