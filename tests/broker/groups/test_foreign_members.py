@@ -131,7 +131,7 @@ async def test_lock_of_a_queue_that_moves_from_a_member_with_a_list_of_itself_al
     newcomer = await connect(group.node.address)
     await joins(newcomer, "aa", "t2")
     await eventually(lambda: is_settled(group.node, 4))
-    assert await locked(group.both, "b", 0, 1) == {0, 1}, "its handlers go on while the queue is drained"
+    assert await locked(group.both, "b", 0, 1) == {0, 1}, "its handlers run while the queue is drained"
     assert await locked(newcomer, "aa", 0, 1) == set()
     for _ in range(2):  # it is asked how far it is, and given up
         group.node.clock.advance(LIMITS.drain_limit_s / 2)
