@@ -171,6 +171,8 @@ LITE_SYNC_S: Final = (
     180.0  # a client's subscriptions to lite topics without a synchronization for this long are dropped
 )
 LITE_SUBSCRIPTION_BYTES: Final = 250  # memory counted for a subscription to a lite topic
+# memory counted for each name in a synchronization of subscriptions to lite topics, until it has ended
+LITE_SYNCED_NAME_BYTES: Final = 150
 LITE_READS: Final = 16  # lite topics whose oldest unfinished message a report reads without a pause
 LITE_EXPIRED_AT_ONCE: Final = 64  # expired lite topics that are deleted in one event-loop iteration
 MAX_IDLE_LITE: Final = 1024  # finished lite topics of a group whose deliveries stay in memory, about 1 KB each

@@ -412,6 +412,23 @@ class GrpcCall:
         set_status(response.status, code, reason)
         self.answer(response)
 
+    def charging(self, work: Work[None], size: Callable[[], int]) -> Work[None]:
+        """Do the work of a request. The memory that it needs is charged to the connection until it has ended or is dropped.
+
+        Args:
+            size: Returns the size in bytes, which may grow with each piece.
+        """
+        charged_bytes = size()
+        self.session.charge(charged_bytes)
+        try:
+            for _ in work:
+                more = size() - charged_bytes
+                charged_bytes += more
+                self.session.charge(more)
+                yield
+        finally:
+            self.session.charge(-charged_bytes)
+
     def begin(self) -> None:
         if not self._has_begun:
             self._has_begun = True

@@ -101,13 +101,7 @@ class GrpcSends:
         uncompressed call may have. Raises StatusError, Refusal.
         """
         inflater = Inflater(MAX_CALL_BYTES)
-        for number, item in enumerate(sent):
-            if is_gzip(item):
-                try:
-                    sent[number] = yield from decompressing(item, inflater)
-                except SpentTooMuch:
-                    reason = f"the bodies of one call inflate to more than {MAX_CALL_BYTES} bytes; send several calls"
-                    raise StatusError(Code.MESSAGE_BODY_TOO_LARGE, reason) from None
+        yield from call.charging(_inflating(sent, inflater), lambda: inflater.spent_bytes)
         self._stage(call, self._topic(name, sent), sent)
 
     def _stage(self, call: GrpcCall, topic: TopicConfig, sent: list[AcceptedMessage]) -> None:
@@ -154,6 +148,17 @@ class GrpcSends:
         broker.when_kept(
             lambda: _answer(staged), lambda: _refuse(staged, str(broker.store.fault or "the disk does not keep it"))
         )
+
+
+def _inflating(sent: list[AcceptedMessage], inflater: Inflater) -> Work[None]:
+    """Decompress the bodies of messages in place. Raises StatusError."""
+    for number, item in enumerate(sent):
+        if is_gzip(item):
+            try:
+                sent[number] = yield from decompressing(item, inflater)
+            except SpentTooMuch:
+                reason = f"the bodies of one call inflate to more than {MAX_CALL_BYTES} bytes; send several calls"
+                raise StatusError(Code.MESSAGE_BODY_TOO_LARGE, reason) from None
 
 
 def _queue_of(topic: TopicConfig, sent: AcceptedMessage, count: int) -> int:

@@ -424,14 +424,18 @@ class GrpcServer:
                 raise StatusError(Code.BAD_REQUEST, "the client id has control characters")
             if self._acl is not None and request is not None:
                 authorize(self._acl, call, request)
+            response: Any
             if method.name == SEND:
                 assert self._sends is not None
-                return self._sends.stage(call, request)
-            response = method.handler(self._context, call, request)
+                response = self._sends.stage(call, request)
+            else:
+                response = method.handler(self._context, call, request)
             if isinstance(response, Generator):
-                return response
+                # The first piece is done immediately, so that the request is charged before others are decoded.
+                size = len(message or b"")
+                return self._continue(call, call.charging(response, lambda: size))
             if asyncio.iscoroutine(response):
-                self._answer_later(call, response)
+                self._answer_later(call, response, len(message or b""))
             elif response is not None:
                 call.answer(response)
         except Exception as error:
@@ -455,17 +459,19 @@ class GrpcServer:
             return None
         return work
 
-    def _answer_later(self, call: GrpcCall, response: Coroutine[Any, Any, Work[None]]) -> None:
-        """Respond in a task. Raises LimitExceeded if too many responses are being made."""
+    def _answer_later(self, call: GrpcCall, response: Coroutine[Any, Any, Work[None]], size: int) -> None:
+        """Respond in a task, with the size of the request charged until then. Raises LimitExceeded if too many responses are
+        being made."""
         assert self._context is not None
         address = call.session.address
         if not self._answering.has_room(address):
             response.close()
             raise LimitExceeded(f"{self._answering.count} long requests are being answered; retry later")
         self._answering.take(address)
-        self._context.broker.tasks.spawn(self._answer(call, response))
+        call.session.charge(size)
+        self._context.broker.tasks.spawn(self._answer(call, response, size))
 
-    async def _answer(self, call: GrpcCall, response: Coroutine[Any, Any, Work[None]]) -> None:
+    async def _answer(self, call: GrpcCall, response: Coroutine[Any, Any, Work[None]], size: int) -> None:
         assert self._context is not None
         try:
             self._context.broker.turns.do(self._going_on(call, await response), call.session.address)
@@ -473,6 +479,7 @@ class GrpcServer:
             self._fault(call, error)
         finally:
             self._answering.give_back(call.session.address)
+            call.session.charge(-size)
 
     def _fault(self, call: GrpcCall, error: Exception) -> None:
         """Refuse a call because of an error of the client, of the disk, or of the broker itself. The latter is logged, unless

@@ -29,6 +29,7 @@ from ...protocol.names import (
 from ..config import (
     LITE_EXPIRED_AT_ONCE,
     LITE_SYNC_S,
+    LITE_SYNCED_NAME_BYTES,
     MAX_NAMED_CHARS,
 )
 from ..groups.group import ConsumerGroups
@@ -191,11 +192,15 @@ class LiteSubscriptions:
             limit = f"the broker synchronizes subscriptions {synced.most} times a second, half of them for one address"
             raise Refusal(Reason.BUSY, f"{limit}; retry in a second")
         synced.take(address)
+        size = LITE_SYNCED_NAME_BYTES * len(change.names)
+        change.session.charge(size)
         try:
             yield from self._sync(change)
         except Refusal:
             synced.give_back(address)  # a refused request does not count
             raise
+        finally:
+            change.session.charge(-size)
 
     def _sync(self, change: LiteSync) -> Work[None]:
         yield from self._check(change)

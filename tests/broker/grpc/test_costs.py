@@ -12,6 +12,7 @@ import pytest
 from rocketlet.broker.config import (
     DELIVERIES_BYTES,
     LIMITS,
+    LITE_SYNCED_NAME_BYTES,
     MAX_POP_BYTES,
     POOL_BYTES,
     POOL_IDLE_S,
@@ -21,10 +22,17 @@ from rocketlet.broker.config import (
 )
 from rocketlet.broker.grpc import schema, server
 from rocketlet.broker.grpc.clients import GrpcClient as GrpcSession
+from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.runtime import MovableClock
-from rocketlet.protocol.bodies import TopicConfig
+from rocketlet.protocol.bodies import GroupConfig, TopicConfig
 from rocketlet.protocol.codes import RequestCode
-from rocketlet.protocol.config import MAX_BODY_BYTES, MAX_ID_CHARS, MAX_SUBSCRIPTIONS, MAX_SUMMARY_CHARS
+from rocketlet.protocol.config import (
+    MAX_BODY_BYTES,
+    MAX_ID_CHARS,
+    MAX_SUBSCRIPTIONS,
+    MAX_SUMMARY_CHARS,
+    MAX_SYNCED_LITE_TOPICS,
+)
 from rocketlet.protocol.message import RecallHandle
 
 from ...conftest import Connect, Node, Nodes, eventually
@@ -256,3 +264,72 @@ async def test_recalls_of_a_connection_are_looked_for_one_after_the_other_and_la
     assert node.broker.turns.waiting == 1
     monkeypatch.undo()
     assert {(await call.next()).status.code for call in calls} == {40401}
+
+
+# A request is charged to its connection until the work for it has ended
+
+
+@pytest.fixture
+def charges(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The charges of a connection after each change."""
+    found = [0]
+    charge = RemotingConnection.charge
+
+    def noted(self: RemotingConnection, size: int) -> None:
+        charge(self, size)
+        found.append(self.charged_bytes)
+
+    monkeypatch.setattr(RemotingConnection, "charge", noted)
+    return found
+
+
+async def test_bodies_are_charged_while_others_of_the_call_are_inflated(
+    node: Node, client: GrpcClient, charges: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "PIECE_S", -1)
+    await client.call("SendMessage", sending(message("t")))
+    before = charges[-1]
+    body = gzip.compress(bytes(MAX_BODY_BYTES - 1))
+    assert (await client.call("SendMessage", sending(message("t", body, body_encoding=2)))).status.code == OK
+    assert max(charges) >= before + MAX_BODY_BYTES
+    await eventually(lambda: charges[-1] <= before)
+
+
+async def test_inflated_bodies_are_not_charged_after_the_client_has_given_up(
+    node: Node, client: GrpcClient, charges: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "PIECE_S", -1)
+    await client.call("SendMessage", sending(message("t")))
+    before = charges[-1]
+    call = client.begin("SendMessage")
+    call.send(sending(message("t", gzip.compress(bytes(MAX_BODY_BYTES)), body_encoding=2)), end=True)
+    await eventually(lambda: max(charges) > before + MAX_BODY_BYTES // 4)
+    call.cancel()
+    assert (await client.call("SendMessage", sending(message("t")))).status.code == OK
+    await eventually(lambda: charges[-1] <= before)
+
+
+async def test_names_of_a_synchronization_are_charged_until_it_has_ended(
+    node: Node, client: GrpcClient, charges: list[int]
+) -> None:
+    node.broker.topics.put(TopicConfig("CHAT", 1, 1, message_type="LITE"), 0)
+    node.broker.group_configs.put(GroupConfig("g", attributes={"lite.bind.topic": "CHAT"}))
+
+    def synced(count: int) -> Any:
+        names = [f"s{number}" for number in range(count)]
+        return schema.SyncLiteSubscriptionRequest(
+            action=2, group=resource("g"), topic=resource("CHAT"), lite_topic_set=names
+        )
+
+    assert (await client.call("SyncLiteSubscription", synced(1))).status.code == OK
+    pool = node.broker.pops.pools.find_lite("g", "CHAT")
+    assert pool is not None
+    (subscriber,) = pool.subscribers.values()
+    subscriber.is_syncing = True  # as while the client's last synchronization is carried out
+    before = charges[-1]
+    call = client.begin("SyncLiteSubscription")
+    call.send(synced(MAX_SYNCED_LITE_TOPICS), end=True)
+    await eventually(lambda: charges[-1] >= before + MAX_SYNCED_LITE_TOPICS * LITE_SYNCED_NAME_BYTES)
+    subscriber.is_syncing = False
+    assert (await call.next()).status.code == 42902, "more than the quota"
+    await eventually(lambda: charges[-1] <= before)
