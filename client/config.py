@@ -112,8 +112,12 @@ LEAST_LAG: Final = 100  # messages of lag below which lag does not count as grow
 LOOK_S: Final = 2.0  # interval of the two samples of a group
 # time for which `rocketlet doctor` observes a queue without commits; members commit every 5 s by default
 WATCH_S: Final = 6.0
+MAX_REPORTED_HANDLERS: Final = (
+    32  # running handlers that a member reports to administrators: the longest, and the newest
+)
+MAX_STACK_FRAMES: Final = 30  # innermost frames of a running handler's stack that a member reports
 STUCK_S: Final = (
-    30.0  # a message that is in its handler for longer is reported as stuck; many handlers take some seconds
+    30.0  # a message that waits, or is in its handler, for longer is reported as stuck; many handlers take some seconds
 )
 MAX_DISAGREEMENTS: Final = 100  # conflicts between members that a member remembers, to log each once
 SUSPECTS: Final = 32  # queues of a group whose next message is read for the report

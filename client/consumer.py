@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from typing import Any, Protocol, Unpack, overload
 
 from ..protocol import names
+from ..protocol.admin_bodies import RunningHandler
 from ..protocol.names import Queue, Subscription
 from .config import (
     At,
@@ -193,6 +194,10 @@ class AnyConsumer(Lifecycle):
             "PROP_THREADPOOL_CORE_SIZE": str(self._concurrency),
             "PROP_CONSUMER_START_TIMESTAMP": str(self._made_ms),
         }
+
+    def running_handlers(self, *, stacks: bool) -> Sequence[RunningHandler]:
+        """Return the handler calls that have been running for longest, and the newest."""
+        return () if self._workers is None else self._workers.calls.report(stacks=stacks)
 
     async def try_one(self, message: Message) -> Outcome:
         if self._workers is None:

@@ -33,6 +33,9 @@ SHOWN_EVENTS: Final = 100  # events that a page shows
 NEWEST_HAND_OVERS: Final = 5  # hand-overs that a page shows unfolded
 HAND_OVER_ROWS: Final = 20  # rows of one page of a group's older hand-overs
 
+MAX_REPORTING_MEMBERS: Final = 100  # members of a group up to which its page shows running handlers
+SHOWN_HANDLERS: Final = 20  # running handlers that the page of a group shows, the longest first
+
 MAX_RETRIES: Final = 1000  # maximum retries in a group's form
 MAX_RETRY_QUEUES: Final = 64  # maximum retry queues in a group's form
 MAX_FORM_BYTES: Final = 256 * 1024  # maximum size of a form, as browsers encode it

@@ -19,12 +19,20 @@ import orjson
 from ..client.admin.admin_client import AdminClient, Event, Masters, Topic, are_broadcasting, changes, locked
 from ..client.errors import BrokerRefused, ConfigError, RocketletError
 from ..client.wire.connection import gather_limited
-from ..protocol.admin_bodies import GroupConnections, QueueProgress
+from ..protocol.admin_bodies import GroupConnections, QueueProgress, RunningHandler
 from ..protocol.bodies import GroupConfig
 from ..protocol.codes import ResponseCode
 from ..protocol.group_bodies import SHARED_OWNER
 from ..protocol.names import Queue
-from .config import COLOURS, DESCRIPTION_INTERVAL_S, MAX_EVENTS, QUEUE_POINTS, WATCH_INTERVAL_S
+from .config import (
+    COLOURS,
+    DESCRIPTION_INTERVAL_S,
+    MAX_EVENTS,
+    MAX_REPORTING_MEMBERS,
+    QUEUE_POINTS,
+    SHOWN_HANDLERS,
+    WATCH_INTERVAL_S,
+)
 from .samples import now_ms
 
 
@@ -75,6 +83,7 @@ class GroupWatch:
         self.total: deque[tuple[int, int]] = deque(maxlen=QUEUE_POINTS)
         self.topics: dict[str, Topic] = {}
         self.config: Mapping[str, GroupConfig] = {}
+        self.handlers: list[tuple[str, RunningHandler]] = []
         self._colours: dict[str, int] = {}
         self.masters: Masters = {}
         self._looked_s = self._described_s = float("-inf")
@@ -216,12 +225,17 @@ class GroupWatch:
         self.total.append((ms, self.look.lag or 0))
 
     async def _describe(self) -> None:
-        """Query the topics that the group reads, and its settings, which seldom change."""
+        """Query the topics that the group reads, its settings, and the handlers that are running."""
         names = {topic for member in self.look.members for topic in member.subscriptions}
         names |= {queue.topic for queue in self.look.progress}
         found = await gather_limited(self._topic, sorted(name for name in names if not name.startswith("%")))
         self.topics = {topic.name: topic for topic in found if topic is not None}
         self.config = await self._admin.group_configs(self.group, self.masters)
+        self.handlers = []
+        if len(self.look.members) <= MAX_REPORTING_MEMBERS:
+            running = await self._admin.running(self.group, self.masters, self.look.connections)
+            calls = [(client_id, call) for client_id, member in running.items() for call in member.handlers]
+            self.handlers = sorted(calls, key=lambda item: -item[1].age_ms)[:SHOWN_HANDLERS]
 
     async def _topic(self, name: str) -> Topic | None:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from functools import lru_cache
 from itertools import repeat
@@ -404,13 +404,53 @@ class RunningQueue(msgspec.Struct, frozen=True, rename="camel"):
     failure: str = ""
 
 
+class RunningHandler(msgspec.Struct, frozen=True, rename="camel"):
+    """A handler call that is running, which only Rocketlet members report.
+
+    Attributes:
+        message_id, topic, broker_name, queue_id, offset, attempt: of the first message of the call.
+        age_ms: how long the call has been running.
+        messages: the number of messages of the call.
+        stack: the places in the code where the call is, the outermost first; empty if they were not requested.
+    """
+
+    message_id: str
+    topic: str
+    broker_name: str
+    queue_id: int
+    offset: int
+    attempt: int
+    age_ms: int
+    messages: int = 1
+    stack: list[str] = []
+
+    @property
+    def queue(self) -> Queue:
+        return Queue(self.topic, self.broker_name, self.queue_id)
+
+    def named(self) -> str:
+        """Return the call as a text: its message, attempt and age."""
+        more = f" and {self.messages - 1} more" if self.messages > 1 else ""
+        attempt = f", attempt {self.attempt}" if self.attempt > 1 else ""
+        place = f"at offset {self.offset} of {self.queue}"
+        return f"message {self.message_id}{more} {place}{attempt}, running for {self.age_ms / 1000:.0f} s"
+
+
 def encode_running_info(
-    properties: Mapping[str, str], subscriptions: Iterable[Mapping[str, Any]], queues: Mapping[Queue, RunningQueue]
+    properties: Mapping[str, str],
+    subscriptions: Iterable[Mapping[str, Any]],
+    queues: Mapping[Queue, RunningQueue],
+    handlers: Sequence[RunningHandler] = (),
+    jstack: str | None = None,
 ) -> bytes:
-    """Return a client's response to GET_CONSUMER_RUNNING_INFO."""
-    return b'{"mqTable":%b,"properties":%b,"statusTable":{},"subscriptionSet":%b}' % (
+    """Return a client's response to GET_CONSUMER_RUNNING_INFO. `jstack` is a text for mqadmin; None if it was not
+    requested."""
+    text = b"" if jstack is None else b'"jstack":%b,' % orjson.dumps(jstack)
+    return b'{%b"mqTable":%b,"properties":%b,"runningHandlers":%b,"statusTable":{},"subscriptionSet":%b}' % (
+        text,
         bodies.object_keys((queue_json(queue), item) for queue, item in queues.items()),
         orjson.dumps(dict(properties)),
+        msgspec.json.encode(handlers),
         orjson.dumps(list(subscriptions)),
     )
 
@@ -580,6 +620,7 @@ class Running(NamedTuple):
         versions: version of each topic's subscription
         failures: from Rocketlet members only: the present attempt of a queue's first message, and the error of the
             attempt before
+        handlers: from Rocketlet members only: the handler calls that have been running for longest
     """
 
     subscriptions: Mapping[str, str]
@@ -587,6 +628,7 @@ class Running(NamedTuple):
     properties: Mapping[str, str]
     versions: Mapping[str, int]
     failures: Mapping[Queue, tuple[int, str]] = {}
+    handlers: Sequence[RunningHandler] = ()
 
 
 @answers("running consumer")
@@ -607,6 +649,7 @@ def decode_running(data: Any) -> Running:
             for key, item in (data.get("mqTable") or {}).items()
             if int(item.get("attempt") or 0) > 1
         },
+        msgspec.convert(data.get("runningHandlers") or [], list[RunningHandler]),
     )
 
 

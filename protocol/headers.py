@@ -495,6 +495,18 @@ class AskMember(NamedTuple):
     msg_id: str | None = None
 
 
+class RunningInfoParts(NamedTuple):
+    """The parts of a member's response to GET_CONSUMER_RUNNING_INFO that tools request; brokers forward these fields.
+
+    Attributes:
+        jstack_enable: True for a text with the stacks, which mqadmin prints.
+        stacks: True for the stack of each running handler, which only Rocketlet members report.
+    """
+
+    jstack_enable: bool = False
+    stacks: bool = False
+
+
 class CorrectionOffset(NamedTuple):
     compare_group: str
     topic: str

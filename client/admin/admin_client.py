@@ -55,6 +55,7 @@ from ...protocol.headers import (
     LiteTopicOf,
     PutAccount,
     ResetOffset,
+    RunningInfoParts,
     TopicName,
     UpdateOffset,
     WhiteAddresses,
@@ -393,7 +394,7 @@ class AdminClient:
 
         async def one(client_id: str) -> Running | None:
             try:
-                ext = write(AskMember(group, client_id))
+                ext = {**write(AskMember(group, client_id)), **write(RunningInfoParts(stacks=True))}
                 answer = await self._ask(at[client_id], RequestCode.GET_CONSUMER_RUNNING_INFO, ext)
             except (BrokerRefused, RequestTimeout):  # the member has just left, or does not support the request
                 return None

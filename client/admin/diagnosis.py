@@ -8,7 +8,7 @@ import re
 import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import repeat
@@ -17,9 +17,10 @@ from typing import Any, Final, NamedTuple, TypeVar
 import orjson
 
 from ...protocol import names
-from ...protocol.admin_bodies import Departed, GroupConnections, LiteTopicLag, QueueProgress, Running
+from ...protocol.admin_bodies import Departed, GroupConnections, LiteTopicLag, QueueProgress, Running, RunningHandler
 from ...protocol.bodies import BrokerData, GroupConfig
 from ...protocol.codes import PERM_READ, PERM_WRITE
+from ...protocol.group_bodies import SHARED_OWNER
 from ...protocol.names import Queue, Sql, SubscriptionError, counted
 from ..config import (
     ASKED_AT_ONCE,
@@ -50,6 +51,7 @@ from .findings import (
     _of_a_moment,
     findings_of_group,
     outpaced,
+    owned_by,
     suspects_of,
     without_deleted,
 )
@@ -590,7 +592,9 @@ class BlockedMessages:
         if not seen.group.members:
             return found
         suspects = [queue for queue in suspects_of(seen.group.progress, seen.later) if queue not in seen.moving]
+        standing = frozenset(suspects)
         suspects = [*suspects, *outpaced(seen)][:SUSPECTS]
+        owned = owned_by(seen) if suspects else {}
         filters = {topic: _filter(topic, seen) for topic in {queue.topic for queue in suspects}}
         for queue in suspects:
             progress = seen.later[queue]
@@ -600,8 +604,13 @@ class BlockedMessages:
                 continue
             now_s = time.time() + self._skews.get(queue.broker_name, 0.0)
             waited_s = max(now_s - message.store_ms / 1000, 0.0)  # a broker reports its clock by the second
-            if waited_s >= self._stuck_s:
-                found[queue] = _waiting_of(message, waited_s, seen)
+            if waited_s < self._stuck_s:
+                continue
+            member, handler = _handler_of(message, owned.get(queue, ()), seen)
+            is_new = handler is not None and handler.age_ms < self._stuck_s * 1000
+            if not is_new or queue not in standing:  # a handler that began not long ago is progress
+                waiting = _waiting_of(message, waited_s, seen)
+                found[queue] = waiting._replace(member=member, handler=handler)
         return found
 
     async def _next(self, queue: Queue, begin: int, end: int, wanted: str | Sql) -> Message | None:
@@ -686,6 +695,21 @@ class BlockedLiteTopics:
                 is_busy = later.in_flight > 0 or later.messages < before.messages
                 found.append(BlockedLiteTopic(name, seconds, item.messages, item.in_flight, is_subscribed, is_busy))
         return tuple(found)
+
+
+def _handler_of(message: Message, owners: Sequence[str], seen: Observed) -> tuple[str, RunningHandler | None]:
+    """Return the handler call on which a message that waits depends, and its member: the call that handles the message, or
+    else the newest one of the owners of its queue, after which the message may follow."""
+    members = (
+        seen.running
+        if SHARED_OWNER in owners
+        else {name: seen.running[name] for name in owners if name in seen.running}
+    )
+    calls = [(name, handler) for name, member in members.items() for handler in member.handlers]
+    for name, handler in calls:
+        if handler.message_id == message.message_id and handler.queue == message.queue:
+            return name, handler
+    return min(calls, key=lambda call: call[1].age_ms, default=("", None))
 
 
 def _waiting_of(message: Message, seconds: float, seen: Observed) -> BlockedMessage:

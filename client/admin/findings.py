@@ -12,7 +12,7 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from ...protocol import names
-from ...protocol.admin_bodies import QueueProgress, Running
+from ...protocol.admin_bodies import QueueProgress, Running, RunningHandler
 from ...protocol.group_bodies import SHARED_OWNER
 from ...protocol.names import Queue, counted
 from ..config import (
@@ -76,6 +76,8 @@ class BlockedMessage(NamedTuple):
         message_id, offset: the id and offset of the message; empty and -1 if they are unknown.
         attempt: the number of the current attempt to handle it, from 1.
         reason: the reason why the previous attempt failed, if known.
+        member: the client id of the member whose handler is named by `handler`.
+        handler: the call that handles the message, or the longest one of the queue's owner; None if none is known.
     """
 
     seconds: float
@@ -83,6 +85,8 @@ class BlockedMessage(NamedTuple):
     offset: int = -1
     attempt: int = 1
     reason: str = ""
+    member: str = ""
+    handler: RunningHandler | None = None
 
     def named(self, queue: Queue) -> str:
         """Return a text about the message for a finding; an empty one if the message is unknown."""
@@ -90,7 +94,14 @@ class BlockedMessage(NamedTuple):
             return ""
         attempt = f", attempt {self.attempt}" if self.attempt > 1 else ""
         reason = f"; the attempt before failed: {self.reason[:REASON_CHARS]}" if self.reason else ""
-        return f"; the oldest is message {self.message_id} at offset {self.offset} of {queue}{attempt}{reason}"
+        oldest = f"; the oldest is message {self.message_id} at offset {self.offset} of {queue}{attempt}{reason}"
+        handler = self.handler
+        if handler is None:
+            return oldest
+        place = f", now at {handler.stack[-1]}" if handler.stack else ""
+        if handler.message_id == self.message_id:
+            return f"{oldest}; its handler at {self.member} has run for {handler.age_ms / 1000:.0f} s{place}"
+        return f"{oldest}; {self.member} handles {handler.named()}{place}"
 
 
 class BlockedLiteTopic(NamedTuple):
@@ -196,7 +207,7 @@ def _standing(seen: Observed) -> Iterator[Finding]:
     if seen.group.config and not any(config.consume_enable for config in seen.group.config.values()):
         text = "consumption is switched off by the group's settings"
         yield Finding(Harm.STANDS, "consumption_off", name, text, "switch consumeEnable on")
-    owned = _owned(seen)
+    owned = owned_by(seen)
     unread = [queue for queue in _subscribed(seen) if queue not in owned]
     if unread and (
         owned or not are_broadcasting(seen.group.connections)
@@ -242,14 +253,17 @@ def _is_suspect(before: QueueProgress, now: QueueProgress) -> bool:
 
 def _stuck(seen: Observed) -> Iterator[Finding]:
     """Find members with stuck queues. A member's queues have one cause, so they are one finding."""
-    owned = _owned(seen) if seen.group.members and seen.waiting else {}
+    owned = owned_by(seen) if seen.group.members and seen.waiting else {}
     of_owner: dict[str, list[Queue]] = {}
     before = seen.group.progress
     for queue in seen.waiting:
         if queue in owned and queue in before and _is_suspect(before[queue], seen.later[queue]):
             of_owner.setdefault(owned[queue][0], []).append(queue)
     for owner, queues in sorted(of_owner.items()):
-        lag, oldest = sum(seen.later[queue].lag for queue in queues), max(queues, key=lambda queue: seen.waiting[queue])
+        lag, oldest = (
+            sum(seen.later[queue].lag for queue in queues),
+            max(queues, key=lambda queue: seen.waiting[queue].seconds),
+        )
         harm, idle = Harm.STANDS, f"their owner {owner} has committed"
         cure = "check that member's log: a slow or blocked handler, a paused consumer, or a message retried forever"
         if owner == SHARED_OWNER:
@@ -347,7 +361,7 @@ def outpaced(seen: Observed) -> dict[Queue, tuple[int, int]]:
 
 def _growing(seen: Observed) -> Iterator[Finding]:
     """Find topics whose lag grows."""
-    owned = _owned(seen) if seen.group.members and seen.waiting else {}
+    owned = owned_by(seen) if seen.group.members and seen.waiting else {}
     of_topic: dict[str, list[tuple[Queue, int, int]]] = {}
     for queue, (arrived, consumed) in outpaced(seen).items() if owned else ():
         if queue in owned and queue in seen.waiting:
@@ -375,7 +389,7 @@ def _twice(seen: Observed) -> Iterator[Finding]:
     group = seen.group.name
     if are_broadcasting(seen.group.connections):
         return
-    owned = _owned(seen)
+    owned = owned_by(seen)
     shared = [queue for queue, owners in owned.items() if len(owners) > 1]
     if shared:
         readers = ", ".join(owned[shared[0]])
@@ -414,7 +428,7 @@ def _disagreeing(seen: Observed) -> Iterator[Finding]:
 
 
 def _idle(seen: Observed) -> Iterator[Finding]:
-    owners = {client_id for ids in _owned(seen).values() for client_id in ids}
+    owners = {client_id for ids in owned_by(seen).values() for client_id in ids}
     idle = [member.client_id for member in seen.group.members if member.client_id not in owners]
     if idle and seen.running and SHARED_OWNER not in owners:
         queues = len(_subscribed(seen))
@@ -454,7 +468,7 @@ _CHECKS: tuple[Callable[[Observed], Iterator[Finding]], ...] = (
 )
 
 
-def _owned(seen: Observed) -> dict[Queue, list[str]]:
+def owned_by(seen: Observed) -> dict[Queue, list[str]]:
     """Return, for each queue, the holder of its lock and the members that report it as theirs."""
     owners: dict[Queue, list[str]] = {queue: [client_id] for queue, client_id in seen.group.owners.items()}
     for client_id, member in seen.running.items():

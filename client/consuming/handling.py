@@ -17,11 +17,11 @@ from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
 from ...protocol import admin_bodies, bodies
-from ...protocol.admin_bodies import RunningQueue, decode_groups
+from ...protocol.admin_bodies import RunningHandler, RunningQueue, decode_groups
 from ...protocol.bodies import BodyError, decode_group
 from ...protocol.codes import RequestCode, ResponseCode
 from ...protocol.frame import Frame
-from ...protocol.headers import GroupOnly, SendBack, write
+from ...protocol.headers import GroupOnly, HeaderError, RunningInfoParts, SendBack, read, write
 from ...protocol.message import MessageError, decode_record
 from ...protocol.names import Queue, Subscription
 from ..config import (
@@ -43,6 +43,7 @@ from ..message import Message, record_fault
 from ..wire.cluster import ClusterView
 from ..wire.connection import Connection, body_of
 from .queues import ProcessQueue, Run
+from .running import RunningCalls, jstack_of
 
 log = get_logger("rocketlet.handler")
 questions_log = get_logger("rocketlet.questions")
@@ -277,11 +278,13 @@ class RunDispatcher:
 
     async def work(self) -> None:
         line, call = self._line, self._call.call
+        calls, clock_s = self.pool.calls.of_task, time.monotonic
         task = asyncio.current_task()
         assert task is not None
         # A handler may have cancelled this task. The worker then ends, so that the next handler call is not affected.
         while not task.cancelling():
             while not line:
+                calls.pop(task, None)
                 waiter = self._loop.create_future()
                 self._idle.append(waiter)
                 await waiter
@@ -294,6 +297,7 @@ class RunDispatcher:
                 if run is None or run.done == len(run.messages):
                     continue
                 process_queue.running += 1  # as `enter`
+                calls[task] = run.messages, clock_s()
                 if run.outcome is not None:
                     await self._carry_out(run)
                     continue
@@ -477,6 +481,7 @@ class RunDispatcher:
         broker_name = run.process_queue.queue.broker_name
         if not run.tries or run.tries <= await self._retry_limit(broker_name):
             run.tries += 1
+            self.pool.calls.begin(run.messages)
             outcome = self._outcome(run, await self._without_unreadable(run, await self._called(run)))
             if outcome is None:
                 return True
@@ -569,6 +574,7 @@ class Calling:
     ) -> None:
         self._executor: ThreadPoolExecutor | None = None
         self._threads: set[int] = set()
+        self.running = RunningCalls()
         coroutine = self._as_coroutine(handler, concurrency)
         self.call: Called = coroutine if inner is None else inner(coroutine)
         for layer in reversed(middleware):
@@ -586,7 +592,9 @@ class Calling:
         loop = asyncio.get_running_loop()
 
         async def in_thread(*arguments: Any) -> Any:
-            outcome, error = await loop.run_in_executor(executor, copy_context().run, caught, handler, *arguments)
+            run, task = copy_context().run, asyncio.current_task()
+            called = partial(self.running.in_thread, task, caught, handler)
+            outcome, error = await loop.run_in_executor(executor, run, called, *arguments)
             if error is not None:
                 raise error
             # A plain function may return a coroutine, for example a lambda that calls a coroutine function.
@@ -644,6 +652,7 @@ class WorkerPool:
     """Runs the handler of a consumer in a fixed number of tasks.
 
     Attributes:
+        calls: the messages that the workers are handling.
         is_stopping: True once the workers are cancelled. Messages that are still being handled are then not acknowledged.
     """
 
@@ -657,6 +666,7 @@ class WorkerPool:
         takes_batches: bool = False,
     ) -> None:
         self._call = call
+        self.calls = call.running
         self._source = source
         self._concurrency = concurrency
         self._limits = limits
@@ -677,6 +687,7 @@ class WorkerPool:
 
     def _ended(self, number: int, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        self.calls.of_task.pop(task, None)
         if not self._source.is_closed:
             log.warning("worker_cancelled", worker=number, hint="a new worker replaces it")
             self._loop.call_later(self._limits.restart_s, self._start_worker, number)
@@ -1018,6 +1029,8 @@ class QueriedConsumer(Protocol):
     @property
     def settings(self) -> Mapping[str, str]: ...
 
+    def running_handlers(self, *, stacks: bool) -> Sequence[RunningHandler]: ...
+
     def reset(self, offsets: Mapping[Queue, int]) -> None: ...
 
     async def try_one(self, message: Message) -> Outcome: ...
@@ -1054,7 +1067,7 @@ class AdminRequests:
         try:
             if fault is None:
                 answer(connection, frame)
-        except (BodyError, MessageError) as error:
+        except (BodyError, HeaderError, MessageError) as error:
             fault = str(error)
         if fault is not None:
             questions_log.warning("request_of_broker_refused", reason=fault)
@@ -1099,7 +1112,11 @@ class AdminRequests:
             **consumer.settings,
         }
         subscriptions = map(bodies.encode_subscription, consumer.subscriptions.values())
-        connection.respond(frame, body=admin_bodies.encode_running_info(properties, subscriptions, queues))
+        parts = read(RunningInfoParts, frame.ext)
+        handlers = consumer.running_handlers(stacks=parts.jstack_enable or parts.stacks)
+        text = jstack_of(handlers) if parts.jstack_enable else None
+        body = admin_bodies.encode_running_info(properties, subscriptions, queues, handlers, text)
+        connection.respond(frame, body=body)
 
     def _try(self, connection: Connection, frame: Frame) -> None:
         if self._tried_now >= MAX_TRIED_AT_ONCE:

@@ -267,7 +267,9 @@ class DeliveryDispatcher:
             delivery = await self._sharing.take()
             if delivery is None:
                 return
+            self.pool.calls.begin((delivery.message,))
             await self._handle(delivery)
+            del self.pool.calls.of_task[task]
 
     async def _handle(self, delivery: SharedDelivery) -> None:
         message = delivery.message

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+import msgspec
 import orjson
 
 from ...client.admin.admin_client import AdminClient, LiteGroup
@@ -43,6 +44,18 @@ async def report(
         await asyncio.sleep(FOLLOW_S)
         reports = await admin.history(group)
         _show_events([event for event in _events(reports) if orjson.dumps(event) not in seen], output)
+
+
+async def handlers(admin: AdminClient, group: str, output: Output) -> None:
+    """Print the handlers of a group's members that are running, with their stacks, longest first. Raises RocketletError."""
+    running = await admin.running(group)
+    calls = [(client_id, handler) for client_id, member in running.items() for handler in member.handlers]
+    for client_id, handler in sorted(calls, key=lambda call: -call[1].age_ms):
+        if output.as_json:
+            output.json({"member": client_id, **msgspec.to_builtins(handler)})
+        output.text(f"{client_id}: {handler.named()}", *(f"    at {place}" for place in reversed(handler.stack)))
+    if not calls:
+        output.text("no handler of a Rocketlet member is running; other clients do not report theirs")
 
 
 class _LiteReport(NamedTuple):

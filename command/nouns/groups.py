@@ -14,7 +14,7 @@ from ...protocol.bodies import GroupConfig
 from ...protocol.names import counted
 from ..plumbing.administration import Commands, changing, confirmed, noun, verb
 from ..plumbing.output import Output
-from .group_report import report
+from .group_report import handlers, report
 
 ON_OFF: Final = ("on", "off")
 
@@ -28,6 +28,9 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
     show.add_argument("--timeline", action="store_true", help="also show its events, oldest first")
     show.add_argument(
         "--follow", action="store_true", help="with --timeline: keep printing new events until you press Ctrl-C"
+    )
+    show.add_argument(
+        "--handlers", action="store_true", help="show the handlers that are running, with their stacks, longest first"
     )
     create = verb(verbs, "create", "create a group on the brokers that do not have it", _create)
     create.add_argument("group")
@@ -79,7 +82,10 @@ async def _list(options: argparse.Namespace, admin: AdminClient, output: Output)
 
 
 async def _show(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
-    await report(admin, options.group, output, timeline=options.timeline, follow=options.follow)
+    if options.handlers:
+        await handlers(admin, options.group, output)
+    else:
+        await report(admin, options.group, output, timeline=options.timeline, follow=options.follow)
     return 0
 
 

@@ -152,6 +152,7 @@ async def shown(request: Request) -> Page:
             "shares": any(member.shares for member in look.members),
             "events": [_event_text(event) for event in watch.events[: -SHOWN_EVENTS - 1 : -1]],
             "unowned": sum(row.owner == "" and not row.queue.topic.startswith("%") for row in rows),
+            "has_handlers": any(member.own_version for member in look.members),
             "lite": lite,
             "lite_topics": lite.longest[:PAGE_ROWS] if lite is not None else [],
             "subscriptions": await _subscriptions(console, watch, lite),

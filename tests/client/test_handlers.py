@@ -13,6 +13,7 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
+import orjson
 import pytest
 from rocketlet.client import (
     AdminClient,
@@ -28,10 +29,11 @@ from rocketlet.client import (
     RetryPolicy,
     SharedConsumer,
 )
-from rocketlet.client.config import ClientLimits
+from rocketlet.client.config import MAX_REPORTED_HANDLERS, ClientLimits
 from rocketlet.client.sending.requests import ProducerTransactions
 from rocketlet.client.wire.cluster import ClusterView
 from rocketlet.client.wire.connection import Connection, finished
+from rocketlet.protocol.admin_bodies import RunningHandler
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame
 from rocketlet.testing import Broker, Fault
@@ -762,3 +764,100 @@ async def test_message_in_order_without_a_handler_is_retried_as_often_as_the_gro
             assert message.body == body
             await consumer.retry(message)
     assert len(rocketlet.dead_letters("g")) == 1
+
+
+# Handlers that are running, as their member reports them.
+
+
+async def handlers_of(node: Node, expected: int = 1) -> list[RunningHandler]:
+    """The running handlers of the only member of the group g."""
+    async with AdminClient(node.address) as admin:
+        while True:
+            found = [item for member in (await admin.running("g")).values() for item in member.handlers]
+            if len(found) == expected:
+                return found
+
+
+async def waits(gate: asyncio.Event) -> None:
+    await gate.wait()
+
+
+@pytest.mark.parametrize("kind", [Consumer, SharedConsumer])
+async def test_running_handler_is_reported_with_its_message_and_the_place_where_it_waits(
+    node: Node, wire: Wire, kind: type[Consumer | SharedConsumer]
+) -> None:
+    await create_topic(wire, "t", 1)
+    gate = asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        await waits(gate)
+
+    async with Producer(node.address) as producer, kind(node.address, "g", "t", handle, start="first"):
+        sent = await producer.send("t", b"x")
+        (running,) = await handlers_of(node)
+        gate.set()
+        assert await handlers_of(node, 0) == []
+    assert (running.message_id, running.queue, running.attempt, running.messages) == (sent.message_id, sent.queue, 1, 1)
+    outer, inner, *_ = [place.rpartition(" ")[2] for place in running.stack]
+    assert (outer.rpartition(".")[2], inner) == ("handle", "waits")
+    assert running.stack[0].startswith(__file__)
+
+
+async def test_running_handler_in_a_thread_is_reported_with_the_stack_of_the_thread(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    gate = threading.Event()
+
+    def handle(message: Message) -> None:
+        gate.wait(PATIENCE_S)
+
+    async with Producer(node.address) as producer, Consumer(node.address, "g", "t", handle, start="first"):
+        await producer.send("t", b"x")
+        (running,) = await handlers_of(node)
+        while "threading.py" not in running.stack[-1]:  # the thread may not have begun yet
+            (running,) = await handlers_of(node)
+        gate.set()
+    assert running.stack[0].endswith("handle")
+
+
+async def test_handlers_beyond_the_limit_are_reported_as_the_longest_and_the_newest(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    gate, count = asyncio.Event(), MAX_REPORTED_HANDLERS + 3
+
+    async def handle(message: Message) -> None:
+        await gate.wait()
+
+    async with Consumer(node.address, "g", "t", handle, start="first", concurrency=count) as consumer:
+        await fill(node, count)
+        await eventually(lambda: len(consumer.running_handlers(stacks=False)) == MAX_REPORTED_HANDLERS)
+        found = consumer.running_handlers(stacks=False)
+        while found[-1].offset != count - 1:
+            await asyncio.sleep(0)
+            found = consumer.running_handlers(stacks=False)
+        gate.set()
+    assert [item.offset for item in found] == [*range(MAX_REPORTED_HANDLERS - 1), count - 1]
+    assert not any(item.stack for item in found)
+
+
+async def test_mqadmin_gets_running_handlers_as_jstack(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    gate = asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        await waits(gate)
+
+    async with (
+        Producer(node.address) as producer,
+        Consumer(node.address, "g", "t", handle, start="first") as consumer,
+    ):
+        sent = await producer.send("t", b"x")
+        await handlers_of(node)
+        asked = {"consumerGroup": "g", "clientId": consumer.client_id}
+        plain = await wire.call(RequestCode.GET_CONSUMER_RUNNING_INFO, asked)
+        answer = await wire.call(RequestCode.GET_CONSUMER_RUNNING_INFO, {**asked, "jstackEnable": True})
+        gate.set()
+    assert b'"jstack"' not in plain.body
+    text = re.search(rb'"jstack":("(?:[^"\\\\]|\\\\.)*")', answer.body)
+    assert text is not None
+    first, *places = orjson.loads(text[1]).splitlines()
+    assert first.startswith(f"message {sent.message_id} at offset 0 of t@{node.config.name}:0, running for ")
+    assert any(place.startswith("    at ") and place.endswith(" waits") for place in places)

@@ -122,6 +122,28 @@ async def test_levels_of_a_topic_with_priorities_are_shown_with_what_waits(run: 
     ]
 
 
+async def test_running_handlers_of_a_group_are_shown_with_their_stacks(run: Run, node: Node) -> None:
+    gate, begun = asyncio.Event(), asyncio.Event()
+
+    async def charge(message: Message) -> None:
+        begun.set()
+        await gate.wait()
+
+    async with Producer(node.address) as producer, Consumer(node.address, "g", "t", charge, start="first") as consumer:
+        sent = await producer.send("t", b"x")
+        await begun.wait()
+        shown = (await run("groups", "show", "g", "--handlers")).out.splitlines()
+        (record,) = (await run("groups", "show", "g", "--handlers", "--json")).records
+        gate.set()
+        await eventually(lambda: not consumer.running_handlers(stacks=False))
+        assert "no handler of a Rocketlet member is running" in (await run("groups", "show", "g", "--handlers")).out
+    assert shown[0].startswith(
+        f"{consumer.client_id}: message {sent.message_id} at offset 0 of {sent.queue}, running for"
+    )
+    assert shown[-1].endswith("charge")
+    assert (record["member"], record["messageId"], record["attempt"]) == (consumer.client_id, sent.message_id, 1)
+
+
 async def test_lite_topics_are_shown_with_their_parent_and_their_group(run: Run, node: Node) -> None:
     put(node, "CHAT", message_type="LITE", lite_expiration_min=60)
     gate, inbox = asyncio.Event(), Inbox()

@@ -22,6 +22,7 @@ from rocketlet.client import (
     Producer,
     Reject,
     RetryLater,
+    SharedConsumer,
     rebalanced,
 )
 from rocketlet.client.admin import diagnosis
@@ -56,6 +57,7 @@ from rocketlet.protocol.names import Queue, Sql, dlq_topic, parse_subscription
 from rocketlet.testing.ports import free_port
 
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
+from ..support.clocks import WallClock
 from ..support.handlers import Inbox
 from ..support.requests import join
 from ..support.sick_cluster import SEGMENT_BYTES, SickCluster, provoked_here, wanted
@@ -174,6 +176,46 @@ async def test_a_queue_that_stands_names_its_owner(node: Node, wire: Wire) -> No
         finding = (await found(node, patience=ObservationTimes(0.2, 0.2, 0.0)))["stuck_queue"]
         assert consumer.client_id in finding.text
         stuck.set()
+
+
+@pytest.mark.parametrize("kind", [Consumer, SharedConsumer])
+async def test_handler_that_began_not_long_ago_is_progress_while_older_messages_wait(
+    nodes: Nodes, connect: Connect, kind: type[Consumer | SharedConsumer]
+) -> None:
+    clock = WallClock()
+    clock.set_s = -3600  # until the messages are stored, which have then been waiting for an hour
+    node = await nodes.start(clock=clock)
+    await create_topic(await connect(node.address), "t", 1)
+    stuck, begun = asyncio.Event(), asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        begun.set()
+        await stuck.wait()
+
+    async with Producer(node.address) as producer, kind(node.address, "g", "t", handle, start="first", concurrency=1):
+        for _ in range(5):
+            await producer.send("t", b"x")
+        clock.set_s = 0
+        await begun.wait()
+        assert "stuck_queue" in await found(node, patience=ObservationTimes(0.1, 0.1, 0.0))
+        assert "stuck_queue" not in await found(node, patience=ObservationTimes(0.1, 0.1, 30.0))
+        stuck.set()
+
+
+async def test_finding_names_message_age_member_and_place_of_a_handler_that_hangs(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    stuck = asyncio.Event()
+
+    async def hanging(message: Message) -> None:
+        await stuck.wait()
+
+    async with Producer(node.address) as producer, Consumer(node.address, "g", "t", hanging, start="first") as consumer:
+        sent = await producer.send("t", b"x")
+        await rebalanced(node.address, "g", members=1)
+        finding = (await found(node, patience=ObservationTimes(0.1, 0.1, 0.0)))["stuck_queue"]
+        stuck.set()
+    assert f"the oldest is message {sent.message_id} at offset 0" in finding.text
+    assert f"; its handler at {consumer.client_id} has run for 0 s, now at " in finding.text
 
 
 async def test_finding_names_the_message_that_blocks_its_queue_when_it_is_retried_in_order(

@@ -785,6 +785,7 @@ async def test_every_page_has_the_findings_of_doctor_when_a_handler_hangs(quick_
             await rebalanced(node.address, group, members=1)
         page = await text_with(quick_site, "/groups/hangs", blocked)
         assert "[stuck_queue]" in page
+        await text_with(quick_site, "/groups/hangs", "Running handlers", sent.message_id[-8:], "handle")
         assert "There are no findings" in await text_with(quick_site, "/groups/well", "up to date")
         assert "There are no findings" in await text_with(quick_site, "/groups/news", "broadcasting")
         for path in ("/overview", "/groups"):

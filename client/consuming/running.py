@@ -1,0 +1,114 @@
+"""Handler calls that are running: their messages, ages and stacks, for administrators who ask where a handler hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, Final
+
+from ...protocol.admin_bodies import RunningHandler
+from ..config import MAX_REPORTED_HANDLERS, MAX_STACK_FRAMES
+from ..message import Message
+
+_PACKAGE: Final = str(Path(__file__).parents[1])
+
+
+class RunningCalls:
+    """The messages that workers are handling, by the worker's task.
+
+    Attributes:
+        of_task: by task, the messages, and the time of `time.monotonic` at which their call began. Workers write it directly,
+            because they do so for each message.
+    """
+
+    def __init__(self) -> None:
+        self.of_task: dict[asyncio.Task[None], tuple[Sequence[Message], float]] = {}
+        self._threads: dict[asyncio.Task[Any] | None, int] = {}
+
+    def begin(self, messages: Sequence[Message]) -> None:
+        """Record that the current task begins to handle messages."""
+        task = asyncio.current_task()
+        assert task is not None
+        self.of_task[task] = messages, time.monotonic()
+
+    def in_thread(self, task: asyncio.Task[Any] | None, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function on behalf of a task in the current thread, whose stack is then the task's."""
+        self._threads[task] = threading.get_ident()
+        try:
+            return function(*arguments)
+        finally:
+            del self._threads[task]
+
+    def report(self, *, stacks: bool) -> list[RunningHandler]:
+        """Return the calls that have been running for longest, and the newest, up to MAX_REPORTED_HANDLERS.
+
+        Args:
+            stacks: True to include their stacks.
+        """
+        now_s = time.monotonic()
+        calls = sorted(self.of_task.items(), key=lambda item: item[1][1])
+        if len(calls) > MAX_REPORTED_HANDLERS:
+            del calls[MAX_REPORTED_HANDLERS - 1 : -1]
+        threads = sys._current_frames() if stacks and self._threads else {}
+        return [
+            RunningHandler(
+                messages[0].message_id,
+                messages[0].queue.topic,
+                messages[0].queue.broker_name,
+                messages[0].queue.queue_id,
+                messages[0].queue_offset,
+                messages[0].attempt,
+                int((now_s - began_s) * 1000),
+                len(messages),
+                self._stack(task, threads) if stacks else [],
+            )
+            for task, (messages, began_s) in calls
+        ]
+
+    def _stack(self, task: asyncio.Task[None], threads: dict[int, FrameType]) -> list[str]:
+        """Return the places in the code where a call is, the outermost first, from the application's first one on."""
+        frame = threads.get(self._threads.get(task, 0))
+        places = _places_of_thread(frame) if frame is not None else list(_places(task.get_coro()))
+        own = next((number for number, (code, _) in enumerate(places) if not _is_ours(code)), len(places))
+        kept = places[own:][-MAX_STACK_FRAMES:] or places[-1:]
+        return [f"{code.co_filename}:{line} {code.co_qualname}" for code, line in kept]
+
+
+def _is_ours(code: CodeType) -> bool:
+    return code.co_filename.startswith(_PACKAGE)
+
+
+def _places(awaited: object) -> Iterator[tuple[CodeType, int]]:
+    """Yield the places at which a suspended coroutine, and each coroutine that it awaits, continues. The chain ends at a
+    future, such as another task."""
+    while awaited is not None:
+        for kind in ("cr", "gi", "ag"):
+            frame = getattr(awaited, f"{kind}_frame", None)
+            if isinstance(frame, FrameType):
+                yield frame.f_code, frame.f_lineno or 0
+                awaited = getattr(awaited, "gi_yieldfrom" if kind == "gi" else f"{kind}_await", None)
+                break
+        else:
+            return
+
+
+def _places_of_thread(frame: FrameType | None) -> list[tuple[CodeType, int]]:
+    """Return the places of a thread's stack after the last call of `in_thread`."""
+    found: list[tuple[CodeType, int]] = []
+    while frame is not None and frame.f_code is not RunningCalls.in_thread.__code__:
+        found.append((frame.f_code, frame.f_lineno or 0))
+        frame = frame.f_back
+    return found[::-1]
+
+
+def jstack_of(handlers: Sequence[RunningHandler]) -> str:
+    """Return running handlers as the text that mqadmin prints for a Java member's threads."""
+    return "\n".join(
+        f"{handler.named()}\n" + "".join(f"    at {place}\n" for place in reversed(handler.stack))
+        for handler in handlers
+    )
