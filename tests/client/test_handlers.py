@@ -856,7 +856,7 @@ async def test_mqadmin_gets_running_handlers_as_jstack(node: Node, wire: Wire) -
         answer = await wire.call(RequestCode.GET_CONSUMER_RUNNING_INFO, {**asked, "jstackEnable": True})
         gate.set()
     assert b'"jstack"' not in plain.body
-    text = re.search(rb'"jstack":("(?:[^"\\\\]|\\\\.)*")', answer.body)
+    text = re.search(rb'"jstack":("[^"]*")', answer.body)
     assert text is not None
     first, *places = orjson.loads(text[1]).splitlines()
     assert first.startswith(f"message {sent.message_id} at offset 0 of t@{node.config.name}:0, running for ")
