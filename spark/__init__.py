@@ -12,7 +12,15 @@ source       the streaming reader: the methods that Spark calls in the driver
 batch        batch reads, and the division of ranges into tasks
 pushdown     filter pushdown of batch reads
 planner      the planner of batches: a thread of the driver's Python process
-share        the queues that a query reads, as a member or standalone; their offsets; data loss
+queues       what the planner needs of the queues of a query, and the query's progress
+member       a query as a member of a group
+member_queues  the states of a member's queues
+standalone   a query without membership
+positions    positions in options
+view         topics, queues and brokers
+extents      offsets of queues at brokers
+data_loss    errors and warnings about lost messages
+patience     a timeout for repeated failures
 checkpoint   the contents of a batch in Spark's checkpoint
 reading      reads of ranges on an executor
 columns      message records as Arrow columns

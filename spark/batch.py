@@ -13,9 +13,14 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from ..client.errors import ConfigError
 from ..protocol.names import Queue
 from .checkpoint import UNMARKED, Fingerprint, Part, Range, Ranges, TopicSnapshot, part_of, split
+from .data_loss import outside
+from .extents import BrokerOffsets
 from .options import BatchOptions, ReadOptions
+from .positions import check_named, offsets_at
+from .queues import Course
 from .reading import QueueRange, Task, read_task
-from .share import BrokerOffsets, Course, Standalone, View, check_named, offsets_at, outside
+from .standalone import Standalone
+from .view import View
 from .worker import plainly
 
 

@@ -91,6 +91,27 @@ class Fingerprint(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class QueryStart:
+    """What a query found that started at the latest messages. A queue that did not exist then is read from its first
+    message, and a queue of a broker that was away from the first message stored since.
+
+    Attributes:
+        time_ms: time of the start by the clock of a broker, in ms since the epoch; by the driver's clock if no broker
+            has reported its own
+        brokers: names of the brokers that were reachable
+        queues: number of queues of each topic on each broker
+    """
+
+    time_ms: int
+    brokers: frozenset[str] = frozenset()
+    queues: Mapping[Part, int] = field(default_factory=dict)
+
+    def is_later(self, queue: Queue) -> bool:
+        """Return True if a queue was added after the start."""
+        return queue.broker_name in self.brokers and queue.queue_id >= self.queues.get(part_of(queue), 0)
+
+
+@dataclass(frozen=True, slots=True)
 class MicroBatch:
     """The ranges of one batch, and the state of the query.
 
@@ -103,7 +124,9 @@ class MicroBatch:
         rewound: number of times that a queue was moved to another offset. Without it, the first batch after a reset
             could equal the batch before, and Spark would see nothing new.
         messages: fingerprints of messages that were read, oldest first
-        began_ms: time at which the query started, in ms since the epoch, if its default start is `latest`; else 0
+        start: the queues and brokers at the start of a query whose default start is `latest`; None for another start
+        ends: the end of the last planned range of each queue that is not in `ranges`; empty without membership, because
+            `ranges` then has all queues
     """
 
     ranges: Ranges = field(default_factory=dict)
@@ -112,7 +135,8 @@ class MicroBatch:
     group: str = ""
     rewound: int = 0
     messages: Mapping[Queue, Fingerprint] = field(default_factory=dict)
-    began_ms: int = 0
+    start: QueryStart | None = None
+    ends: Mapping[Queue, int] = field(default_factory=dict)
 
 
 EMPTY: Final = MicroBatch()
@@ -125,15 +149,18 @@ def to_offset(batch: MicroBatch) -> dict[str, Any]:
         reported = {name: value for name, value in asdict(mark).items() if value}
         topics.setdefault(topic, {})[broker_name] = reported
     messages = [[*queue, *message] for queue, message in batch.messages.items()]
-    about = {
+    about: dict[str, Any] = {
         "membership": batch.membership,
         "group": batch.group,
         "rewound": batch.rewound,
         "topics": topics,
         "messages": messages,
     }
-    if batch.began_ms:
-        about["began_ms"] = batch.began_ms
+    if batch.start is not None:
+        queues = [[*part, count] for part, count in sorted(batch.start.queues.items())]
+        about["start"] = {"time_ms": batch.start.time_ms, "brokers": sorted(batch.start.brokers), "queues": queues}
+    if batch.ends:
+        about["ends"] = [[*queue, end] for queue, end in sorted(batch.ends.items())]
     return {_ABOUT: about, **ranges_by_topic(batch.ranges)}
 
 
@@ -156,10 +183,21 @@ def from_offset(offset: Mapping[str, Any]) -> MicroBatch:
             for broker_name, mark in brokers.items()
         }
         messages = {Queue(*fields[:3]): Fingerprint(*fields[3:]) for fields in about.get("messages", ())}
-        kept = {name: value for name, value in about.items() if name not in ("topics", "messages")}
-        return MicroBatch(_ranges(offset), marks, messages=messages, **kept)
-    except (AttributeError, TypeError, ValueError) as error:
+        ends = {Queue(*fields[:3]): fields[3] for fields in about.get("ends", ())}
+        kept = {name: value for name, value in about.items() if name in ("membership", "group", "rewound")}
+        return MicroBatch(_ranges(offset), marks, messages=messages, start=_start(about), ends=ends, **kept)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"the checkpoint holds no offset of this source: {offset!r} ({error})") from None
+
+
+def _start(about: Mapping[str, Any]) -> QueryStart | None:
+    if "began_ms" in about:  # of an earlier release, which recorded the driver's time alone
+        return QueryStart(about["began_ms"])
+    found = about.get("start")
+    if found is None:
+        return None
+    queues = {(topic, broker_name): count for topic, broker_name, count in found["queues"]}
+    return QueryStart(found["time_ms"], frozenset(found["brokers"]), queues)
 
 
 def group_of(offset: Any) -> str | None:

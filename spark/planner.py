@@ -16,23 +16,16 @@ from typing import Any, TypeVar
 import uvloop
 
 from ..client.errors import ConnectionFailed, RocketletError, get_logger
-from ..protocol.names import Queue
+from ..protocol.names import RETRY_PREFIX, Queue
 from .checkpoint import EMPTY, MicroBatch, Part, Range, Ranges, TopicSnapshot, part_of, shared_out, to_offset
 from .config import CALL_TIMEOUT_S, IDLE_INTERVAL_S, LEDGER_WATCH_S, MAX_NUMBER, ROUTE_RETRY_S
+from .data_loss import gone, other_cluster, outside, recreated, unrouted
 from .driver import Ledger
+from .extents import BrokerOffsets
 from .options import ReadOptions
-from .share import (
-    BrokerOffsets,
-    Course,
-    FailureTimeout,
-    OwnedQueues,
-    View,
-    gone,
-    other_cluster,
-    outside,
-    recreated,
-    unrouted,
-)
+from .patience import FailureTimeout
+from .queues import Course, OwnedQueues
+from .view import View
 
 log = get_logger("rocketlet.spark")
 T = TypeVar("T")
@@ -260,16 +253,7 @@ class Planner:
         self._planned_s = time.monotonic()
         self._served_last = next(reversed(cut), self._served_last)
         await self._store_fingerprints(ranges)
-        self._course.read_ends |= {queue: end for queue, (_, end) in ranges.items()}
-        self._batch = MicroBatch(
-            ranges,
-            dict(self._course.marks),
-            self.share.is_member,
-            self._options.group,
-            self._course.rewound,
-            dict(self._course.messages),
-            self._course.began_ms,
-        )
+        self._batch = self._course.batch(ranges, self._options.group, is_member=self.share.is_member)
         self._running = self._batch
         return self._batch
 
@@ -367,8 +351,10 @@ class Planner:
                 self._course.add_message(queue, message)
 
     def _restart_topic(self, part: Part, seen: BrokerOffsets) -> None:
-        """Move the free queues of a recreated topic to its start. Raises DataLossError if failOnDataLoss is set."""
-        fail = self._options.fail_on_data_loss
+        """Move the free queues of a recreated topic to its start. Raises DataLossError if failOnDataLoss is set, except for
+        the group's retry topic, which is deleted with the group."""
+        fail = self._options.fail_on_data_loss and not part[0].startswith(RETRY_PREFIX)
+        self.share.forget(part)
         for queue, position in self.share.free().items():
             if part_of(queue) == part and queue in seen.extents:
                 wanted = max(position, self._course.read_ends.get(queue, 0))

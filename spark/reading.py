@@ -23,7 +23,9 @@ from ..protocol.message import MessageError
 from ..protocol.names import Queue, Subscription
 from .checkpoint import UNMARKED, Fingerprint, TopicSnapshot
 from .config import FIRST_RETRY_S, LAST_RETRY_S, PULL_BYTES, PULL_MESSAGES, READ_BATCH_BYTES
-from .share import WITHOUT, FailureTimeout, found_at, log, shown
+from .data_loss import WITHOUT, log, shown
+from .extents import found_at
+from .patience import FailureTimeout
 from .worker import DataLossError
 
 _RECREATED_LATER = "stored after the batch was planned: the topic was recreated meanwhile"

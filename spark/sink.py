@@ -31,7 +31,7 @@ from ..protocol.names import Queue, topic_fault
 from .config import FIRST_RETRY_S, LANES, LAST_RETRY_S, PIECE_BYTES, SHOWN_CHARS
 from .encoding import Entries, MessageIds, RowFault, WrittenRows, illegal_row, to_entries
 from .options import WriteOptions
-from .share import FailureTimeout
+from .patience import FailureTimeout
 from .worker import plainly
 
 log = get_logger("rocketlet.spark")

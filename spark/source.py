@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from .planner import Planner
+    from .queues import OwnedQueues
     from .reading import Task
-    from .share import OwnedQueues
 
 log = get_logger("rocketlet.spark")
 
@@ -307,11 +307,11 @@ def make_planner(
 
     share: OwnedQueues
     if options.membership:
-        from .share import QueryMember
+        from .member import QueryMember
 
         share = QueryMember(options, resumed, is_unfinished=is_unfinished)
     else:
-        from .share import Standalone
+        from .standalone import Standalone
 
         share = Standalone(options.read, resumed)
     return Planner(

@@ -70,7 +70,7 @@ class GroupOffsets:
         self._cluster = cluster
         self._group = group
         self._start = start
-        self._starts = starts or {}
+        self._starts = {} if starts is None else starts
         self.late = LateQueues(cluster) if start == "last" else None
         self._first_seen: dict[str, frozenset[Queue]] = {}
         self._latest: dict[Queue, int] = {}

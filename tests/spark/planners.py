@@ -13,9 +13,9 @@ from rocketlet.protocol.headers import TopicName, write
 
 pytest.importorskip("pyspark")
 from rocketlet.spark.checkpoint import EMPTY, MicroBatch
+from rocketlet.spark.member import QueryMember
 from rocketlet.spark.options import stream_options
 from rocketlet.spark.planner import Planner
-from rocketlet.spark.share import QueryMember
 from rocketlet.spark.source import make_planner
 
 BOTH = pytest.mark.parametrize("membership", [True, False], ids=["member", "standalone"])

@@ -216,7 +216,7 @@ def test_query_that_ends_on_its_own_does_not_wait_for_a_topic_that_it_reads_no_m
 
 def test_a_member_that_ends_on_its_own_waits_for_its_share(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(address, range(200))
-    monkeypatch.setattr("rocketlet.spark.share.SETTLE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("rocketlet.spark.member.SETTLE_TIMEOUT_S", 0.01)
     with opened(address, True) as first:
         first.set_targets()
         batch = first.plan()
@@ -224,7 +224,7 @@ def test_a_member_that_ends_on_its_own_waits_for_its_share(address: str, monkeyp
         with opened(address, True) as second:
             fill(address, range(200))
             with monkeypatch.context() as patches, pytest.raises(RocketletError, match=r"its queues .* owns 0 queues"):
-                patches.setattr("rocketlet.spark.share.SHARE_TIMEOUT_S", 0.01)
+                patches.setattr("rocketlet.spark.member.SHARE_TIMEOUT_S", 0.01)
                 second.set_targets()
             first.finish(batch)
             second.set_targets()

@@ -26,9 +26,9 @@ from rocketlet.client import AdminClient, Outgoing, Producer
 from rocketlet.spark import columns
 from rocketlet.spark.batch import RocketletReader, to_partitions, to_read
 from rocketlet.spark.checkpoint import EMPTY, TopicSnapshot
+from rocketlet.spark.extents import BrokerOffsets, Extent, Extents
 from rocketlet.spark.options import batch_options, stream_options
 from rocketlet.spark.reading import QueueRange, Task
-from rocketlet.spark.share import BrokerOffsets, Extent, Extents
 from rocketlet.spark.source import make_planner
 from rocketlet.spark.worker import DataLossError
 from rocketlet.testing import Broker, Fault

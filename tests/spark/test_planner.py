@@ -499,8 +499,8 @@ def test_a_reset_of_a_running_query_is_served_between_batches_and_when_one_is_do
         assert batch is not None
         assert rows_of(batch) == 400
         reset(address, 0)
-        readings = member_of(planner)._readings
-        wait_for(lambda: all(reading.reset_to == 0 for queue, reading in readings.items() if queue.topic == "t"))
+        owned = member_of(planner).table.owned()
+        wait_for(lambda: all(item.reset_to == 0 for queue, item in owned.items() if queue.topic == "t"))
         planner.finish(batch)
         assert committed(address, "g") == 0
         again = read_all(planner)
@@ -724,7 +724,7 @@ def test_times_are_given_per_queue(address: str, membership: bool) -> None:
 
 
 pytest.importorskip("pyspark")
-from rocketlet.spark.share import FailureTimeout
+from rocketlet.spark.patience import FailureTimeout
 
 
 def test_it_counts_from_the_first_failure_not_from_the_last_success() -> None:

@@ -39,6 +39,7 @@ from rocketlet.protocol.codes import SYS_COMPRESSED, RequestCode
 from rocketlet.protocol.names import parse_subscription
 from rocketlet.spark import RocketletDataSource, lag, register
 from rocketlet.spark.checkpoint import EMPTY
+from rocketlet.spark.member_queues import QueueState
 from rocketlet.spark.options import batch_options, stream_options
 from rocketlet.spark.pushdown import NarrowedReader
 from rocketlet.spark.reading import QueueRange, Task, read_task
@@ -179,8 +180,10 @@ def test_a_queue_in_a_running_batch_is_given_up_only_when_the_batch_is_done(addr
             def mine() -> int:
                 return sum(queue.topic == "t" for queue in consumer.assignment())
 
-            readings = member_of(member)._readings
-            await eventually(lambda: sum(reading.leaving for reading in readings.values()) >= QUEUES // 2)
+            table = member_of(member).table
+            await eventually(
+                lambda: sum(item.state is QueueState.DRAINING for item in table.owned().values()) >= QUEUES // 2
+            )
             assert mine() == 0
             await asyncio.get_running_loop().run_in_executor(None, finish)
             await eventually(lambda: mine() >= QUEUES // 2)
@@ -258,7 +261,7 @@ def test_errors_begin_with_our_sentence(spark: SparkSession, address: str, tmp_p
     wrong = stream(spark, address, "g", failOnDataLoss="maybe")
     assert "the option failOnDataLoss is 'maybe'" in beginning(lambda: run_once(wrong, Sink(), tmp_path / "a"))
     rows = spark.range(1).selectExpr("'' AS body").write.format("rocketlet").mode("append")
-    assert "the body is empty" in beginning(rows.options(nameServer=address, topic="t").save)
+    assert "body: got ''; expected 1 to" in beginning(rows.options(nameServer=address, topic="t").save)
 
 
 def test_each_session_of_a_driver_has_the_format(spark: SparkSession, address: str) -> None:
