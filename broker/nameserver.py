@@ -36,12 +36,32 @@ class _Address:
 
 
 @dataclass(slots=True)
+class _Usage:
+    """The topics that brokers have registered, and the characters of their names. A topic counts once for each of its
+    brokers."""
+
+    topics: int = 0
+    name_chars: int = 0
+
+    def add(self, other: _Usage, sign: int = 1) -> None:
+        self.topics += sign * other.topics
+        self.name_chars += sign * other.name_chars
+
+
+@dataclass(slots=True)
 class _Broker:
-    """The registration of one broker name, with its addresses by broker id."""
+    """The registration of one broker name, with its addresses by broker id.
+
+    Attributes:
+        host: the address of the client that registered the name first; empty for the broker in the name server's process
+        usage: the number of its topics, and the characters of their names
+    """
 
     cluster: str
+    host: str
     addresses: dict[int, str] = field(default_factory=dict)
     topics: dict[str, QueueData] = field(default_factory=dict)
+    usage: _Usage = field(default_factory=_Usage)
 
 
 class Routes:
@@ -64,7 +84,8 @@ class Routes:
         self._addresses: dict[str, _Address] = {}
         self._names: dict[str, str] = {}  # the broker name for which an address was last registered
         self._of_connection: dict[Session | None, dict[str, None]] = {}
-        self._entries = 0  # number of topics of all brokers
+        self._usage = _Usage()  # of all brokers
+        self._usage_by_host: dict[str, _Usage] = {}
         self.kv: dict[str, dict[str, str]] = {}
         self._kv_chars = 0
         self._departed: dict[str, Departed] = {}  # in the order of their departure
@@ -97,19 +118,20 @@ class Routes:
         # Topics are stored only from a master, and only if its version has changed.
         if broker_id != 0 or (known is not None and known.version == version):
             fresh = {}
-        broker = self._brokers.get(name, _Broker(cluster))
+        broker = self._brokers.get(name, _Broker(cluster, "" if session is None else session.address))
         # RouteInfoManager.registerBroker: a slave that became the master registers with another broker id.
         addresses = {number: other for number, other in broker.addresses.items() if other != address}
         addresses[broker_id] = address
-        more = len(fresh.keys() - broker.topics.keys())
+        added = fresh.keys() - broker.topics.keys()
+        more = _Usage(len(added), sum(map(len, added)))
         # limits apply only to other brokers, so that these cannot displace the broker in this process
         if session is not None:
-            self._check_limits(name, len(addresses), len(broker.topics) + more, more)
+            self._check_limits(name, broker, len(addresses), more)
         if name not in self._brokers:
             self._brokers[name] = broker
             self._departed.pop(name, None)
             log.info("broker_registered", broker=name, cluster=cluster, address=address)
-        self._entries += more
+        self._add_usage(broker, more)
         broker.topics |= fresh
         moved_from = broker.addresses.get(broker_id, address)
         broker.addresses = addresses
@@ -120,14 +142,19 @@ class Routes:
         self._names[address] = name
         return broker.addresses.get(0)
 
-    def _check_limits(self, name: str, addresses: int, topics: int, more: int) -> None:
-        """Check the limits of a registration. Raises LimitExceeded.
+    def _add_usage(self, broker: _Broker, usage: _Usage, sign: int = 1) -> None:
+        of_host = self._usage_by_host.setdefault(broker.host, _Usage())
+        for counted in (of_host, self._usage, broker.usage):  # the last one may be `usage` itself
+            counted.add(usage, sign)
+        if not of_host.topics:
+            del self._usage_by_host[broker.host]
+
+    def _check_limits(self, name: str, broker: _Broker, addresses: int, more: _Usage) -> None:
+        """Check the limits of a registration. One host may use half of the limits for all topics. Raises LimitExceeded.
 
         Args:
-            name: the broker name
-            addresses: number of its addresses
-            topics: number of its topics
-            more: number of topics that the registration adds
+            addresses: number of the broker's addresses
+            more: the topics that the registration adds
         """
         if name not in self._brokers and len(self._brokers) >= self.limits.max_brokers:
             raise LimitExceeded(f"the name server has {self.limits.max_brokers} brokers, which is the maximum")
@@ -135,12 +162,18 @@ class Routes:
             raise LimitExceeded(
                 f"the broker {name} has {self.limits.max_broker_addresses} addresses, which is the maximum"
             )
-        if topics > self.limits.max_topics:
+        if broker.usage.topics + more.topics > self.limits.max_topics:
             raise LimitExceeded(f"the broker {name} has more than {self.limits.max_topics} topics")
-        if more > 0 and self._entries + more > self.limits.max_routes:
-            raise LimitExceeded(
-                f"the name server has {self.limits.max_routes} topics of all brokers, which is the maximum"
-            )
+        if not more.topics:
+            return
+        of_host = self._usage_by_host.get(broker.host, _Usage())
+        for whose, used, share in (("all brokers", self._usage, 1), (f"the brokers of {broker.host}", of_host, 2)):
+            topics, chars = -(-self.limits.max_routes // share), -(-self.limits.max_route_chars // share)
+            if used.topics + more.topics > topics or used.name_chars + more.name_chars > chars:
+                raise LimitExceeded(
+                    f"{whose} together may register {topics} topics, whose names have {chars} characters; got "
+                    f"{used.topics + more.topics} topics with {used.name_chars + more.name_chars} characters; delete some"
+                )
 
     def ownership_fault(self, name: str, address: str) -> str | None:
         """Return the reason why another broker may not register or unregister this name and address: they belong to the
@@ -177,7 +210,7 @@ class Routes:
         if not broker.addresses:
             del self._brokers[name]
             self._add_departed(Departed(name, broker.cluster, address, len(broker.topics), self.clock.time_ms()))
-            self._entries -= len(broker.topics)
+            self._add_usage(broker, broker.usage, -1)
             if len(broker.topics) > SLICE:
                 self._to_free.append(broker.topics)
             log.info("broker_gone", broker=name, address=address)
@@ -200,7 +233,7 @@ class Routes:
     @property
     def entries(self) -> int:
         """The number of topics of all brokers."""
-        return self._entries
+        return self._usage.topics
 
     def departed(self) -> list[Departed]:
         """Return brokers that departed at most DEPARTED_KEPT_S ago with topics, and have not registered again; the newest
@@ -356,7 +389,8 @@ class Routes:
 
     def delete_topic(self, topic: str) -> None:
         for broker in self._brokers.values():
-            self._entries -= broker.topics.pop(topic, None) is not None
+            if broker.topics.pop(topic, None) is not None:
+                self._add_usage(broker, _Usage(1, len(topic)), -1)
 
 
 # ------------------------------------------------------------------------------

@@ -21,6 +21,13 @@ GREETING = http2.PREFACE + http2.encode_settings({})
 MAX_FRAME_BYTES = 16_384
 
 
+class BrokerSession:
+    """The session of a client that registers brokers at a name server, as far as routes need it."""
+
+    def __init__(self, address: str = "10.0.0.9") -> None:
+        self.address = address
+
+
 class Socket(asyncio.Transport):
     """A connection's socket, in memory. As with a real one, the connection is lost soon after the broker closes it."""
 

@@ -43,7 +43,7 @@ from ...support.accounts import (
 )
 from ...support.certificates import Certificates
 from ...support.grpc_client import grpc_client, resource, signed
-from ...support.peers import Peer
+from ...support.peers import BrokerSession, Peer
 from ..grpc.receives import begin, request
 
 
@@ -102,7 +102,7 @@ def names(routes: Routes) -> list[str]:
 @pytest.mark.parametrize("limit", ["max_topics", "max_routes", "max_brokers", "max_broker_addresses"])
 def test_a_registration_that_is_refused_leaves_nothing(limit: str) -> None:
     """Brokers that nobody forgets would use up their number, until the name server starts over."""
-    stranger: Any = object()
+    stranger: Any = BrokerSession()
     routes = routes_with(("a", "10.0.0.1:1"), connection=stranger, limits=Limits(**{limit: 1}))
     name, number = ("a", 1) if limit == "max_broker_addresses" else ("b", 0)
     topics = [TopicConfig("t"), TopicConfig("u")]
@@ -114,9 +114,29 @@ def test_a_registration_that_is_refused_leaves_nothing(limit: str) -> None:
     assert names(routes) == ["a", "mine"], "strangers use up nothing of the broker's in this process"
 
 
+@pytest.mark.parametrize("limits", [Limits(max_routes=10), Limits(max_route_chars=9)])
+def test_one_host_registers_half_of_what_all_brokers_may(limits: Limits) -> None:
+    """Otherwise one client makes the list of all topics larger than a frame, and nobody gets it any more."""
+
+    def register(host: Any, name: str, topics: int) -> None:
+        table = [TopicConfig(chr(ord("a") + number)) for number in range(topics)]
+        finish(routes.registering("c", name, 0, f"{name}:1", DataVersion(topics), table, host))
+
+    routes, one, other = Routes(limits=limits), BrokerSession("10.0.0.1"), BrokerSession("10.0.0.2")
+    register(one, "a", 2)
+    register(one, "b", 3)
+    with pytest.raises(LimitExceeded, match=r"the brokers of 10.0.0.1 together may register .* got 6 topics"):
+        register(one, "c", 1)
+    register(other, "d", 4)
+    routes.delete_topic("a")
+    register(one, "a", 2)
+    routes.drop(one)  # type: ignore[arg-type]
+    register(one, "c", 5)
+
+
 def test_an_address_that_another_broker_registers_is_that_brokers() -> None:
     """As after a restart under another name, before the former connection is seen to end."""
-    one, two = object(), object()
+    one, two = BrokerSession(), BrokerSession()
     routes = routes_with(("a", "10.0.0.1:1"), connection=one)
     finish(routes.registering("c", "b", 0, "10.0.0.1:1", DataVersion(1), [TopicConfig("u")], two))  # type: ignore[arg-type]
     routes.drop(one)  # type: ignore[arg-type]
@@ -128,7 +148,7 @@ def test_an_address_that_another_broker_registers_is_that_brokers() -> None:
 
 def test_a_broker_that_moves_leaves_no_address_behind() -> None:
     """No limit counts it: one connection may register another one with every frame."""
-    connection: Any = object()
+    connection: Any = BrokerSession()
     routes = routes_with(*[("a", f"10.0.0.{number}:1") for number in range(100)], connection=connection)
     assert [dict(broker.addresses) for broker in routes.brokers()] == [{0: "10.0.0.99:1"}]
     assert routes.addresses == ["10.0.0.99:1"]
@@ -138,7 +158,7 @@ def test_a_broker_that_moves_leaves_no_address_behind() -> None:
 
 def test_who_unregisters_a_broker_at_the_address_of_another_one_changes_nothing() -> None:
     """It was known for ever then: its silence was not noticed any more."""
-    connection: Any = object()
+    connection: Any = BrokerSession()
     routes = routes_with(("a", "10.0.0.1:1"), ("b", "10.0.0.2:1"), connection=connection)
     for name in ("b", "", "c"):
         routes.unregister(name, "10.0.0.1:1")
@@ -151,7 +171,7 @@ def test_who_unregisters_a_broker_at_the_address_of_another_one_changes_nothing(
 
 def test_the_broker_in_this_process_takes_its_name_back() -> None:
     routes = Routes()
-    stranger: Any = object()
+    stranger: Any = BrokerSession()
     finish(routes.registering("c", "broker-a", 0, "6.6.6.6:1", DataVersion(1), [TopicConfig("t")], stranger))
     finish(routes.registering("c", "broker-a", 1, "6.6.6.6:2", DataVersion(1), [], stranger))
     finish(routes.registering("c", "broker-a", 0, "127.0.0.1:1", DataVersion(1), [TopicConfig("u")], None))

@@ -62,7 +62,7 @@ from bench.steps import Meter
 from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually
 from ...support.certificates import Certificates
 from ...support.locks import Counts
-from ...support.peers import Peer
+from ...support.peers import BrokerSession, Peer
 from ...support.requests import bodies_of, half, pull, send, send_v2
 from ...support.topics import put
 from ...support.turns import heartbeat_of, pieces
@@ -355,7 +355,7 @@ async def test_a_sweep_does_not_begin_again_before_its_end(monkeypatch: pytest.M
 
 
 def test_the_routes_of_a_broker_that_leaves_are_freed_in_pieces() -> None:
-    routes, connection = Routes(), cast("Any", object())
+    routes, connection = Routes(), cast("Any", BrokerSession())
     topics = [TopicConfig(f"topic-{number}", 8, 8) for number in range(5000)]
     finish(routes.registering("c", "b", 0, "10.0.0.1:1", DataVersion(1, 1), topics, connection))
     routes.unregister("b", "10.0.0.1:1")
@@ -423,7 +423,7 @@ def test_a_broker_that_leaves_is_found_without_a_check_of_the_others() -> None:
     steps: list[int] = []
     for count in (20, 200):
         routes = Routes()
-        connections: list[Any] = [object() for _ in range(count)]
+        connections: list[Any] = [BrokerSession() for _ in range(count)]
         for number, connection in enumerate(connections):
             finish(
                 routes.registering(
@@ -440,14 +440,19 @@ def test_a_broker_that_leaves_is_found_without_a_check_of_the_others() -> None:
 
 
 def test_the_topics_of_all_brokers_together_are_limited() -> None:
-    routes, stranger = Routes(limits=Limits(max_routes=3)), object()
-    taken: Any = stranger
-    finish(routes.registering("c", "a", 0, "10.0.0.1:1", DataVersion(1), [TopicConfig("t"), TopicConfig("u")], taken))
-    finish(routes.registering("c", "b", 0, "10.0.0.2:1", DataVersion(1), [TopicConfig("t")], taken))
-    with pytest.raises(Exception, match="has 3 topics of all"):
-        finish(routes.registering("c", "b", 0, "10.0.0.2:1", DataVersion(2), [TopicConfig("u")], taken))
-    routes.unregister("a", "10.0.0.1:1")
-    finish(routes.registering("c", "b", 0, "10.0.0.2:1", DataVersion(3), [TopicConfig("u")], taken))
+    routes, sessions = Routes(limits=Limits(max_routes=3)), {name: BrokerSession(f"10.0.0.{name}") for name in "ab"}
+
+    def register(name: str, version: int, *topics: str) -> None:
+        session: Any = sessions[name]
+        address = f"{session.address}:1"
+        finish(routes.registering("c", name, 0, address, DataVersion(version), list(map(TopicConfig, topics)), session))
+
+    register("a", 1, "t", "u")
+    register("b", 1, "t")
+    with pytest.raises(Exception, match="all brokers together may register 3 topics"):
+        register("b", 2, "u")
+    routes.unregister("a", "10.0.0.a:1")
+    register("b", 3, "u")
 
 
 @pytest.mark.limits(checked_at_once=10)
