@@ -386,8 +386,9 @@ async def wire(node: Node, connect: Connect) -> Wire:
     return await connect(node.address)
 
 
-async def create_topic(wire: Wire, topic: str, queues: int = 4, perm: int = 6) -> None:
-    answer = await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, write(CreateTopic(topic, queues, queues, perm)))
+async def create_topic(wire: Wire, topic: str, queues: int = 4, perm: int = 6, **fields: Any) -> None:
+    header = CreateTopic(topic, queues, queues, perm, **fields)
+    answer = await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, write(header))
     assert answer.code == 0, answer.remark
 
 

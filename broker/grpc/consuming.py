@@ -251,7 +251,7 @@ def _receive(context: HandlerContext, call: GrpcCall, request: Any) -> None:
     settings = broker.group_configs.ensure(group)
     if settings is None:
         raise StatusError(Code.CONSUMER_GROUP_NOT_FOUND, f"the group {group} does not exist: create it first")
-    if not topic.perm & PERM_READ or not settings.consume_enable:
+    if not broker.topics.permits(topic, PERM_READ) or not settings.consume_enable:
         raise StatusError(Code.FORBIDDEN, f"the group {group} may not read {name} now")
     client = context.clients.record_call(call)
     client.group = group

@@ -120,10 +120,11 @@ class GrpcSends:
 
     def _topic(self, name: str, sent: list[AcceptedMessage]) -> TopicConfig:
         """Return the topic. Raises StatusError if it does not exist, cannot be written, or has another message type."""
-        topic = self._context.broker.topics.get(name)
+        topics = self._context.broker.topics
+        topic = topics.get(name)
         if topic is None:
             raise StatusError(Code.TOPIC_NOT_FOUND, f"No topic route info of {name}: create the topic first")
-        if not topic.perm & PERM_WRITE or not topic.write_queues:
+        if not topics.permits(topic, PERM_WRITE) or not topic.write_queues:
             raise StatusError(Code.FORBIDDEN, f"the topic {name} has no queue that may be written")
         if not name.startswith((names.RETRY_PREFIX, names.DLQ_PREFIX)):
             accepted = accepted_types(topic)

@@ -296,6 +296,8 @@ class SendService:
         topic = self._topics.get(name)
         if topic is None or name in names.UNSENDABLE_TOPICS:
             topic = self._topic(header)
+        if self._topics.forbids_send(topic):
+            raise Refusal(Reason.NOT_PERMITTED, f"the broker[{self._broker_name}] sending message is forbidden")
         # A queue that can be read but not written is accepted, too, as in AbstractSendMessageProcessor.msgCheck.
         if queue_id >= topic.write_queues and queue_id >= topic.read_queues:
             raise Refusal(

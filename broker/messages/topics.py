@@ -17,7 +17,7 @@ import structlog
 
 from ...protocol import names
 from ...protocol.bodies import LOOKS, DataVersion, TopicConfig, Work, finish, joined, read_topic, topic_json
-from ...protocol.codes import MAX_PERM, PERM_INHERIT, PERM_READ_WRITE
+from ...protocol.codes import MAX_PERM, PERM_INHERIT, PERM_READ_WRITE, PERM_WRITE
 from ..config import MAX_QUEUES_PER_TOPIC, SAMPLE_INTERVAL_S, BrokerConfig, LimitExceeded, within
 from ..runtime import Job, Runtime
 from ..store.files import StoreError, StoreFull, find_state, replace_state, write_state
@@ -275,6 +275,15 @@ class Topics:
             self._identities.pop(name, None)
         else:
             self._take(before)
+
+    def permits(self, topic: TopicConfig, permission: int) -> bool:
+        """Return True if both the topic and the broker (`brokerPermission`) have a permission."""
+        return bool(topic.perm & self._config.permission & permission)
+
+    def forbids_send(self, topic: TopicConfig) -> bool:
+        """Return True if a remoting send to the topic is refused: the topic is ordered, and the broker lacks the write
+        permission. Clients find all other permissions in routes, as in AbstractSendMessageProcessor.msgCheck."""
+        return topic.order and not self._config.permission & PERM_WRITE
 
     def change_config(self, config: BrokerConfig) -> None:
         """Apply changed settings of the broker: permissions, and the existence and queues of TBW102."""

@@ -904,6 +904,7 @@ def create_topic(broker: BrokerController, connection: RemotingConnection, frame
             header.perm,
             header.topic_filter_type,
             header.topic_sys_flag,
+            header.order,
         ),
         former,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from ...conftest import Node, Nodes
 from ...support.grpc_client import GrpcClient, message, resource, sending, settle
 from ...support.topics import put, stored
 from .conftest import Dial
+from .receives import NOTHING, begin, received, request
 
 OK = 20000
 
@@ -64,6 +66,19 @@ async def test_a_call_sends_this_many_messages(node: Node, client: GrpcClient, c
     answer = await client.call("SendMessage", sending(*[message("t")] * count))
     is_legal = count <= MAX_SEND_MESSAGES
     assert (answer.status.code, len(stored(node))) == ((OK, count) if is_legal else (40016, 0))
+
+
+@pytest.mark.parametrize(
+    ("permission", "sends", "receives"), [(0, 40300, 40300), (2, OK, 40300), (4, 40300, OK), (6, OK, OK)]
+)
+async def test_permission_of_the_broker_holds_for_calls_as_that_of_the_topic(
+    node: Node, client: GrpcClient, permission: int, sends: int, receives: int
+) -> None:
+    put(node)
+    node.broker.change_config(replace(node.broker.config, permission=permission))
+    assert (await client.call("SendMessage", sending(message("t")))).status.code == sends
+    code, _ = await received(begin(client, request()))
+    assert (OK if code == NOTHING else code) == receives
 
 
 async def test_of_a_call_with_one_bad_message_nothing_is_stored(node: Node, client: GrpcClient) -> None:

@@ -191,6 +191,16 @@ async def test_a_wrong_setting_is_refused_with_what_is_allowed(
     assert node.broker.config.permission == 6
 
 
+async def test_read_only_broker_refuses_sends_to_ordered_topics_only(wire: Wire) -> None:
+    """As Apache's brokers of 4.9 and 5.5 do: other clients learn from routes that they should send elsewhere."""
+    await create_topic(wire, "plain")
+    await create_topic(wire, "ordered", order=True)
+    for permission, ordered in ((4, ResponseCode.NO_PERMISSION), (6, 0), (0, ResponseCode.NO_PERMISSION)):
+        await wire.call(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerPermission=%d" % permission)
+        assert (await send(wire, topic="plain")).code == 0
+        assert (await send(wire, topic="ordered")).code == ordered
+
+
 async def test_permissions_change_while_the_broker_runs(wire: Wire) -> None:
     await create_topic(wire, "t")
     await wire.call(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerPermission=2\nautoCreateSubscriptionGroup=false")
