@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import structlog
 
+from ..config import CLOCK_TOLERANCE_MS
 from ..messages.lite import LiteTopic
 from ..messages.topics import Topics
 from ..runtime import Job, Runtime
@@ -38,6 +39,7 @@ class PopJournal:
         self._saved: dict[PoolPlace, tuple[int, bytes]] = {}
         self.last_number = 0
         self._journal_bytes = runtime.limits.pop_journal_bytes
+        self._ahead_ms = 0  # how far the clock of the last run was ahead of this run's clock at the start
         self._is_behind = False  # True if the file lacks records, so that nothing is appended until it is rewritten
 
     def read(self, *, is_expected: bool) -> dict[int, KeptQueue]:
@@ -48,6 +50,15 @@ class PopJournal:
         if fault is not None:
             self._adoption.set_aside("popped messages", len(unread), b"".join(map(framed, unread)), fault)
         self.last_number = max(queues, default=0)
+        # A message that was popped in the future shows that the clock was set back. Without this correction the message would
+        # stay invisible longer by the same time.
+        newest_ms = max((found.pop_ms for kept in queues.values() for found in kept.unfinished.values()), default=0)
+        self._ahead_ms = max(newest_ms - self._clock.time_ms(), 0)
+        if self._ahead_ms > CLOCK_TOLERANCE_MS:
+            hint = (
+                "popped messages stay invisible for the rest of their timeouts; check the time service of the machine"
+            )
+            log.warning("clock_set_back", ahead_s=self._ahead_ms / 1000, hint=hint)
         self._is_behind = bool(queues or unread)  # this run has not defined their numbers, so it rewrites the file
         if is_expected and not self.frames.size:
             self._is_behind = True
@@ -67,7 +78,8 @@ class PopJournal:
         return max(self._clock.time_ms() + round(ahead_s * 1000), 0)
 
     def monotonic_s(self, wall_ms: int) -> float:
-        return self._clock.monotonic_s() + (wall_ms - self._clock.time_ms()) / 1000
+        """Return the monotonic time of a wall time of the last run."""
+        return self._clock.monotonic_s() + (wall_ms - self._ahead_ms - self._clock.time_ms()) / 1000
 
     # Events
 

@@ -294,6 +294,28 @@ async def test_acknowledgements_and_modes_survive_a_restart(nodes: Nodes, connec
     assert node.broker.offsets.get("g", "t", 0) == 2
 
 
+async def test_popped_message_stays_invisible_no_longer_than_its_timeout_when_the_clock_is_set_back_over_a_restart(
+    nodes: Nodes, connect: Connect
+) -> None:
+    ahead = MovableClock(stands=True)
+    ahead.advance(3600)
+    node = await nodes.start(clock=ahead)
+    wire = await connect(node.address)
+    await create_topic(wire, "t")
+    await send(wire, b"a", queue=0)
+    assert len(await popped(wire, invisibleTime=60_000)) == 1
+    await node.stop()
+    clock = MovableClock(stands=True)
+    with capture_logs() as logs:
+        node = await nodes.start(clock=clock)
+    assert [log["ahead_s"] for log in logs if log["event"] == "clock_set_back"] == [pytest.approx(3600, abs=60)]
+    wire = await connect(node.address)
+    clock.advance(58)
+    assert not await popped(wire)
+    clock.advance(4)
+    assert [record.body for record in await popped(wire)] == [b"a"]
+
+
 async def test_members_that_pull_what_others_pop_get_their_share(nodes: Nodes, connect: Connect) -> None:
     node = await nodes.start()
     popper, puller = await connect(node.address), await connect(node.address)
