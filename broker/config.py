@@ -184,6 +184,8 @@ MAX_ACKS: Final = 512  # receipt handles in one acknowledgement; they take 3 ms
 # time after which receives of other levels no longer precede the level of a PRIORITY topic that has waited longest
 LEVEL_WAIT_S: Final = 60.0
 POP_READS: Final = 8  # reads of a pop whose filter matches nothing, before the event loop serves others
+# batches of deliveries whose deadline is postponed in one event-loop iteration, after the process was suspended
+POSTPONED_AT_ONCE: Final = 256
 EXPIRED_AT_ONCE: Final = 16  # expired batches that are redelivered per event-loop iteration, 512 messages at most
 MAX_ATTEMPT_CHARS: Final = 1024  # characters of an attempt id that count; the rest is ignored
 # successive extensions of a visibility timeout that the broker makes, as Apache's proxy
@@ -375,8 +377,9 @@ class Limits:
     max_filters: int = 256  # parsed SQL92 filters that are cached, by least recent use
     known_filter_words: int = 200_000  # tokens of all cached filters; a token takes about 200 bytes
     max_held_pulls: int = 100_000  # held pulls of all connections
-    # held pulls of one queue up to which a new message answers all of them immediately; more are answered in pieces
-    woken_at_once: int = 16
+    # clients, groups or messages that one event (such as a new message, a lost connection or a deletion) affects
+    # immediately; further ones follow in later event-loop iterations, with TURN_S in each for all such work
+    affected_at_once: int = 16
     max_recalled: int = 1_000_000  # recalled messages whose delivery time has not come
     max_recall_looks: int = 100_000  # messages with the same delivery time among which a recall searches
     max_searches: int = 4  # concurrent queries by key, one for each client

@@ -155,8 +155,14 @@ class _MovableTimer:
 
 
 class Turns:
-    def __init__(self, turn_s: float = TURN_S) -> None:
+    """
+    Args:
+        call_soon: Makes a call in the next event-loop iteration.
+    """
+
+    def __init__(self, turn_s: float = TURN_S, call_soon: Callable[..., object] | None = None) -> None:
         self.turn_s = turn_s
+        self._call_soon = call_soon or MACHINE.call_soon
         self._own: deque[Work[Any]] = deque()
         self._of_clients: dict[str, deque[Work[Any]]] = {}  # by address, in the order of their turns
         self._is_own_turn = True
@@ -185,7 +191,15 @@ class Turns:
         if not self._is_due:
             self._is_due = True
             self._end_s = 0.0
-            asyncio.get_running_loop().call_soon(self._turn)
+            self._call_soon(self._turn)
+
+    def do_some(self, work: Work[Any], pieces: int) -> None:
+        """Do some pieces of the work immediately, whatever other work waits, and the rest from the next turn on. This is for
+        what one event does to many clients, groups or messages: a few of them do not have to wait for a turn."""
+        for number, _ in enumerate(work, 1):
+            if number >= pieces:
+                self.do_later(work)
+                return
 
     def call(self, action: Callable[..., object], *arguments: Any) -> None:
         """Make a short call as the broker's own work of one piece, because there may be very many."""
@@ -219,7 +233,7 @@ class Turns:
         self._go_on()
         self._is_due = bool(self.waiting)
         if self._is_due:
-            asyncio.get_running_loop().call_soon(self._turn)
+            self._call_soon(self._turn)
 
     def _go_on(self) -> None:
         while self.waiting and time.perf_counter() <= self._end_s:
@@ -640,4 +654,4 @@ class Runtime:
         self.limits = limits
         self.generation = generation if generation is not None else Generation()
         self.tasks = tasks if tasks is not None else Tasks(clock)
-        self.turns = turns if turns is not None else Turns()
+        self.turns = turns if turns is not None else Turns(call_soon=clock.call_soon)

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import structlog
 
-from ...protocol.bodies import Work
+from ...protocol.bodies import SLICE, Work
 from ...protocol.names import Subscription
 from ..runtime import Runtime, Timer
 from ..sessions import AddressShares, Session
@@ -115,26 +115,20 @@ class HeldPulls:
         return True
 
     def wake(self, queues: list[ConsumeQueue]) -> None:
-        """Answer the pulls for which messages have arrived in these queues, in pieces if more than `woken_at_once` pulls of
-        a queue are held."""
+        """Answer the pulls for which messages have arrived in these queues."""
         held = self._held
-        if not held:
-            return
-        for queue in dict.fromkeys(queues):
-            waiting = held.get(queue)
-            if waiting is None:
-                continue
-            if len(waiting) <= self._limits.woken_at_once:
-                for pull in [pull for pull in waiting if _is_wanted(pull)]:
-                    self.release(pull)
-            else:
-                self._turns.do(self._wake_many(list(waiting)))
+        if held and (woken := [queue for queue in dict.fromkeys(queues) if queue in held]):
+            self._do_some(self._waking(woken))
 
-    def _wake_many(self, waiting: list[HeldPull]) -> Work[None]:
-        for pull in waiting:
-            if _is_wanted(pull):
-                self.release(pull)
-            yield
+    def _waking(self, queues: list[ConsumeQueue]) -> Work[None]:
+        for queue in queues:
+            for pull in list(self._held.get(queue, ())):
+                if _is_wanted(pull):
+                    self.release(pull)
+                yield
+
+    def _do_some(self, work: Work[None]) -> None:
+        self._turns.do_some(work, self._limits.affected_at_once)
 
     def release(self, pull: HeldPull) -> None:
         """End the wait of a pull with its `answer`, as soon as its client reads. Do nothing for a pull that was answered
@@ -159,19 +153,27 @@ class HeldPulls:
 
     def drop(self, session: Session) -> None:
         """Drop the pulls of a closed session, without a response."""
-        for pull in self.of(session):
-            self._remove(pull)
+        self._do_some(self._dropping(session))
+
+    def _dropping(self, session: Session) -> Work[None]:
+        for pull in list(self._of.get(session, ())):
+            if self.is_held(pull):
+                self._remove(pull)
+            yield
 
     def release_topic(self, topic: str) -> None:
         """Answer the pulls that wait for messages of a deleted topic. They would otherwise miss the messages of a recreated
         topic."""
-        for queue in [queue for queue in self._held if queue.topic == topic]:
-            self._turns.do(self._releasing_all(list(self._held[queue])))
+        self._do_some(self._releasing_topic(topic))
 
-    def _releasing_all(self, waiting: list[HeldPull]) -> Work[None]:
-        for pull in waiting:
-            self.release(pull)
-            yield
+    def _releasing_topic(self, topic: str) -> Work[None]:
+        for number, queue in enumerate(list(self._held), 1):
+            if queue.topic == topic:
+                for pull in list(self._held.get(queue, ())):
+                    self.release(pull)
+                    yield
+            if number % SLICE == 0:
+                yield
 
     def releasing(self, sessions: Iterable[Session]) -> Work[None]:
         """Answer all pulls of these sessions, one pull per piece of work."""
@@ -187,9 +189,7 @@ class HeldPulls:
     def answer_all(self) -> None:
         """Answer all pulls because the broker stops, and hold no further ones."""
         self._is_stopped = True
-        for waiting in list(self._of.values()):
-            for pull in list(waiting):
-                self.release(pull)
+        self._do_some(self.releasing(list(self._of)))
 
 
 def _remove_from(table: dict[K, dict[HeldPull, None]], key: K, pull: HeldPull) -> None:

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from heapq import heappop, heappush
-from itertools import chain
+from itertools import chain, islice
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -254,7 +254,7 @@ class LiteDeliveries(QueueDeliveries):
         if not self.unfinished:
             return self._take_next(request, min(wanted, allowed), room)
         taken: list[TakenDelivery] = []
-        for delivery in list(self.unfinished.values()):
+        for delivery in list(islice(self.unfinished.values(), MAX_POP_MESSAGES)):
             if delivery.state is not DeliveryState.VISIBLE or len(taken) == wanted:
                 return taken
             record = self.record(delivery.offset)
@@ -265,7 +265,10 @@ class LiteDeliveries(QueueDeliveries):
                 return taken
             taken.append(TakenDelivery(delivery, record))
             room -= len(record)
-        return taken or self._take_next(request, min(wanted, allowed), room)
+        if taken or self.unfinished:  # what is left of them is taken next
+            self.pool.is_cut = self.pool.is_cut or not taken
+            return taken
+        return self._take_next(request, min(wanted, allowed), room)
 
     def _take_next(self, request: PopRequest, wanted: int, room: int) -> list[TakenDelivery]:
         taken: list[TakenDelivery] = []

@@ -582,7 +582,6 @@ class Pool(ABC):
         self.waits = 0
         self.used_s = float("-inf")
         self.is_cut = False
-        self.is_served_later = False
         self.is_in_order = False
         self._payer: Session | None = None
         self._paid_bytes = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from heapq import heapify, heappop, heappush
@@ -26,6 +26,7 @@ from ..config import (
     MAX_RENEWED_S,
     POOL_SENT_BACK,
     POP_CLIENT_SILENT_S,
+    POSTPONED_AT_ONCE,
     RENEWAL_STEPS_S,
     STANDSTILL_S,
     LimitExceeded,
@@ -122,6 +123,7 @@ class Pops(LitePart):
         self._filters, self._offsets, self._settings, self._watch = filters, offsets, settings, watch
         self._clock = clock
         self.unburied, self._reports = Recent(clock), Reports(clock)
+        self._turns = runtime.turns
         self._dead_letters = DeadLetterWriter(topics, appender, self._settings, groups)
         self._deadlines = Deadlines(clock, self)
         self._attempts: OrderedDict[PopAttempt, list[GivenDelivery]] = OrderedDict()
@@ -136,6 +138,10 @@ class Pops(LitePart):
         )
         self._is_stopped = False
         self._losing: deque[Work[None]] = deque()
+        self._served_later: dict[Pool, None] = {}
+        # by topic, the queues and lite topics with new messages that the work in progress has not taken yet
+        self._woken: dict[str, dict[ConsumeQueue, None]] = {}
+        self._woken_lites: dict[str, dict[LiteTopic, None]] = {}
         self._adopt(runtime.adoption)
 
     def _adopt(self, adoption: Adoption) -> None:
@@ -211,7 +217,8 @@ class Pops(LitePart):
         if not self.pools.receives.has_room(receive.address):
             return PopResult(Why.TOO_MANY_WAIT)
         pool.hold(receive)
-        receive.timer = self._clock.call_later(request.wait_ms / 1000, self._end, receive, PopResult(Why.NOTHING_NEW))
+        wait_s, nothing = request.wait_ms / 1000, PopResult(Why.NOTHING_NEW)
+        receive.timer = self._clock.call_later(wait_s, self._turns.call, self._end, receive, nothing)
         if pool.is_cut:
             self._serve_later(pool)
         return None
@@ -361,53 +368,90 @@ class Pops(LitePart):
 
     def appended(self, queues: Iterable[ConsumeQueue]) -> None:
         """Serve the receives that wait for messages of these queues. Lite pools are served by `lite_appended`."""
-        for queue in dict.fromkeys(queues):
-            for pool in list(self.pools.of_topic(queue.topic)):
-                if isinstance(pool, QueuePool):
-                    pool.offer(queue.queue_id)
-                    if pool.waits:
-                        self._serve(pool)
+        for queue in queues:
+            if (woken := self._woken.get(queue.topic)) is not None:
+                woken[queue] = None  # the work that has begun for an earlier message takes it, too
+            elif self.pools.of_topic(queue.topic):
+                self._woken[queue.topic] = {queue: None}
+                self._do_some(self._waking(queue.topic))
+
+    def _waking(self, topic: str) -> Work[None]:
+        try:
+            while woken := self._woken[topic]:
+                queue, _ = woken.popitem()
+                for number, pool in enumerate(list(self.pools.of_topic(topic)), 1):
+                    if isinstance(pool, QueuePool) and pool in self.pools.all:
+                        pool.offer(queue.queue_id)
+                        yield from self._serving(pool)
+                    if number % SLICE == 0:
+                        yield
+        finally:
+            del self._woken[topic]
 
     def lite_appended(self, lites: Iterable[LiteTopic]) -> None:
         """Serve the receives that wait for messages of these lite topics."""
-        touched: dict[LitePool, None] = {}
-        for lite in lites:
-            for pool in self.pools.lite_pools(lite.queue.topic):
-                pool.offer(lite)
-                touched[pool] = None
-        for pool in touched:
-            self.serve(pool)
         self.expiry.appended(lites)
+        for lite in lites:
+            parent = lite.queue.topic
+            if (woken := self._woken_lites.get(parent)) is not None:
+                woken[lite] = None
+            elif self.pools.of_topic(parent):
+                self._woken_lites[parent] = {lite: None}
+                self._do_some(self._waking_lites(parent))
 
-    def _serve(self, pool: Pool) -> None:
-        pool.is_served_later = False
-        while (receive := pool.next_receive()) is not None:
+    def _waking_lites(self, parent: str) -> Work[None]:
+        try:
+            while woken := self._woken_lites[parent]:
+                self._woken_lites[parent] = {}
+                for pool in self.pools.lite_pools(parent):
+                    for number, lite in enumerate(woken, 1):
+                        if pool in self.pools.all and self.pools.lites.get(parent, lite.name) is lite:
+                            pool.offer(lite)
+                        if number % SLICE == 0:
+                            yield
+                    yield from self._serving(pool)
+        finally:
+            del self._woken_lites[parent]
+
+    def _do_some(self, work: Work[None]) -> None:
+        self._turns.do_some(work, self._limits.affected_at_once)
+
+    def serve(self, pool: Pool) -> None:
+        """Serve the receives that wait, because the pool may have a message or a further queue."""
+        if pool.waits:
+            self._do_some(self._serving(pool))
+
+    def _serving(self, pool: Pool) -> Work[None]:
+        """Serve the receives that wait in a pool, one per piece."""
+        while pool in self.pools.all and not self._is_stopped and (receive := pool.next_receive()) is not None:
             try:
                 result = self._pop(pool, receive.request)
             except LimitExceeded as error:
                 if self._reports.is_due(f"{pool.group}:", str(error)):
                     log.error("receive_failed", group=pool.group, topic=pool.topic, reason=str(error))
-                self._end(receive, PopResult(Why.FAILED, fault=str(error)))
-                continue
+                result = PopResult(Why.FAILED, fault=str(error))
             except Exception as error:
                 log.exception("receive_failed", group=pool.group, topic=pool.topic)
-                self._end(receive, PopResult(Why.FAILED, fault=str(error)))
-                continue
+                result = PopResult(Why.FAILED, fault=str(error))
             if result.why is not Why.NOTHING_NEW:
                 self._end(receive, result)
-                continue
-            if pool.is_cut:
-                self._serve_later(pool)
-            if (
-                not isinstance(pool, LitePool) or pool.next_receive() is receive
-            ):  # in lite topics others may have something
-                return
+            else:
+                if pool.is_cut:
+                    self._serve_later(pool)
+                if not isinstance(pool, LitePool) or pool.next_receive() is receive:
+                    return  # in lite topics others may have something
+            yield
 
     def _serve_later(self, pool: Pool) -> None:
         """Serve the receives of a pool in the next event-loop iteration."""
-        if pool.waits and not pool.is_served_later:
-            pool.is_served_later = True
-            self._clock.call_soon(self._serve, pool)
+        if pool.waits:
+            if not self._served_later:
+                self._clock.call_soon(self._serve_due)
+            self._served_later[pool] = None
+
+    def _serve_due(self) -> None:
+        pools, self._served_later = list(self._served_later), {}
+        self._do_some(_in_order(map(self._serving, pools)))
 
     def _end(self, receive: Receive[Any], result: PopResult) -> None:
         """Give a receive its result, unless it has one or was cancelled."""
@@ -642,8 +686,7 @@ class Pops(LitePart):
                 pool.refresh(deliveries)
                 if isinstance(deliveries, LiteDeliveries):
                     self._lite_finished(deliveries)
-            if pool.waits:
-                self._serve(pool)
+            self.serve(pool)
             self._progressed(pool)
 
     def _progressed(self, pool: Pool) -> None:
@@ -701,11 +744,6 @@ class Pops(LitePart):
 
     # Queues that are handed over (PoolOwner)
 
-    def serve(self, pool: Pool) -> None:
-        """Serve the receives that wait, because the pool may have a message or a further queue."""
-        if pool.waits:
-            self._serve(pool)
-
     def release_queue(self, pool: QueuePool, queue_id: int, *, is_lost: bool) -> bool:
         """End the deliveries of a queue that members pull from now on, from its lowest unfinished offset. Returns False if
         unfinished messages are sent back to the retry topic first (`_sends_back`); if they may not be, finished messages
@@ -751,8 +789,7 @@ class Pops(LitePart):
         """End clients without contact whose messages the broker extends, and remove unused clients, pools and lite topics."""
         self.lite.expire()
         self.expiry.check_kept()
-        for client in self.pools.silent_clients():
-            self.client_gone(client)
+        self._do_some(_in_order(map(self._losing_client, self.pools.silent_clients())))
         self.pools.remove_idle_clients(self._clock.monotonic_s() - POP_CLIENT_SILENT_S)
         self._remove_unused()
         self.division.check()
@@ -818,22 +855,33 @@ class Pops(LitePart):
         """Handle a client that terminated or lost contact: end its receives, and redeliver the messages that the broker
         extends for it, or dead-letter them after their last attempt. Messages with a visibility timeout of their own
         stay in flight until that expires. Do nothing once the broker is stopped."""
+        self._do_some(self._losing_client(client))
+
+    def _losing_client(self, client: PopClient) -> Work[None]:
         if self._is_stopped:  # the next broker writes the journal, perhaps in this process
             return
         found = self.pools.clients.get(client)
         self.pools.remove_client(client)
         touched: dict[Pool, None] = {}
         if found is not None:
-            for receive in list(found.receives):
-                self._end(receive, PopResult(Why.CLIENT_GONE))
+            extended = list(found.extended.items())
+            yield from self._ending(list(found.receives), Why.CLIENT_GONE)
             self.lite.client_gone(client)
-            for delivery, deliveries in list(found.extended.items()):
-                if delivery.state is DeliveryState.IN_FLIGHT:
+            for delivery, deliveries in extended:
+                if self._is_stopped:
+                    return
+                if delivery.state is DeliveryState.IN_FLIGHT and delivery.client == client:
                     self._redeliver(deliveries, delivery, "its last consumer has gone")
                     touched[deliveries.pool] = None
-        for pool in touched:
-            self.serve(pool)
+                yield
+        yield from _in_order(map(self._serving, touched))
         self.division.clients_gone()
+
+    def _ending(self, receives: Iterable[Receive[Any]], why: Why) -> Work[None]:
+        """End receives that wait, one per piece."""
+        for receive in receives:
+            self._end(receive, PopResult(why))
+            yield
 
     def session_gone(self, session: Session) -> None:
         """Handle a remoting client that is gone, like `client_gone`."""
@@ -851,7 +899,7 @@ class Pops(LitePart):
             self._writer.follow_reset(deliveries)
         pool.make_ready()
         self._write_now()
-        self._serve(pool)
+        self.serve(pool)
 
     def group_deleted(self, group: str) -> None:
         self._journal.group_deleted(group)
@@ -862,8 +910,7 @@ class Pops(LitePart):
     def end_receives(self, group: str) -> None:
         """End the waiting receives of a deleted group whose offsets and messages in flight stay."""
         for pool in self.pools.of_group(group):
-            for receive in pool.waiting():
-                self._end(receive, PopResult(Why.GROUP_GONE))
+            self._do_some(self._ending(pool.waiting(), Why.GROUP_GONE))
 
     def topic_deleted(self, topic: str) -> None:
         """End the pools of a deleted topic, and delete the offsets in its lite topics."""
@@ -872,17 +919,21 @@ class Pops(LitePart):
         self.expiry.topic_deleted(topic)
 
     def _delete(self, pools: Iterable[Pool], why: Why) -> None:
+        ended: list[Work[None]] = []
         for pool in pools:
-            for receive in pool.waiting():
-                self._end(receive, PopResult(why))
-            if isinstance(pool, LitePool):
-                self.lite.pool_deleted(pool)
+            ended.append(self._ending_deleted(pool, why))
             for deliveries in pool.deliveries():
                 self._journal.ended(deliveries)
             if isinstance(pool, QueuePool):
                 self.division.pool_deleted(pool)
             self._end_pool(pool)
         self._write_now()
+        self._do_some(_in_order(ended))
+
+    def _ending_deleted(self, pool: Pool, why: Why) -> Work[None]:
+        yield from self._ending(pool.waiting(), why)
+        if isinstance(pool, LitePool):
+            self.lite.pool_deleted(pool)
 
     def _end_pool(self, pool: Pool) -> None:
         for deliveries in list(pool.deliveries()):
@@ -914,13 +965,13 @@ class Pops(LitePart):
         self._deadlines.stop()
         self.division.stop()
         self.expiry.stop()
-        for receive in self._waiting():
-            self._end(receive, PopResult(Why.STOPPED))
+        self._do_some(self._ending(self._waiting(), Why.STOPPED))
         self._writer.write()
         self._journal.frames.close()
 
-    def _waiting(self) -> list[Receive[Any]]:
-        return [receive for pool in self.pools.all for receive in pool.waiting()]
+    def _waiting(self) -> Iterator[Receive[Any]]:
+        for pool in list(self.pools.all):
+            yield from pool.waiting()
 
     @property
     def waiting(self) -> int:
@@ -930,6 +981,11 @@ class Pops(LitePart):
         """Return True if the group has a pool of the topic that is used (`Pool.is_used`)."""
         pool = self.pools.find(group, topic)
         return pool is not None and pool.is_used(self._clock.monotonic_s())
+
+
+def _in_order(works: Iterable[Work[None]]) -> Work[None]:
+    for work in works:
+        yield from work
 
 
 class GivenDelivery(NamedTuple):
@@ -1076,6 +1132,9 @@ class Deadlines:
         self._compacted = 0
         self._timer: Timer | None = None
         self._due_s = 0.0
+        self._resumed_s = self._late_s = float(
+            "-inf"
+        )  # after a suspension: when it ended, and how late deadlines then were
         self._is_stopped = False
 
     def put(self, deliveries: QueueDeliveries, batch: Sequence[Delivery], deadline_s: float) -> None:
@@ -1108,19 +1167,24 @@ class Deadlines:
         now_s = self._clock.monotonic_s()
         late_s = now_s - self._due_s
         try:
-            if late_s > STANDSTILL_S:  # the process was suspended: acknowledgements that arrived are not read yet
-                self._postpone(now_s, late_s)
+            if late_s > STANDSTILL_S and self._due_s > self._resumed_s:
+                # The process was suspended: acknowledgements that arrived are not read yet.
+                self._resumed_s, self._late_s = now_s, min(late_s, STANDSTILL_S)
+            if self._due_s <= self._resumed_s:
+                self._postpone(now_s + self._late_s)
             else:
                 self._expire_until(now_s)
         finally:
             self._set_timer()
 
-    def _postpone(self, now_s: float, late_s: float) -> None:
-        while self._heap and self._heap[0][0] <= now_s:
+    def _postpone(self, until_s: float) -> None:
+        """Postpone deadlines that had passed when a suspension ended, some per event-loop iteration."""
+        for _ in range(POSTPONED_AT_ONCE):
+            if not self._heap or self._heap[0][0] > self._resumed_s:
+                return
             _, number, deliveries, batch = heappop(self._heap)
-            until_s = now_s + min(late_s, STANDSTILL_S)
             for item in batch:
-                if _counts_for(item, number) and item.deadline_s <= now_s:
+                if _counts_for(item, number) and item.deadline_s <= self._resumed_s:
                     item.deadline_s = until_s
             heappush(self._heap, (until_s, number, deliveries, batch))
 

@@ -379,10 +379,10 @@ async def test_a_message_that_cannot_be_written_is_a_dead_letter_and_the_others_
     await joined(client)
     await send(client, b"1", b"odd", b"3")
 
-    def failing(found: Any, record: Record, *rest: Any) -> Work[None]:
+    def failing(found: Any, record: Record, *rest: Any, is_lite: bool) -> Work[None]:
         if record.body == b"odd":
             raise OverflowError("a value that nobody thought of")
-        return filling(found, record, *rest)
+        return filling(found, record, *rest, is_lite=is_lite)
 
     monkeypatch.setattr(consuming, "filling", failing)
     assert sorted(item.body for item in await receive(client)) == [b"1", b"3"]

@@ -305,7 +305,7 @@ async def test_subscriptions_end_180_s_after_the_last_synchronization(nodes: Nod
         await receive(client)
     assert node.broker.pops.lite.count == 1
     node.clock.advance(60)
-    assert node.broker.pops.lite.count == 0
+    await eventually(lambda: node.broker.pops.lite.count == 0)
 
 
 async def test_subscriptions_end_with_the_telemetry_stream_and_with_a_termination(

@@ -24,7 +24,7 @@ from rocketlet.broker.pops.division import Divided, PopMember
 from rocketlet.broker.pops.lite import LiteOffsets
 from rocketlet.broker.pops.pool import Receive
 from rocketlet.broker.pops.pops import Pops
-from rocketlet.broker.runtime import MovableClock, Runtime, run
+from rocketlet.broker.runtime import MovableClock, Runtime, Turns, run
 from rocketlet.broker.sessions import Event, GroupChanged, Session
 from rocketlet.broker.store.journals import Frames
 from rocketlet.protocol.bodies import ConsumerData, GroupConfig, Route, TopicConfig
@@ -84,6 +84,10 @@ class TestClock(MovableClock):
     def call_soon(self, action: Callable[..., object], *arguments: Any) -> None:
         self.soon.append(partial(action, *arguments))
 
+    def suspend(self, seconds: float) -> None:
+        """Let time pass while the process does not run, so that timers are late."""
+        self._ahead_s += seconds
+
 
 class World:
     """One run of what a broker has below its protocol servers. `restart` is a kill, or a stop, and another run."""
@@ -100,7 +104,8 @@ class World:
         folder, clock = self.folder, self.clock
         config = BrokerConfig(data_dir=folder, address="127.0.0.1:1")
         tasks: Any = _AtOnce()
-        runtime = Runtime(clock, self.limits, tasks=tasks)
+        self.turns = Turns(call_soon=clock.call_soon)
+        runtime = Runtime(clock, self.limits, tasks=tasks, turns=self.turns)
         self.store = open_store(folder, clock=clock)
         changes = Changes(
             members=lambda group: self.state.division.members_changed(group),
