@@ -44,8 +44,6 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -54,6 +52,7 @@ try:
     import pyspark.sql.datasource  # noqa: F401 (a module that PySpark has since 4.0)
     from pyspark.errors import AnalysisException
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 except ModuleNotFoundError as missing:
     found = importlib.util.find_spec("pyspark") and f", and this is {importlib.metadata.version('pyspark')}"
     raise ImportError(f"rocketlet.spark needs PySpark 4{found or ''}: pip install '.[spark]'") from missing
@@ -62,41 +61,45 @@ from .checkpoint import group_of
 from .config import HOLD_RENEWAL_S, STOP_POLL_INTERVAL_S, STOP_TIMEOUT_S
 from .driver import lag
 from .format import RocketletDataSource, lacking
-from .worker import uses_internals
+from .worker import degraded, uses_internals
 
 if TYPE_CHECKING:
-    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark import SparkContext
 
     from .driver import Ledger
 
 _listening: WeakSet[SparkSession] = WeakSet()
-_ledgers: dict[int, Ledger] = {}
-"""The ledger of each JVM by its process id. Several sessions may use a JVM, concurrently or one after the other."""
+_ledgers: list[Ledger] = []
+"""The ledger of this process, once a session was registered."""
 
 __all__ = ["RocketletDataSource", "lag", "register", "stop"]
 
 
 def register(spark: SparkSession) -> None:
-    """Register `format("rocketlet")` with a session. Warn about features that an old PySpark lacks.
+    """Register `format("rocketlet")` with a session.
+
+    Warn about features that an old PySpark lacks, about a PySpark that is newer than the tested ones, and about what is
+    slower or missing because internals of PySpark have changed.
 
     Raises:
-        RuntimeError: the session's workers cannot run the format, or PySpark is too new
+        RuntimeError: the session's workers cannot run the format, or an internal of PySpark is missing that it needs
     """
     lack = lacking()
-    if lack:
-        warnings.warn(lack, stacklevel=2)
-    fault = _worker_fault(spark)
-    if fault:
-        raise RuntimeError(fault)
-    if not lack:
-        _listen(spark)
-    if not hasattr(spark, "_jsparkSession"):  # Spark Connect: another machine runs the processes
+    for warning in [lack] if lack else degraded():
+        warnings.warn(warning, stacklevel=2)
+    context = _context(spark)
+    if context is None:  # Spark Connect: another machine runs the processes
         if not _is_found():
             spark.dataSource.register(RocketletDataSource)
         return
+    fault = _worker_fault(context)
+    if fault:
+        raise RuntimeError(fault)
+    if not lack:
+        _listen(spark, context)
     from .worker import fast_start
 
-    with fast_start(spark.sparkContext), _without_warning(spark) if _is_found() else nullcontext():
+    with fast_start(context, _ledgers[0].folder if _ledgers else None):
         _make_known(spark)
 
 
@@ -115,15 +118,14 @@ def stop(query: StreamingQuery, timeout_s: float = STOP_TIMEOUT_S) -> None:
         TimeoutError: the batch takes longer; the query then continues
         RuntimeError: no session of this driver was registered, or the query belongs to Spark Connect
     """
-    if not hasattr(query, "_jsq"):
+    if not isinstance(query, StreamingQuery):
         raise RuntimeError(
             "rocketlet.spark.stop cannot stop a query of Spark Connect between two batches, because its driver is elsewhere: "
             "call query.stop(); with membership, other members may handle its last batch again"
         )
-    ledger = next(iter(_ledgers.values()), None)
-    if ledger is None:
+    if not _ledgers:
         raise RuntimeError("rocketlet.spark.stop needs rocketlet.spark.register(spark) before the query is started")
-    hold = _Hold(ledger, query)
+    hold = _Hold(_ledgers[0], query)
     end_s = time.monotonic() + timeout_s
     try:
         while query.isActive:
@@ -195,48 +197,34 @@ def _is_found() -> bool:
     return any(module.name == "pyspark_rocketlet" for module in pkgutil.iter_modules())
 
 
-@contextmanager
-def _without_warning(spark: SparkSession) -> Iterator[None]:
-    """Suppress Spark's warning about registering a format that it has already found."""
-    logging: Any = spark.sparkContext._jvm.org.apache.logging.log4j  # type: ignore[union-attr] # None only without a JVM
-    name = "org.apache.spark.sql.execution.datasources.DataSourceManager"
-    before = logging.LogManager.getLogger(name).getLevel()
-    logging.core.config.Configurator.setLevel(name, logging.Level.ERROR)
+def _context(spark: SparkSession) -> SparkContext | None:
+    """Return the context of a session; None with Spark Connect, whose driver runs elsewhere."""
     try:
-        yield
-    finally:
-        logging.core.config.Configurator.setLevel(name, before)
+        return spark.sparkContext
+    except Exception:
+        return None
 
 
-def _listen(spark: SparkSession) -> None:
-    """Record finished batches for the planners of this driver. Do nothing with Spark Connect, whose driver runs
-    elsewhere."""
-    if spark in _listening or not hasattr(spark, "_jsparkSession"):
+def _listen(spark: SparkSession, context: SparkContext) -> None:
+    """Record finished batches for the planners of this driver."""
+    if spark in _listening:
         return
     from .driver import Ledger
 
     with uses_internals():
         from .listener import RocketletListener
-
-        jvm: Any = spark.sparkContext._jvm
-        process = jvm.java.lang.ProcessHandle.current().pid()
-    ledger = _ledgers.get(process)
-    if ledger is None:
-        ledger = _ledgers[process] = Ledger.create(process)
-        atexit.register(ledger.remove)
-    listener: Any = RocketletListener(spark.sparkContext, ledger)
+    if not _ledgers:
+        _ledgers.append(Ledger.create())
+        atexit.register(_ledgers[0].remove)
+    listener: Any = RocketletListener(context, _ledgers[0])
     with uses_internals():
         spark.streams.addListener(listener)
     _listening.add(spark)
 
 
-def _worker_fault(spark: SparkSession) -> str | None:
+def _worker_fault(context: SparkContext) -> str | None:
     """Return the reason why this machine's workers would not find this package: their Python is missing, or is in another
     folder than this process's; otherwise None, as for workers of other machines whose Python is here, too."""
-    try:
-        context = spark.sparkContext
-    except Exception:  # Spark Connect: another machine runs the workers
-        return None
     worker = shutil.which(context.pythonExec)
     if worker is None:
         return (

@@ -46,6 +46,9 @@ END_TIMEOUT_S: Final = 5.0  # time that a stopped query waits for the driver's r
 LEDGER_POLL_INTERVAL_S: Final = 0.01  # interval at which the ledger is polled
 # interval at which the ledger is polled for the end of a running batch, long before the next trigger
 LEDGER_WATCH_S: Final = 0.2
+LEDGER_AGE_S: Final = 86_400.0  # time since the last write after which the ledger of a driver that has ended is removed
+# time after the first finished batch without a record in the ledger after which the planner logs a warning
+LEDGER_SILENCE_S: Final = 10.0
 HOLD_S: Final = 10.0  # time after which a hold of `rocketlet.spark.stop` ends if its driver does not renew it
 HOLD_RENEWAL_S: Final = 1.0  # interval at which `rocketlet.spark.stop` renews its hold on a query
 STOP_TIMEOUT_S: Final = 600.0  # default time that `rocketlet.spark.stop` waits for a batch

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 from urllib.parse import quote
@@ -18,7 +17,8 @@ from urllib.parse import quote
 from ..client.errors import RocketletError, get_logger
 from ..protocol.names import Queue
 from .checkpoint import from_offset
-from .config import HOLD_S, LEDGER_POLL_INTERVAL_S
+from .config import HOLD_S, LEDGER_AGE_S, LEDGER_POLL_INTERVAL_S
+from .worker import LEDGER_VARIABLE, UPDATE, is_sparks_process
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryProgress
@@ -31,10 +31,11 @@ log = get_logger("rocketlet.spark")
 #
 # Spark reports the end of a batch to a Python source only when it requests the next batch, and therefore never reports
 # the last batch of a query that is stopped. A listener in the driver's own Python process is notified when a batch has
-# ended, and records the batch in a folder that the driver creates and the planner reads. The folder's name contains the
-# JVM's process id and start time, because a container may restart with the same ids and the same /tmp. The planner of a
-# stopped query reads the ledger before it leaves the group. There is one file for each source of each run of a query,
-# because several queries of a driver, or several sources of one query, may be members of the same group.
+# ended, and records the batch in a folder that the driver creates and the planner reads. The planner's process finds the
+# folder by a variable in its environment (`fast_start` in `worker.py`). Whoever writes creates a missing folder, because
+# programs that clean the temporary folder may delete it. The planner of a stopped query reads the ledger before it leaves
+# the group. There is one file for each source of each run of a query, because several queries of a driver, or several
+# sources of one query, may be members of the same group.
 
 
 PREFIX: Final = "rocketlet-spark-"
@@ -50,29 +51,30 @@ class Ledger:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
 
     @classmethod
-    def create(cls, jvm: int) -> Ledger:
-        """Create a ledger for the queries of a driver's JVM, in a folder that only this user can read.
-
-        Args:
-            jvm: process id of the JVM
-        """
-        return cls(Path(tempfile.mkdtemp(prefix=f"{PREFIX}{jvm}-{_started(jvm)}-")))
+    def create(cls) -> Ledger:
+        """Create a ledger for the queries of this process, in a folder that only this user can read. Remove the folders of
+        drivers that have ended without removing theirs."""
+        for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+            if _is_abandoned(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+        return cls(Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-{_started(os.getpid())}-")))
 
     @classmethod
     def find(cls) -> Ledger | None:
-        """Return the ledger of this process's JVM, which is one of its ancestors; None if the driver has created no
-        ledger."""
-        for process in _ancestors():
-            for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}{process}-{_started(process)}-*"):
-                if folder.stat().st_uid == os.getuid():
-                    return cls(folder)
-        return None
+        """Return the ledger of the driver that has started this process; None if the driver has created no ledger."""
+        folder = os.environ.get(LEDGER_VARIABLE)
+        return cls(Path(folder)) if folder else None
 
     def remove(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _path(self, name: str) -> Path:
+        """Return the path of a file to write."""
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        return self.folder / name
 
     def record(self, group: str, run: str, source: int, offset: dict[str, Any], *, has_ended: bool = False) -> None:
         """Record the newest finished offset of a source.
@@ -84,28 +86,28 @@ class Ledger:
             offset: the end of the finished batch
             has_ended: True if the run has ended, so that no further offset follows
         """
-        path = self._folder / f"{_prefix(group)}{run}-{source}.json"
+        path = self._path(f"{_prefix(group)}{run}-{source}.json")
         new = path.with_suffix(".new")
         new.write_text(json.dumps([offset, has_ended]))
         os.replace(new, path)
 
     def hold(self, group: str) -> None:
         """Keep the group's queries in this driver from starting a batch, until `release` or `HOLD_S` after the last call."""
-        (self._folder / f"{_prefix(group)}{HOLD}").touch()
+        self._path(f"{_prefix(group)}{HOLD}").touch()
 
     def hold_all(self) -> None:
         """Keep all queries in this driver from starting a batch, like `hold`, until `release_all`."""
-        (self._folder / HOLD).touch()
+        self._path(HOLD).touch()
 
     def release(self, group: str) -> None:
-        (self._folder / f"{_prefix(group)}{HOLD}").unlink(missing_ok=True)
+        (self.folder / f"{_prefix(group)}{HOLD}").unlink(missing_ok=True)
 
     def release_all(self) -> None:
-        (self._folder / HOLD).unlink(missing_ok=True)
+        (self.folder / HOLD).unlink(missing_ok=True)
 
     def is_held(self, group: str) -> bool:
         """Return True while a hold is in force. Remove and log a hold that was not renewed within `HOLD_S`."""
-        return any(self._is_in_force(self._folder / name) for name in (f"{_prefix(group)}{HOLD}", HOLD))
+        return any(self._is_in_force(self.folder / name) for name in (f"{_prefix(group)}{HOLD}", HOLD))
 
     def _is_in_force(self, path: Path) -> bool:
         try:
@@ -120,7 +122,7 @@ class Ledger:
 
     def record_end(self) -> None:
         """Record that a query has ended of which no batch was recorded."""
-        (self._folder / ENDED).write_text(str(time.time_ns()))
+        self._path(ENDED).write_text(str(time.time_ns()))
 
     def wait_finished(self, group: str, planned: dict[str, Any], before: dict[str, Any], timeout_s: float) -> bool:
         """Wait until the driver has recorded the last planned batch or the end of the query, up to the timeout, and return
@@ -134,7 +136,7 @@ class Ledger:
         """
         end_s = time.monotonic() + timeout_s
         ended = self._read(ENDED)
-        while time.monotonic() < end_s and self._folder.exists():
+        while time.monotonic() < end_s and (self.folder.exists() or _is_running(self.folder)):
             if self.is_finished(group, planned):
                 return True
             own = [has_ended for _, (offset, has_ended) in self._records(group) if offset == before]
@@ -147,6 +149,10 @@ class Ledger:
         """Return True if the driver has recorded that Spark has finished this batch."""
         return any(offset == planned for _, (offset, _) in self._records(group))
 
+    def has_records(self, group: str) -> bool:
+        """Return True if the driver has recorded a batch of a query of the group."""
+        return bool(self._records(group))
+
     def forget(self, group: str) -> None:
         """Remove the records of the group's queries that have ended."""
         for path, (_, has_ended) in self._records(group):
@@ -155,12 +161,12 @@ class Ledger:
 
     def _records(self, group: str) -> list[tuple[Path, tuple[dict[str, Any], bool]]]:
         """Return the file, the last finished offset, and the end flag of each source of each run."""
-        found = [(path, self._read(path.name)) for path in self._folder.glob(f"{_prefix(group)}*.json")]
+        found = [(path, self._read(path.name)) for path in self.folder.glob(f"{_prefix(group)}*.json")]
         return [(path, json.loads(text)) for path, text in found if text]
 
     def _read(self, name: str) -> str:
         try:
-            return (self._folder / name).read_text()
+            return (self.folder / name).read_text()
         except OSError:
             return ""
 
@@ -172,7 +178,7 @@ def _prefix(group: str) -> str:
 def _started(process: int) -> str:
     """Return the start time of a process in ticks of the kernel, or an empty string if there is no /proc.
 
-    The start time distinguishes a process from a later one with the same id.
+    The start time distinguishes a process from a later one with the same id, such as in a container that is restarted.
     """
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
@@ -180,18 +186,29 @@ def _started(process: int) -> str:
         return ""
 
 
-def _ancestors() -> Iterator[int]:
-    """Yield the ids of this process's ancestors, nearest first; only the parent's if there is no /proc.
+def _is_running(folder: Path) -> bool:
+    """Return True if the driver runs that has created a ledger's folder, whose name has its process id and start time."""
+    found = re.match(f"{PREFIX}([0-9]+)-([0-9]*)-", folder.name)
+    if found is None:
+        return False
+    try:
+        os.kill(int(found[1]), 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # a process of another user
+        return True
+    return _started(int(found[1])) == found[2]
 
-    In a container, the driver's JVM may be process 1.
-    """
-    process = os.getppid()
-    while process > 0:
-        yield process
-        try:
-            process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, ValueError):
-            return
+
+def _is_abandoned(folder: Path) -> bool:
+    """Return True if a ledger belongs to a driver of this user that has ended. A driver that has written lately may run in
+    another container."""
+    try:
+        status = folder.stat()
+    except OSError:
+        return False
+    is_old = time.time() - status.st_mtime > LEDGER_AGE_S
+    return status.st_uid == os.getuid() and is_old and not _is_running(folder)
 
 
 # ------------------------------------------------------------------------------
@@ -203,9 +220,6 @@ def _ancestors() -> Iterator[int]:
 # out-of-memory killer, its parent reports to Spark why the query ends.
 
 
-_SPARKS_LOOP = "python_streaming_source_runner.py"
-
-
 class PlannerKilled(RocketletError):
     """The planner's process was killed while the query ran."""
 
@@ -213,23 +227,17 @@ class PlannerKilled(RocketletError):
 def fork_planner() -> None:
     """Fork, and return in the child. The parent waits for the child, and exits with its exit code.
 
-    Do nothing outside of Spark's process for a reader, and without os.fork. Raises PlannerKilled in the parent if the
-    child is killed.
+    Do nothing outside of Spark's processes, and without os.fork. Raises PlannerKilled in the parent if the child is killed.
     """
-    if hasattr(os, "fork") and _is_reader_process():
+    if not is_sparks_process():
+        if LEDGER_VARIABLE in os.environ:
+            log.warning("process_unknown", effect="a query that is stopped does not commit its last batch", hint=UPDATE)
+        return
+    if hasattr(os, "fork"):
         child = os.fork()
         if child:
             _wait(child)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Spark's daemon sends SIGHUP to its children when it exits
-
-
-def _is_reader_process() -> bool:
-    frame = sys._getframe()
-    while frame.f_back is not None:
-        frame = frame.f_back
-        if frame.f_code.co_filename.endswith(_SPARKS_LOOP):
-            return True
-    return False
+        os.setpgid(0, 0)  # Spark's daemon signals its process group when it exits
 
 
 def _wait(child: int) -> NoReturn:

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from ..client.errors import ConfigError
 from .options import batch_options, chosen, columns, schema_of, write_options
-from .worker import plainly
+from .worker import PUSHDOWN, plainly, version
 
 
 class RocketletDataSource(DataSource):
@@ -96,7 +96,7 @@ class _RejectingReader(DataSourceStreamReader):
 
 def lacking() -> str | None:
     """Return the reason why this PySpark cannot stream; None if it can."""
-    if _version() >= (4, 2):
+    if version() >= (4, 2):
         return None
     return (
         f"PySpark {pyspark.__version__} can neither limit a Python stream nor end it: readStream needs pyspark 4.2 or later "
@@ -107,13 +107,9 @@ def lacking() -> str | None:
 def is_pushdown() -> bool:
     """Return True in the process in which Spark pushes filters down. In other processes Spark rejects a reader that
     accepts filters."""
-    return "pyspark.sql.worker.data_source_pushdown_filters" in sys.modules
-
-
-def _version() -> tuple[int, ...]:
-    return tuple(int(part) for part in pyspark.__version__.split(".")[:2])
+    return PUSHDOWN in sys.modules
 
 
 def _need(*oldest: int) -> None:
-    if _version() < oldest:
+    if version() < oldest:
         raise ConfigError(str(lacking()))

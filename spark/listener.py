@@ -12,7 +12,11 @@ from typing import Any
 from pyspark import SparkContext
 from pyspark.sql.streaming.listener import JStreamingQueryListener
 
+from ..client.errors import get_logger
 from .driver import Ledger
+from .worker import UPDATE
+
+log = get_logger("rocketlet.spark")
 
 
 class RocketletListener:
@@ -36,12 +40,22 @@ class _Events(JStreamingQueryListener):
         self._ledger = ledger
         # newest finished offset by run id and index of the source
         self._offsets: dict[str, dict[int, dict[str, Any]]] = {}
+        self._has_failed = False
 
     def onQueryStarted(self, jevent: Any) -> None:  # noqa: N802 (Spark's names)
         pass
 
     def onQueryProgress(self, jevent: Any) -> None:  # noqa: N802
-        progress = json.loads(jevent.progress().json())
+        """Record the ends of the batch. Log the first exception, which Spark would ignore."""
+        try:
+            self._record(json.loads(jevent.progress().json()))
+        except Exception as error:
+            if not self._has_failed:
+                effect = "finished batches are committed for their groups only at the next trigger"
+                log.warning("progress_unreadable", reason=repr(error), effect=effect, hint=UPDATE)
+            self._has_failed = True
+
+    def _record(self, progress: dict[str, Any]) -> None:
         run = progress["runId"]
         known = self._offsets.setdefault(run, {})
         for source, reported in enumerate(progress["sources"]):

@@ -18,7 +18,7 @@ import uvloop
 from ..client.errors import ConnectionFailed, RocketletError, get_logger
 from ..protocol.names import RETRY_PREFIX, Queue
 from .checkpoint import EMPTY, MicroBatch, Part, Range, Ranges, TopicSnapshot, part_of, shared_out, to_offset
-from .config import CALL_TIMEOUT_S, IDLE_INTERVAL_S, LEDGER_WATCH_S, MAX_NUMBER, ROUTE_RETRY_S
+from .config import CALL_TIMEOUT_S, IDLE_INTERVAL_S, LEDGER_SILENCE_S, LEDGER_WATCH_S, MAX_NUMBER, ROUTE_RETRY_S
 from .data_loss import gone, other_cluster, outside, recreated, unrouted
 from .driver import Ledger
 from .extents import BrokerOffsets
@@ -26,6 +26,7 @@ from .options import ReadOptions
 from .patience import FailureTimeout
 from .queues import Course, OwnedQueues
 from .view import View
+from .worker import UPDATE
 
 log = get_logger("rocketlet.spark")
 T = TypeVar("T")
@@ -83,6 +84,8 @@ class Planner:
         self._running = resumed if is_unfinished else EMPTY
         self._done = EMPTY
         self._ledger = ledger if share.is_member else None
+        self._first_finished_s = 0.0
+        self._has_warned = False
         self._watching: asyncio.Task[None] | None = None
         self._targets: dict[Queue, int] | None = None
         self._idle_until_s = 0.0
@@ -115,7 +118,19 @@ class Planner:
 
     def finish(self, batch: MicroBatch) -> None:
         """Record that Spark has finished a batch, and commit its end for the group if the query is a member."""
+        if self._ledger is not None and batch == self.planned:
+            self._check_records(self._ledger)
         self._call(self._finish(batch))
+
+    def _check_records(self, ledger: Ledger) -> None:
+        """Log a warning if Spark has finished batches for a while, and the driver has recorded none."""
+        now_s = time.monotonic()
+        self._first_finished_s = self._first_finished_s or now_s
+        if not self._has_warned and now_s > self._first_finished_s + LEDGER_SILENCE_S:
+            if not ledger.has_records(self._options.group):
+                effect = "finished batches are committed for the group only at the next trigger, and never after query.stop()"
+                log.warning("batches_not_recorded", folder=str(ledger.folder), effect=effect, hint=UPDATE)
+            self._has_warned = True
 
     def plan(self, max_rows: int | None = None, max_bytes: int | None = None) -> MicroBatch | None:
         """Return the next batch, or None if there is nothing new.

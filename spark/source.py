@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
@@ -22,7 +21,7 @@ from .checkpoint import MicroBatch, check_resumed, check_topics, from_offset, ra
 from .config import END_TIMEOUT_S, PREFETCH_BYTES, PREFETCH_TIMEOUT_S
 from .driver import Ledger, fork_planner
 from .options import StreamOptions, chosen, stream_options
-from .worker import OWN_ERRORS, plainly
+from .worker import OWN_ERRORS, UPDATE, SimpleReader, plainly, warn_of_slow_start
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,13 +45,6 @@ log = get_logger("rocketlet.spark")
 # An executor that cannot fetch the block reads the partition like any other.
 
 
-SimpleReader: Any = DataSourceStreamReader  # another PySpark may lack this internal class; tasks then read all batches
-with suppress(ImportError):
-    from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper
-
-    SimpleReader = _SimpleStreamReaderWrapper
-
-
 class Prefetch:
     """Reads the rows of a small batch in the driver if the batch has one task and PySpark supports this; otherwise
     tasks read the rows.
@@ -70,7 +62,7 @@ class Prefetch:
 
         Only a batch with exactly one task is read here, because Spark accepts prefetched rows of one task only.
         """
-        if len(tasks) != 1 or SimpleReader is DataSourceStreamReader:
+        if len(tasks) != 1 or SimpleReader is object:
             return None
         (task,) = cast("Sequence[Task]", tasks)
         count = sum(span.end - span.begin for span in task.ranges)
@@ -162,9 +154,15 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             options = self._options
             check_resumed(resumed, options)
             fork_planner()
+            warn_of_slow_start()
             self._ledger = Ledger.find()
             if self._ledger is not None:
                 self._ledger.forget(options.read.group)
+            elif options.membership:
+                effect = "finished batches are committed for the group only at the next trigger, and never after query.stop()"
+                log.warning(
+                    "driver_not_registered", effect=effect, hint="call rocketlet.spark.register(spark) in the driver"
+                )
             self._planner = make_planner(options, resumed, is_unfinished, self._ledger)
             if self._is_bounded:
                 self._planner.set_targets()
@@ -183,6 +181,7 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Record that the batch `start` is finished, which a member then commits for its group. Return the offset of the next
         batch, or `start` if there is nothing new or the driver keeps the query from starting a batch (`Ledger.hold`)."""
+        self._take_back_rows()
         finished = from_offset(start)
         planner = self._opened(finished)
         planner.finish(finished)
@@ -193,6 +192,13 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         else:
             planned = planner.plan(self._options.max_rows, self._options.max_bytes)
         return dict(start) if planned is None else to_offset(planned)
+
+    def _take_back_rows(self) -> None:
+        """Prefetch no more rows if Spark did not fetch those of the last batch, which its tasks have then read."""
+        if self._rows is not None:
+            self.__class__ = RocketletStreamReader
+            self._rows, self._prefetch = None, Prefetch(0)
+            log.warning("rows_not_fetched", effect="tasks read small batches, too (prefetchRows)", hint=UPDATE)
 
     @plainly()
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802

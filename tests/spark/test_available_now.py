@@ -17,7 +17,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from rocketlet.spark import source
@@ -316,7 +315,22 @@ def test_what_cannot_be_read_immediately_is_left_to_a_task(
 
 
 def test_a_pyspark_without_simple_readers_reads_by_tasks(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "SimpleReader", DataSourceStreamReader)
+    monkeypatch.setattr(source, "SimpleReader", object)
     fill(address, range(40))
     with reader(address) as found:
         assert next_batch(found, {})[2] is None
+
+
+def test_rows_that_spark_does_not_fetch_are_read_by_tasks_from_then_on(
+    address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As if another PySpark looked for rows at another moment."""
+    fill(address, range(40))
+    with reader(address) as found:
+        end = found.latestOffset({}, ReadAllAvailable())
+        found.partitions({}, end)
+        fill(address, range(40, 60))
+        _, (partition,), rows = next_batch(found, end)
+        assert rows is None
+        assert bodies(read_task(partition)) == list(range(40, 60))
+    assert [text.split()[0] for text in caplog.messages if "fetched" in text] == ["rows_not_fetched"]

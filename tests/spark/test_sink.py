@@ -704,22 +704,6 @@ def test_the_ledger_says_what_was_finished_and_when_nothing_more_comes(tmp_path:
     assert not ledger.wait_finished("g/%", one, {}, 60), "the driver has ended"
 
 
-def test_ledger_of_a_former_process_with_the_same_id_is_not_found(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """As in a container that is started again with its /tmp: the JVM has the same id."""
-    monkeypatch.setattr("os.getppid", lambda: 1)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with monkeypatch.context() as former:
-        former.setattr("rocketlet.spark.driver._started", lambda process: "17")
-        Ledger.create(1).hold("g")
-    assert Ledger.find() is None
-    Ledger.create(1)
-    found = Ledger.find()
-    assert found is not None
-    assert not found.is_held("g")
-
-
 def test_hold_ends_when_its_driver_does_not_renew_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -741,17 +725,6 @@ def test_hold_ends_when_its_driver_does_not_renew_it(
         caplog.clear()
     ledger.hold("h")
     assert not ledger.is_held("g")
-
-
-def test_the_ledger_of_a_driver_that_is_process_1_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As in `docker run ... spark-submit`, where the JVM has no other process above it."""
-    monkeypatch.setattr("os.getppid", lambda: 1)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert Ledger.find() is None
-    Ledger.create(1).record("g", "run", 0, {"t": 1})
-    found = Ledger.find()
-    assert found is not None
-    assert found.wait_finished("g", {"t": 1}, {}, 5)
 
 
 def test_the_end_of_another_query_is_not_taken_for_that_of_this_one(tmp_path: Path) -> None:

@@ -67,12 +67,10 @@ def test_openblas_starts_one_thread_unless_the_environment_says_otherwise(
 
 
 class FakeSession:
-    """The session of a PySpark whose JVM holds the given parts, beside its process's number."""
+    """The session of a PySpark whose JVM holds the given parts."""
 
     def __init__(self, **held: Any) -> None:
-        process = SimpleNamespace(current=lambda: SimpleNamespace(pid=lambda: os.getpid()))
-        jvm = SimpleNamespace(java=SimpleNamespace(lang=SimpleNamespace(ProcessHandle=process)), **held)
-        self._jsparkSession = None
+        jvm = SimpleNamespace(**held)
         self.sparkContext = SimpleNamespace(_jvm=jvm, pythonExec=sys.executable, master="local[2]")
         self.streams = SimpleNamespace(addListener=lambda listener: listener._jlistener)
 
@@ -108,10 +106,9 @@ def test_a_pyspark_that_has_changed_within_is_named() -> None:
             rocketlet.spark.register(session)  # type: ignore[arg-type]
 
 
-def test_the_sessions_of_a_jvm_have_one_ledger(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A planner finds it by the JVM, and knows nothing of sessions."""
+def test_the_sessions_of_a_driver_have_one_ledger(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(rocketlet.spark, "_ledgers", {})
+    monkeypatch.setattr(rocketlet.spark, "_ledgers", [])
     streaming = SimpleNamespace(PythonStreamingQueryListenerWrapper=lambda events: events)
     org = SimpleNamespace(apache=SimpleNamespace(spark=SimpleNamespace(sql=SimpleNamespace(streaming=streaming))))
     sessions = [FakeSession(org=org) for _ in range(2)]
