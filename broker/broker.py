@@ -480,6 +480,9 @@ class _Changes(GroupChanges, LiteChanges):
     def peer_away(self, group: ConsumerGroup) -> None:
         self._broker.draining.peers_changed(group)
 
+    def ahead_ended(self, group: ConsumerGroup, key: QueueKey) -> None:
+        self._broker.pops.ahead_ended(group, key)
+
     def leases_changed(self) -> None:
         self._broker.save_handovers_soon()
 

@@ -553,7 +553,6 @@ SHARED: dict[str, Scenario] = {
     "poppers-leave-in-order": Scenario(
         {**_PLAIN, "gentle": True, "members": 1, "orderly": True, "kinds": ("ours",)},
         _poppers_leave,
-        "one committed offset cannot express acknowledged messages after it",
     ),
     "lite": Scenario({**_LITE, "lite": "shared"}, by_chance(*EXTENDED)),
     "lite-exclusive": Scenario({**_LITE, "lite": "exclusive"}, by_chance(*EXTENDED)),

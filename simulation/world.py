@@ -344,6 +344,8 @@ class World:
             if fault := self._fault_of(delivery) or self._order_fault(delivery, deliveries):
                 raise_later(f"{delivery.queue} {delivery.offset} is given to {member.name}, {fault}")
             self._deliveries[delivery.place] = delivery
+            if self.plan.orderly:  # its acknowledgement was provisional
+                self._done.discard(delivery.place)
             delivery.since_s = self.loop.time()
 
     def _fault_of(self, delivery: PoppedDelivery) -> str | None:

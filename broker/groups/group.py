@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, NamedTuple, NoReturn, Protocol
 
 import structlog
 
@@ -119,11 +119,28 @@ class Contest:
     timer: Timer | None = None
 
 
+class FinishedAhead(NamedTuple):
+    """Messages after the committed offset of a queue that clients which popped have finished. The members that pull the queue
+    now do not get them.
+
+    Attributes:
+        end: the offset after the last message that was popped.
+        unfinished: the messages before it that are not finished, by offset, with their attempts.
+    """
+
+    end: int
+    unfinished: Mapping[int, int]
+
+    def has(self, offset: int) -> bool:
+        return offset < self.end and offset not in self.unfinished
+
+
 class TopicOffsets:
     """The offsets that a group has committed in a topic.
 
     Attributes:
         offsets: the next message that the group reads, by queue id.
+        ahead: messages after these offsets that are finished, by queue id.
         of_owners: the last commits of lease owners, by queue id.
         rewinds: how often an offset went back.
         encoded: the entry of the state file, until an offset changes.
@@ -131,10 +148,11 @@ class TopicOffsets:
         lost: how many messages retention deleted before the group had finished them, since the start.
     """
 
-    __slots__ = ("encoded", "handed_over", "lost", "of_owners", "offsets", "rewinds")
+    __slots__ = ("ahead", "encoded", "handed_over", "lost", "of_owners", "offsets", "rewinds")
 
     def __init__(self) -> None:
         self.offsets: dict[int, int] = {}
+        self.ahead: dict[int, FinishedAhead] | None = None
         self.of_owners: dict[int, int] | None = None
         self.rewinds = 0
         self.encoded: bytes | None = None
@@ -426,6 +444,11 @@ class ConsumerGroup:
         """Return the committed offset of a queue."""
         item = self.offsets.get(topic)
         return item.offsets.get(queue_id) if item is not None else None
+
+    def finished_ahead(self, topic: str, queue_id: int) -> FinishedAhead | None:
+        """Return the messages after the committed offset that are finished; None without any."""
+        item = self.offsets.get(topic)
+        return item.ahead.get(queue_id) if item is not None and item.ahead is not None else None
 
     def is_behind_owner(self, topic: str, queue_id: int, offset: int) -> bool:
         """Return True if an offset is lower than the one that the last owner of a lease has committed."""
@@ -798,6 +821,9 @@ class GroupChanges(MessageChanges):
 
     def peer_away(self, group: ConsumerGroup) -> None:
         """Handle a peer broker of the group that is not waited for any more."""
+
+    def ahead_ended(self, group: ConsumerGroup, key: QueueKey) -> None:
+        """Handle finished messages after a queue's committed offset that need not be kept any more (`FinishedAhead`)."""
 
     def leases_changed(self) -> None:
         """Save changed leases, and offsets of queues that were handed over, soon."""

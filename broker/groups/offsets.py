@@ -24,7 +24,17 @@ from ..store.files import StoreFull, read_state, replace_state
 from ..store.index import ConsumeQueue
 from ..store.journals import Journal
 from ..store.store import Store
-from .group import NO_QUEUE, ConsumerGroup, ConsumerGroups, Contest, GroupQueue, PoppedQueue, QueueCounts, TopicOffsets
+from .group import (
+    NO_QUEUE,
+    ConsumerGroup,
+    ConsumerGroups,
+    Contest,
+    FinishedAhead,
+    GroupQueue,
+    PoppedQueue,
+    QueueCounts,
+    TopicOffsets,
+)
 from .leases import Locks
 from .members import History, Member, Unread
 from .stages import QueueKey
@@ -182,9 +192,32 @@ class Offsets:
             owners.pop(queue_id, None)
         if offset < item.offsets.get(queue_id, 0):
             item.rewinds += 1
+            self.take_ahead(group, topic, queue_id, is_ended=True)
+        elif item.ahead is not None and queue_id in item.ahead and offset >= item.ahead[queue_id].end:
+            self.take_ahead(group, topic, queue_id, is_ended=True)
         item.offsets[queue_id] = offset
         item.encoded = None
         self._dirty = True
+
+    def put_ahead(self, group: ConsumerGroup, topic: str, queue_id: int, ahead: FinishedAhead) -> None:
+        """Keep the messages after the committed offset of a queue that are finished, until an offset beyond them, or a lower
+        one, is committed."""
+        item = group.offsets[topic]
+        if item.ahead is None:
+            item.ahead = {}
+        item.ahead[queue_id] = ahead
+        self._groups.generation.increment()  # checked pulls would return these messages
+
+    def take_ahead(
+        self, group: ConsumerGroup, topic: str, queue_id: int, *, is_ended: bool = False
+    ) -> FinishedAhead | None:
+        """Remove and return the messages after the committed offset of a queue that are finished; None without any. is_ended:
+        report that they are not needed any more."""
+        item = group.offsets.get(topic)
+        ahead = item.ahead.pop(queue_id, None) if item is not None and item.ahead is not None else None
+        if ahead is not None and is_ended:
+            self._groups.changes.ahead_ended(group, (topic, queue_id))
+        return ahead
 
     def rewinds(self, name: str, topic: str) -> int:
         """Return how often an offset of the group in the topic went back."""
@@ -231,6 +264,8 @@ class Offsets:
     def allow_lower_offset(self, name: str, topic: str, queue_id: int) -> None:
         """Let members commit a lower offset of a queue than its last owner, because an administrator resets it."""
         item = self._find(name, topic)
+        if (group := self._groups.get(name)) is not None:
+            self.take_ahead(group, topic, queue_id, is_ended=True)
         if item is not None and item.of_owners:
             item.of_owners.pop(queue_id, None)
 
@@ -274,6 +309,8 @@ class Offsets:
         group = self._groups.get(name)
         if group is not None:
             self._count -= len(group.offsets[topic].offsets)
+            for queue_id in list(group.offsets[topic].ahead or ()):
+                self.take_ahead(group, topic, queue_id, is_ended=True)
             self._groups.remove_offsets(group, topic)
             self._dirty = True
 

@@ -18,7 +18,7 @@ from ...protocol.codes import PERM_READ, PULL_COMMIT_OFFSET, PULL_SUSPEND
 from ...protocol.config import MAX_EXPRESSION_CHARS
 from ...protocol.fast import PullSource, ServedPulls
 from ...protocol.headers import PullMessage
-from ...protocol.message import MessageError
+from ...protocol.message import MessageError, offset_in, split_records
 from ...protocol.names import (
     ALL,
     OFFSET_MOVED_TOPIC,
@@ -50,10 +50,10 @@ from ..pops.pops import Pops
 from ..runtime import Generation, LiveConfig, Runtime
 from ..sessions import Answer, Clients, ForwardedRequest, Reason, Refusal, RunningWanted, Session, subscription_bytes
 from ..store.files import StoreError, StoreFull
-from ..store.index import ConsumeQueue, pull_limits
+from ..store.index import ConsumeQueue, Fetched, pull_limits
 from ..store.store import Store
 from .drains import Draining, has_handled_all
-from .group import NO_QUEUE, ConsumerGroup, ConsumerGroups, GroupQueue
+from .group import NO_QUEUE, ConsumerGroup, ConsumerGroups, FinishedAhead, GroupQueue
 from .leases import Locks
 from .offsets import Offsets, ReaderGuard, Watch, is_guarded
 from .settings import GroupConfigs
@@ -508,6 +508,10 @@ class Pulling:
         if begin <= offset < end:
             looks = SCAN_WORDS // matches.words if matches is not None else 0
             found = self._store.fetch(queue, offset, pull.limit, subscription, matches, header.max_msg_bytes, looks)
+            group = self._groups.get(header.consumer_group)
+            ahead = group.finished_ahead(header.topic, header.queue_id) if group is not None else None
+            if ahead is not None and found.messages and offset < ahead.end:
+                found = _without(found, ahead)
             if found.messages:
                 place = header[:3]
                 if place[0] != TOOLS_GROUP:  # messages that tools inspect do not count as consumed
@@ -542,6 +546,13 @@ class Pulling:
                 self._appender.stage(queue, body, text.encode(), tag_code(text), 0, 0, now_ms, store.store_host)
         except StoreFull as error:
             log.warning("offset_moved_not_noted", group=header.consumer_group, reason=str(error))
+
+
+def _without(found: Fetched, ahead: FinishedAhead) -> Fetched:
+    """Return a read without the messages that clients which popped have finished."""
+    records = split_records(b"".join(found.pieces))
+    left: list[bytes | memoryview] = [record for record in records if not ahead.has(offset_in(record))]
+    return found._replace(pieces=left, messages=len(left))
 
 
 def _is_leased_to_another(session: Session, queue: GroupQueue) -> bool:
@@ -644,6 +655,8 @@ class CheckedPulls:
         if self._pops.pools.all or group.is_moving(session) or queue.contest is not None:
             return None
         if queue is NO_QUEUE or group.awaited_readers or queue.former_end is not None:
+            return None
+        if group.finished_ahead(*queue.key) is not None:
             return None
         if subscription is not None and subscription.kind == SQL92:
             return None

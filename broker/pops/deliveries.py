@@ -16,6 +16,7 @@ from ...protocol.message import properties_in
 from ...protocol.names import Subscription
 from ...protocol.properties import find
 from ..config import FILTER_WORD_BYTES, MAX_POP_BYTES
+from ..groups.group import FinishedAhead
 from ..sessions import Session, subscription_bytes
 
 if TYPE_CHECKING:
@@ -447,7 +448,8 @@ def decode_handle(text: str) -> Handle | None:
 #     N  number, next: the messages before `next` were read. Those without another record were not delivered, because a
 #        filter skipped them or they cannot be read
 #     B  number, next, floor ms: nothing is unfinished, and no pop time is below the floor
-#     Y  number: the queue has left its pool, so the committed offset that was saved counts if it is higher
+#     Y  number: the queue has left its pool, so the committed offset that was saved counts if it is higher. If messages are
+#        unfinished, those between them are finished, and members that pull the queue do not get them
 #     F  number: the deliveries of this number have ended
 #
 # A deadline of 0 means that the message is not in flight: it is visible, or behind another one. Times are of the wall
@@ -495,6 +497,15 @@ class KeptQueue:
     def has_left(self) -> bool:
         """True if the queue left its pool without unfinished messages, and only its offset counts."""
         return self.is_yielded and not self.unfinished
+
+    @property
+    def is_ahead(self) -> bool:
+        """True if the queue left its pool with finished messages after the group's offset (`FinishedAhead`)."""
+        return self.is_yielded and bool(self.unfinished)
+
+    @property
+    def ahead(self) -> FinishedAhead:
+        return FinishedAhead(self.next, {offset: item.attempts for offset, item in self.unfinished.items()})
 
     def committed(self, begin: int, end: int) -> int:
         """Return the lowest offset that is not finished, in a queue from `begin` to `end`."""

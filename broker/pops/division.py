@@ -38,13 +38,11 @@ log = structlog.get_logger("rocketlet.pops")
 #     divided    members pull, too: each client that pops is a member of the group, as a `PopMember` if it sends no heartbeat
 #                of its own, and the pool has the queues that are allocated to these
 #
-# No further message is read from a queue that leaves the pool. It is free once all its popped messages are finished,
-# because one offset cannot express which messages after it were acknowledged. If that takes longer than POOL_LEAVE_S, and
-# the queue is not popped in order, no message is redelivered any more, and the queue is free once none of them is in
-# flight, except delayed ones, which go to members that pull. Unfinished messages before a finished one are then sent to the
-# retry topic if a member reads it, so that the offset can be after both. In a group that is ordered by its settings, no
-# message is sent back. A queue that is popped in order stays with the clients that pop until they have finished all
-# messages before a finished one, or are gone.
+# No further message is read from a queue that leaves the pool. It is free once all its popped messages are finished. If that
+# takes longer than POOL_LEAVE_S, no message is redelivered any more, and the queue is free once none of them is in flight,
+# except delayed ones, which go to members that pull. Unfinished messages before a finished one are then sent to the retry
+# topic if a member reads it. In a group that is ordered by its settings, or without such a member, no message is sent back:
+# the finished ones stay in the journal, and the broker leaves them out of what members pull (`FinishedAhead`).
 #
 # The pool acquires a queue like a Rocketlet member: after the owner has unlocked it or its lease has ended, or after a
 # foreign reader is drained of it.
@@ -469,25 +467,16 @@ class Division:
 
     def _is_free(self, pool: QueuePool, queue_id: int, since_s: float, now_s: float) -> bool:
         """Return True if a leaving queue can go to another member, by the rules at the top of this file. After POOL_LEAVE_S,
-        also stop redelivering its messages, except those of a queue that is popped in order."""
+        also stop redelivering its messages."""
         deliveries = pool.queues.get(queue_id)
         if deliveries is None or not deliveries.unfinished:
             return True
         if now_s - since_s < POOL_LEAVE_S:
             return False
-        is_needed = deliveries.is_in_order and bool(pool.clients) and bool(deliveries.before_finished())
-        if is_needed and not deliveries.is_late:
-            deliveries.is_late = True
-            log.warning(
-                "queue_stays_for_its_order",
-                group=pool.group, topic=pool.topic, queue=queue_id, offset=deliveries.committed,
-                hint="members that pull get the queue when clients that pop have finished this message",
-            )  # fmt: skip
-        if deliveries.gives_again is not is_needed:
-            deliveries.gives_again = is_needed
+        if deliveries.gives_again:
+            deliveries.gives_again = False
             pool.rotate(deliveries)
-            self._owner.serve(pool)
-        return not is_needed and not any(
+        return not any(
             item.state is DeliveryState.IN_FLIGHT and not item.is_delayed for item in deliveries.unfinished.values()
         )
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import structlog
 
 from ..config import CLOCK_TOLERANCE_MS
+from ..groups.group import FinishedAhead
 from ..messages.lite import LiteTopic
 from ..messages.topics import Topics
 from ..runtime import Job, Runtime
@@ -37,6 +38,8 @@ class PopJournal:
         # number and records of queues that left their pools: since the last save of offsets began, and before that
         self._yielded: dict[PoolPlace, tuple[int, bytes]] = {}
         self._saved: dict[PoolPlace, tuple[int, bytes]] = {}
+        # number and records of queues that members pull, with finished messages after their offsets
+        self._ahead: dict[tuple[str, str, int], tuple[int, bytes]] = {}
         self.last_number = 0
         self._journal_bytes = runtime.limits.pop_journal_bytes
         self._ahead_ms = 0  # how far the clock of the last run was ahead of this run's clock at the start
@@ -72,6 +75,8 @@ class PopJournal:
         for number, kept in queues.items():
             if kept.has_left and kept.is_adopted:
                 self._yielded[kept.place] = number, _left(number, kept.place, kept.next, kept.floor_ms)
+            elif kept.is_ahead and kept.is_adopted:
+                self._ahead[kept.place[1:]] = number, _left_ahead(number, kept.place, kept.ahead)
 
     def wall_ms(self, monotonic_s: float) -> int:
         ahead_s = monotonic_s - self._clock.monotonic_s()
@@ -98,7 +103,7 @@ class PopJournal:
         """Record messages that were read, and are still BEHIND others of their message group."""
         fresh, deliveries.fresh_behind = deliveries.fresh_behind, []
         self._define(deliveries)
-        behind = [delivery for delivery in fresh if delivery.state is DeliveryState.BEHIND]
+        behind = [item for item in fresh if item.state in (DeliveryState.BEHIND, DeliveryState.VISIBLE)]
         self._content.append(records.pop(deliveries.number, deliveries.next, 0, 0, behind))
 
     def deadline_changed(self, deliveries: QueueDeliveries, delivery: Delivery) -> None:
@@ -129,16 +134,29 @@ class PopJournal:
             self._defined.discard(deliveries.number)
             self._content.append(records.end(deliveries.number))
 
-    def yielded(self, deliveries: QueueDeliveries, offset: int) -> None:
+    def yielded(self, deliveries: QueueDeliveries, offset: int, ahead: FinishedAhead | None = None) -> None:
         """Record that the queue has left its pool, and where the group continues. Until the offsets are saved, only the
-        journal has this offset."""
+        journal has this offset. ahead: finished messages after the offset, which are kept until `ahead_ended`."""
         number = deliveries.number
+        if ahead is not None:
+            self._define(deliveries)
+            place = self._place(deliveries)
+            self._ahead[place[1:]] = number, _left_ahead(number, place, ahead)
+            self._content.append(self._ahead[place[1:]][1])
+            return
         if number in self._defined:
             place = self._place(deliveries)
             self._end_left(place)
             left = _left(number, place, offset, deliveries.floor_ms)
             self._yielded[place] = number, left
             self._content.append(left)
+
+    def ahead_ended(self, group: str, topic: str, queue_id: int) -> None:
+        """End the records of finished messages after the offset of a queue."""
+        number, _ = self._ahead.pop((group, topic, queue_id), (0, b""))
+        if number:
+            self._defined.discard(number)
+            self._content.append(records.end(number))
 
     def group_deleted(self, group: str) -> None:
         """End the records of the queues that have left the pools of a deleted group."""
@@ -179,6 +197,7 @@ class PopJournal:
             self._defined.add(deliveries.number)
             self._content.append(records.define(deliveries.number, self._place(deliveries)))
             self._content.append(records.base(deliveries.number, deliveries.reported, deliveries.floor_ms))
+            self.ahead_ended(deliveries.group, deliveries.queue.topic, deliveries.queue.queue_id)  # popped again
 
     def _place(self, deliveries: QueueDeliveries) -> PoolPlace:
         queue = deliveries.queue
@@ -228,7 +247,7 @@ class PopJournal:
             self.write()
         was_behind, self._is_behind = self._is_behind, False
         self._content.clear()
-        left = (*self._saved.values(), *self._yielded.values())
+        left = (*self._saved.values(), *self._yielded.values(), *self._ahead.values())
         numbers = {deliveries.number for deliveries in all_deliveries()} | {number for number, _ in left}
         # Until the new file is whole, records are in the old one, too, which needs a definition of each number. Those of a
         # file that lacks records are unknown.
@@ -243,7 +262,7 @@ class PopJournal:
         """Yield the state in frames. Records of events that happen meanwhile are appended after them. The file is never
         empty, because an empty one would count as lost."""
         yield records.nothing()
-        yield from [left for _, left in (*self._saved.values(), *self._yielded.values())]
+        yield from [left for _, left in (*self._saved.values(), *self._yielded.values(), *self._ahead.values())]
         for deliveries in list(all_deliveries):
             frame = [records.define(deliveries.number, self._place(deliveries))]
             frame.append(records.base(deliveries.number, deliveries.next, deliveries.floor_ms))
@@ -263,3 +282,14 @@ class PopJournal:
 def _left(number: int, place: PoolPlace, offset: int, floor_ms: int) -> bytes:
     """Return the records of a queue that has left its pool."""
     return records.define(number, place) + records.base(number, offset, floor_ms) + records.yielded(number)
+
+
+def _left_ahead(number: int, place: PoolPlace, ahead: FinishedAhead) -> bytes:
+    """Return the records of a queue that has left its pool with finished messages after the offset of the group."""
+    items: list[Delivery] = []
+    for offset in sorted(ahead.unfinished):
+        items.append(Delivery(offset))
+        items[-1].attempts = ahead.unfinished[offset]
+    parts = [items[first : first + MAX_COUNT] for first in range(0, len(items), MAX_COUNT)]
+    popped = b"".join(records.pop(number, ahead.end, 0, 0, part) for part in parts)
+    return records.define(number, place) + records.base(number, ahead.end, 0) + popped + records.yielded(number)

@@ -27,7 +27,7 @@ from ..config import (
     SCAN_WORDS,
     Limits,
 )
-from ..groups.group import ConsumerGroup, ConsumerGroups
+from ..groups.group import ConsumerGroup, ConsumerGroups, FinishedAhead
 from ..groups.offsets import Offsets
 from ..messages.appender import Appender
 from ..messages.topics import Topics
@@ -56,6 +56,8 @@ from .deliveries import (
 
 log = structlog.get_logger("rocketlet.pops")
 
+_ACKNOWLEDGED = DeliveryState.ACKNOWLEDGED
+
 
 # ------------------------------------------------------------------------------
 # The deliveries of one queue in a pool.
@@ -76,9 +78,8 @@ class QueueDeliveries:
         limit: how many deliveries may be unfinished before no new message is popped.
         is_passed: True if `next` has moved since the journal last recorded it.
         gives_new: False while the queue leaves the pool, so that no further message is read.
-        gives_again: False once leaving takes long, so that no message is redelivered either, unless the order requires it.
+        gives_again: False once leaving takes long, so that no message is redelivered either.
         is_ended: True once the queue has left the pool, or the pool has ended.
-        is_late: True once the log has a warning that the queue must stay until messages are finished in order.
         fresh_behind: deliveries that were put BEHIND others, and that the journal does not have yet.
     """
 
@@ -98,7 +99,6 @@ class QueueDeliveries:
         self.gives_new = True
         self.gives_again = True
         self.is_ended = False
-        self.is_late = False
         self.is_in_order = False
         self.fresh_behind: list[Delivery] = []
         self._order = Order()  # used only in ordered groups (`is_in_order`)
@@ -119,6 +119,12 @@ class QueueDeliveries:
                 break
             end = offset
         return [delivery for delivery in self.unfinished.values() if delivery.offset < end]
+
+    def finished_ahead(self) -> FinishedAhead | None:
+        """Return the messages after the lowest unfinished one that are acknowledged; None without any."""
+        left = {item.offset: item.attempts for item in self.unfinished.values() if item.state is not _ACKNOWLEDGED}
+        first = next(iter(left), self.next)
+        return FinishedAhead(self.next, left) if self.next - first > len(left) else None
 
     @property
     def is_ready(self) -> bool:
@@ -424,7 +430,19 @@ class QueueDeliveries:
             order.add(delivery)
         return order
 
-    # A restart
+    # Earlier deliveries
+
+    def resume(self, ahead: FinishedAhead) -> None:
+        """Continue with what clients have finished before members pulled the queue."""
+        begin, self.next = self.next, max(ahead.end, self.next)
+        for offset in sorted(ahead.unfinished):
+            if offset >= begin:
+                delivery = self.unfinished[offset] = Delivery(offset)
+                delivery.attempts = ahead.unfinished[offset]
+                self.fresh_behind.append(delivery)
+                self._free(delivery)
+        self.pool.of.unfinished += len(self.unfinished)
+        self.is_passed = True
 
     def adopt(self, kept: KeptQueue, to_monotonic_s: Callable[[int], float]) -> None:
         """Continue the deliveries of the last run. Drop deliveries before the start of the queue, whose messages
@@ -873,7 +891,6 @@ class QueuePool(Pool):
         del self.leaving[queue_id]
         if queue_id in self.queues:
             self.queues[queue_id].gives_new = self.queues[queue_id].gives_again = True
-            self.queues[queue_id].is_late = False
         self.offer(queue_id)
 
 
@@ -1006,7 +1023,11 @@ class Pools:
         if start is None:  # the queue is newer than the pool
             start = queue.begin
             self._offsets.put(pool.group, pool.topic, queue_id, start)
-        return self._deliveries(pool, queue, start)
+        found = self._deliveries(pool, queue, start)
+        ahead = self._offsets.take_ahead(pool.of, pool.topic, queue_id)
+        if ahead is not None:
+            found.resume(ahead)
+        return found
 
     def _deliveries(self, pool: QueuePool, queue: ConsumeQueue, start: int) -> QueueDeliveries:
         self.last_number += 1
@@ -1029,6 +1050,13 @@ class Pools:
         _, group, topic, queue_id = kept.place
         queue = self._store.queues.get((topic, queue_id))
         if self._topics.get(topic) is None or self._topics.identity(topic) != kept.place.identity or queue is None:
+            return None
+        if kept.is_ahead:
+            committed = max(self._offsets.get(group, topic, queue_id) or 0, kept.committed(queue.begin, queue.next))
+            self._offsets.put(group, topic, queue_id, committed)
+            if committed < kept.next <= queue.next:  # else the messages were lost, and others get their offsets
+                self._offsets.put_ahead(self._groups.obtain(group), topic, queue_id, kept.ahead)
+                kept.is_adopted = True
             return None
         if kept.has_left:
             kept.next = max(self._offsets.get(group, topic, queue_id) or 0, min(kept.next, queue.next))

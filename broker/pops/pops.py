@@ -32,11 +32,12 @@ from ..config import (
     LimitExceeded,
 )
 from ..groups.drains import RouteFinder
-from ..groups.group import ConsumerGroups
+from ..groups.group import ConsumerGroup, ConsumerGroups
 from ..groups.leases import Locks
 from ..groups.members import History
 from ..groups.offsets import Offsets, Watch
 from ..groups.settings import GroupConfigs, RequestModes
+from ..groups.stages import QueueKey
 from ..messages.appender import Appender, property_bytes
 from ..messages.filters import Filters
 from ..messages.lite import LiteTopic
@@ -747,15 +748,20 @@ class Pops(LitePart):
     def release_queue(self, pool: QueuePool, queue_id: int, *, is_lost: bool) -> bool:
         """End the deliveries of a queue that members pull from now on, from its lowest unfinished offset. Returns False if
         unfinished messages are sent back to the retry topic first (`_sends_back`); if they may not be, finished messages
-        after them are redelivered. is_lost: True if the pool has lost its lease, so that no message is sent back."""
+        after them are left out of what members get (`FinishedAhead`). is_lost: True if the pool has lost its lease, so that
+        no message is sent back."""
         deliveries = pool.queues.get(queue_id)
         if deliveries is None:
             return True
         if not is_lost and self._sends_back(deliveries):
             return False
+        deliveries.finish([item for item in deliveries.unfinished.values() if item.state is DeliveryState.ACKNOWLEDGED])
         self._writer.commit(deliveries)
-        self._journal.yielded(deliveries, deliveries.committed)
+        ahead = deliveries.finished_ahead()
+        self._journal.yielded(deliveries, deliveries.committed, ahead)
         self._end_deliveries(deliveries)
+        if ahead is not None:
+            self._offsets.put_ahead(pool.of, pool.topic, queue_id, ahead)
         self._offsets.mark(pool.of, (pool.topic, queue_id))
         self._write_now()
         return True
@@ -888,6 +894,11 @@ class Pops(LitePart):
         self.client_gone(PopClient("", session=session))
 
     # Groups and topics that change
+
+    def ahead_ended(self, group: ConsumerGroup, key: QueueKey) -> None:
+        """Handle finished messages after a queue's committed offset that need not be kept any more."""
+        self._journal.ahead_ended(group.name, *key)
+        self._writer.write_soon()
 
     def offsets_reset(self, group: str, topic: str, queue_id: int | None = None) -> None:
         """Continue from the group's offsets in a topic after a reset. Messages popped before from a queue whose offset has

@@ -39,7 +39,9 @@ class Changes(GroupChanges):
         appended: Callable[[list[ConsumeQueue]], None] = lambda queues: None,
         moved: Callable[[ConsumerGroup], None] = lambda group: None,
         away: Callable[[ConsumerGroup], None] = lambda group: None,
+        ahead: Callable[[ConsumerGroup, QueueKey], None] = lambda group, key: None,
     ) -> None:
+        self._ahead = ahead
         self._members, self._freed, self._leases = members, freed, leases
         self._released, self._appended, self._moved, self._away = released, appended, moved, away
 
@@ -51,6 +53,9 @@ class Changes(GroupChanges):
 
     def leases_changed(self) -> None:
         self._leases()
+
+    def ahead_ended(self, group: ConsumerGroup, key: QueueKey) -> None:
+        self._ahead(group, key)
 
     def owners_moved(self, group: ConsumerGroup) -> None:
         self._moved(group)

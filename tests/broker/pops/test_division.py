@@ -8,13 +8,15 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
+from typing import cast
 
 import pytest
-from rocketlet.broker.config import POOL_LEAVE_S, POOL_SENT_BACK
+from rocketlet.broker.config import POOL_IDLE_S, POOL_LEAVE_S, POOL_SENT_BACK
 from rocketlet.broker.pops.deliveries import AckStatus, PopClient, Why
 from rocketlet.client import Consumer, Producer
 from rocketlet.client.admin.admin_client import AdminClient
 from rocketlet.client.admin.diagnosis import diagnose
+from rocketlet.protocol.bodies import GroupConfig
 from rocketlet.protocol.codes import ONEWAY_FLAG, PULL_SUBSCRIPTION, PULL_SUSPEND, RequestCode, ResponseCode
 from rocketlet.protocol.message import Record
 from rocketlet.protocol.properties import RETRY_TOPIC, find
@@ -260,10 +262,22 @@ def test_unfinished_messages_with_nothing_finished_behind_them_stay_where_they_a
     assert [item.body for item in sent_back_to(world)] == [b"m"]
 
 
-def test_in_order_what_was_acknowledged_comes_to_nobody_who_pulls_and_clients_that_pop_finish_the_rest(
-    world: World,
-) -> None:
-    """Nothing can be sent back in order: 60 of 60 acknowledged messages were delivered again."""
+def restart(world: World, *, saves: bool = False) -> None:
+    if saves:
+        world.save()
+    world.kill()
+    world.open()
+
+
+def ahead_of(world: World) -> list[int] | None:
+    """The offsets of finished messages that members which pull queue 0 do not get; None if nothing is kept of them."""
+    group = world.members.get("g")
+    ahead = group.finished_ahead("t", 0) if group is not None else None
+    return None if ahead is None else [offset for offset in range(10) if ahead.has(offset)]
+
+
+def leaving_with_finished_ahead(world: World) -> FakeSession:
+    """A member gets queue 0, of which clients that pop in order have finished b0 and c0, and not a0 and a1 before them."""
     world.group("g", consume_orderly=True)
     for name, key in (("a0", "a"), ("a1", "a"), ("b0", "b"), ("c0", "c")):
         world.send(name, queue=0, __SHARDINGKEY=key)
@@ -276,15 +290,63 @@ def test_in_order_what_was_acknowledged_comes_to_nobody_who_pulls_and_clients_th
     puller = world.join("a")
     world.send("a2", queue=0, __SHARDINGKEY="a")
     world.advance(POOL_LEAVE_S)
-    assert world.lock(puller, "a", 0) == set()
-    again = world.wait(client="p", wait_ms=60_000)
-    world.advance(60 - POOL_LEAVE_S)
-    assert bodies(again[0]) == ["a0", "a1"], "and nothing that it had not read"
-    world.ack(*handles(again[0]))
-    world.advance(1)
     assert world.lock(puller, "a", 0) == {0}
-    assert world.offsets.get("g", "t", 0) == 4
+    assert world.offsets.get("g", "t", 0) == 0
     assert sent_back_to(world) == []
+    return cast("FakeSession", puller)
+
+
+def test_in_order_what_was_acknowledged_is_left_out_of_what_members_pull(world: World) -> None:
+    """Nothing can be sent back in order: 60 of 60 acknowledged messages were delivered again."""
+    leaving_with_finished_ahead(world)
+    assert ahead_of(world) == [2, 3]
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_what_is_left_out_of_what_members_pull_is_kept_over_a_restart(world: World, is_killed: bool) -> None:
+    leaving_with_finished_ahead(world)
+    for _ in range(2):  # the second run reads what the first one has written again
+        restart(world, saves=not is_killed)
+        assert ahead_of(world) == [2, 3]
+        assert world.offsets.get("g", "t", 0) == 0
+
+
+@pytest.mark.parametrize("offset", [4, 5])
+def test_nothing_is_kept_of_finished_messages_before_the_offset(world: World, offset: int) -> None:
+    leaving_with_finished_ahead(world)
+    world.offsets.put("g", "t", 0, 3)
+    assert ahead_of(world) == [2, 3]
+    world.offsets.put("g", "t", 0, offset)
+    assert ahead_of(world) is None
+    world.turn()
+    restart(world)
+    assert ahead_of(world) is None
+
+
+def test_a_lower_offset_brings_finished_messages_back(world: World) -> None:
+    leaving_with_finished_ahead(world)
+    world.offsets.put("g", "t", 0, 1)
+    assert ahead_of(world) == [2, 3]
+    world.offsets.put("g", "t", 0, 0)
+    assert ahead_of(world) is None
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_clients_that_pop_again_get_what_is_not_finished(world: World, is_restarted: bool) -> None:
+    puller = leaving_with_finished_ahead(world)
+    assert world.unlock(puller, "a", 0) == []
+    world.leave(puller)
+    if is_restarted:
+        restart(world)
+    world.advance(POOL_IDLE_S)
+    again = world.receive(client="q", invisible_ms=60_000)
+    assert bodies(again) == ["a0", "a1", "a2"]
+    assert [message.attempt for message in again.messages] == [2, 1, 1]
+    assert ahead_of(world) is None
+    world.turn()
+    restart(world)
+    world.advance(60)
+    assert bodies(world.receive(client="q")) == ["a0", "a1", "a2"]
 
 
 def test_in_order_a_queue_does_not_wait_for_clients_that_are_gone(world: World) -> None:
@@ -299,6 +361,7 @@ def test_in_order_a_queue_does_not_wait_for_clients_that_are_gone(world: World) 
     world.advance(POOL_LEAVE_S + 1)
     assert world.lock(puller, "a", 0) == {0}
     assert world.offsets.get("g", "t", 0) == 0
+    assert ahead_of(world) == [1]
 
 
 def test_in_order_a_queue_without_finished_messages_behind_unfinished_ones_does_not_wait(world: World) -> None:
@@ -414,6 +477,31 @@ async def test_who_pulls_and_who_pops_share_a_topic_and_hand_queues_over(nodes: 
         sent += await send(node, (b"pulled-%d" % number for number in range(20)))
         await until_all()
     assert Counter(inbox.bodies + got) == Counter(sent)
+
+
+async def test_a_member_in_order_gets_nothing_that_clients_which_popped_have_acknowledged(
+    nodes: Nodes, connect: Connect
+) -> None:
+    node = await nodes.start()
+    node.broker.group_configs.put(GroupConfig("g", consume_orderly=True))
+    wire = await connect(node.address)
+    await create_topic(wire, "t", queues=1)
+    for body in (b"a0", b"b0", b"a1", b"c0"):
+        properties = f"__SHARDINGKEY\x01{body[:1].decode()}"
+        assert (await send_to(wire, body, queue=0, properties=properties)).code == 0
+    records = await popped(wire, order=True, invisibleTime=1)
+    assert [record.body for record in records] == [b"a0", b"b0", b"a1", b"c0"]
+    for record in (records[1], records[3]):
+        assert (await wire.call(RequestCode.ACK_MESSAGE, ack(record))).code == 0
+    await wire.close()
+    inbox = Inbox()
+    async with Consumer(node.address, "g", "t", inbox, start="first", orderly=True, concurrency=1):
+        node.clock.advance(POOL_LEAVE_S + 1)
+        await eventually(lambda: inbox.bodies == [b"a0", b"a1"])
+        await send_to(await connect(node.address), b"d0", queue=0)
+        await eventually(lambda: inbox.bodies == [b"a0", b"a1", b"d0"])
+        await eventually(lambda: node.broker.offsets.get("g", "t", 0) == 5)
+    assert node.broker.groups.obtain("g").finished_ahead("t", 0) is None
 
 
 async def test_the_broker_restarts_with_queues_of_both_kinds(nodes: Nodes, connect: Connect) -> None:

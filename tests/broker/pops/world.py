@@ -111,6 +111,7 @@ class World:
             members=lambda group: self.state.division.members_changed(group),
             freed=lambda session, group: session.send_event(GroupChanged(group)),
             appended=self._appended,
+            ahead=lambda group, key: self.state.ahead_ended(group, key),
         )
         self.topics = Topics(runtime, config)
         self.store.recover(self.topics.since(), deleted=self.topics.deleted, knows_topics=self.topics.is_current)
