@@ -81,13 +81,19 @@ give the client that `host:port`. These methods of `apache.rocketmq.v2.Messaging
 | ReceiveMessage, AckMessage, ChangeInvisibleDuration | push and simple consumers |
 | ForwardMessageToDeadLetterQueue | push consumers in order |
 
-Two intended differences from Apache's proxy:
+Intended differences from Apache's proxy and broker, of which Apache's own tests of 5.5.0 show the last three:
 
 - QueryRoute creates a topic that does not exist, so that a developer's first program works. Apache's proxy returns
   40402, even if its broker may create topics. With `autoCreateTopicEnable=false` (`mqadmin updateBrokerConfig`) this
   broker returns 40402, too.
 - In an ordered group, a message that was acknowledged while an earlier one was not is redelivered with it. Such a
   message keeps its delivery attempt, because its consumer has handled it. Apache's broker counts another attempt.
+- ChangeInvisibleDuration returns the handle that it got, which stays valid, because a popped message stays in its queue
+  (decision 23). Apache's broker returns another handle, and the first one is no longer valid.
+- RecallMessage of a message that was delivered or recalled, or never waited, is refused: 208 (NO_MESSAGE) in remoting.
+  Apache's broker does not look for the message and returns success.
+- A message of a topic of the type PRIORITY that is redelivered keeps its level, so it comes before messages of lower
+  levels. On Apache's broker it is in the group's retry topic, from which most receives read last.
 
 Properties of lite topics have a meaning only in messages of lite topics. What the broker does with them elsewhere:
 
