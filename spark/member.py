@@ -25,7 +25,7 @@ from ..protocol.names import Queue, Subscription
 from .checkpoint import EMPTY, MicroBatch, Part, Ranges
 from .config import SETTLE_TIMEOUT_S, SHARE_TIMEOUT_S
 from .extents import BrokerOffsets
-from .member_queues import IN_BATCH, MemberQueues, QueueEvent, QueueState
+from .member_queues import IN_BATCH, MemberQueueEvent, MemberQueues, MemberQueueState
 from .options import StreamOptions
 from .positions import check_start
 from .queues import Course
@@ -208,7 +208,7 @@ class QueryMember:
 
     async def give_queue(self, queue: Queue) -> int | None:
         item = self.table[queue]
-        item.handle(QueueEvent.RELEASE)
+        item.handle(MemberQueueEvent.RELEASE)
         if item.state in IN_BATCH:
             try:
                 async with asyncio.timeout(self._release_timeout_s):
@@ -226,7 +226,7 @@ class QueryMember:
         return False  # pulls of tasks carry no commit offset
 
     def lose_queue(self, queue: Queue) -> None:
-        if self.table[queue].state is not QueueState.AWAY:
+        if self.table[queue].state is not MemberQueueState.AWAY:
             self.table.lose(queue)
 
     def is_running(self, queue: Queue) -> bool:

@@ -18,7 +18,7 @@ from .queues import Course
 log = get_logger("rocketlet.spark")
 
 
-class QueueState(Enum):
+class MemberQueueState(Enum):
     """What the query may do with a queue."""
 
     AWAY = "not assigned to this query"
@@ -30,7 +30,7 @@ class QueueState(Enum):
     RELEASING = "released as soon as the group has its offset"
 
 
-class QueueEvent(Enum):
+class MemberQueueEvent(Enum):
     """What happens to a queue."""
 
     ASSIGN = "the group assigns it"
@@ -42,9 +42,9 @@ class QueueEvent(Enum):
     LOSE = "the query does not own it any more"
 
 
-_STATE = QueueState
-_EVENT = QueueEvent
-TRANSITIONS: Final[Mapping[tuple[QueueState, QueueEvent], QueueState]] = {
+_STATE = MemberQueueState
+_EVENT = MemberQueueEvent
+TRANSITIONS: Final[Mapping[tuple[MemberQueueState, MemberQueueEvent], MemberQueueState]] = {
     (_STATE.AWAY, _EVENT.ASSIGN): _STATE.NEW,
     (_STATE.AWAY, _EVENT.REPEAT): _STATE.REPEATED,
     (_STATE.NEW, _EVENT.LOCATE): _STATE.READY,
@@ -56,7 +56,7 @@ TRANSITIONS: Final[Mapping[tuple[QueueState, QueueEvent], QueueState]] = {
     (_STATE.READY, _EVENT.RELEASE): _STATE.RELEASING,
     (_STATE.RUNNING, _EVENT.RELEASE): _STATE.DRAINING,
     (_STATE.REPEATED, _EVENT.RELEASE): _STATE.DRAINING,
-    **{(state, _EVENT.LOSE): _STATE.AWAY for state in QueueState if state is not _STATE.AWAY},
+    **{(state, _EVENT.LOSE): _STATE.AWAY for state in MemberQueueState if state is not _STATE.AWAY},
 }
 IN_BATCH: Final = frozenset((_STATE.RUNNING, _STATE.REPEATED, _STATE.DRAINING))
 _LEAVING: Final = frozenset((_STATE.DRAINING, _STATE.RELEASING))
@@ -78,7 +78,7 @@ class MemberQueue:
         ended: set when the batch that contains the queue has ended
     """
 
-    state: QueueState = QueueState.AWAY
+    state: MemberQueueState = MemberQueueState.AWAY
     lease: Lease = NO_LEASE
     position: int = 0
     done: int = 0
@@ -90,7 +90,7 @@ class MemberQueue:
     is_cut_off: bool = False
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def handle(self, event: QueueEvent) -> None:
+    def handle(self, event: MemberQueueEvent) -> None:
         """Change the state. Raises KeyError for an event that cannot happen in this state."""
         self.state = TRANSITIONS[self.state, event]
 
@@ -122,14 +122,14 @@ class MemberQueues:
         return self._queues[queue]
 
     def owned(self) -> dict[Queue, MemberQueue]:
-        return {queue: item for queue, item in self._queues.items() if item.state is not QueueState.AWAY}
+        return {queue: item for queue, item in self._queues.items() if item.state is not MemberQueueState.AWAY}
 
     def free(self) -> dict[Queue, int]:
         """Return the position of each queue that the next batch may contain."""
         return {
             queue: item.position
             for queue, item in self._queues.items()
-            if item.state in (QueueState.NEW, QueueState.READY) and not item.is_unreachable
+            if item.state in (MemberQueueState.NEW, MemberQueueState.READY) and not item.is_unreachable
         }
 
     def positions(self) -> dict[Queue, int]:
@@ -147,7 +147,7 @@ class MemberQueues:
             for queue, item in self._queues.items()
             if item.is_cut_off
             or (
-                item.state is not QueueState.AWAY
+                item.state is not MemberQueueState.AWAY
                 and item.state not in _LEAVING
                 and (item.is_unreachable or queue not in seen.extents)
             )
@@ -166,16 +166,16 @@ class MemberQueues:
         item = self._queues[queue] = MemberQueue(old.state, lease, offset, offset, offset, finished=old.finished)
         span = self._repeated.get(queue)
         if span is None or not span[0] <= offset <= span[1]:
-            item.handle(QueueEvent.ASSIGN)
+            item.handle(MemberQueueEvent.ASSIGN)
         else:
             item.span = span
-            item.handle(QueueEvent.REPEAT)
+            item.handle(MemberQueueEvent.REPEAT)
 
     def lose(self, queue: Queue) -> None:
         item = self._queues[queue]
         item.is_cut_off = item.is_unreachable and item.state not in _LEAVING
         item.span = None
-        item.handle(QueueEvent.LOSE)
+        item.handle(MemberQueueEvent.LOSE)
 
     def locate(self, seen: BrokerOffsets) -> None:
         """Determine the positions of newly assigned queues.
@@ -184,9 +184,9 @@ class MemberQueues:
         before its lease ended, and the group's offset was not reset since. Then it continues at the finished offset.
         """
         for queue, item in self._queues.items():
-            if item.state is QueueState.NEW and queue in seen.extents:
+            if item.state is MemberQueueState.NEW and queue in seen.extents:
                 item.position = item.done = self._located(queue, item, seen)
-                item.handle(QueueEvent.LOCATE)
+                item.handle(MemberQueueEvent.LOCATE)
         for part, mark in seen.marks.items():
             if mark.rewinds != self._course.marks.get(part, mark).rewinds:
                 self.forget(part)
@@ -218,10 +218,10 @@ class MemberQueues:
         planned: dict[Queue, Range] = {}
         for queue, span in cut.items():
             item = self._queues[queue]
-            if item.state is QueueState.READY and not item.is_unreachable and item.position == span[0]:
+            if item.state is MemberQueueState.READY and not item.is_unreachable and item.position == span[0]:
                 item.span, item.position = span, span[1]
                 item.ended.clear()
-                item.handle(QueueEvent.PLAN)
+                item.handle(MemberQueueEvent.PLAN)
                 planned[queue] = span
         return planned
 
@@ -242,7 +242,7 @@ class MemberQueues:
             item.span = None
             item.ended.set()
             if item.state in IN_BATCH:
-                item.handle(QueueEvent.FINISH)
+                item.handle(MemberQueueEvent.FINISH)
         for queue in batch.ranges.keys() - self._queues.keys() if is_fresh else ():
             self._queues[queue] = MemberQueue(finished=batch.ranges[queue][1])
 
@@ -250,13 +250,13 @@ class MemberQueues:
     def _continues(item: MemberQueue, span: Range) -> bool:
         """Return True if the end of a finished range is the next position of a queue. A newly assigned queue starts at the
         group's offset."""
-        is_located = item.state not in (QueueState.AWAY, QueueState.NEW)
+        is_located = item.state not in (MemberQueueState.AWAY, MemberQueueState.NEW)
         return is_located and span[0] <= item.position <= span[1]
 
     def reset(self, queue: Queue, offset: int) -> None:
         """Continue at an offset that an administrator has set; after the running batch if that contains the queue."""
         item = self._queues.get(queue)
-        if item is None or item.state is QueueState.AWAY:
+        if item is None or item.state is MemberQueueState.AWAY:
             return
         log.info("offset_reset", queue=str(queue), old=item.position, new=offset)
         if item.state in IN_BATCH:
@@ -282,4 +282,4 @@ class MemberQueues:
         return {queue: item.done for queue, item in self.owned().items() if item.done != item.committed}
 
 
-__all__ = ["IN_BATCH", "TRANSITIONS", "MemberQueue", "MemberQueues", "QueueEvent", "QueueState"]
+__all__ = ["IN_BATCH", "TRANSITIONS", "MemberQueue", "MemberQueueEvent", "MemberQueueState", "MemberQueues"]

@@ -67,7 +67,7 @@ def test_a_planted_double_is_found(product: dict[str, str]) -> None:
 PATCHING = frozenset(("setattr", "object", "patch"))
 PATCHED = {
     "broker/groups/test_draining.py": 1,
-    "broker/grpc/test_costs.py": 2,
+    "broker/grpc/test_costs.py": 1,
     "broker/grpc/test_transport.py": 3,
     "broker/tls/test_tls.py": 2,
     "broker/messages/test_searching.py": 3,
@@ -83,6 +83,7 @@ PATCHED = {
     "protocol/test_http2.py": 1,
     "spark/test_available_now.py": 4,
     "spark/test_hostile.py": 2,
+    "spark/test_internals.py": 1,
     "spark/test_planner.py": 1,
     "spark/test_sink.py": 1,
     "testing/test_kit.py": 3,
@@ -206,6 +207,9 @@ def sentences(text: str) -> Iterator[str]:
 
 
 def banned_words(text: str) -> list[str]:
+    names = " ".join(re.findall(r"def test_\w+", text)).replace("_", " ")
+    if not PATTERN.search(text) and not PATTERN.search(names):
+        return []  # most files, which need not be parsed
     return [match[0] for sentence in sentences(text) for match in PATTERN.finditer(sentence)]
 
 

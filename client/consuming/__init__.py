@@ -2,5 +2,6 @@
 
 queues      pull requests, process queues, flow control, commits
 handling    decoding, worker tasks, handlers, retries
+running     handler calls that are running, with their ages and stacks
 deliveries  messages for a consumer without a handler
 """

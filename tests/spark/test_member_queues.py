@@ -14,7 +14,7 @@ from rocketlet.protocol.names import Queue
 pytest.importorskip("pyspark")
 from rocketlet.spark.checkpoint import EMPTY, MicroBatch, TopicSnapshot
 from rocketlet.spark.extents import BrokerOffsets, Extent
-from rocketlet.spark.member_queues import IN_BATCH, TRANSITIONS, MemberQueues, QueueEvent, QueueState
+from rocketlet.spark.member_queues import IN_BATCH, TRANSITIONS, MemberQueueEvent, MemberQueues, MemberQueueState
 from rocketlet.spark.queues import Course
 
 QUEUE = Queue("t", "b", 0)
@@ -47,12 +47,12 @@ class History:
             self.queues.finish(self.checkpoint)
 
     @property
-    def state(self) -> QueueState:
+    def state(self) -> MemberQueueState:
         owned = self.queues.owned()
-        return owned[QUEUE].state if owned else QueueState.AWAY
+        return owned[QUEUE].state if owned else MemberQueueState.AWAY
 
     def gain(self, _: int) -> None:
-        if self.state is QueueState.AWAY:
+        if self.state is MemberQueueState.AWAY:
             self.lease = Lease(1, math.inf)
             self.queues.assign(QUEUE, self.group_offset, self.lease)
 
@@ -77,7 +77,7 @@ class History:
             return
         begin = free[QUEUE]
         ranges = self.queues.take({QUEUE: (begin, min(begin + rows + 1, self.end))})
-        assert ranges and self.state is QueueState.RUNNING
+        assert ranges and self.state is MemberQueueState.RUNNING
         self.planned += ranges.values()
         self.checkpoint, self.is_finished = self.course.batch(ranges, "g", is_member=True), False
 
@@ -108,7 +108,7 @@ class History:
 
     def lose(self, rows: int) -> None:
         """The lease ends; another member handles some messages."""
-        if self.state is not QueueState.AWAY:
+        if self.state is not MemberQueueState.AWAY:
             self.is_undisturbed = False
             self.lease.end()
             self.queues.lose(QUEUE)
@@ -116,10 +116,10 @@ class History:
 
     def release(self, rows: int) -> None:
         """The queue is handed over, after its batch or after `releaseTimeoutMs`."""
-        if self.state is QueueState.AWAY:
+        if self.state is MemberQueueState.AWAY:
             return
         item = self.queues[QUEUE]
-        item.handle(QueueEvent.RELEASE)
+        item.handle(MemberQueueEvent.RELEASE)
         if item.state in IN_BATCH and rows % 2:
             self.finish(0)
         self.is_undisturbed = self.is_undisturbed and item.state not in IN_BATCH
@@ -146,14 +146,14 @@ class History:
         offset = min(offset, self.end)
         self.is_undisturbed = False
         is_running = self.state in IN_BATCH
-        if self.state is not QueueState.AWAY:
+        if self.state is not MemberQueueState.AWAY:
             self.queues.reset(QUEUE, offset)
             if is_running:
                 self.finish(0)
         if is_running or offset < self.group_offset:
             self.handled = set()
         self.handled |= set(range(offset))
-        if self.state is not QueueState.AWAY:
+        if self.state is not MemberQueueState.AWAY:
             self.commit()
         else:
             self.rewinds += offset < self.group_offset
@@ -166,7 +166,7 @@ class History:
         self.identity += 1
         self.end = self.group_offset = 0
         self.handled, self.planned = set(), []
-        if self.state is not QueueState.AWAY:
+        if self.state is not MemberQueueState.AWAY:
             self.locate(0)
 
 
@@ -195,18 +195,18 @@ def test_no_message_is_lost_and_none_is_planned_twice_without_a_cause(steps: lis
     # Whatever has happened, the query reads the rest when it gets the queue.
     history.finish(0)
     history.gain(0)
-    while history.state is not QueueState.AWAY and history.queues.free()[QUEUE] < history.end:
+    while history.state is not MemberQueueState.AWAY and history.queues.free()[QUEUE] < history.end:
         history.plan(9)
         history.finish(0)
     history.locate(0)
     assert history.handled >= set(range(history.end))
 
 
-@given(st.sampled_from(QueueState), st.sampled_from(QueueEvent))
-def test_each_transition_of_a_queue_is_in_the_table(state: QueueState, event: QueueEvent) -> None:
+@given(st.sampled_from(MemberQueueState), st.sampled_from(MemberQueueEvent))
+def test_each_transition_of_a_queue_is_in_the_table(state: MemberQueueState, event: MemberQueueEvent) -> None:
     after = TRANSITIONS.get((state, event))
-    assert (event is QueueEvent.LOSE) <= ((after is QueueState.AWAY) or state is QueueState.AWAY)
-    assert (after in IN_BATCH) <= (event in (QueueEvent.PLAN, QueueEvent.REPEAT, QueueEvent.RELEASE))
+    assert (event is MemberQueueEvent.LOSE) <= ((after is MemberQueueState.AWAY) or state is MemberQueueState.AWAY)
+    assert (after in IN_BATCH) <= (event in (MemberQueueEvent.PLAN, MemberQueueEvent.REPEAT, MemberQueueEvent.RELEASE))
 
 
 def test_the_batch_of_another_member_is_no_part_of_an_empty_checkpoint() -> None:

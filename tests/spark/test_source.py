@@ -39,7 +39,7 @@ from rocketlet.protocol.codes import SYS_COMPRESSED, RequestCode
 from rocketlet.protocol.names import parse_subscription
 from rocketlet.spark import RocketletDataSource, lag, register
 from rocketlet.spark.checkpoint import EMPTY
-from rocketlet.spark.member_queues import QueueState
+from rocketlet.spark.member_queues import MemberQueueState
 from rocketlet.spark.options import batch_options, stream_options
 from rocketlet.spark.pushdown import NarrowedReader
 from rocketlet.spark.reading import QueueRange, Task, read_task
@@ -182,7 +182,7 @@ def test_a_queue_in_a_running_batch_is_given_up_only_when_the_batch_is_done(addr
 
             table = member_of(member).table
             await eventually(
-                lambda: sum(item.state is QueueState.DRAINING for item in table.owned().values()) >= QUEUES // 2
+                lambda: sum(item.state is MemberQueueState.DRAINING for item in table.owned().values()) >= QUEUES // 2
             )
             assert mine() == 0
             await asyncio.get_running_loop().run_in_executor(None, finish)

@@ -41,6 +41,14 @@ def _is_own(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id in ("self", "cls")
 
 
+def _called(node: ast.Call) -> str:
+    """Return the last name of what is called, such as `sleep` of `asyncio.sleep`; empty if it has none."""
+    function = node.func
+    return (
+        function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
+    )
+
+
 def private_accesses(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield the line and the name of each private access."""
     for node in ast.walk(tree):
@@ -48,7 +56,7 @@ def private_accesses(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.attr
         elif isinstance(node, ast.ImportFrom):
             yield from ((node.lineno, alias.name) for alias in node.names if is_private(alias.name))
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("setattr", "getattr", "delattr")):
+        elif isinstance(node, ast.Call) and _called(node).endswith(("setattr", "getattr", "delattr")):
             texts = [item.value for item in node.args if isinstance(item, ast.Constant) and isinstance(item.value, str)]
             yield from ((node.lineno, text) for text in (one.rpartition(".")[2] for one in texts) if is_private(text))
 
@@ -56,7 +64,7 @@ def private_accesses(tree: ast.AST) -> Iterator[tuple[int, str]]:
 def sleeps(tree: ast.AST) -> Iterator[int]:
     """Yield the line of each sleep."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "sleep":
+        if isinstance(node, ast.Call) and _called(node) == "sleep":
             length = node.args[0] if node.args else None
             if not isinstance(length, ast.Constant) or length.value:
                 yield node.lineno

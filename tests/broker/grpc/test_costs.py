@@ -76,11 +76,16 @@ async def test_bodies_that_fail_to_inflate_count_as_those_that_do(node: Node, cl
     assert node.broker.store.queue("t", 0).next == 1
 
 
-async def test_messages_of_others_are_stored_while_bodies_are_inflated(
-    node: Node, client: GrpcClient, dial: Dial, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only one piece is done in a turn here, so the large body takes 64 of them."""
+@pytest.fixture
+def one_piece_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only one piece of work is done in an event-loop iteration, so a body of the maximum size takes 64 iterations."""
     monkeypatch.setattr(server, "PIECE_S", -1)
+
+
+@pytest.mark.usefixtures("one_piece_each")
+async def test_messages_of_others_are_stored_while_bodies_are_inflated(
+    node: Node, client: GrpcClient, dial: Dial
+) -> None:
     sent = message("t", gzip.compress(bytes(MAX_BODY_BYTES)), body_encoding=2)
     call = client.begin("SendMessage")
     call.send(sending(sent, sent), end=True)
@@ -91,10 +96,10 @@ async def test_messages_of_others_are_stored_while_bodies_are_inflated(
     assert node.broker.store.queue("t", 0).next == 1
 
 
+@pytest.mark.usefixtures("one_piece_each")
 async def test_a_call_that_its_client_gives_up_while_bodies_are_inflated_stores_nothing(
-    node: Node, client: GrpcClient, monkeypatch: pytest.MonkeyPatch
+    node: Node, client: GrpcClient
 ) -> None:
-    monkeypatch.setattr(server, "PIECE_S", -1)
     call = client.begin("SendMessage")
     call.send(sending(message("t", gzip.compress(bytes(MAX_BODY_BYTES)), body_encoding=2)), end=True)
     call.cancel()
@@ -283,10 +288,10 @@ def charges(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+@pytest.mark.usefixtures("one_piece_each")
 async def test_bodies_are_charged_while_others_of_the_call_are_inflated(
-    node: Node, client: GrpcClient, charges: list[int], monkeypatch: pytest.MonkeyPatch
+    node: Node, client: GrpcClient, charges: list[int]
 ) -> None:
-    monkeypatch.setattr(server, "PIECE_S", -1)
     await client.call("SendMessage", sending(message("t")))
     before = charges[-1]
     body = gzip.compress(bytes(MAX_BODY_BYTES - 1))
@@ -295,10 +300,10 @@ async def test_bodies_are_charged_while_others_of_the_call_are_inflated(
     await eventually(lambda: charges[-1] <= before)
 
 
+@pytest.mark.usefixtures("one_piece_each")
 async def test_inflated_bodies_are_not_charged_after_the_client_has_given_up(
-    node: Node, client: GrpcClient, charges: list[int], monkeypatch: pytest.MonkeyPatch
+    node: Node, client: GrpcClient, charges: list[int]
 ) -> None:
-    monkeypatch.setattr(server, "PIECE_S", -1)
     await client.call("SendMessage", sending(message("t")))
     before = charges[-1]
     call = client.begin("SendMessage")
