@@ -720,17 +720,17 @@ class AddressShares:
         self.count = 0
         self._of_address: Counter[str] = Counter()
 
-    def has_room(self, address: str) -> bool:
-        if self.count >= self.most:
+    def has_room(self, address: str, wanted: int = 1) -> bool:
+        if self.count + wanted > self.most:
             return False
-        return self._of_address[address] < self.most * ADDRESS_SHARE or is_loopback(address)
+        return self._of_address[address] + wanted - 1 < self.most * ADDRESS_SHARE or is_loopback(address)
 
     def take(self, address: str) -> None:
         self.count += 1
         self._of_address[address] += 1
 
-    def give_back(self, address: str) -> None:
-        self.count -= 1
-        self._of_address[address] -= 1
+    def give_back(self, address: str, count: int = 1) -> None:
+        self.count -= count
+        self._of_address[address] -= count
         if not self._of_address[address]:
             del self._of_address[address]

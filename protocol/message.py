@@ -277,6 +277,11 @@ def physical_offset_in(data: bytes) -> int:
     return int.from_bytes(data[28:36], "big")
 
 
+def born_host_in(data: bytes) -> bytes:
+    """Return the sender's address and port in a record's bytes."""
+    return data[48 : store_time_at(data)]
+
+
 def offset_id_in(data: bytes) -> str:
     """Return the offset id of a record's bytes."""
     host_at = store_time_at(data) + 8

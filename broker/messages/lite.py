@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
+from sys import intern
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
@@ -16,10 +18,10 @@ import structlog
 from ...protocol import names
 from ...protocol import properties as props
 from ...protocol.bodies import SLICE, TopicConfig, Work, joined
-from ...protocol.message import MessageError, offset_in, properties_in, split_records
+from ...protocol.message import MessageError, born_host_in, decode_host, offset_in, properties_in, split_records
 from ..config import BULK_PULL_BYTES, BULK_PULL_MESSAGES, LITE_READS
 from ..runtime import Runtime
-from ..sessions import Reason, Refusal
+from ..sessions import AddressShares, Reason, Refusal
 from ..store.files import read_state
 from ..store.index import ConsumeQueue
 from ..store.journals import Journal
@@ -55,14 +57,16 @@ class LiteTopic:
         queue: the queue of the parent topic that has its messages.
         groups: the groups with an offset in it, perhaps some that were deleted.
         counted: the offset up to which groups have counted the messages that retention deleted unread.
+        address: the address that sent its first message, of those that retention had left at the last start.
     """
 
-    __slots__ = ("_begin", "_entries", "_gaps", "counted", "groups", "name", "queue")
+    __slots__ = ("_begin", "_entries", "_gaps", "address", "counted", "groups", "name", "queue")
 
     queue_id = 0
 
-    def __init__(self, name: str, queue: ConsumeQueue, begin: int = 0) -> None:
+    def __init__(self, name: str, queue: ConsumeQueue, address: str, begin: int = 0) -> None:
         self.name = name
+        self.address = address
         self.queue = queue
         self.groups: tuple[str, ...] | set[str] = ()
         self._begin = self.counted = begin
@@ -253,6 +257,7 @@ class StagedLite(NamedTuple):
     queue_id: int
     offset: int
     text: str
+    address: str
 
 
 class LiteTopics:
@@ -280,7 +285,8 @@ class LiteTopics:
         self._deleted_ends: dict[str, dict[int, int]] = {}  # the end of deleted messages, by parent topic and queue id
         self.is_cut = False
         self.lacks_deletions = store.folder.former_format < _FORMAT_WITH_DELETIONS
-        self.count = 0
+        self._shares = AddressShares(runtime.limits.max_lite_topics)
+        self._of_addresses: dict[str, Counter[str]] = {}  # how many lite topics each address has, by parent topic
         lines: dict[str, list[Sequence[Any]]] = {}
         for parent, *line in file.deleted:
             lines.setdefault(parent, []).append(line)
@@ -288,7 +294,17 @@ class LiteTopics:
             deleted = self._read_deleted(topic.name, lines.get(topic.name, ()))
             if topics.lite_since(topic.name) is not None:
                 found = self._parents[topic.name] = {item.name: item for item in self._indexed(topic.name, deleted)}
-                self.count += len(found)
+                for item in found.values():
+                    self._count(item)
+
+    @property
+    def count(self) -> int:
+        """The number of lite topics."""
+        return self._shares.count
+
+    def _count(self, lite: LiteTopic) -> None:
+        self._shares.take(lite.address)
+        self._of_addresses.setdefault(lite.queue.topic, Counter())[lite.address] += 1
 
     # Finding
 
@@ -349,18 +365,18 @@ class LiteTopics:
         for queue in self._store.queues_of(parent):
             of_queue: dict[str, LiteTopic] = {}
             deleted_there = deleted.get(queue.queue_id)
-            for name, offset, parent_offset in self._records(parent, queue):
+            for name, offset, parent_offset, address in self._records(parent, queue):
                 if deleted_there is None or not deleted_there.has(name, parent_offset):
-                    _add(of_queue, name, queue, offset, parent_offset)
+                    _add(of_queue, name, queue, offset, parent_offset, address)
             for name, item in of_queue.items():
                 former = found.get(name)
                 if former is None or _last_position(former) < _last_position(item):
                     found[name] = item
         return sorted(found.values(), key=_last_position)
 
-    def _records(self, parent: str, queue: ConsumeQueue) -> Iterator[tuple[str, int, int]]:
-        """Yield the name, the offset in the lite topic and the offset in the queue of each readable lite message of a
-        queue that was stored since the topic was made LITE."""
+    def _records(self, parent: str, queue: ConsumeQueue) -> Iterator[tuple[str, int, int, str]]:
+        """Yield the name, the offset in the lite topic, the offset in the queue and the sender's address of each readable
+        lite message of a queue that was stored since the topic was made LITE."""
         position, mark = queue.first_from(self._topics.lite_since(parent) or 0), _LITE_MARK.encode()
         while position < queue.next:
             fetched = self._store.fetch(queue, position, BULK_PULL_MESSAGES, max_bytes=BULK_PULL_BYTES)
@@ -375,7 +391,7 @@ class LiteTopics:
                 name, offset = props.find(text, props.LITE_TOPIC) or "", props.find(text, props.LITE_OFFSET) or ""
                 is_own = props.find(text, props.LITE_QUEUE) == names.lite_queue(parent, name)
                 if is_own and names.lite_name_fault(name) is None and offset.isdecimal() and len(offset) < 19:
-                    yield name, int(offset), offset_in(record)
+                    yield name, int(offset), offset_in(record), _address(born_host_in(record))
 
     # Sending
 
@@ -385,12 +401,13 @@ class LiteTopics:
             reason = f"the topic {topic.name} accepts LITE messages only; give the message a lite topic"
             raise Refusal(Reason.ILLEGAL_MESSAGE, reason)
 
-    def place(self, parent: str, text: str, *, is_first: bool) -> StagedLite:
+    def place(self, parent: str, text: str, born_host: bytes, *, is_first: bool) -> StagedLite:
         """Return the place of a message in its lite topic. The lite topic is created when its first message is committed.
 
         Args:
             parent: the topic to which the message is sent.
             text: the properties of the message.
+            born_host: the address and port of its sender.
             is_first: True if nothing else is staged.
 
         Raises:
@@ -414,11 +431,10 @@ class LiteTopics:
             self._staged.clear()
         key = parent, name
         known = self.of(parent).get(name)
-        if known is None and key not in self._staged and self.count + len(self._staged) >= self._limits.max_lite_topics:
-            reason = (
-                f"this broker has {self._limits.max_lite_topics} lite topics; set an expiration for their parent topics"
-            )
-            raise Refusal(Reason.TOO_MANY_LITE_TOPICS, reason)
+        address = known.address if known is not None else _address(born_host)
+        if known is None and key not in self._staged and not self._shares.has_room(address, len(self._staged) + 1):
+            reason = f"this broker has up to {self._shares.most} lite topics, half of them of one address"
+            raise Refusal(Reason.TOO_MANY_LITE_TOPICS, f"{reason}; set an expiration for their parent topics")
         offset = self._staged.get(key)
         if offset is None:
             offset = known.next if known is not None else 0
@@ -426,7 +442,7 @@ class LiteTopics:
         for own, value in ((props.LITE_QUEUE, names.lite_queue(parent, name)), (props.LITE_OFFSET, str(offset))):
             text = props.appended(props.without(text, own), own, value)
         queue_id = known.queue.queue_id if known is not None else crc32(name.encode()) % max(topic.write_queues, 1)
-        return StagedLite(parent, name, queue_id, offset, text)
+        return StagedLite(parent, name, queue_id, offset, text, address)
 
     def restage(self, staged: Iterable[StagedLite | None]) -> None:
         """Compute the next offsets again after some staged messages were discarded. `staged` are the remaining ones."""
@@ -442,8 +458,8 @@ class LiteTopics:
             of_parent = self.of(staged.parent)
             found = of_parent.pop(staged.name, None)
             if found is None:
-                found = LiteTopic(staged.name, self._store.queue(staged.parent, staged.queue_id))
-                self.count += 1
+                found = LiteTopic(staged.name, self._store.queue(staged.parent, staged.queue_id), staged.address)
+                self._count(found)
             found.append(parent_offset)
             of_parent[staged.name] = found  # now the last one
             touched[found] = None
@@ -503,7 +519,11 @@ class LiteTopics:
         of_parent = self._parents.get(parent, {})
         if of_parent.get(lite.name) is lite:
             del of_parent[lite.name]
-            self.count -= 1
+            self._shares.give_back(lite.address)
+            of_addresses = self._of_addresses[parent]
+            of_addresses[lite.address] -= 1
+            if not of_addresses[lite.address]:
+                del of_addresses[lite.address]
 
     def deletions(self) -> Work[list[bytes]]:
         """Return the entries of the state file, one for each parent topic with deleted lite topics."""
@@ -529,7 +549,9 @@ class LiteTopics:
 
     def topic_deleted(self, parent: str) -> None:
         self._deleted_ends.pop(parent, None)
-        self.count -= len(self._parents.pop(parent, ()))
+        self._parents.pop(parent, None)
+        for address, count in self._of_addresses.pop(parent, Counter()).items():
+            self._shares.give_back(address, count)
 
     def shortened(self, parent: str) -> Work[list[LiteTopic]]:
         """Return the lite topics of which retention has deleted messages that are not counted yet."""
@@ -542,11 +564,18 @@ class LiteTopics:
         return found
 
 
-def _add(found: dict[str, LiteTopic], name: str, queue: ConsumeQueue, offset: int, parent_offset: int) -> None:
+def _address(born_host: bytes) -> str:
+    """Return the address of a sender, as one object for all lite topics of the address."""
+    return intern(decode_host(born_host)[0])
+
+
+def _add(
+    found: dict[str, LiteTopic], name: str, queue: ConsumeQueue, offset: int, parent_offset: int, address: str
+) -> None:
     item = found.get(name)
     # A lite topic that was deleted and sent to again starts at 0 again.
     if item is None or offset < item.next:
-        item = found[name] = LiteTopic(name, queue, offset)
+        item = found[name] = LiteTopic(name, queue, address, offset)
     item.lose_until(offset)
     item.append(parent_offset)
 

@@ -261,7 +261,7 @@ class SendService:
             name, queue_id, text = self._retries.place_of(header, queue_id, text)
         elif _LITE_MARK in text or _PRIORITY_MARK in text:
             if props.find(text, props.LITE_TOPIC):
-                lite = self._lites.place(name, text, is_first=not self.placed)
+                lite = self._lites.place(name, text, born_host, is_first=not self.placed)
                 queue_id, text = lite.queue_id, lite.text
             elif _PRIORITY_MARK in text:
                 queue_id = self._queue_of_priority(name, text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from heapq import heappop, heappush
@@ -356,6 +356,7 @@ class LiteSubscriber:
             topics share one.
         held: its messages in flight, and some that are settled or returned already.
         waiting: its receives that wait.
+        address: the address from which it first synchronized its subscriptions, which count for this address.
         synced_s: when it last synchronized its subscriptions, or joined without them.
         is_syncing: True while a synchronization of it is carried out in pieces.
         has_left: True once the client has left. The subscriptions are then removed in pieces, and a client that comes back
@@ -364,6 +365,7 @@ class LiteSubscriber:
 
     __slots__ = (
         "_charged_bytes",
+        "address",
         "client",
         "has_left",
         "held",
@@ -381,6 +383,7 @@ class LiteSubscriber:
         self.ready: OrderedDict[LiteTopic, None] = OrderedDict()
         self.held: dict[Delivery, None] = {}
         self.waiting: OrderedDict[Receive[Any], None] = OrderedDict()
+        self.address = ""
         self.synced_s = 0.0
         self.is_syncing = False
         self.has_left = False
@@ -698,15 +701,15 @@ class LitePool(Pool):
         if lite is not None and self._may_return(subscriber) and self.lag(lite):
             self._pools.note_left(self, lite)
 
-    def remove_subscriptions(self) -> int:
-        """Remove the subscriptions of all subscribers, because the pool is deleted. Return how many there were."""
-        count = 0
+    def remove_subscriptions(self) -> Counter[str]:
+        """Remove the subscriptions of all subscribers, because the pool is deleted. Return their number by address."""
+        counts: Counter[str] = Counter()
         for subscriber in list(self.subscribers.values()):
-            count += len(subscriber.names)
+            counts[subscriber.address] += len(subscriber.names)
             subscriber.names.clear()
             self.leave(subscriber.client)
         self._of_name.clear()
-        return count
+        return counts
 
     def set_wildcard(self, *, is_wildcard: bool) -> None:
         """Apply the group's setting: True if its clients receive from every lite topic."""

@@ -87,11 +87,7 @@ class LitePart:
 
 
 class LiteSubscriptions:
-    """The subscriptions of all lite groups.
-
-    Attributes:
-        count: how many there are, including those of clients that have left until they are removed.
-    """
+    """The subscriptions of all lite groups."""
 
     def __init__(
         self,
@@ -110,7 +106,12 @@ class LiteSubscriptions:
         self._turns = runtime.turns
         self._second = -1
         self._synced = AddressShares(0)  # the synchronizations in the current second
-        self.count = 0
+        self._shares = AddressShares(runtime.limits.max_lite_subscriptions)
+
+    @property
+    def count(self) -> int:
+        """The number of subscriptions, including those of clients that have left until they are removed."""
+        return self._shares.count
 
     def bind(self, name: str, topic: str) -> GroupConfig:
         """Return the settings of the lite group of a parent topic. Where groups are created automatically, bind the group to
@@ -227,6 +228,7 @@ class LiteSubscriptions:
             raise Refusal(Reason.ILLEGAL, reason)
         self._check_quota(group, pool, change)
         subscriber = pool.join(change.client)
+        subscriber.address = subscriber.address or change.session.address
         subscriber.synced_s = self._clock.monotonic_s()
         if subscriber.session is not change.session:
             subscriber.stop_paying()
@@ -269,13 +271,14 @@ class LiteSubscriptions:
         if 0 <= group.lite_quota < wanted:
             reason = f"the client subscribes to {wanted} lite topics; the group {group.name} allows {group.lite_quota}"
             raise Refusal(Reason.TOO_MANY_LITE_SUBSCRIPTIONS, reason)
-        self._check_room(wanted - len(held))
+        address = subscriber.address if subscriber is not None and subscriber.address else change.session.address
+        self._check_room(address, wanted - len(held))
 
-    def _check_room(self, more: int) -> None:
-        most = self._limits.max_lite_subscriptions
-        if self.count + more > most:
-            reason = f"the clients of this broker have {most} subscriptions to lite topics, which is the maximum"
-            raise Refusal(Reason.TOO_MANY_LITE_SUBSCRIPTIONS, reason)
+    def _check_room(self, address: str, more: int = 1) -> None:
+        if not self._shares.has_room(address, more):
+            most = self._shares.most
+            reason = f"this broker has up to {most} subscriptions to lite topics, half of them of one address"
+            raise Refusal(Reason.TOO_MANY_LITE_SUBSCRIPTIONS, f"{reason}; unsubscribe from some, or use another broker")
 
     def _changes(
         self, group: GroupConfig, pool: LitePool, subscriber: LiteSubscriber, change: LiteSync
@@ -309,16 +312,16 @@ class LiteSubscriptions:
 
     def _add(self, pool: LitePool, subscriber: LiteSubscriber, name: str) -> None:
         if name not in subscriber.names:
-            self._check_room(1)  # others may have subscribed meanwhile
+            self._check_room(subscriber.address)  # others may have subscribed meanwhile
             pool.subscribe(subscriber, name)
-            self.count += 1
+            self._shares.take(subscriber.address)
 
     def _remove(self, pool: LitePool, subscriber: LiteSubscriber, name: str) -> bool:
         """Remove a subscription. Return False if the client did not have it."""
         if name not in subscriber.names:
             return False
         pool.unsubscribe(subscriber, name)
-        self.count -= 1
+        self._shares.give_back(subscriber.address)
         return True
 
     def _take_over(self, pool: LitePool, subscriber: LiteSubscriber, name: str) -> None:
@@ -331,7 +334,7 @@ class LiteSubscriptions:
     def _take_from(self, pool: LitePool, other: LiteSubscriber, name: str) -> None:
         pool.unsubscribe(other, name)
         other.pay()
-        self.count -= 1
+        self._shares.give_back(other.address)
 
     def _evict(self, group: GroupConfig, pool: LitePool, subscriber: LiteSubscriber, name: str) -> None:
         """Take a lite topic from the client of an exclusive group that has it. Messages that the previous client has in
@@ -388,14 +391,15 @@ class LiteSubscriptions:
             for number, name in enumerate(list(subscriber.names), 1):
                 if name in subscriber.names:  # else removed meanwhile
                     pool.remove_left(subscriber, name)
-                    self.count -= 1
+                    self._shares.give_back(subscriber.address)
                 if number % SLICE == 0:
                     yield
             yield
 
     def pool_deleted(self, pool: LitePool) -> None:
         """Remove the subscriptions of a pool whose group or parent topic is deleted."""
-        self.count -= pool.remove_subscriptions()
+        for address, count in pool.remove_subscriptions().items():
+            self._shares.give_back(address, count)
 
     def expire(self) -> None:
         """Remove the subscriptions of clients that have not synchronized them for LITE_SYNC_S."""

@@ -25,12 +25,12 @@ from rocketlet.broker.store.store import Retention
 from rocketlet.protocol import properties as props
 from rocketlet.protocol.bodies import SLICE, TopicConfig, finish
 from rocketlet.protocol.headers import SendMessage
-from rocketlet.protocol.message import Record, decode_record, encode_batch
+from rocketlet.protocol.message import Record, decode_record, encode_batch, encode_host
 from rocketlet.protocol.names import IllegalName, lite_queue
 from structlog.testing import capture_logs
 
 PARENT = "CHAT"
-HOST = bytes(8)
+HOST = encode_host("127.0.0.1", 1)
 Found = dict[str, list[tuple[int, bytes]]]  # offset and body of the messages of each lite topic
 
 
@@ -51,10 +51,12 @@ class Opened:
     def put_parent(self, **settings: Any) -> None:
         self.broker.topics.put(TopicConfig(PARENT, 4, 4, message_type="LITE", **settings), self.broker.store.end)
 
-    def stage(self, name: str, body: bytes = b"x", topic: str = PARENT, more: str = "", queue_id: int = 0) -> None:
+    def stage(
+        self, name: str, body: bytes = b"x", topic: str = PARENT, more: str = "", queue_id: int = 0, host: bytes = HOST
+    ) -> None:
         text = "\x02".join(filter(None, (f"{props.LITE_TOPIC}\x01{name}" if name else "", more)))
         header = SendMessage("p", topic, "TBW102", 4, queue_id, 0, 1, 0, text)
-        self.broker.sending.stage(header, body, HOST)
+        self.broker.sending.stage(header, body, host)
 
     def send(self, *names: str) -> None:
         for name in names:
@@ -341,7 +343,7 @@ class GappedLiteTopic(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.queue = _Retained()
-        self.lite = LiteTopic("a", self.queue)  # type: ignore[arg-type]
+        self.lite = LiteTopic("a", self.queue, "")  # type: ignore[arg-type]
         self.left: dict[int, int] = {}
         self.end = self.parent_end = 0
 
@@ -419,6 +421,40 @@ def test_broker_takes_as_many_lite_topics_as_its_limit(tmp_path: Path) -> None:
     opened.stage("a")
     opened.broker.sending.commit()
     assert sorted(opened.by_index()) == ["a", "b", "c"]
+
+
+def test_address_creates_half_of_the_lite_topics_also_over_a_restart(tmp_path: Path) -> None:
+    opened = Opened(tmp_path / "data", max_lite_topics=8)
+    opened.put_parent()
+    opened.broker.topics.put(TopicConfig("OTHER", 1, 1, message_type="LITE"), opened.broker.store.end)
+    first, second = encode_host("10.0.0.1", 1), encode_host("10.0.0.2", 1)
+
+    def create(name: str, host: bytes, parent: str = PARENT) -> None:
+        opened.stage(name, host=host, topic=parent)
+        opened.broker.sending.commit()
+
+    for name in ("a", "b", "c"):
+        create(name, first)
+    create("d", first, "OTHER")
+    folder = opened.copy(tmp_path / "killed")
+    opened.close()
+    opened = Opened(folder, max_lite_topics=8)
+    opened.deleted.clear()
+    for parent in (PARENT, "OTHER"):
+        with pytest.raises(Refusal, match="half of them of one address") as refused:
+            create("e", first, parent)
+        assert refused.value.reason is Reason.TOO_MANY_LITE_TOPICS
+    create("a", first)
+    create("e", second)
+    create("f", HOST)
+    opened.delete("a")
+    create("g", first)
+    with pytest.raises(Refusal, match="half of them"):
+        create("h", first)
+    opened.broker.lites.topic_deleted("OTHER")
+    create("h", first)
+    assert opened.broker.lites.count == 6
+    opened.close()
 
 
 def test_lite_topic_stays_in_its_queue_when_the_parent_gets_more(opened: Opened) -> None:

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 from rocketlet.broker.config import MAX_POP_MESSAGES, POOL_IDLE_S, POP_CLIENT_SILENT_S
-from rocketlet.broker.pops.deliveries import AckStatus, Why
-from rocketlet.broker.sessions import Session
+from rocketlet.broker.pops.deliveries import AckStatus, PopClient, Why
+from rocketlet.broker.pops.lite_subscriptions import LiteSync
+from rocketlet.broker.sessions import Refusal, Session
+from rocketlet.protocol.bodies import GroupConfig, TopicConfig, finish
+from rocketlet.protocol.group_bodies import LiteAction
 
 from ...conftest import limits_of
 from .world import FakeSession, World, bodies, handles
@@ -159,3 +162,32 @@ def test_a_group_whose_clients_are_gone_keeps_what_is_in_flight_and_continues_wh
     world.kill()
     world.open()
     assert bodies(world.receive()) == ["1-0"]
+
+
+@pytest.mark.limits(max_lite_subscriptions=4)
+def test_address_has_half_of_the_subscriptions_to_lite_topics(world: World) -> None:
+    world.topics.put(TopicConfig("CHAT", 1, 1, message_type="LITE"), world.store.end)
+    world.groups.put(GroupConfig("g", attributes={"lite.bind.topic": "CHAT"}))
+    lite, sessions = world.state.lite, [FakeSession() for _ in range(3)]
+    for number, session in enumerate(sessions):
+        session.address = f"10.0.0.{number // 2}"
+
+    def sync(number: int, *names: str, action: LiteAction = LiteAction.PARTIAL_ADD) -> None:
+        client = PopClient(f"c{number}", account_id=("", f"c{number}"))
+        finish(lite.sync(LiteSync(client, sessions[number], "g", "CHAT", action, names)))
+
+    sync(0, "a")
+    sync(1, "a")
+    for number in (0, 1):
+        with pytest.raises(Refusal, match="half of them of one address"):
+            sync(number, "b")
+    sync(2, "a", "b")
+    sync(0, "a", action=LiteAction.PARTIAL_REMOVE)
+    sync(1, "b")
+    assert lite.count == 4
+    sync(1, action=LiteAction.COMPLETE_REMOVE)
+    world.turn()
+    sync(0, "a", "b")
+    world.state.group_deleted("g")
+    world.turn()
+    assert lite.count == 0
