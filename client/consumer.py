@@ -392,6 +392,8 @@ class Consumer(AnyConsumer):
             self._orderly,
             options["suspend_queue_s"],
             retry.outcome_by_level if retry is not None else None,
+            None if self._max_reconsume_times is None else self._max_reconsume_times + 1,
+            not self._broadcasting,
         )
         inner = decoding.around if decoding is not None else None
         return RunDispatcher(

@@ -82,6 +82,7 @@ class PopConsumer(AnyConsumer):
                 sharing,
                 judge=self._judge,
                 on_outcome=self._reply_failure,
+                attempts=None if self._max_reconsume_times is None else self._max_reconsume_times + 1,
                 limits=self._cluster.limits,
             )
             self._workers = dispatcher.pool

@@ -1,4 +1,4 @@
-# cython: language_level=3, wraparound=False, cdivision=True
+# cython: language_level=3, wraparound=False, cdivision=True, emit_code_comments=False
 """The compiled module: bytes in, bytes out. No socket, disk, clock or policy, and no state between calls.
 
 `protocol/fast.py` decides whether this module is used. A function may decline any arguments: it returns None, and the caller

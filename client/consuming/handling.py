@@ -26,6 +26,7 @@ from ...protocol.message import MessageError, decode_record
 from ...protocol.names import Queue, Subscription
 from ..config import (
     DEAD_LETTER_LEVEL,
+    DELAY_LEVELS_S,
     MAX_INT,
     MAX_REASON_CHARS,
     MAX_RECONSUME_TIMES,
@@ -157,6 +158,8 @@ class Handling:
         orderly: True if the runs of a queue are handled in order, one at a time.
         suspend_queue_s: the time in seconds for which a failed message blocks its queue in an orderly consumer.
         judge: returns the outcome after a failure; None to retry always.
+        attempts: the maximum number of attempts of a message; None if only the broker knows it.
+        is_retried: False if failed messages are dropped, because the consumer is broadcasting.
     """
 
     takes_batches: bool
@@ -164,6 +167,14 @@ class Handling:
     orderly: bool
     suspend_queue_s: float
     judge: Judge | None = None
+    attempts: int | None = None
+    is_retried: bool = True
+
+    def delay_of(self, outcome: RetryLater, message: Message) -> float | None:
+        """Return the delay in seconds until a message is handled again; None if it is not."""
+        if not self.is_retried:
+            return None
+        return self.suspend_queue_s if self.orderly else delay_of(outcome, message)
 
 
 class RunDispatcher:
@@ -202,7 +213,10 @@ class RunDispatcher:
             set()
         )  # the queues in `_line`; if orderly, also those in a worker or suspended
         self._idle: deque[asyncio.Future[None]] = deque()
-        self.pool = WorkerPool(call, self, handling.concurrency, limits, takes_batches=handling.takes_batches)
+        self.pool = WorkerPool(
+            call, self, handling.concurrency, limits,
+            takes_batches=handling.takes_batches, delay_of=handling.delay_of, attempts=handling.attempts,
+        )  # fmt: skip
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -522,19 +536,47 @@ def check_has_level(outcome: RetryLater) -> None:
         )
 
 
-def log_failure(messages: Sequence[Message], error: BaseException, outcome: Outcome) -> None:
-    """Log that a handler has failed, and whether its messages are retried or dead-lettered."""
+def log_failure(
+    messages: Sequence[Message], error: BaseException, outcome: Outcome, delay_s: float | None, attempts: int | None
+) -> None:
+    """Log that a handler has failed, and what becomes of its messages. The arguments are those of `WorkerPool`."""
+    first = messages[0]
+    fields: dict[str, object] = {"message": first.message_id}
+    if first.keys:
+        fields["keys"] = " ".join(first.keys)
+    fields["attempt"] = first.attempt
+    if attempts is not None:
+        fields["attempts"] = attempts
+    if delay_s is None:
+        hint = "dropped, because broadcasting has no retries"
+    elif isinstance(outcome, Reject) or (attempts is not None and first.attempt >= attempts):
+        hint = "stored as dead letters"
+    else:
+        fields["retry_s"], hint = delay_s, "retried while retries are left"
     log.error(
         "handler_failed",
-        queue=str(messages[0].queue),
-        offset=messages[0].queue_offset,
-        messages=len(messages),
-        error=repr(error),
-        exc_info=error,
-        hint="stored as dead letters"
-        if isinstance(outcome, Reject)
-        else "retried while retries are left, unless broadcasting",
-    )
+        **fields, queue=str(first.queue), offset=first.queue_offset, messages=len(messages), error=repr(error),
+        exc_info=error, hint=hint,
+    )  # fmt: skip
+
+
+def log_dead_letter(group: str, message: Message, reason: str) -> None:
+    """Log that a message was stored as a dead letter."""
+    log.warning(
+        "message_dead_lettered",
+        group=group, message=message.message_id, keys=" ".join(message.keys), topic=message.origin,
+        attempt=message.attempt, reason=shown(reason),
+        hint="`rocketlet messages dead GROUP` lists dead letters, `rocketlet messages replay GROUP` resends them",
+    )  # fmt: skip
+
+
+def delay_of(outcome: RetryLater, message: Message) -> float:
+    """Return the delay in seconds until a message is to be redelivered."""
+    delay = outcome.delay
+    if delay is not None:
+        return delay.total_seconds() if isinstance(delay, timedelta) else float(delay)
+    level = outcome.delay_level or 3 + message.reconsume_times  # the same levels as brokers use for returned messages
+    return float(DELAY_LEVELS_S[min(level, len(DELAY_LEVELS_S)) - 1])
 
 
 def _retried(messages: Sequence[Message], error: BaseException) -> Outcome:
@@ -651,6 +693,10 @@ class WorkSource(Protocol):
 class WorkerPool:
     """Runs the handler of a consumer in a fixed number of tasks.
 
+    Args:
+        delay_of: returns the delay in seconds until a message is retried; None if it is not.
+        attempts: the maximum number of attempts of a message; None if only the broker knows it.
+
     Attributes:
         calls: the messages that the workers are handling.
         is_stopping: True once the workers are cancelled. Messages that are still being handled are then not acknowledged.
@@ -664,9 +710,14 @@ class WorkerPool:
         limits: ClientLimits,
         *,
         takes_batches: bool = False,
+        delay_of: Callable[[RetryLater, Message], float | None] = delay_of,
+        attempts: int | None = None,
     ) -> None:
         self._call = call
         self.calls = call.running
+        self._delay_of = delay_of
+        self._attempts = attempts
+        self._ended_workers: list[tuple[int, bool]] = []  # of this event-loop iteration: the number, and True if idle
         self._source = source
         self._concurrency = concurrency
         self._limits = limits
@@ -687,9 +738,25 @@ class WorkerPool:
 
     def _ended(self, number: int, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self.calls.of_task.pop(task, None)
+        is_idle = self.calls.of_task.pop(task, None) is None
         if not self._source.is_closed:
-            log.warning("worker_cancelled", worker=number, hint="a new worker replaces it")
+            if not self._ended_workers:
+                self._loop.call_soon(self._replace)
+            self._ended_workers.append((number, is_idle))
+
+    def _replace(self) -> None:
+        """Replace the workers that have ended, unless all of them were cancelled, although not all ran a handler: the
+        application then ends without having stopped the consumer."""
+        ended, self._ended_workers = self._ended_workers, []
+        if not self._tasks and any(is_idle for _, is_idle in ended):
+            log.error(
+                "consumer_not_stopped",
+                hint="all its tasks were cancelled; leave its `async with` block, or await its `stop()`, before the "
+                "event loop ends",
+            )
+            return
+        log.warning("worker_cancelled", workers=[number for number, _ in ended], hint="new workers replace them")
+        for number, _ in ended:
             self._loop.call_later(self._limits.restart_s, self._start_worker, number)
 
     def add(self, task: asyncio.Task[None]) -> None:
@@ -716,7 +783,8 @@ class WorkerPool:
             raise error
         outcome = judge(messages, error)
         if not self.is_stopping:
-            log_failure(messages, error, outcome)
+            later = outcome if isinstance(outcome, RetryLater) else RetryLater()
+            log_failure(messages, error, outcome, self._delay_of(later, messages[0]), self._attempts)
         return outcome, error
 
     async def try_one(self, message: Message) -> Outcome:
@@ -1006,6 +1074,8 @@ async def hand_back(
         shown(reason) or None,
     )
     await connection.request(RequestCode.CONSUMER_SEND_MSG_BACK, write(header), timeout_s=OFFSET_TIMEOUT_S)
+    if delay_level == DEAD_LETTER_LEVEL or (tries is not None and message.reconsume_times >= tries):
+        log_dead_letter(group, message, reason)
 
 
 # ------------------------------------------------------------------------------

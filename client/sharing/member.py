@@ -237,6 +237,7 @@ class DeliveryDispatcher:
     Args:
         judge: returns the outcome after a failure.
         on_outcome: `on_outcome(message, outcome)` is called before a message is settled.
+        attempts: the maximum number of attempts of a message; None if only the broker knows it.
     """
 
     def __init__(
@@ -247,13 +248,14 @@ class DeliveryDispatcher:
         *,
         judge: Judge,
         on_outcome: Callable[[Message, Outcome], None],
+        attempts: int | None,
         limits: ClientLimits,
     ) -> None:
         self._call = call
         self._sharing = sharing
         self._judge = judge
         self._on_outcome = on_outcome
-        self.pool = WorkerPool(call, self, concurrency, limits)
+        self.pool = WorkerPool(call, self, concurrency, limits, attempts=attempts)
 
     @property
     def is_closed(self) -> bool:
@@ -264,12 +266,12 @@ class DeliveryDispatcher:
         assert task is not None
         # A handler may have cancelled this task. The worker then ends, so that the next handler call is not affected.
         while not task.cancelling():
+            self.pool.calls.of_task.pop(task, None)
             delivery = await self._sharing.take()
             if delivery is None:
                 return
             self.pool.calls.begin((delivery.message,))
             await self._handle(delivery)
-            del self.pool.calls.of_task[task]
 
     async def _handle(self, delivery: SharedDelivery) -> None:
         message = delivery.message

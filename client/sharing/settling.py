@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
@@ -28,7 +27,6 @@ from ..config import (
     ACK_MESSAGES,
     ACK_TIMEOUT_S,
     DEAD_LETTER_LEVEL,
-    DELAY_LEVELS_S,
     INVISIBLE_S,
     MAX_RECONSUME_TIMES,
     OFFSET_TIMEOUT_S,
@@ -36,6 +34,8 @@ from ..config import (
 )
 from ..consuming.handling import (
     RetryLater,
+    delay_of,
+    log_dead_letter,
     shown,
 )
 from ..errors import BrokerRefused, RocketletError, get_logger
@@ -324,8 +324,10 @@ class Settling:
     async def _reject(self, delivery: SharedDelivery, reason: str, done: Callable[[], None]) -> None:
         async def reject() -> None:
             if await self._reject_in_one_request(delivery, reason):
+                log_dead_letter(self._group, delivery.message, reason)
                 return
             await self.dead_letter(delivery, reason)
+            log_dead_letter(self._group, delivery.message, reason)
             done()
             self.ack(delivery)
 
@@ -428,12 +430,3 @@ def _by_pop(deliveries: Sequence[SharedDelivery], *, is_ours: bool) -> Sequence[
             entries.append(entry)
         entry[2].append(receipt.offset)
     return entries
-
-
-def delay_of(outcome: RetryLater, message: Message) -> float:
-    """Return the delay in seconds until a message is to be redelivered."""
-    delay = outcome.delay
-    if delay is not None:
-        return delay.total_seconds() if isinstance(delay, timedelta) else float(delay)
-    level = outcome.delay_level or 3 + message.reconsume_times  # the same levels as brokers use for returned messages
-    return float(DELAY_LEVELS_S[min(level, len(DELAY_LEVELS_S)) - 1])

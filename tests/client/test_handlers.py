@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import logging
 import re
@@ -174,7 +175,7 @@ async def test_a_failure_is_logged_with_its_traceback_and_what_was_returned(
 
     async with Consumer(node.address, "g", "t", handle, start="first", max_reconsume_times=0):
         await eventually(lambda: node.broker.store.queue("%DLQ%g", 0).next == 2)
-    failures = [record for record in caplog.records if record.name == "rocketlet.handler"]
+    failures = [record for record in caplog.records if vars(record).get("event") == "handler_failed"]
     assert {record.levelno for record in failures} == {logging.ERROR}
     texts = [str(record.exc_info[1]) for record in failures if record.exc_info]
     assert any("returned True, a bool; expected None, RetryLater(...) or Reject()" in text for text in texts)
@@ -658,7 +659,7 @@ async def test_the_log_says_whether_a_failed_message_is_redelivered(
         await eventually(lambda: caplog.text.count("handler_failed") == 2)
     failed = [str(record.getMessage()) for record in caplog.records if "handler_failed" in record.getMessage()]
     hints = {("ValueError" in text): text.partition("hint=")[2] for text in failed}
-    assert hints == {True: "'stored as dead letters'", False: "'retried while retries are left, unless broadcasting'"}
+    assert hints == {True: "'stored as dead letters'", False: "'retried while retries are left'"}
 
 
 @pytest.mark.parametrize("wait_s", [0, 61, "1"])
@@ -861,3 +862,70 @@ async def test_mqadmin_gets_running_handlers_as_jstack(node: Node, wire: Wire) -
     first, *places = orjson.loads(text[1]).splitlines()
     assert first.startswith(f"message {sent.message_id} at offset 0 of t@{node.config.name}:0, running for ")
     assert any(place.startswith("    at ") and place.endswith(" waits") for place in places)
+
+
+# What the log says about failures.
+
+
+def fields_of(caplog: pytest.LogCaptureFixture, event: str) -> list[dict[str, Any]]:
+    return [vars(record)["fields"] for record in caplog.records if vars(record).get("event") == event]
+
+
+@pytest.mark.parametrize("kind", [Consumer, SharedConsumer])
+async def test_log_of_a_failed_handler_names_message_attempt_limit_and_delay(
+    node: Node, wire: Wire, caplog: pytest.LogCaptureFixture, kind: type[Consumer | SharedConsumer]
+) -> None:
+    await create_topic(wire, "t", 1)
+
+    async def fail(message: Message) -> None:
+        raise ValueError("no such dish")
+
+    retry = RetryPolicy(attempts=2, delays_s=(1,))
+    async with Producer(node.address) as producer, kind(node.address, "g", "t", fail, start="first", retry=retry):
+        sent = await producer.send("t", b"x", keys=("4711", "a"))
+        await eventually(lambda: bool(fields_of(caplog, "message_dead_lettered")))
+    first, last = fields_of(caplog, "handler_failed")
+    (dead,) = fields_of(caplog, "message_dead_lettered")
+    known = {"message": sent.message_id, "keys": "4711 a"}
+    assert first.items() >= {**known, "attempt": 1, "attempts": 2, "retry_s": 1.0}.items()
+    assert first["hint"] == "retried while retries are left"
+    assert last.items() >= {**known, "attempt": 2, "attempts": 2, "hint": "stored as dead letters"}.items()
+    reason = "ValueError: no such dish"
+    assert dead.items() >= {**known, "group": "g", "topic": "t", "attempt": 2, "reason": reason}.items()
+
+
+async def test_log_of_a_failed_handler_says_that_broadcasting_has_no_retries(
+    node: Node, wire: Wire, caplog: pytest.LogCaptureFixture
+) -> None:
+    await create_topic(wire, "t", 1)
+
+    async def fail(message: Message) -> None:
+        raise ValueError("no such dish")
+
+    async with (
+        Producer(node.address) as producer,
+        Consumer(node.address, "g", "t", fail, start="first", broadcasting=True) as consumer,
+    ):
+        await consumer.assigned(PATIENCE_S)
+        await producer.send("t", b"x")
+        await eventually(lambda: bool(fields_of(caplog, "handler_failed")))
+    (failed,) = fields_of(caplog, "handler_failed")
+    assert ("retry_s" in failed, failed["hint"]) == (False, "dropped, because broadcasting has no retries")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of its connections, which stay open
+@pytest.mark.parametrize("kind", [Consumer, SharedConsumer])
+def test_consumer_that_is_not_stopped_is_logged_once_when_its_loop_ends(
+    caplog: pytest.LogCaptureFixture, kind: type[Consumer | SharedConsumer]
+) -> None:
+    async def handle(message: Message) -> None: ...
+
+    async def start(address: str) -> None:
+        await kind(address, "g", "t", handle, concurrency=5).start()
+
+    with Broker() as broker:
+        broker.create_topic("t", 1)
+        asyncio.run(start(broker.address))
+    gc.collect()
+    assert len(fields_of(caplog, "consumer_not_stopped")) == 1
+    assert "worker_cancelled" not in caplog.text

@@ -27,10 +27,10 @@ from rocketlet.client import (
     Sql,
 )
 from rocketlet.client.config import ClientLimits
-from rocketlet.client.consuming.handling import Outcome
+from rocketlet.client.consuming.handling import Outcome, delay_of
 from rocketlet.client.message import Lease, clock_s
 from rocketlet.client.sharing.receiving import SharedDelivery, SlotDispatcher
-from rocketlet.client.sharing.settling import _by_pop, delay_of
+from rocketlet.client.sharing.settling import _by_pop
 from rocketlet.protocol.bodies import GroupConfig
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.group_bodies import decode_batch_acks, encode_batch_acks
