@@ -163,7 +163,7 @@ async def of_consumer(server: Server, meter: Meter, stack: AsyncExitStack) -> li
 
 def of_spark(broker: BrokerController) -> list[CodePath]:
     from rocketlet.spark import options
-    from rocketlet.spark.columns import Rows
+    from rocketlet.spark.columns import rows_of
 
     queue = Queue(TOPIC, "broker-a", 0)
     stored = broker.store.queue(TOPIC, 0)
@@ -171,7 +171,8 @@ def of_spark(broker: BrokerController) -> list[CodePath]:
     data, count = b"".join(fetched.pieces), fetched.messages
 
     async def decode() -> None:
-        assert len(Rows(data, queue, 0, count).batch(tuple(options.OURS))) == count
+        columns = tuple(options.OURS)
+        assert len(rows_of(data, queue, 0, count, columns).batch(columns)) == count
 
     return [CodePath("Spark: decode", count, decode)]
 

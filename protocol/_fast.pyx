@@ -13,7 +13,7 @@ from cpython.bytes cimport PyBytes_AsString, PyBytes_FromStringAndSize
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy, memmove, memset
 
-INTERFACE = 7
+INTERFACE = 8
 
 # ------------------------------------------------------------------------------
 # The checked accessors, and numbers in network byte order.
@@ -1740,7 +1740,6 @@ cdef enum:
     FIXED_BYTES = 91
     BODY_AT = 88  # in a record whose hosts are IPv4
     LONGER_BYTES = 12  # by which an IPv6 host is longer
-    COMPRESSED = 0x1
     BORN_HOST_V6 = 0x10
     STORE_HOST_V6 = 0x20
     NAME_END = 1
@@ -1810,7 +1809,7 @@ def decode_slice(bytes data, object begin, object end, tuple names, tuple skippe
     """Return the columns of the records whose queue offsets are from `begin` up to `end`, as buffers of Arrow.
 
     `names` are the properties that become columns. `skipped` are the properties left out of the pairs; None for no pairs.
-    Declined: bytes that are not records, compressed bodies, properties that are not UTF-8 or have a name twice or are very
+    Declined: bytes that are not records, properties that are not UTF-8 or have a name twice or are very
     many."""
     try:
         return _decode_slice(data, begin, end, names, skipped)
@@ -1845,7 +1844,7 @@ cdef object _decode_slice(bytes data, int64_t begin, int64_t end, tuple names, t
         column = Column()
         column.name = name_spans[i]
         columns.append(column)
-    cdef Output offsets = Output(8192), born = Output(8192), stored = Output(8192), tried = Output(4096)
+    cdef Output offsets = Output(8192), born = Output(8192), stored = Output(8192), tried = Output(4096), system = Output(4096)
     cdef Output body_ends = Output(4096), bodies = Output(limit)
     cdef Output pairs_valid = Output(512), pairs_at = Output(4096)
     cdef Texts keys = Texts(), values = Texts()
@@ -1860,7 +1859,7 @@ cdef object _decode_slice(bytes data, int64_t begin, int64_t end, tuple names, t
         flags = get_uint32(view, at + 36)
         hosts = (LONGER_BYTES if flags & BORN_HOST_V6 else 0) + (LONGER_BYTES if flags & STORE_HOST_V6 else 0)
         body_at = at + BODY_AT + hosts
-        if flags & COMPRESSED or body_at > at + size:
+        if body_at > at + size:
             return None
         body_size = <int32_t>get_uint32(view, body_at - 4)
         if body_size < 0 or body_size > at + size - body_at - 3:
@@ -1878,6 +1877,7 @@ cdef object _decode_slice(bytes data, int64_t begin, int64_t end, tuple names, t
         put_int64(stored, get_int64(view, at + (68 if flags & BORN_HOST_V6 else 56)))
         attempts = <int32_t>get_uint32(view, at + 72 + hosts)
         tried.put(&attempts, 4)
+        system.put(&flags, 4)
         bodies.put(part(view, body_at, body_size), body_size)
         put_offset(body_ends, bodies.size)
         at += size
@@ -1931,7 +1931,7 @@ cdef object _decode_slice(bytes data, int64_t begin, int64_t end, tuple names, t
         put_bit(pairs_valid, rows, pairs > pairs_before)
         rows += 1
     return (
-        rows, offsets.written(), born.written(), stored.written(), tried.written(),
+        rows, offsets.written(), born.written(), stored.written(), tried.written(), system.written(),
         (body_ends.written(), bodies.written()),
         [
             (column.count, column.valid.written(), column.texts.at.written(), column.texts.data.written())

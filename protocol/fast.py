@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, Final, Literal, NamedTuple, final
 
 # version of the functions' arguments and results; a module that was built with another version is ignored
-INTERFACE: Final = 7
+INTERFACE: Final = 8
 
 
 Buffer = bytes | memoryview
@@ -64,7 +64,8 @@ class Slice(NamedTuple):
     born_ms: Buffer
     stored_ms: Buffer
     reconsume_times: Buffer
-    bodies: tuple[Buffer, Buffer]  # offsets and data
+    sys_flags: Buffer
+    bodies: tuple[Buffer, Buffer]  # offsets and data, as stored
     # for each name: number of records that have it; validity, offsets and data
     columns: list[tuple[int, Buffer, Buffer, Buffer]]
     pairs: tuple[int, Buffer, Buffer, Buffer, Buffer, Buffer, Buffer]

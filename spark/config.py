@@ -32,6 +32,7 @@ TOPIC_TIMEOUT_S: Final = 15.0  # time to wait for a topic that does not exist ye
 SETTLE_TIMEOUT_S: Final = 15.0  # time to wait for a member's first queues
 # time for a member that ends on its own to get all queues: others may take this long to release theirs
 SHARE_TIMEOUT_S: Final = 60.0
+AWAY_POLL_S: Final = 1.0  # interval at which a member that waits for its queues looks for brokers that do not respond
 DISCOVERY_INTERVAL_S: Final = 10.0  # interval at which topics that match a pattern are looked up
 NEW_QUEUES_S: Final = 2.0  # interval at which new queues of a topic, and new brokers of it, are looked up
 IDLE_INTERVAL_S: Final = (

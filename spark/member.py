@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 
 from ..client.config import At, Start
 from ..client.errors import ConnectionFailed, RequestTimeout, RocketletError, get_logger
@@ -23,10 +24,11 @@ from ..protocol.codes import RequestCode
 from ..protocol.frame import Frame
 from ..protocol.names import Queue, Subscription
 from .checkpoint import EMPTY, MicroBatch, Part, Ranges
-from .config import SETTLE_TIMEOUT_S, SHARE_TIMEOUT_S
+from .config import AWAY_POLL_S, SETTLE_TIMEOUT_S, SHARE_TIMEOUT_S
 from .extents import BrokerOffsets
 from .member_queues import IN_BATCH, MemberQueueEvent, MemberQueues, MemberQueueState
 from .options import StreamOptions
+from .patience import FailureTimeout
 from .positions import check_start
 from .queues import Course
 from .view import View
@@ -58,7 +60,7 @@ class QueryMember:
         start: Start = "first"
         starts: Mapping[Queue, Start | At]
         if self._resumed.membership is None:
-            await check_start(view, set(view.routed(topics)))
+            await check_start(view, topics)
             if options.start.default == "last":
                 course.start = await view.start(topics)
             starts = options.start.queues
@@ -85,7 +87,7 @@ class QueryMember:
                 "queues_missing",
                 group=options.group,
                 owned=len(self.queues()),
-                reason=self._rebalance_fault(),
+                reason=await self._rebalance_fault(),
                 hint="the query continues without them",
             )
 
@@ -175,21 +177,39 @@ class QueryMember:
 
     async def wait_for_queues(self) -> None:
         """Wait until the group has assigned all queues: a query that ends on its own would skip queues that are
-        assigned later."""
+        assigned later. Do not wait longer than `pollTimeoutMs` for a broker."""
+        failing = FailureTimeout(self._options.poll_timeout_s)
         try:
             async with asyncio.timeout(SHARE_TIMEOUT_S):
-                await self._membership.rebalanced()
+                while not self._membership.is_rebalanced:
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(AWAY_POLL_S):
+                            await self._membership.rebalanced()
+                            return
+                    if not await self._away():
+                        failing.renew()
+                    elif failing.is_over():
+                        break
+                else:
+                    return
         except TimeoutError:
-            raise RocketletError(
-                f"the group {self._options.group} has not assigned this query its queues within {SHARE_TIMEOUT_S:.0f} s: "
-                f"{self._rebalance_fault()}; try later"
-            ) from None
+            pass
+        raise RocketletError(
+            f"the group {self._options.group} has not assigned this query its queues: {await self._rebalance_fault()}; try "
+            "later"
+        )
 
-    def _rebalance_fault(self) -> str:
-        away = self._view.extents.away
+    async def _rebalance_fault(self) -> str:
+        away = await self._away()
         if away:
             return f"the broker {min(away)} does not respond; start it"
         return self._membership.rebalance_fault()
+
+    async def _away(self) -> set[str]:
+        """Return the names of the brokers in the routes that do not respond."""
+        extents = self._view.extents
+        await extents.of(self._view.routed(sorted(self._known)))
+        return extents.away
 
     async def place(self, queue: Queue) -> int:
         """Return the group's committed offset, or the offset that this query has finished if that is higher."""

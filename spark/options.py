@@ -360,9 +360,7 @@ def _topics(given: ParsedOptions) -> tuple[tuple[str, ...], str, frozenset[Queue
 
 
 def _connect(given: ParsedOptions) -> Connect:
-    encoding = given.get("headerEncoding", "auto")
-    if encoding not in ENCODINGS:
-        raise ConfigError(f"the option headerEncoding is {encoding!r}; allowed: {CONNECTION['headerEncoding']}")
+    encoding = given.choice("headerEncoding", *ENCODINGS)
     try:
         access = Access(
             access_key=given.get("accessKey"),
@@ -455,7 +453,7 @@ class ParsedOptions:
         spelled = {name.lower(): name for name in allowed}
         self._values = {spelled.get(name.lower(), name): value for name, value in options.items()}
         unknown = [name for name in self._values if name not in allowed and name.lower() not in SPARKS_OWN]
-        if not self._values.keys() & allowed.keys():
+        if not unknown and not self._values.keys() & allowed.keys():
             raise ConfigError(
                 "no option reaches the source; nameServer and topic are needed. Spark keeps none of a table that "
                 "CREATE TABLE ... USING rocketlet made: use CREATE TEMPORARY VIEW v USING rocketlet "
@@ -499,7 +497,7 @@ class ParsedOptions:
 
     def choice(self, name: str, *words: str) -> str:
         """Return the chosen value, by default the first one."""
-        value = self.get(name, words[0])
+        value = self.get(name, words[0]).lower()
         if value not in words:
             raise self._invalid(name)
         return value
@@ -526,8 +524,8 @@ class ParsedOptions:
             per_queue = self._per_queue(by_timestamp, _time) if self.has(by_timestamp) else {}
             return StartingOffsets(rest, per_queue, by_timestamp)
         value = self.get(f"{side}Offsets", default)
-        if value in words:
-            return StartingOffsets(_PLACES[value])
+        if value.lower() in words:
+            return StartingOffsets(_PLACES[value.lower()])
         name = f"{side}Offsets"
         if not value.startswith("{"):
             raise self._invalid(name)

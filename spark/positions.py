@@ -39,13 +39,18 @@ def check_named(position: StartingOffsets, queues: set[Queue]) -> None:
         )
 
 
-async def check_start(view: View, queues: set[Queue]) -> None:
-    """Check that a new query can start where its options say.
+async def check_start(view: View, topics: Iterable[str]) -> None:
+    """Check that a new query can read its topics, and start where its options say.
 
     Queues whose broker does not respond are not checked. Raises ConfigError if the query cannot start there, and
     RocketletError if a broker rejects a request or stops responding.
     """
-    start = view.options.start
+    start, queues = view.options.start, set(view.routed(topics))
+    for topic in set(view.options.topics) - {queue.topic for queue in queues}:
+        raise ConfigError(
+            f"the option topic: no queue of {topic} can be read; make some readable (rocketlet topics set {topic} "
+            "--read-queues N)"
+        )
     check_named(start, queues)
     exact = {queue: place for queue, place in start.queues.items() if isinstance(place, At)}
     seen = await view.extents.of(exact)

@@ -17,6 +17,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from ..client.errors import get_logger
+from ..protocol.names import RETRY_PREFIX
 from .checkpoint import MicroBatch, check_resumed, check_topics, from_offset, ranges_by_topic, to_offset
 from .config import END_TIMEOUT_S, PREFETCH_BYTES, PREFETCH_TIMEOUT_S
 from .driver import Ledger, fork_planner
@@ -218,16 +219,19 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._is_bounded = True
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Return the unplanned range of each queue and the total lag, which Spark shows in a query's progress; None
-        before the planner is created."""
+        """Return the unplanned range of each queue, and the lag of the topics' queues, which Spark shows in a query's
+        progress; None before the planner is created."""
         if self._planner is None:
             return None
         ends, positions = self._planner.progress()
-        behind = [max(end - positions[queue], 0) for queue, end in ends.items() if queue in positions]
+        of_topics = {
+            queue: position for queue, position in positions.items() if not queue.topic.startswith(RETRY_PREFIX)
+        }
+        behind = [max(ends[queue] - position, 0) for queue, position in of_topics.items() if queue in ends]
         return {
             "offsets": ranges_by_topic({queue: (positions.get(queue, end), end) for queue, end in ends.items()}),
             "metrics": {
-                "queues": len(positions),
+                "queues": len(of_topics),
                 "queuesMissing": len(self._planner.missing),
                 "offsetsBehindLatest": sum(behind),
                 "minOffsetsBehindLatest": min(behind, default=0),

@@ -38,7 +38,7 @@ class Standalone:
         if absent and not self._resumed.ranges:
             raise ConfigError(f"assign names {min(absent)}, which does not exist")
         if self._resumed.membership is None:
-            await check_start(view, queues)
+            await check_start(view, topics)
 
     async def close(self) -> None:
         await self._view.close()

@@ -222,7 +222,7 @@ def test_a_member_that_ends_on_its_own_waits_for_its_share(address: str, monkeyp
         assert batch is not None
         with opened(address, True) as second:
             fill(address, range(200))
-            with monkeypatch.context() as patches, pytest.raises(RocketletError, match=r"its queues .* owns 0 queues"):
+            with monkeypatch.context() as patches, pytest.raises(RocketletError, match=r"its queues: it owns 0 queues"):
                 patches.setattr("rocketlet.spark.member.SHARE_TIMEOUT_S", 0.01)
                 second.set_targets()
             first.finish(batch)

@@ -33,7 +33,7 @@ from rocketlet.client.sending.sender import own_text
 from rocketlet.protocol.config import MAX_BODY_BYTES
 from rocketlet.protocol.message import BatchEntry, decode_batch, encode_batch
 from rocketlet.spark import options
-from rocketlet.spark.columns import DecodedRows, Rows, rows_of
+from rocketlet.spark.columns import RecordRows, SliceRows, rows_of
 from rocketlet.spark.config import MAX_DELAY_LEVEL
 from rocketlet.spark.encoding import MessageIds, WrittenRows, to_entries
 
@@ -132,46 +132,61 @@ def row(record: Record, topic: str) -> dict[str, Any]:
 @example(b"", "t", 0, 1)
 def test_columns_are_what_the_careful_decoder_finds(data: bytes, topic: str, begin: int, end: int) -> None:
     queue = QUEUE._replace(topic=topic)
-    batch = Rows(data, queue, begin, end).batch(tuple(options.OURS))
+    batch = RecordRows(data, queue, begin, end).batch(tuple(options.OURS))
     batch.validate(full=True)
     assert batch.schema == to_arrow_schema(options.schema_of(options.OURS), timezone="UTC")
     found = [{**item, "properties": dict(item["properties"])} for item in batch.to_pylist()]
     wanted = [record for record in decode_records(data) if begin <= record.queue_offset < end]
     assert found == [row(record, topic) for record in wanted]
-    kafkas = Rows(data, queue, begin, end).batch(tuple(options.KAFKA_COLUMNS))
+    kafkas = RecordRows(data, queue, begin, end).batch(tuple(options.KAFKA_COLUMNS))
     kafkas.validate(full=True)
     assert kafkas.schema == to_arrow_schema(options.schema_of(options.KAFKA_COLUMNS), timezone="UTC")
     assert list(map(in_order, kafkas.to_pylist())) == [in_order(kafka_row(record, topic)) for record in wanted]
     for name in options.OURS:
-        assert Rows(data, queue, begin, end).batch([name]) == batch.select([name]), "a column alone is the same"
+        assert RecordRows(data, queue, begin, end).batch([name]) == batch.select([name]), "a column alone is the same"
 
 
-COLUMNS = st.sampled_from([list(options.OURS), list(options.KAFKA_COLUMNS)]).flatmap(
-    lambda names: st.lists(st.sampled_from(names), min_size=1, unique=True)
-)
+COLUMNS = st.lists(st.sampled_from([*options.OURS, *options.KAFKA_COLUMNS]), min_size=1, unique=True)
 DAMAGE = st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), max_size=2)
 
 
 @pytest.mark.skipif(fast.MODULE == "pure", reason="needs the compiled module: make dev")
-@given(LOGS, DAMAGE, COLUMNS, st.sets(st.sampled_from(["A", "größe"])), st.integers(98, 104), st.integers(98, 107))
+@given(
+    LOGS,
+    DAMAGE,
+    st.sampled_from(["t", "%RETRY%g"]),
+    COLUMNS,
+    st.sets(st.sampled_from(["A", "größe"])),
+    st.integers(98, 104),
+    st.integers(98, 107),
+)
 def test_compiled_rows_are_what_python_finds(
-    data: bytes, damage: list[tuple[int, int]], columns: list[str], tags: set[str], begin: int, end: int
+    data: bytes,
+    damage: list[tuple[int, int]],
+    topic: str,
+    columns: list[str],
+    tags: set[str],
+    begin: int,
+    end: int,
 ) -> None:
     damaged = bytearray(data)
     for position, octet in damage:
         if position < len(damaged):
             damaged[position] = octet
-    data = bytes(damaged)
+    data, queue = bytes(damaged), QUEUE._replace(topic=topic)
     try:
-        found = rows_of(data, QUEUE, begin, end, columns, tags=sorted(tags), strict=False)
+        found = rows_of(data, queue, begin, end, columns, tags=sorted(tags), strict=False)
     except MessageError:  # the compiled module has declined, and Python refuses
         return
-    if not isinstance(found, DecodedRows):
+    if not isinstance(found, SliceRows):
         return
-    batch, python = found.batch(columns), Rows(data, QUEUE, begin, end, tags=sorted(tags), strict=False)
+    python = RecordRows(data, queue, begin, end)
+    python.tags, python.is_strict = sorted(tags), False
+    batch = found.batch(columns)
     batch.validate(full=True)
-    assert batch.equals(python.batch(columns))
-    assert found.unreadable == python.unreadable
+    assert batch.to_pylist() == python.batch(columns).to_pylist()
+    assert batch.schema == python.batch(columns).schema
+    assert found.unreadable == () and not python.unreadable
     assert found.offsets.tolist() == python.offsets.tolist()
     assert found.stored_ms.tolist() == python.stored_ms.tolist()
 
@@ -192,16 +207,22 @@ def plain_record(properties: bytes, body: bytes = b"x", flags: int = 0) -> bytes
         (plain_record(b"a\x01b\x02a\x01c"), False),
         (plain_record(b"TAGS\x01b\x02TAGS\x01c"), False),
         (plain_record(b"a\x01\xff"), False),
-        (plain_record(b"a\x01b", flags=SYS_COMPRESSED), False),
+        (plain_record(b"a\x01b", zlib.compress(b"x"), SYS_COMPRESSED | SYS_COMPRESSION_ZLIB), True),
     ],
 )
 def test_compiled_rows_are_declined_when_only_python_decides(data: bytes, is_taken: bool) -> None:
-    assert isinstance(rows_of(data, QUEUE, 0, 1000, ["tags", "properties"], strict=False), DecodedRows) == is_taken
+    """All columns together, and of messages without a unique key or in a retry topic."""
+    for topic, columns in (("t", ["tags", "properties"]), ("%RETRY%g", [*options.OURS, *options.KAFKA_COLUMNS])):
+        found = rows_of(data, QUEUE._replace(topic=topic), 0, 1000, columns)
+        assert isinstance(found, SliceRows) == is_taken
+        assert found.batch(columns).num_rows == (data != b"")
 
 
 @given(LOGS, st.sets(st.sampled_from(["A", "B", "größe"]), min_size=1))
 def test_only_the_tags_asked_for_come(data: bytes, tags: set[str]) -> None:
-    batch = Rows(data, QUEUE, 0, 1000, tags=sorted(tags)).batch(["queueOffset"])
+    rows = RecordRows(data, QUEUE, 0, 1000)
+    rows.tags = sorted(tags)
+    batch = rows.batch(["queueOffset"])
     wanted = [r.queue_offset for r in decode_records(data) if props.decode(r.properties).get(props.TAGS) in tags]
     assert batch.column("queueOffset").to_pylist() == wanted
 
@@ -214,7 +235,7 @@ def test_malformed_bytes_are_refused_or_give_the_same_rows(data: bytes, draw: st
         data[:at] if draw.draw(st.booleans()) else data[:at] + bytes([draw.draw(st.integers(0, 255))]) + data[at + 1 :]
     )
     try:
-        batch = Rows(cut, QUEUE, -(2**63), 2**63 - 1, strict=False).batch(tuple(options.OURS))
+        batch = rows_of(cut, QUEUE, -(2**63), 2**63 - 1, tuple(options.OURS), strict=False).batch(tuple(options.OURS))
     except MessageError:
         return
     except (OverflowError, ValueError, ArithmeticError) as error:
@@ -228,8 +249,8 @@ def test_a_body_that_cannot_be_decompressed_is_named_or_null() -> None:
     broken = encode_record(3, 0, 41, 0, flags, 0, host, 0, host, 0, 0, b"no zlib", b"\x01t", b"")
     good = encode_record(3, 0, 42, 0, 0, 0, host, 0, host, 0, 0, b"plain", b"\x01t", b"")
     with pytest.raises(MessageError, match=r"message at offset 41 cannot be decoded.*failOnDataLoss"):
-        Rows(broken + good, QUEUE, 0, 100).batch(["body"])
-    lenient = Rows(broken + good, QUEUE, 0, 100, strict=False)
+        rows_of(broken + good, QUEUE, 0, 100, ["body"]).batch(["body"])
+    lenient = rows_of(broken + good, QUEUE, 0, 100, ["body"], strict=False)
     assert lenient.batch(["body"]).column("body").to_pylist() == [None, b"plain"]
 
 

@@ -113,7 +113,7 @@ NOT_UTF_8 = b"k\x01\xd6\xd0\x02TAGS\x01T"
 async def test_properties_that_are_not_utf_8_are_read_with_replaced_characters(flags: int) -> None:
     body = zlib.compress(b"x") if flags else b"x"
     record = encode_record(0, 0, 0, 0, flags, 0, HOST, 0, HOST, 0, 0, body, b"\x01t", NOT_UTF_8)
-    rows = columns.Rows(record, Queue("t", "b", 0), 0, 9).batch(("properties", "tags", "body", "messageId"))
+    rows = columns.RecordRows(record, Queue("t", "b", 0), 0, 9).batch(("properties", "tags", "body", "messageId"))
     (found,) = rows.to_pylist()
     assert dict(found.pop("properties")) == {"k": "\ufffd\ufffd", "TAGS": "T"}
     assert found == {"tags": "T", "body": b"x", "messageId": decode_record(record, 0, "replace").offset_id}

@@ -245,3 +245,16 @@ def test_columns_that_rows_cannot_have_are_refused(given: dict[str, str], asked:
 def test_no_option_at_all_is_what_spark_makes_of_a_created_table() -> None:
     with pytest.raises(ConfigError, match="use CREATE TEMPORARY VIEW v USING rocketlet OPTIONS"):
         batch_options({})
+
+
+def test_options_of_kafkas_connector_alone_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"option kafka\.bootstrap\.servers is unknown; did you mean nameServer"):
+        stream_options({"kafka.bootstrap.servers": "h:1", "subscribe": "t"})
+    with pytest.raises(ConfigError, match="no option reaches the source"):
+        stream_options({"path": "/t"})
+
+
+def test_words_of_options_have_any_letter_case() -> None:
+    given = {"nameServer": "h:1", "topic": "t", "group": "g", "startingOffsets": "Latest", "headerEncoding": "JSON"}
+    options = stream_options(given)
+    assert (options.read.start.default, options.read.connect.access.encoding) == ("last", "json")

@@ -502,7 +502,8 @@ def test_progress_shows_the_lag(spark: SparkSession, address: str, tmp_path: Pat
     done.awaitTermination()
     seen = [json.loads(progress["sources"][0]["latestOffset"]) for progress in done.recentProgress]
     assert [item["metrics"]["offsetsBehindLatest"] for item in seen[:4]] == [300, 200, 100, 0]
-    assert seen[0]["metrics"]["queues"] == 5, "four of the topic, one of the group's retries"
+    assert seen[0]["metrics"]["queues"] == 4, "without that of the group's retries"
+    assert seen[0]["metrics"]["avgOffsetsBehindLatest"] == 75.0
     ends = [end for text in seen[0]["offsets"]["t"]["broker-a"].values() for end in [text.split(":")[1]]]
     assert ends == ["100"] * 4
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import uvloop
-from rocketlet.client import AdminClient
+from rocketlet.client import AdminClient, ConfigError
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, write
 
@@ -115,3 +115,13 @@ def test_checkpoint_of_an_earlier_release_keeps_the_time_of_its_start() -> None:
     offset["$"]["began_ms"] = 17
     start = from_offset(offset).start
     assert start is not None and start.time_ms == 17
+
+
+@BOTH
+def test_topic_that_can_only_be_written_to_is_named(address: str, membership: bool) -> None:
+    request(address, RequestCode.UPDATE_AND_CREATE_TOPIC, dict(write(CreateTopic("t", 4, 4, 2))))
+    with (
+        pytest.raises(ConfigError, match="the option topic: no queue of t can be read; make some readable"),
+        opened(address, membership),
+    ):
+        pass
