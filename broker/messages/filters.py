@@ -301,6 +301,9 @@ class _Parser:
         for part in (left, right):
             if part.kind is _Kind.CONDITION:
                 raise self._refuse(left.begin, right.end)
+        if left.kind is _Kind.BOOLEAN and right.kind is _Kind.PROPERTY:
+            what = "TRUE or FALSE before a property, which matches nothing in RocketMQ; write the property first"
+            raise FilterError(f"the filter {self._shown} has {what}")
         term = equal(left.term, right.term)
         return term if kind == "=" else negated(term)
 

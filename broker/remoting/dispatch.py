@@ -16,7 +16,7 @@ from ...protocol.codes import ONEWAY_FLAG, RESPONSE_FLAG, RequestCode, ResponseC
 from ...protocol.codes import RequestCode as Code
 from ...protocol.fast import IS_COMPILED
 from ...protocol.frame import UNREADABLE, Frame
-from ...protocol.headers import HeaderError
+from ...protocol.headers import ACCESS_KEY, HeaderError
 from ...protocol.names import IllegalName
 from ..access import Acl
 from ..broker import BrokerController
@@ -43,7 +43,7 @@ from .connection import (
     refused,
     small,
 )
-from .messages import FULL_REMARK, REGION_EXT, Sends, Staged, awaited, not_stored, store_batch
+from .messages import FAILED_REMARK, REGION_EXT, Sends, Staged, awaited, not_kept_remark, not_stored, store_batch
 
 log = structlog.get_logger("rocketlet.dispatch")
 
@@ -138,8 +138,9 @@ class Dispatch:
                         break
                     is_send = frame.code in SENDS and not frame.flag & RESPONSE_FLAG
                     if is_send and sends is not None and self._stage(sends, connection, frame, out):
-                        if account is not None and sends.staged and sends.staged[-1] is frame:
-                            sends.pass_queue(account, frame)  # the send was staged, not refused
+                        is_staged = sends.staged and sends.staged[-1] is frame  # not refused
+                        if account is not None and is_staged and ACCESS_KEY not in frame.ext:
+                            sends.pass_queue(account, frame)  # a signed send may be of another account
                         continue
                     if sends is not None and sends.staged:  # the client's other requests must see its earlier sends
                         self._settle(sends, connection, out, began_s)
@@ -286,7 +287,7 @@ class Dispatch:
 
     def _refuse(self, connection: RemotingConnection, staged: list[Staged]) -> None:
         """Report to clients that what their requests have stored may not be on the device."""
-        remark = FULL_REMARK + str(self._broker.store.fault if self._broker else "")
+        remark = FAILED_REMARK + str(self._broker.store.fault if self._broker else "")
         for frame in awaited(staged):
             connection.write(not_stored(frame, remark))
 
@@ -402,7 +403,7 @@ class Dispatch:
         if isinstance(error, Refusal):
             return refused(error).answer(frame)
         if isinstance(error, StoreFull):
-            return answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, remark=FULL_REMARK + str(error))
+            return answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, remark=not_kept_remark(error))
         if isinstance(error, _CLIENT_FAULTS):
             return answer(frame, ResponseCode.SYSTEM_ERROR, remark=str(error))
         name = request_name(frame.code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from errno import EDQUOT, EFBIG, ENOSPC
 from functools import partial
 from typing import Final
 
@@ -58,7 +59,7 @@ from ..messages.appender import property_bytes
 from ..messages.later import Recall, RecallFault, recalling
 from ..messages.sending import too_large
 from ..sessions import Answer, Refusal, ReplyWanted
-from ..store.files import StoreError, StoreFull
+from ..store.files import StoreError, StoreFailed, StoreFull
 from ..store.index import Search
 from .connection import Buffers, RemotingConnection, answer, answer_pieces, refused, reply_type, small
 from .groups import ask_who
@@ -75,7 +76,17 @@ searches_log = structlog.get_logger("rocketlet.searches")
 REGION_EXT: Final[Ext] = {"MSG_REGION": REGION, "TRACE_ON": "true"}
 
 _SEND_MESSAGE: Final = int(RequestCode.SEND_MESSAGE)  # Python 3.11 takes 0.2 us to find a member of an enum
-FULL_REMARK: Final = "service not available now, the broker's disk may be full; free space or send to another broker: "
+_FULL: Final = "service not available now, the broker's disk may be full; free space or send to another broker: "
+FAILED_REMARK: Final = "service not available now, the broker's disk fails; send to another broker: "
+_NO_ROOM: Final = (ENOSPC, EDQUOT, EFBIG)
+
+
+def not_kept_remark(error: BaseException) -> str:
+    """Return the remark for requests whose data the disk did not take. Each refused write raises `StoreFull`, but only a full
+    disk needs space."""
+    cause = error.__cause__
+    is_full = not isinstance(error, StoreFailed) and not (isinstance(cause, OSError) and cause.errno not in _NO_ROOM)
+    return (_FULL if is_full else FAILED_REMARK) + (str(error) or type(error).__name__)
 
 
 Staged = Frame | EncodedSends
@@ -127,7 +138,7 @@ class Sends:
         except Exception as error:
             if not isinstance(error, StoreFull):
                 log.exception("sends_refused_store_failed")
-            remark = FULL_REMARK + (str(error) or type(error).__name__)
+            remark = not_kept_remark(error)
             return [part for frame in awaited(staged) for part in not_stored(frame, remark)]
         out: Buffers = []
         host_hex = self._host_hex

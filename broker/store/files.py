@@ -362,8 +362,8 @@ def check_format(folder: Path) -> int:
         return FORMAT
     if known["format"] > FORMAT:
         raise StoreError(
-            f"{folder} was written by a newer Rocketlet ({known.get('by')}), whose files this one cannot read; "
-            "install that version, or restore a backup that was made before the upgrade"
+            f"{folder} was written by a newer Rocketlet ({known.get('by')}) in format {known['format']}; expected up to "
+            f"{FORMAT}; install a release that reads that format, or restore a backup that was made before the upgrade"
         )
     return int(known["format"])
 

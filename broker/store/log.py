@@ -525,7 +525,7 @@ class CommitLog(SegmentedFile):
     def _next_after_damage(self, position: int, is_named: IsNamed) -> int | None:
         """Return the position of the next record after a damaged one; None if no record is known to start there.
 
-        Bytes within the size that the damaged record's header states are searched only if that size is proven wrong.
+        Bytes within the size that the damaged record's header states are searched unless that size is proven right.
         """
         size = self._size_at(position, _LONGEST)
         if size and self._has_right_size(position, size, is_named):

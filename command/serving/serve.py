@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     from ...broker.metrics import Measured
 
 log = structlog.get_logger("rocketlet")
+
+_PRIVATE: Final = 0o077  # with accounts, other users of the machine cannot read the files of the broker
 
 _NETWORKS = Path("/proc/net/route")
 DEFAULT_PORT = 9876
@@ -137,6 +139,8 @@ async def _start(options: argparse.Namespace) -> int:
     if options.brokers is not None:
         return await _start_several(options)
     tls, acl = tls_of(options), acl_of(options)
+    if acl is not None:
+        os.umask(_PRIVATE)
     address = _bind(options)
     networks = _networks(options)
     config = _config(options, address, ())
@@ -269,6 +273,8 @@ async def _broker(options: argparse.Namespace) -> int:
     raise_limit()
     logs.name_broker(options.name)
     tls, acl = tls_of(options), acl_of(options)
+    if acl is not None:
+        os.umask(_PRIVATE)
     address = _bind(options)
     name_servers = tuple(parse_addresses(options.nameserver))
     if options.advertise == AUTO:

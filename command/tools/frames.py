@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -24,6 +25,12 @@ _PULLS: Final = (
     RequestCode.QUERY_MESSAGE,
     RequestCode.VIEW_MESSAGE_BY_ID,
 )
+
+
+_USERS: Final = (RequestCode.AUTH_CREATE_USER, RequestCode.AUTH_UPDATE_USER)
+_PASSWORD: Final = re.compile(r'("password"\s*:\s*)"(?:[^"\\]|\\.)*"')
+_SECRET: Final = "secretKey"  # in UPDATE_AND_CREATE_ACL_CONFIG
+_HIDDEN: Final = "***"
 
 
 def text_of(data: bytes) -> str:
@@ -55,7 +62,8 @@ def fields(frame: Frame, asked: int | None, inflated_bytes: int = MAX_INFLATED_B
     if messages:
         found["messages"] = messages
     elif frame.body:
-        found["body"] = text_of(frame.body)
+        text = text_of(frame.body)
+        found["body"] = _PASSWORD.sub(rf'\1"{_HIDDEN}"', text) if asked is None and frame.code in _USERS else text
     return found
 
 
@@ -85,14 +93,14 @@ def _short(text: str) -> str:
 
 
 def _header(frame: Frame, asked: int | None) -> dict[str, Any]:
-    """Return the header fields with their full names, because SEND_MESSAGE_V2 has single letters."""
+    """Return the header fields with their full names, because SEND_MESSAGE_V2 has single letters, and without secrets."""
     if asked is None and frame.code in _SENDS_V2:
         try:
             header = read_send_v2(frame.ext)._asdict()
         except HeaderError:
             return dict(frame.ext)
         return header | {"properties": properties.decode(header["properties"])}
-    return dict(frame.ext)
+    return dict(frame.ext) | ({_SECRET: _HIDDEN} if _SECRET in frame.ext else {})
 
 
 def _messages(frame: Frame, asked: int | None, inflated_bytes: int) -> Iterator[dict[str, Any]]:

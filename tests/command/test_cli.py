@@ -382,6 +382,25 @@ def test_what_is_no_address_is_not_advertised(text: str, capsys: pytest.CaptureF
     assert "an IPv6 address is in brackets" in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.parametrize(
+    ("code", "ext", "body"),
+    [
+        (RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, {"accessKey": "a", "secretKey": "new-secret"}, b""),
+        (
+            RequestCode.AUTH_CREATE_USER,
+            {"username": "a"},
+            b'{"username":"a", "password" : "new-\\"secret","userType":"Super"}',
+        ),
+        (RequestCode.AUTH_UPDATE_USER, {"username": "a"}, b'{"password":"new-secret"}'),
+    ],
+)
+def test_dump_hides_new_secrets(code: int, ext: dict[str, str], body: bytes) -> None:
+    frame = Frame(code, 1, ext, body)
+    shown = json.dumps(fields(frame, None)) + "".join(lines(frame, None))
+    assert "secret" not in shown.replace("secretKey", "")
+    assert "***" in shown
+
+
 # `rocketlet dump` between real clients and a real broker.
 
 

@@ -399,6 +399,9 @@ async def test_accounts_and_tls_are_passed_on(tmp_path: Path, running: list[Supe
     shown = Access(tls=True, ca_file=f"{tmp_path}/ca.pem", access_key="admin-key", secret_key="its-secret")
     async with Producer(supervisor.address, access=shown) as producer:
         await producer.send("t", b"x")
+    files = [path for path in (tmp_path / "data").rglob("*") if path.is_file() and path.suffix != ".log"]
+    assert files
+    assert [path.name for path in files if path.stat().st_mode & 0o077] == []
     with pytest.raises(BrokerRefused, match="accessKey"):
         async with Producer(supervisor.address, access=Access(tls=True, ca_file=f"{tmp_path}/ca.pem")):
             pass

@@ -237,6 +237,23 @@ async def test_who_is_identified_needs_no_signature_on_that_connection(
     await other.close()
 
 
+async def test_signed_send_of_another_account_allows_no_sends_to_the_identified_account(
+    nodes: Nodes, file: AccountsFile, certificates: Certificates
+) -> None:
+    node = await nodes.start(acl=file.acl, tls=Tls("permissive", certificates.files))
+    wire = await tls_wire(node, certificates, "orders-key")
+    assert await identified(wire) == 0
+    other = {**SEND, "b": "other"}
+    for _ in range(2):
+        wire.access_key, wire.secret = ADMIN, SECRETS[ADMIN]
+        assert (await wire.call(RequestCode.SEND_MESSAGE_V2, other, b"x")).code == 0
+        wire.access_key = ""
+        refused = await wire.call(RequestCode.SEND_MESSAGE_V2, other, b"x")
+        assert "No default permission" in (refused.remark or "")
+    assert (await wire.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x")).code == 0
+    await wire.close()
+
+
 async def test_a_proof_is_worth_nothing_elsewhere(nodes: Nodes, file: AccountsFile, certificates: Certificates) -> None:
     """Neither on another TLS connection nor on a plain one nor by the signature of another request."""
     node = await nodes.start(acl=file.acl, tls=Tls("permissive", certificates.files))

@@ -304,6 +304,8 @@ def test_a_filter_decides_as_rocketmq_does(expression: str, properties: dict[str
         "NOT a = 1",
         "NOT (a) = 1",
         "NOT TRUE = a",
+        "TRUE = a",
+        "(FALSE) <> (a)",
         "(a) > b",
         "a > 007",
         "STRUCT(" * 40,
