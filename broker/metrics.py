@@ -44,11 +44,24 @@ log = structlog.get_logger("rocketlet.metrics")
 # Prometheus metrics and health checks of a broker.
 #
 # Imported only if a metrics port is configured. Names that start with `rocketlet_` are Rocketlet's own. Names that
-# start with `rocketmq_` are those of Apache's exporter (RMQMetricsCollector), with its labels, so that dashboards and
-# alerts that use these metrics also work here.
+# start with `rocketmq_` are those of Apache's exporter (RMQMetricsCollector) and of Apache's broker since 5.1, with their
+# labels, so that dashboards, alerts and autoscalers that use these metrics also work here.
 
 
 _MINUTE_S = 60.0
+_BROKER_LABELS = ("cluster", "broker")
+_NODE_LABELS = ("cluster", "node_type", "node_id")
+# metrics of Apache's broker since 5.1; others have the exporter's labels
+_OF_NODE = frozenset(
+    (
+        "rocketmq_messages_in",
+        "rocketmq_messages_out",
+        "rocketmq_consumer_lag_messages",
+        "rocketmq_consumer_lag_latency",
+        "rocketmq_consumer_inflight_messages",
+        "rocketmq_consumer_ready_messages",
+    )
+)
 
 T = TypeVar("T")
 
@@ -81,14 +94,18 @@ class Collector:
     def _place(self) -> list[str]:
         return [self._broker.config.cluster, self._broker.config.name]
 
+    @property
+    def _node(self) -> list[str]:
+        return [self._broker.config.cluster, "broker", self._broker.config.name]
+
     def _gauge(self, name: str, text: str, value: float | None = None, *labels: str) -> GaugeMetricFamily:
-        family = GaugeMetricFamily(name, text, labels=["cluster", "broker", *labels])
+        family = GaugeMetricFamily(name, text, labels=[*_labels_of(name), *labels])
         if value is not None:
             family.add_metric(self._place, value)
         return family
 
     def _counter(self, name: str, text: str, value: float | None = None, *labels: str) -> CounterMetricFamily:
-        family = CounterMetricFamily(name, text, labels=["cluster", "broker", *labels])
+        family = CounterMetricFamily(name, text, labels=[*_labels_of(name), *labels])
         if value is not None:
             family.add_metric(self._place, value)
         return family
@@ -129,6 +146,8 @@ class Collector:
         got_tps = self._gauge(
             "rocketmq_consumer_tps", "Messages read per second in the last minute", None, "topic", "group"
         )
+        stored = self._counter("rocketmq_messages_in", "Messages stored in a topic since it was created", None, "topic")
+        taken = self._counter("rocketmq_messages_out", "Messages read since the start", None, "topic", "consumer_group")
         of_broker = {PUT: 0.0, GOT: 0.0}
         for number, ((kind, key), total) in enumerate(totals.of.items(), 1):
             if kind not in of_broker:
@@ -139,14 +158,16 @@ class Collector:
                 put.add_metric([*place, key], total)
                 offset.add_metric([*place, key], total)
                 tps.add_metric([*place, key], rate)
+                stored.add_metric([*self._node, key], total)
             else:
                 topic, _, group = key.rpartition("@")
                 got.add_metric([*place, topic, group], total)
                 got_tps.add_metric([*place, topic, group], rate)
+                taken.add_metric([*self._node, topic, group], total)
             if number % SLICE == 0:
                 await asyncio.sleep(0)
         return [
-            *(put, offset, tps, got, got_tps),
+            *(put, offset, tps, got, got_tps, stored, taken),
             self._gauge("rocketmq_broker_tps", "Messages stored per second in the last minute", of_broker[PUT]),
             self._gauge("rocketmq_broker_qps", "Messages read per second in the last minute", of_broker[GOT]),
         ]
@@ -315,21 +336,40 @@ class Collector:
             None,
             *(*names_of, "level"),
         )
+        of_group = ("consumer_group", "topic")
+        lag_messages = self._gauge(
+            "rocketmq_consumer_lag_messages", "Messages that a group has not committed", None, *of_group
+        )
+        lag_latency = self._gauge(
+            "rocketmq_consumer_lag_latency",
+            "Age of the oldest message that a group has not committed, in ms",
+            None,
+            *of_group,
+        )
+        in_flight = self._gauge(
+            "rocketmq_consumer_inflight_messages", "Messages that a group has popped", None, *of_group
+        )
+        ready = self._gauge(
+            "rocketmq_consumer_ready_messages", "Messages that no member of a group has popped yet", None, *of_group
+        )
         now_ms = broker.clock.time_ms()
         for name in broker.progress.groups():
             await asyncio.sleep(0)
             for topic in broker.progress.topics_of(name):
-                messages, since_ms, _ = await _done(broker.progress.lag(name, topic))
+                messages, since_ms, popped = await _done(broker.progress.lag(name, topic))
                 age_ms = 0 if since_ms is None else max(now_ms - since_ms, 0)
                 committed = broker.progress.committed(name, topic)
                 values = (messages, messages, committed, age_ms / 1000, age_ms)
                 for family, value in zip((lag, accumulated, offset, oldest, latency), values, strict=True):
                     family.add_metric([*self._place, topic, name], value)
+                of_5_1 = (messages, age_ms, popped, messages - popped)
+                for family, value in zip((lag_messages, lag_latency, in_flight, ready), of_5_1, strict=True):
+                    family.add_metric([*self._node, name, topic], value)
                 config = broker.topics.get(topic)
                 if config is not None and config.has_priorities:
                     for level, messages in enumerate(await self._levels(name, topic)):
                         levels.add_metric([*self._place, topic, name, str(level)], messages)
-        return [lag, accumulated, offset, oldest, latency, levels]
+        return [lag, accumulated, offset, oldest, latency, levels, lag_messages, lag_latency, in_flight, ready]
 
     async def _levels(self, group: str, topic: str) -> list[int]:
         """Return a group's lag in each level of a topic with priorities. The last of MAX_METRIC_LEVELS levels includes all
@@ -395,6 +435,10 @@ class Collector:
         )
         _add(rebalance, self._place, rebalances.settling)
         yield from (handover, rebalance)
+
+
+def _labels_of(name: str) -> tuple[str, ...]:
+    return _NODE_LABELS if name in _OF_NODE else _BROKER_LABELS
 
 
 def _add(family: HistogramMetricFamily, labels: list[str], histogram: Histogram) -> None:

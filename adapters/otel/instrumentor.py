@@ -20,12 +20,14 @@ class RocketletInstrumentor(BaseInstrumentor):  # type: ignore[misc] # it has no
         return ("rocketlet",)
 
     def _instrument(self, **options: Any) -> None:
-        providers = {name: options.get(name) for name in ("tracer_provider", "meter_provider")}
+        providers: dict[str, Any] = {name: options.get(name) for name in ("tracer_provider", "meter_provider")}
 
         def producing(
             init: Callable[..., None], producer: Producer, given: tuple[Any, ...], named: dict[str, Any]
         ) -> None:
-            init(*given, **named | {"middleware": [TracedSends(**providers), *named.get("middleware", ())]})
+            sends = TracedSends(**providers)
+            init(*given, **named | {"middleware": [sends, *named.get("middleware", ())]})
+            sends.client_id = producer.client_id
 
         def consuming(
             init: Callable[..., None],
@@ -34,7 +36,9 @@ class RocketletInstrumentor(BaseInstrumentor):  # type: ignore[misc] # it has no
             named: dict[str, Any],
         ) -> None:
             group = given[1] if len(given) > 1 else named.get("group", "")
-            init(*given, **named | {"middleware": [TracedHandlers(group, **providers), *named.get("middleware", ())]})
+            handlers = TracedHandlers(group, broadcasting=bool(named.get("broadcasting")), **providers)
+            init(*given, **named | {"middleware": [handlers, *named.get("middleware", ())]})
+            handlers.client_id = consumer.client_id
 
         self._inits = {kind: kind.__init__ for kind in (Producer, Consumer, SharedConsumer, LiteConsumer)}
         wrap_function_wrapper("rocketlet.client.producer", "Producer.__init__", producing)

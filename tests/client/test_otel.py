@@ -27,9 +27,11 @@ from rocketlet.protocol import admin_bodies as bodies
 from rocketlet.protocol.admin_bodies import TOPIC, Kind
 from rocketlet.testing import Broker, Fault
 
-from ..conftest import Node, Nodes, eventually
+from ..conftest import PATIENCE_S, Node, Nodes, eventually
 
+ROCKETLETS = {"rocketlet.message.delivery_attempt"}
 CONVENTIONS = {value for name, value in vars(messaging_attributes).items() if name.isupper()}
+CONVENTIONS |= {"server.address", "server.port"}
 
 
 class Recorded:
@@ -106,7 +108,7 @@ async def test_a_handler_continues_the_trace_of_the_sender(rocketlet: Broker, re
     for span in (sent, processed):
         assert (span.attributes or {})["messaging.rocketmq.message.keys"] == ("a", "b")
         odd = {name for name in span.attributes or {} if name not in CONVENTIONS}
-        assert odd <= {"rocketlet.message.delivery_attempt"}, "others' names are theirs to give"
+        assert odd <= ROCKETLETS, "others' names are theirs to give"
     assert processed.attributes["messaging.message.id"] == sent.attributes["messaging.message.id"] == message.message_id
     assert processed.attributes["messaging.consumer.group.name"] == "shop"
     assert (
@@ -117,6 +119,91 @@ async def test_a_handler_continues_the_trace_of_the_sender(rocketlet: Broker, re
         (point,) = recorded.points(name)
         assert (point.count, point.attributes["messaging.destination.name"]) == (1, "orders")
     assert [point.value for point in recorded.points("messaging.client.sent.messages")] == [1]
+
+
+async def test_durations_have_the_boundaries_of_seconds(rocketlet: Broker, recorded: Recorded) -> None:
+    rocketlet.create_topic("orders")
+    handled = asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        handled.set()
+
+    layers = [TracedHandlers("shop", **recorded.providers)]
+    async with (
+        Consumer(rocketlet.address, "shop", "orders", handle, start="first", middleware=layers),
+        Producer(rocketlet.address, middleware=[TracedSends(**recorded.providers)]) as producer,
+    ):
+        await producer.send("orders", b"order")
+        await eventually(lambda: recorded.has("process orders"))
+    for name in ("messaging.client.operation.duration", "messaging.process.duration"):
+        (point,) = recorded.points(name)
+        assert point.explicit_bounds[0] == 0.005
+        assert point.explicit_bounds[-1] == 10
+        host, _, port = rocketlet.address.rpartition(":")
+        assert (point.attributes["server.address"], point.attributes["server.port"]) == (host, int(port))
+
+
+async def test_spans_of_instrumented_clients_name_client_model_type_and_schema(
+    rocketlet: Broker, recorded: Recorded
+) -> None:
+    rocketlet.create_topic("orders")
+    seen: list[Message] = []
+    instrumentor = RocketletInstrumentor()
+    instrumentor.instrument(**recorded.providers)
+    try:
+        async with (
+            Producer(rocketlet.address) as producer,
+            Consumer(rocketlet.address, "all", "orders", seen.append, broadcasting=True) as consumer,
+        ):
+            await consumer.assigned()
+            await producer.send("orders", b"now")
+            await producer.send("orders", b"later", delay=0.01)
+            await eventually(lambda: recorded.has("process orders", 2))
+    finally:
+        instrumentor.uninstrument()
+    sends, handled = recorded.spans("send orders"), recorded.spans("process orders")
+    assert {(span.attributes or {})["messaging.client.id"] for span in sends} == {producer.client_id}
+    assert {(span.attributes or {})["messaging.client.id"] for span in handled} == {consumer.client_id}
+    assert [(span.attributes or {})["messaging.rocketmq.message.type"] for span in handled] == ["normal", "delay"]
+    for span in (*sends, *handled):
+        assert span.instrumentation_scope is not None
+        assert span.instrumentation_scope.schema_url == "https://opentelemetry.io/schemas/1.44.0"
+        assert "messaging.message.body.size" not in (span.attributes or {})
+        assert not {name for name in span.attributes or {} if name not in CONVENTIONS | ROCKETLETS}
+    assert {(span.attributes or {})["messaging.rocketmq.consumption_model"] for span in handled} == {"broadcasting"}
+
+
+async def test_body_size_is_recorded_when_it_is_wanted(rocketlet: Broker, recorded: Recorded) -> None:
+    layer = TracedSends(body_size=True, **recorded.providers)
+    async with Producer(rocketlet.address, middleware=[layer]) as producer:
+        await producer.send("orders", b"12345")
+    (span,) = recorded.spans("send orders")
+    assert (span.attributes or {})["messaging.message.body.size"] == 5
+
+
+@pytest.mark.parametrize("kind", [Consumer, SharedConsumer])
+async def test_consumer_without_a_handler_records_receives_and_settlements(
+    rocketlet: Broker, recorded: Recorded, kind: type[Consumer | SharedConsumer]
+) -> None:
+    rocketlet.create_topic("orders")
+    layer = TracedHandlers("shop", **recorded.providers)
+    async with (
+        Producer(rocketlet.address, middleware=[TracedSends(**recorded.providers)]) as producer,
+        kind(rocketlet.address, "shop", "orders", start="first", middleware=[layer]) as consumer,
+    ):
+        await producer.send("orders", b"good")
+        await consumer.ack(await consumer.receive(timeout_s=PATIENCE_S))
+        await producer.send("orders", b"bad")
+        await consumer.reject(await consumer.receive(timeout_s=PATIENCE_S), reason="bad")
+        await eventually(lambda: recorded.has("ack orders") and recorded.has("reject orders"))
+    sent = recorded.spans("send orders")
+    received = recorded.spans("receive orders")
+    settled = [*recorded.spans("ack orders"), *recorded.spans("reject orders")]
+    for send, receive, settle in zip(sent, received, settled, strict=True):
+        assert [link.context.span_id for link in receive.links] == [context(send).span_id]
+        assert context(receive).span_id in [link.context.span_id for link in settle.links]
+        assert (settle.attributes or {})["messaging.operation.type"] == "settle"
+    assert [point.value for point in recorded.points("messaging.client.consumed.messages")] == [2]
 
 
 async def test_shared_consumer_records_a_span_of_each_attempt(rocketlet: Broker, recorded: Recorded) -> None:

@@ -114,6 +114,7 @@ async def test_what_was_sent_and_read_is_counted_by_topic_and_group(nodes: Nodes
     topic, both = frozenset({("topic", "t")}), frozenset({("topic", "t"), ("group", "g")})
     assert found["rocketlet_messages_put_total", topic] == found["rocketmq_producer_offset", topic] == 3
     assert found["rocketlet_messages_got_total", both] == found["rocketmq_consumer_offset", both] == 3
+    assert found["rocketmq_messages_out_total", frozenset({("topic", "t"), ("consumer_group", "g")})] == 3
     assert found["rocketlet_group_lag", both] == found["rocketmq_message_accumulation", both] == 0
     assert found["rocketmq_group_get_latency_by_storetime", both] == 0
     for name in ("rocketmq_producer_tps", "rocketmq_consumer_tps"):
@@ -317,6 +318,24 @@ async def test_a_broadcasting_group_has_no_lag_whatever_it_committed_before(node
     }  # fmt: skip
     assert not [(name, labels) for name, labels in found if name in by_offsets and ("group", "g") in labels]
     assert not [finding for finding in findings if finding.subject == "g"]
+
+
+async def test_metrics_of_5_1_have_its_names_and_labels(nodes: Nodes) -> None:
+    node = await nodes.start(metrics_port=0)
+    async with (
+        Producer(node.address) as producer,
+        SharedConsumer(node.address, "g", "t", start="first", concurrency=1) as consumer,
+    ):
+        for _ in range(3):
+            await producer.send("t", b"x")
+        await consumer.receive()
+        found = await samples(node)
+    topic, both = frozenset({("topic", "t")}), frozenset({("topic", "t"), ("consumer_group", "g")})
+    assert found["rocketmq_messages_in_total", topic] == 3
+    assert found["rocketmq_consumer_lag_messages", both] == 3
+    assert found["rocketmq_consumer_inflight_messages", both] == 1
+    assert found["rocketmq_consumer_ready_messages", both] == 2
+    assert found["rocketmq_consumer_lag_latency", both] >= 0
 
 
 async def test_lag_of_topics_with_priorities_is_reported_by_level(nodes: Nodes) -> None:
