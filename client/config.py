@@ -96,6 +96,8 @@ MAX_REASON_CHARS: Final = 300  # reason of a failed delivery
 MAX_BATCH_WAIT_S: Final = 60.0  # maximum time that a message waits for its batch to fill
 # the delays between two attempts, by delay level from 1, as brokers have them by default
 RETRY_DELAYS_S: Final = (1, 5, 10, 30, *(60 * minutes for minutes in (*range(1, 11), 20, 30)), 3600, 7200)
+MARK_INTERVAL_S: Final = 1.0  # how often a running replay marks the dead letters that it has sent
+REPLAY_BURST_S: Final = 0.1  # a replay that was slower than its rate sends the messages of this time without a pause
 DEAD_LETTER_LEVEL: Final = -1  # delay level of a message that is sent back as a dead letter
 BLOCKED_S: Final = 1.0  # an event loop that is blocked for longer is logged
 BLOCKED_POLL_INTERVAL_S: Final = 0.25  # interval of checks for a blocked event loop, and the tolerance of its duration

@@ -11,7 +11,9 @@ topic of marks, so a message that is not a valid mark is ignored. With accounts 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Iterable, Mapping
+import asyncio
+import math
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -20,7 +22,8 @@ from ...protocol.admin_bodies import DeadLetterMark, MarkState, Range, decode_ma
 from ...protocol.bodies import BodyError, encode_json
 from ...protocol.config import MAX_MARK_RANGES
 from ...protocol.names import Queue
-from ..errors import TopicNotFound
+from ..config import MARK_INTERVAL_S, REPLAY_BURST_S, check_count
+from ..errors import ConfigError, RocketletError, TopicNotFound
 from ..message import Message
 from .admin_client import AdminClient
 
@@ -134,28 +137,86 @@ def _covered(span: Range, marks: Iterable[HandledRange]) -> int:
     return count
 
 
-async def replay(admin: AdminClient, group: str, messages: AsyncIterable[Message], *, to_group: bool) -> int:
-    """Resend dead letters, mark those that were sent as replayed, and return their number. Raises RocketletError.
+ReplayReport = Callable[[Message, RocketletError | None], object]
+"""Gets each message with the error of its send, or None if the message was sent."""
+
+
+class Replay:
+    """A replay: resends dead letters, and marks those that were sent as replayed.
 
     Before the first message of a broker, a mark without offsets is stored there, so that nothing is resent if the account
     may not store marks: such messages would be resent by the next replay, too.
 
     Args:
         to_group: True to resend to the retry topic of the group, False to resend to the topic of each message.
+        rate_per_s: the maximum number of messages per second.
+        stop_after: the number of failed messages after which the replay stops.
+
+    Attributes:
+        sent: the number of messages that were sent.
+        failed: the number of messages that could not be sent.
+        error: the error of the last message that could not be sent.
     """
-    sent: list[tuple[Queue, int]] = []
-    brokers: set[str] = set()
-    try:
-        async for message in messages:
-            broker = message.queue.broker_name
-            if broker not in brokers:
-                await _store(admin, broker, DeadLetterMark(group, message.queue_id, "replayed", []))
-                brokers.add(broker)
-            await admin.send_again(message, group=group if to_group else None)
-            sent.append((message.queue, message.queue_offset))
-    finally:  # after an error, too, so that messages that were sent are not sent a second time
-        await mark(admin, group, sent, "replayed")
-    return len(sent)
+
+    def __init__(
+        self, admin: AdminClient, group: str, *, to_group: bool, rate_per_s: float = math.inf, stop_after: int = 1
+    ) -> None:
+        if not rate_per_s > 0:
+            raise ConfigError(f"rate_per_s: expected a number above 0, got {rate_per_s!r}")
+        check_count("stop_after", stop_after, least=1)
+        self._admin = admin
+        self._group = group
+        self._to = group if to_group else None
+        self._interval_s = 1 / rate_per_s
+        self._stop_after = stop_after
+        self._brokers: set[str] = set()
+        self._unmarked: list[tuple[Queue, int]] = []
+        self.sent = self.failed = 0
+        self.error: RocketletError | None = None
+
+    @property
+    def is_stopped(self) -> bool:
+        """True if too many messages have failed."""
+        return self.failed >= self._stop_after
+
+    async def run(self, messages: AsyncIterable[Message], report: ReplayReport = lambda message, error: None) -> None:
+        """Resend messages until all are sent or `stop_after` of them have failed. Messages that were sent are marked every
+        second and at the end, even if this is cancelled. Raises RocketletError if marks cannot be stored."""
+        loop = asyncio.get_running_loop()
+        due_s = marked_s = loop.time()
+        try:
+            async for message in messages:
+                due_s = max(due_s, loop.time() - REPLAY_BURST_S)
+                await asyncio.sleep(due_s - loop.time())
+                due_s += self._interval_s
+                error = await self._send(message)
+                report(message, error)
+                if self.is_stopped:
+                    return
+                if loop.time() - marked_s >= MARK_INTERVAL_S:
+                    await self._mark()
+                    marked_s = loop.time()
+        finally:  # after an error, too, so that messages that were sent are not sent a second time
+            await self._mark()
+
+    async def _send(self, message: Message) -> RocketletError | None:
+        broker = message.queue.broker_name
+        if broker not in self._brokers:
+            await _store(self._admin, broker, DeadLetterMark(self._group, message.queue_id, "replayed", []))
+            self._brokers.add(broker)
+        try:
+            await self._admin.send_again(message, group=self._to)
+        except RocketletError as error:
+            self.failed += 1
+            self.error = error
+            return error
+        self.sent += 1
+        self._unmarked.append((message.queue, message.queue_offset))
+        return None
+
+    async def _mark(self) -> None:
+        sent, self._unmarked = self._unmarked, []
+        await mark(self._admin, self._group, sent, "replayed")
 
 
 async def mark(admin: AdminClient, group: str, places: Iterable[tuple[Queue, int]], state: MarkState) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import sys
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Collection, Mapping
+from functools import partial
 from typing import Any
 
 from ...client.admin.admin_client import AdminClient
-from ...client.admin.dead_letters import DeadLetterTopic, dead_letters, mark, replay
+from ...client.admin.dead_letters import DeadLetterTopic, Replay, dead_letters, mark
 from ...client.config import parse_place
-from ...client.errors import ConfigError
+from ...client.errors import ConfigError, RocketletError
 from ...client.message import Message
 from ...client.producer import Producer
 from ...protocol import names
@@ -21,7 +23,7 @@ from ...protocol.message import MessageError
 from ...protocol.names import Queue, counted
 from ..plumbing.access import access_of
 from ..plumbing.administration import Commands, changing, confirmed, noun, pairs, verb
-from ..plumbing.numbers import since, whole
+from ..plumbing.numbers import rate, since, whole
 from ..plumbing.output import Output, local_time
 from ..tools.frames import body_fields
 
@@ -69,6 +71,9 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
     dead = verb(verbs, "dead", "show a group's dead letters", _dead)
     dead.add_argument("group")
     dead.add_argument(
+        "--all", action="store_true", help="all dead letters, by queue and offset; export them with --json"
+    )
+    dead.add_argument(
         "--limit", type=whole(1), default=20, help="maximum number of messages, newest first (default: 20)"
     )
     replay = verb(verbs, "replay", "resend a group's new dead letters", _replay)
@@ -84,6 +89,12 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
         action="append",
         metavar="NAME",
         help="with --to topic: also to this one, which the group has not read",
+    )
+    replay.add_argument(
+        "--rate", type=rate, default=math.inf, metavar="N/s", help="maximum rate, such as 20/s or 100/m"
+    )
+    replay.add_argument(
+        "--stop-after", type=whole(1), default=1, metavar="N", help="stop after this many failed messages (default: 1)"
     )
     replay.add_argument("--dry-run", action="store_true", help="only show the messages that would be sent")
     discard = verb(verbs, "discard", "mark a group's dead letters as discarded", _discard)
@@ -244,9 +255,13 @@ async def _send(options: argparse.Namespace, admin: AdminClient, output: Output)
 
 async def _dead(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
     letters = await dead_letters(admin, options.group)
-    found = await _newest(admin, letters.ranges, options.limit, "*")
-    output.records(_DEAD_COLUMNS, [_dead_record(letters, message, output) for message in found])
-    if not found:
+    if options.all:
+        count = await _shown(output, _stored(admin, letters), letters, Counter())
+    else:
+        found = await _newest(admin, letters.ranges, options.limit, "*")
+        output.records(_DEAD_COLUMNS, [_dead_record(letters, message, output) for message in found])
+        count = len(found)
+    if not count:
         await admin.group(options.group)  # raises if the group does not exist
         output.text(f"the group {options.group} has no dead letters")
     return 0
@@ -259,12 +274,18 @@ def _dead_record(letters: DeadLetterTopic, message: Message, output: Output) -> 
 async def _wanted(admin: AdminClient, letters: DeadLetterTopic, options: argparse.Namespace) -> AsyncIterator[Message]:
     """Iterate over the messages that --id names; without --id over the new ones, or with --again over all."""
     ids = options.id or ()
+    async for message in _stored(admin, letters):
+        is_named = message.message_id in ids or message.offset_id in ids
+        if is_named or (not ids and (options.again or letters.state_of(message) == "new")):
+            yield message
+
+
+async def _stored(admin: AdminClient, letters: DeadLetterTopic) -> AsyncIterator[Message]:
+    """Iterate over all dead letters, by queue and offset."""
     for queue, span in letters.ranges.items():
         async for part in admin.read(queue, span.begin, span.end):
             for message in part:
-                is_named = message.message_id in ids or message.offset_id in ids
-                if is_named or (not ids and (options.again or letters.state_of(message) == "new")):
-                    yield message
+                yield message
 
 
 async def _found(
@@ -303,10 +324,24 @@ async def _replay(options: argparse.Namespace, admin: AdminClient, output: Outpu
         return 1
     if not confirmed(options, f"Send {counted(wanted, 'message')} again, to {target}?"):
         return 1
-    sent = await replay(admin, options.group, _wanted(admin, letters, options), to_group=options.to == "group")
-    again = counted(sent, "message was", "messages were")
+    to_group, limits = options.to == "group", {"rate_per_s": options.rate, "stop_after": options.stop_after}
+    replayed = Replay(admin, options.group, to_group=to_group, **limits)
+    await replayed.run(_wanted(admin, letters, options), partial(_report, output))
+    again = counted(replayed.sent, "message was", "messages were")
     output.text(f"{again} sent again; the dead letters stay in {names.dlq_topic(options.group)}, marked")
-    return 0
+    if replayed.failed:
+        rest = "; the replay has stopped" if replayed.is_stopped else ""
+        output.text(f"{counted(replayed.failed, 'message')} could not be sent{rest}")
+    return 1 if replayed.failed else 0
+
+
+def _report(output: Output, message: Message, error: RocketletError | None) -> None:
+    """Print the result for a message, as text only if it could not be sent."""
+    place = {"message_id": message.message_id, "queue": str(message.queue), "offset": message.queue_offset}
+    if output.as_json:
+        output.json({**place, "result": "failed" if error else "sent", "reason": str(error) if error else None})
+    elif error:
+        output.text(f"{message.message_id} could not be sent: {error}")
 
 
 async def _discard(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:

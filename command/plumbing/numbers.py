@@ -41,6 +41,18 @@ def seconds(text: str) -> float:
     return number
 
 
+def rate(text: str) -> float:
+    """Parse a rate such as `20/s`, `100/m` or `0.5/s` to a number per second."""
+    number, slash, unit = text.partition("/")
+    try:
+        found = float(number) / _UNITS_S[unit if slash else "s"]
+    except (ValueError, KeyError):
+        found = 0.0
+    if not 0 < found < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a rate; use N/s, N/m or N/h, such as 20/s")
+    return found
+
+
 def since(text: str) -> int:
     """Parse a duration before now, such as `10m`, or a local time (ISO 8601), to ms since the epoch. Raises ConfigError."""
     number, unit = text[:-1], text[-1:]

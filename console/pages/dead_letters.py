@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from starlette.requests import Request
 
-from ...client.admin.dead_letters import dead_letters, mark
-from ...client.admin.dead_letters import replay as resend
+from ...client.admin.dead_letters import Replay, dead_letters, mark
 from ...client.config import parse_place
 from ...client.message import Message
 from ...protocol import names
@@ -63,7 +62,10 @@ async def replay(request: Request, form: Form) -> Change:
     found = await _wanted(console, group, form)
 
     async def act() -> str:
-        await resend(console.admin, group, _each(found), to_group=to_group)
+        replayed = Replay(console.admin, group, to_group=to_group)
+        await replayed.run(_each(found))
+        if replayed.error is not None:
+            raise replayed.error
         again = counted(len(found), "message was", "messages were")
         return f"{again} resent {target}. The dead letters stay in {names.dlq_topic(group)}."
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
@@ -29,6 +30,7 @@ from rocketlet.client import (
 )
 from rocketlet.client.admin import messages as admin_messages
 from rocketlet.client.admin.admin_client import AdminClient, OffsetChange
+from rocketlet.client.admin.dead_letters import Replay, dead_letters
 from rocketlet.client.admin.diagnosis import ObservationTimes, diagnose
 from rocketlet.client.config import LOCKS_MEAN_ORDER_VERSION
 from rocketlet.client.message import Message
@@ -42,7 +44,7 @@ from rocketlet.protocol.message import encode_host
 from rocketlet.protocol.names import Queue
 from rocketlet.testing.ports import free_port
 
-from ..conftest import Connect, Node, Nodes, eventually
+from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
 from ..support.handlers import Inbox
 from ..support.metrics import samples
 from ..support.requests import commit, send, value
@@ -415,6 +417,30 @@ async def test_recreated_group_gets_no_retry_of_the_deleted_group(node: Node, ad
             while await new.lag():
                 pass
     assert inbox.bodies == [b"same delay"]
+
+
+async def test_replay_sends_no_faster_than_its_rate_and_marks_what_it_sent_when_it_is_cancelled(
+    node: Node, wire: Wire, admin: AdminClient
+) -> None:
+    """At one message an hour, the second message is never sent."""
+    await create_topic(wire, "%DLQ%g", 1)
+    await admin.create_group(GroupConfig("g"))
+    for _ in range(3):
+        await send(wire, b"x", topic="%DLQ%g", properties="RETRY_TOPIC\x01orders")
+
+    async def letters() -> AsyncIterator[Message]:
+        async for part in admin.read(Queue("%DLQ%g", "broker-a", 0), 0, 3):
+            for message in part:
+                yield message
+
+    replay = Replay(admin, "g", to_group=False, rate_per_s=1 / 3600)
+    running = asyncio.create_task(replay.run(letters()))
+    await eventually(lambda: replay.sent == 1)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert (replay.sent, replay.failed) == (1, 0)
+    assert (await dead_letters(admin, "g")).new == 2
 
 
 async def test_existing_group_is_copied_to_new_brokers(nodes: Nodes) -> None:

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version
 from io import StringIO
 from pathlib import Path
@@ -351,6 +352,41 @@ async def test_dead_letters_of_a_deleted_group_are_deleted_only_on_request(run: 
         await admin.create_group(GroupConfig("g"))
         assert "stays" not in (await run("groups", "delete", "g", "--dead-letters", "--yes")).out
         assert await admin.dead_letter_count("g") is None
+
+
+async def test_replay_stops_after_as_many_failures_as_allowed_and_reports_each_message(
+    run: Run, node: Node, wire: Wire
+) -> None:
+    """Letters of the deleted topic `gone` fail, because its name is not created by a send."""
+    await create_topic(wire, "%DLQ%g", 1)
+    await create_topic(wire, "orders", 1)
+    async with AdminClient(node.address) as admin:
+        await admin.create_group(GroupConfig("g"))
+    for number, topic in enumerate(("gone", "orders", "gone", "gone", "orders")):
+        await send(wire, b"%d" % number, topic="%DLQ%g", properties=f"RETRY_TOPIC\x01{topic}")
+    node.broker.change_config(replace(node.broker.config, auto_create_topics=False))
+    replay = ("messages", "replay", "g", "--to", "topic", "--topic", "gone", "--topic", "orders", "--yes")
+    once = await run(*replay)
+    assert (once.status, "1 message could not be sent; the replay has stopped" in once.out) == (1, True)
+    assert node.broker.store.queue("orders", 0).next == 0
+    twice = await run(*replay, "--stop-after", "2", "--rate", "1000/s", "--json")
+    results = [(record["offset"], record["result"]) for record in twice.records if "result" in record]
+    assert results == [(0, "failed"), (1, "sent"), (2, "failed")]
+    rest = await run(*replay, "--stop-after", "9")
+    assert (rest.status, "3 messages could not be sent\n" in rest.out) == (1, True)
+    assert node.broker.store.queue("orders", 0).next == 2, "what was sent is not sent again"
+    for wrong in ("0/s", "5/x", "x", "inf/s"):
+        with pytest.raises(SystemExit, match="2"):
+            await run(*replay, "--rate", wrong)
+
+
+async def test_all_dead_letters_are_exported_with_their_bodies(run: Run, node: Node, wire: Wire) -> None:
+    await create_topic(wire, "%DLQ%g", 1)
+    for number in range(30):
+        await send(wire, b"%d " % number + b"x" * 1000, topic="%DLQ%g")
+    exported = (await run("messages", "dead", "g", "--all", "--json")).records
+    assert [record["offset"] for record in exported] == list(range(30))
+    assert exported[7]["body"] == "7 " + "x" * 1000
 
 
 FORGED_MARKS = {

@@ -19,7 +19,7 @@ from rocketlet.broker.remoting.connection import KNOWN, Rule
 from rocketlet.broker.remoting.dispatch import BROKER_REQUESTS, NAME_SERVER_REQUESTS, SENDS
 from rocketlet.broker.server import Listening, Server
 from rocketlet.client import AdminClient, BrokerRefused, Consumer, Message, Producer, RocketletError
-from rocketlet.client.admin.dead_letters import dead_letters, replay
+from rocketlet.client.admin.dead_letters import Replay, dead_letters
 from rocketlet.protocol import bodies, group_bodies
 from rocketlet.protocol.bodies import ConsumerData, GroupConfig, Heartbeat, TopicConfig, finish
 from rocketlet.protocol.codes import RequestCode, ResponseCode
@@ -289,10 +289,12 @@ async def test_only_administrators_replay_and_mark_dead_letters(
             with pytest.raises(BrokerRefused, match="No default permission"):
                 await other.store(marks, b"{}")
             with pytest.raises(BrokerRefused, match="No default permission"):
-                await replay(other, "g", selected(), to_group=False)
+                await Replay(other, "g", to_group=False).run(selected())
             assert (await dead_letters(other, "g")).new == 1
         assert guarded.broker.store.queue("orders", 0).next == 0
-        assert await replay(admin, "g", selected(), to_group=False) == 1
+        replayed = Replay(admin, "g", to_group=False)
+        await replayed.run(selected())
+        assert replayed.sent == 1
         assert (await dead_letters(admin, "g")).new == 0
     assert guarded.broker.store.queue("orders", 0).next == 1
 
