@@ -13,6 +13,8 @@ from itertools import combinations
 from types import SimpleNamespace, UnionType
 from typing import Any, Final, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
+import orjson
+
 from .config import HANDLER_CONCURRENCY, PRODUCER_GROUP, check_callable, check_seconds, takes_message
 from .consumer import Consumer
 from .consuming.handling import Calling, Decode, Outcome, Reject, RetryLater
@@ -190,7 +192,8 @@ class Rocketlet:
         return declared
 
     async def publish(self, topic: str, value: Any, **options: Any) -> SendResult:
-        """Send a message as `Producer.send` does. Raises ConfigError if the application is not running."""
+        """Send a message as `Producer.send` does: bytes, a str, a dict, list or model of pydantic as JSON, or
+        what the application's `encode` accepts. Raises ConfigError if the application is not running."""
         return await self.producer.send(topic, value, **options)
 
     @property
@@ -392,9 +395,19 @@ class _Call:
 
 
 def _default_encode(value: Any) -> bytes | str:
+    """Return the body of a value: a model of pydantic, a dict or a list as JSON, bytes and str unchanged."""
     dump = getattr(value, "model_dump_json", None)
-    made: bytes | str = dump() if callable(dump) else value
-    return made
+    if callable(dump):
+        made: bytes | str = dump()
+        return made
+    if isinstance(value, bytes | str):
+        return value
+    if isinstance(value, dict | list):
+        return orjson.dumps(value)
+    raise TypeError(
+        f"value: got a {type(value).__name__}; expected bytes, str, dict, list or a model of pydantic, or give the "
+        "application `encode`"
+    )
 
 
 # ------------------------------------------------------------------------------

@@ -309,13 +309,17 @@ def options_of(kind: Any) -> Mapping[str, Option]:
     return {name: hint.__metadata__[0] for name, hint in kind.__annotations__.items()}
 
 
+_PARAMETERS: Final[dict[object, list[str]]] = {}
+"""By the TypedDict of options, the other parameters of the class that takes them, which errors suggest."""
+
+
 def chosen(kind: type[Given], given: Mapping[str, Any]) -> Given:
     """Return the value of each option: the given value, or the default. Raises ConfigError for an invalid value, and
     TypeError for an unknown option."""
     options = options_of(cast("Any", kind))
     for name in given:
         if name not in options:
-            near = difflib.get_close_matches(name, options, 1)
+            near = difflib.get_close_matches(name, [*options, *_PARAMETERS.get(kind, ())], 1)
             hint = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(options)}"
             raise TypeError(f"unexpected keyword argument {name!r}; {hint}")
     found: dict[str, Any] = {}
@@ -333,6 +337,7 @@ def takes(kind: type) -> Callable[[Client], Client]:
         made: Any = client.__init__  # type: ignore[misc]
         signature = inspect.signature(made)
         named = [item for item in signature.parameters.values() if item.kind is not item.VAR_KEYWORD]
+        _PARAMETERS[kind] = [item.name for item in named if item.name != "self"]
         for name, option in options_of(kind).items():
             named.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option.default))
         made.__signature__ = signature.replace(parameters=named)

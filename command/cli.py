@@ -51,6 +51,9 @@ SWITCHES = frozenset(("--json", "--tls"))
 
 def main(arguments: Sequence[str] | None = None) -> int:
     arguments = hoisted(sys.argv[1:] if arguments is None else arguments)
+    if not arguments:
+        parser().print_help()
+        return 0
     options = parser(*arguments[:1]).parse_args(arguments)
     configure_logs(options.log_level)
     try:

@@ -16,7 +16,7 @@ from ..config import DEAD_LETTER_LEVEL
 from ..errors import ConfigError
 from ..message import Message
 from ..wire.connection import LoopAffinity
-from .handling import DeliveryWatch, Outcome, Reject, RetryLater, SendBackFunction, Settled, check_has_level
+from .handling import DeliveryWatch, Outcome, Reject, RetryLater, SendBackFunction, Settled, with_level
 from .queues import ProcessQueue, Run
 
 
@@ -236,7 +236,7 @@ class Deliveries:
 
         Raises RocketletError if the broker does not accept the message, which then stays in flight.
         """
-        check_has_level(outcome)
+        outcome = with_level(outcome)
         held, run = self._held(message)
         if not self._orderly:
             await self._send_back(message, outcome.delay_level, outcome.reason)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
@@ -72,7 +72,7 @@ class RetryLater:
             means the highest one.
         reason: a text that Rocketlet's brokers store with a message that is sent back, as `message.failure` of the next
             delivery.
-        delay: a timedelta or seconds, up to 12 hours, for messages of a SharedConsumer or LiteConsumer only.
+        delay: a timedelta or seconds, up to 12 hours. A Consumer supports only delays that are delay levels, such as 10 s.
         counts: False to suspend the message: the attempt does not count, so a message may be suspended any number of
             times. For messages of a SharedConsumer or LiteConsumer only. On Apache's brokers before 5.5, and in their
             lite topics, the attempt still counts.
@@ -448,7 +448,7 @@ class RunDispatcher:
 
     async def _returned(self, run: Run, outcome: RetryLater | Reject) -> bool:
         """Send the unacknowledged messages of a run back to the broker. Return False if it did not accept all of them."""
-        level = DEAD_LETTER_LEVEL if isinstance(outcome, Reject) else outcome.delay_level
+        level = DEAD_LETTER_LEVEL if isinstance(outcome, Reject) else with_level(outcome).delay_level
         process_queue = run.process_queue
         # Messages are sent back one by one, so that only the remaining ones are handled again if the broker accepts
         # some and then fails.
@@ -510,7 +510,7 @@ def _fault_of(result: object, *, by_level: bool) -> BaseException | None:
     try:
         outcome = checked_outcome(result)
         if by_level and isinstance(outcome, RetryLater):
-            check_has_level(outcome)
+            with_level(outcome)
     except BaseException as error:  # its `__repr__` may raise anything
         return error
     return None
@@ -525,15 +525,21 @@ def checked_outcome(outcome: Any) -> Outcome:
     return outcome
 
 
-def check_has_level(outcome: RetryLater) -> None:
-    """Raise ConfigError for an outcome that the retry topic does not support: one with `delay`, or with
-    `counts=False`."""
+def with_level(outcome: RetryLater) -> RetryLater:
+    """Return an outcome with the delay level that has its delay. Raises ConfigError for an outcome that the retry topic does
+    not support: one with another delay, or with `counts=False`."""
     if not outcome.counts:
         raise ConfigError("counts: a Consumer counts every attempt; use a SharedConsumer, which may suspend a message")
-    if outcome.delay is not None:
+    if outcome.delay is None:
+        return outcome
+    delay_s = delay_of(outcome, None)
+    if delay_s not in RETRY_DELAYS_S:
+        levels = ", ".join(map(str, RETRY_DELAYS_S))
         raise ConfigError(
-            "delay: a Consumer supports only delay_level; use that, or a SharedConsumer, which supports any delay"
+            f"delay: a Consumer does not support {delay_s:g} s; expected one of {levels}, or use a SharedConsumer, which "
+            "supports any delay"
         )
+    return replace(outcome, delay=None, delay_level=RETRY_DELAYS_S.index(delay_s) + 1)
 
 
 def log_failure(
@@ -570,12 +576,14 @@ def log_dead_letter(group: str, message: Message, reason: str) -> None:
     )  # fmt: skip
 
 
-def delay_of(outcome: RetryLater, message: Message) -> float:
-    """Return the delay in seconds until a message is to be redelivered."""
+def delay_of(outcome: RetryLater, message: Message | None) -> float:
+    """Return the delay in seconds until a message is to be redelivered. `message` is needed for an outcome without a
+    delay."""
     delay = outcome.delay
     if delay is not None:
         return delay.total_seconds() if isinstance(delay, timedelta) else float(delay)
-    level = outcome.delay_level or 3 + message.reconsume_times  # the same levels as brokers use for returned messages
+    retries = message.reconsume_times if message is not None else 0
+    level = outcome.delay_level or 3 + retries  # the same levels as brokers use for returned messages
     return float(DELAY_LEVELS_S[min(level, len(DELAY_LEVELS_S)) - 1])
 
 

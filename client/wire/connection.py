@@ -120,6 +120,7 @@ class Connection(asyncio.Protocol):
         self._sweep_due_s = 0.0
         self._blocked_s = 0.0  # the total time for which the loop was blocked or the process suspended
         # True if data arrived since `_received_s`. The sweep reads the clock, so that receiving data does not need to.
+        self._fault = ""  # why this client has closed the connection, if the server's bytes are invalid
         self._has_received = True
         self._received_s = 0.0
         self._out: list[bytes] = []  # what this event-loop iteration is to write
@@ -340,7 +341,11 @@ class Connection(asyncio.Protocol):
         try:
             frames = self._reader.feed(data)
         except FrameError as error:
-            log.error("connection_closed_not_a_frame", peer=self.address, reason=str(error))
+            reason = str(error)
+            if data.startswith(b"HTTP/"):
+                reason = "it is an HTTP port; give the port of a name server, such as 9876"
+            self._fault = f"{self.address} is no RocketMQ server: {reason}"
+            log.error("connection_closed_not_a_frame", peer=self.address, reason=reason)
             self.abort()
             return
         for frame in frames:
@@ -395,9 +400,8 @@ class Connection(asyncio.Protocol):
         self.resume_writing()
         pending, self._pending = self._pending, {}
         for answered, _, code in pending.values():
-            answered(
-                ConnectionFailed(f"{self.address} closed the connection before it responded to {request_name(code)}")
-            )
+            reason = self._fault or f"{self.address} closed the connection before it responded to {request_name(code)}"
+            answered(ConnectionFailed(reason))
 
     def close(self) -> None:
         """Close the sending side, and keep reading until the peer closes the connection. `abort` does not wait for that.

@@ -9,7 +9,7 @@ from ...client.admin.admin_client import AdminClient
 from ...client.errors import ConfigError, ConnectionFailed, RequestTimeout, RocketletError
 from ...protocol.names import counted
 from ..plumbing.administration import Commands, noun, pairs, verb
-from ..plumbing.output import Output, local_time
+from ..plumbing.output import Instant, Output
 
 _RATES = {"put_per_s": "putTps", "get_per_s": "getTransferedTps"}  # the second is Apache's spelling
 
@@ -41,12 +41,13 @@ async def _list(options: argparse.Namespace, admin: AdminClient, output: Output)
             continue
         rates = {name: float(next(iter((status.get(key) or "").split()), "0")) for name, key in _RATES.items()}
         used = float(status.get("commitLogDiskRatio") or 0)
-        started = local_time(int(status.get("bootTimestamp") or 0))
+        started = Instant(int(status.get("bootTimestamp") or 0))
         row |= {"state": "up", "version": shown_version(status), "started": started}
-        rows.append(row | {name: round(value, 1) for name, value in rates.items()} | {"disk_used": f"{used:.0%}"})
+        shown = round(used, 4) if output.as_json else f"{used:.0%}"
+        rows.append(row | {name: round(value, 1) for name, value in rates.items()} | {"disk_used": shown})
     for gone in await admin.departed():
         row = {"broker": gone.name, "address": gone.address, "state": "gone", "topics": gone.topics}
-        rows.append(row | {"gone_since": local_time(gone.left_ms)})
+        rows.append(row | {"gone_since": Instant(gone.left_ms)})
     output.records(
         ("broker", "cluster", "address", "state", "version", "put_per_s", "get_per_s", "disk_used", "started"), rows
     )

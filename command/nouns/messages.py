@@ -23,8 +23,8 @@ from ...protocol.message import MessageError
 from ...protocol.names import Queue, counted
 from ..plumbing.access import access_of
 from ..plumbing.administration import Commands, changing, confirmed, noun, pairs, verb
-from ..plumbing.numbers import rate, since, whole
-from ..plumbing.output import Output, local_time
+from ..plumbing.numbers import rate, seconds, since, whole
+from ..plumbing.output import Instant, Output
 from ..tools.frames import body_fields
 
 TAIL_INTERVAL_S = 0.5
@@ -66,7 +66,15 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
     send.add_argument("--tag", "--tags", help="the message's tag")
     send.add_argument("--key", action="append", default=[], help="a key; repeatable")
     send.add_argument("--property", action="append", default=[], metavar="NAME=VALUE")
-    send.add_argument("--delay-level", type=whole(0), default=0)
+    send.add_argument("--delay-level", type=whole(0), default=0, help="a delay level of the broker, 1 to 18")
+    send.add_argument(
+        "--delay",
+        type=seconds,
+        metavar="SECONDS",
+        help="the delay until delivery, on brokers that support delivery times",
+    )
+    send.add_argument("--priority", type=whole(0), help="the priority, in topics of the type PRIORITY")
+    send.add_argument("--lite-topic", metavar="NAME", help="the lite topic, in topics of the type LITE")
     send.add_argument("--queue-key", help="key of the queue; messages with the same key keep their order")
     dead = verb(verbs, "dead", "show a group's dead letters", _dead)
     dead.add_argument("group")
@@ -215,7 +223,7 @@ def _line(output: Output, message: Message) -> None:
 def _record(message: Message, output: Output) -> dict[str, Any]:
     body = body_fields(message.record) if output.as_json else body_fields(message.record, 4 * SHOWN_BODY)
     return {
-        "time": local_time(message.store_ms),
+        "time": Instant(message.store_ms),
         "topic": message.topic,
         "queue": f"{message.queue.broker_name}:{message.queue_id}" if message.queue.broker_name else message.queue_id,
         "offset": message.queue_offset,
@@ -244,6 +252,9 @@ async def _send(options: argparse.Namespace, admin: AdminClient, output: Output)
             keys=options.key,
             properties=properties,
             delay_level=options.delay_level,
+            delay=options.delay,
+            priority=options.priority,
+            lite_topic=options.lite_topic,
             queue_key=options.queue_key,
         )
     if output.as_json:

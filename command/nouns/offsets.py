@@ -9,7 +9,7 @@ from ...client.admin.admin_client import AdminClient, OffsetChange, To
 from ...client.errors import ConfigError
 from ...protocol.names import Queue, counted
 from ..plumbing.administration import Commands, changing, confirmed, noun, verb
-from ..plumbing.output import Output, local_time
+from ..plumbing.output import Instant, Output
 
 
 def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
@@ -44,7 +44,7 @@ async def _show(options: argparse.Namespace, admin: AdminClient, output: Output)
             "committed": item.consumer_offset,
             "end": item.broker_offset,
             "lag": max(item.lag, 0),
-            "last_consumed": local_time(item.last_ms),
+            "last_consumed": Instant(item.last_ms),
         }
         for queue, item in progress.items()
     ]

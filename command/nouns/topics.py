@@ -14,7 +14,7 @@ from ...protocol.admin_bodies import LiteParent
 from ...protocol.bodies import MESSAGE_TYPES, TopicConfig
 from ...protocol.names import Queue, counted
 from ..plumbing.administration import Commands, changing, confirmed, noun, verb
-from ..plumbing.output import Output, complain, local_time
+from ..plumbing.output import Instant, Output, complain
 
 PERMS: Final = (0, 2, 4, 6)
 PERMS_HELP: Final = "6 to write and read, 4 to read only, 2 to write only"
@@ -82,7 +82,7 @@ async def _list(options: argparse.Namespace, admin: AdminClient, output: Output)
                 "brokers": sorted(topic.config),
                 "queues": len(topic.ranges),
                 "messages": topic.messages,
-                "last_message": local_time(last_ms),
+                "last_message": Instant(last_ms),
             }
         )
     output.records(("topic", "brokers", "queues", "messages", "last_message"), rows)
@@ -101,7 +101,7 @@ async def _show(options: argparse.Namespace, admin: AdminClient, output: Output)
             "begin": span.begin,
             "end": span.end,
             "messages": span.end - span.begin,
-            "last_message": local_time(span.last_ms),
+            "last_message": Instant(span.last_ms),
         }
         for queue, span in topic.ranges.items()
     ]

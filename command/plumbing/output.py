@@ -5,11 +5,32 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import orjson
 
 MARGIN = "  "
+
+
+class Instant:
+    """A time in ms since the epoch; 0 or less for none. People read it in the local time zone, programs in ISO 8601 with an
+    offset, or as null."""
+
+    __slots__ = ("ms",)
+
+    def __init__(self, ms: int) -> None:
+        self.ms = ms
+
+    def __str__(self) -> str:
+        if self.ms <= 0:
+            return "-"
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.ms / 1000)) + f".{self.ms % 1000:03d}"
+
+    def iso(self) -> str | None:
+        if self.ms <= 0:
+            return None
+        return datetime.fromtimestamp(self.ms // 1000, UTC).replace(microsecond=self.ms % 1000 * 1000).isoformat()
 
 
 class Output:
@@ -28,7 +49,7 @@ class Output:
             _table(columns, [[_text(row.get(column)) for column in columns] for row in found])
 
     def json(self, value: Mapping[str, Any]) -> None:
-        print(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS, default=str).decode(), flush=True)
+        print(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS, default=_json_of).decode(), flush=True)
 
     def text(self, *lines: str) -> None:
         """Print lines; nothing with `as_json`."""
@@ -79,8 +100,5 @@ def _plain(value: Any) -> str:
     return str(value)
 
 
-def local_time(ms: int) -> str:
-    """Format a time in ms since the epoch in the local time zone, with milliseconds; `-` for 0 or less."""
-    if ms <= 0:
-        return "-"
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ms / 1000)) + f".{ms % 1000:03d}"
+def _json_of(value: object) -> str | None:
+    return value.iso() if isinstance(value, Instant) else str(value)

@@ -19,7 +19,7 @@ from ...client.wire.connection import gather_limited
 from ..config import MAX_TOP_ROWS, TOP_INTERVAL_S
 from ..plumbing.administration import Commands, verb
 from ..plumbing.numbers import seconds, whole
-from ..plumbing.output import Output, local_time
+from ..plumbing.output import Instant, Output
 
 _TOPICS = ("topic", "in_per_s", "messages", "last_message")
 _GROUPS = ("group", "members", "lag", "out_per_s", "caught_up_in", "findings")
@@ -70,7 +70,7 @@ async def _sample(admin: AdminClient, examiner: Examiner) -> TopSample:
             return
         sample.ends[name] = sum(span.end for span in topic.ranges.values())
         last_ms = max((span.last_ms for span in topic.ranges.values()), default=0)
-        sample.topics.append({"topic": name, "messages": topic.messages, "last_message": local_time(last_ms)})
+        sample.topics.append({"topic": name, "messages": topic.messages, "last_message": Instant(last_ms)})
 
     async def of_group(name: str) -> None:
         connections = await admin.connections(name, masters)

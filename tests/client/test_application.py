@@ -358,3 +358,14 @@ def test_asyncapi_document_has_channels_operations_and_schemas_when_handlers_are
     assert schemas["Guest"]["properties"]["table"] == {"$ref": "#/components/schemas/Table"}
     assert set(schemas) == {"Dish", "Guest", "Table"}
     assert document["components"]["messages"]["Bytes"]["contentType"] == "application/octet-stream"
+
+
+async def test_application_publishes_json_and_names_what_it_accepts(rocketlet: Broker) -> None:
+    rocketlet.create_topic("t", 1)
+    app = Rocketlet(rocketlet.address)
+    async with app:
+        await app.publish("t", {"x": 1})
+        await app.publish("t", [1, 2])
+        with pytest.raises(MessageIllegal, match="expected bytes, str, dict, list or a model of pydantic"):
+            await app.publish("t", 3)
+    assert [message.body for message in rocketlet.messages("t")] == [b'{"x":1}', b"[1,2]"]

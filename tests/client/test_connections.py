@@ -573,3 +573,16 @@ async def test_renewed_files_that_cannot_be_used_leave_the_previous_ones_in_forc
         caplog.clear()
         await producer.send("t", b"repaired")
         assert "tls_files_not_reloaded" not in caplog.text
+
+
+async def test_error_names_the_http_port_when_the_address_is_one() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server:
+        with pytest.raises(ConnectionFailed, match="it is an HTTP port; give the port of a name server, such as 9876"):
+            await Producer(address, retries=0).start()

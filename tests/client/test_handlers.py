@@ -16,6 +16,7 @@ from typing import Any
 
 import orjson
 import pytest
+from rocketlet.broker.runtime import MovableClock
 from rocketlet.client import (
     AdminClient,
     ConfigError,
@@ -929,3 +930,37 @@ def test_consumer_that_is_not_stopped_is_logged_once_when_its_loop_ends(
     gc.collect()
     assert len(fields_of(caplog, "consumer_not_stopped")) == 1
     assert "worker_cancelled" not in caplog.text
+
+
+async def test_consumer_retries_after_a_delay_that_is_a_level(
+    nodes: Nodes, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = await nodes.start(clock=MovableClock(stands=True))
+    await create_topic(await connect(node.address), "t", 1)
+    attempts: list[int] = []
+
+    async def later(message: Message) -> RetryLater | None:
+        attempts.append(message.attempt)
+        return RetryLater(delay=10) if message.attempt == 1 else None
+
+    async with Producer(node.address) as producer, Consumer(node.address, "g", "t", later, start="first"):
+        await producer.send("t", b"x")
+        await eventually(lambda: node.broker.store.queue("SCHEDULE_TOPIC_XXXX", 2).next == 1)  # level 3: 10 s
+        node.clock.advance(10)
+        await eventually(lambda: attempts == [1, 2])
+    assert not fields_of(caplog, "handler_failed")
+
+
+async def test_consumer_names_the_delays_that_it_supports(
+    node: Node, wire: Wire, caplog: pytest.LogCaptureFixture
+) -> None:
+    await create_topic(wire, "t", 1)
+
+    async def later(message: Message) -> RetryLater:
+        return RetryLater(delay=11)
+
+    async with Producer(node.address) as producer, Consumer(node.address, "g", "t", later, start="first"):
+        await producer.send("t", b"x")
+        await eventually(lambda: bool(fields_of(caplog, "handler_failed")))
+    (failed, *_) = fields_of(caplog, "handler_failed")
+    assert "a Consumer does not support 11 s; expected one of 1, 5, 10, 30" in failed["error"]

@@ -179,3 +179,9 @@ def test_a_planted_list_is_found() -> None:
 async def test_wrong_arguments_name_themselves(arguments: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         Consumer(**{"name_server": "h:1", "group": "g", "subscriptions": "t", **arguments})
+
+
+def test_error_suggests_parameters_of_the_constructor_when_an_option_is_unknown() -> None:
+    options: dict[str, Any] = {"batch_sise": 3}
+    with pytest.raises(TypeError, match="did you mean 'batch_size'"):
+        Consumer("127.0.0.1:1", "g", "t", **options)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 from importlib.metadata import version
 from io import StringIO
 from pathlib import Path
@@ -67,7 +68,7 @@ async def test_a_topic_is_created_listed_shown_and_deleted(run: Run) -> None:
         "brokers": ["broker-a"],
         "queues": 3,
         "messages": 0,
-        "last_message": "-",
+        "last_message": None,
     }
     assert (await run("messages", "send", "orders", "hello", "--tag", "new", "--key", "k1")).status == 0
     shown = await run("topics", "show", "orders")
@@ -121,6 +122,39 @@ async def test_levels_of_a_topic_with_priorities_are_shown_with_what_waits(run: 
         ["workers", "1", "1"],
         ["workers", "0", "1"],
     ]
+
+
+def test_command_without_arguments_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    assert "usage: rocketlet" in capsys.readouterr().out
+
+
+async def test_times_of_records_are_iso_with_an_offset_or_null(run: Run, node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    (empty,) = (await run("topics", "list", "--json")).records
+    assert empty["last_message"] is None
+    await run("messages", "send", "t", "x")
+    (found,) = (await run("messages", "find", "t", "--json")).records
+    (topic,) = (await run("topics", "list", "--json")).records
+    for text in (found["time"], topic["last_message"]):
+        at = datetime.fromisoformat(str(text))
+        assert at.tzinfo is not None
+        assert abs(at.timestamp() - node.clock.time_s()) < 60
+    (broker,) = (await run("brokers", "list", "--json")).records
+    assert isinstance(broker["disk_used"], float)
+
+
+async def test_message_is_sent_with_a_delay_a_priority_and_to_a_lite_topic(run: Run, node: Node) -> None:
+    await run("topics", "create", "levels", "--type", "PRIORITY", "--queues", "4")
+    assert "levels" in (await run("messages", "send", "levels", "urgent", "--priority", "3", "--json")).out
+    (found,) = (await run("messages", "find", "levels", "--json")).records
+    assert found["queue"] == f"{node.config.name}:3"
+    await run("topics", "create", "chats", "--type", "LITE")
+    await run("messages", "send", "chats", "hello", "--lite-topic", "anna")
+    (found,) = (await run("messages", "find", "chats", "--json")).records
+    assert "'__LITE_TOPIC': 'anna'" in str(found["properties"])
+    sent = await run("messages", "send", "levels", "later", "--delay", "3600")
+    assert "when its time has come" in sent.out
 
 
 async def test_running_handlers_of_a_group_are_shown_with_their_stacks(run: Run, node: Node) -> None:
