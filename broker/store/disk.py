@@ -15,6 +15,8 @@ CREATE: Final = APPEND | os.O_CREAT
 REPLACE: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
 READ: Final = os.O_RDONLY | os.O_CLOEXEC
 
+FILE_MODE: Final = 0o600  # only the user of the broker may read messages and state
+
 open_file = os.open
 close = os.close
 write = os.write

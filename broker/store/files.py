@@ -84,7 +84,7 @@ class OpenFiles:
         flags = disk.CREATE | os.O_TRUNC if creates else disk.APPEND
         while True:
             try:
-                return disk.open_file(path, flags, 0o644)
+                return disk.open_file(path, flags, disk.FILE_MODE)
             except OSError as error:
                 if error.errno == errno.EROFS and not creates and flags != disk.READ:
                     flags = disk.READ
@@ -177,12 +177,12 @@ def _state_of(data: bytes) -> Any:
     return orjson.loads(value)
 
 
-def write_state(path: Path, value: Any, *, sync: bool = True, mode: int = 0o644) -> None:
+def write_state(path: Path, value: Any, *, sync: bool = True) -> None:
     """Replace a state file by the JSON of a small value, like `replace_state`."""
-    replace_state(path, encode_json(value), sync=sync, mode=mode)
+    replace_state(path, encode_json(value), sync=sync)
 
 
-def replace_state(path: Path, content: bytes, *, sync: bool = True, mode: int = 0o644) -> None:
+def replace_state(path: Path, content: bytes, *, sync: bool = True) -> None:
     """Replace a state file atomically: a reader sees the old value or the new one. Raises StoreFull.
 
     The file consists of JSON and a line with the CRC-32 of the JSON. The previous file is kept with the suffix `.old`,
@@ -193,11 +193,10 @@ def replace_state(path: Path, content: bytes, *, sync: bool = True, mode: int = 
         content: the JSON
         sync: True to sync the file to the device. Files that are written every few seconds while clients wait are not
             synced.
-        mode: permissions of the file
     """
     temporary = path.with_suffix(".new")
     try:
-        descriptor = disk.open_file(temporary, disk.REPLACE, mode)
+        descriptor = disk.open_file(temporary, disk.REPLACE, disk.FILE_MODE)
         try:
             data = memoryview(content + _SUM_MARK + b"%08x\n" % zlib.crc32(content))
             while data:
@@ -390,7 +389,7 @@ def _lock(descriptor: int) -> None:
 
 def _lock_file(path: Path) -> int:
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, disk.FILE_MODE)
     except OSError as error:
         if error.errno != errno.EROFS:
             raise
@@ -420,7 +419,7 @@ class Unsynced:
 
 
 def _sync(path: Path) -> None:
-    descriptor = disk.open_file(path, disk.APPEND, 0o644)
+    descriptor = disk.open_file(path, disk.APPEND, disk.FILE_MODE)
     try:
         disk.sync(descriptor)
     finally:

@@ -89,7 +89,7 @@ class Journal:
                 disk.cut(self._path, self._end)
                 self._is_torn = False
             self._unsynced.has_new_name |= self.written == 0
-            descriptor = disk.open_file(self._path, disk.CREATE, 0o644)
+            descriptor = disk.open_file(self._path, disk.CREATE, disk.FILE_MODE)
             try:
                 written = 0
                 while written < len(line):
@@ -149,7 +149,7 @@ class Journal:
 
 
 def _write(path: Path, data: bytes) -> None:
-    descriptor = disk.open_file(path, disk.REPLACE, 0o644)
+    descriptor = disk.open_file(path, disk.REPLACE, disk.FILE_MODE)
     try:
         while data:
             data = data[disk.write(descriptor, data) :]
@@ -250,7 +250,7 @@ class Frames:
     def _open(self) -> int:
         if self._descriptor is None:
             self._unsynced.has_new_name |= not disk.is_there(self.path)
-            self._descriptor = disk.open_file(self.path, disk.CREATE, 0o644)
+            self._descriptor = disk.open_file(self.path, disk.CREATE, disk.FILE_MODE)
         return self._descriptor
 
     def syncs(self) -> list[Call]:
@@ -358,7 +358,7 @@ def _content(data: bytes, position: int) -> bytes | None:
 
 
 def _write_frame(path: Path, data: bytes, mode: int, *, sync: bool) -> None:
-    descriptor = disk.open_file(path, mode, 0o644)
+    descriptor = disk.open_file(path, mode, disk.FILE_MODE)
     try:
         view = memoryview(data)
         while view:
@@ -604,7 +604,7 @@ class LeaseJournal:
 
     def _create(self, path: Path) -> None:
         with contextlib.suppress(OSError):
-            disk.close(disk.open_file(path, disk.CREATE, 0o644))
+            disk.close(disk.open_file(path, disk.CREATE, disk.FILE_MODE))
 
     def saving(self, now: Callable[[], tuple[Iterator[Change], int]], *, closes: bool) -> Job[None]:
         """Write leases that have ended or expired, and the whole file if the journal has become long or incomplete.

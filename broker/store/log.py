@@ -604,7 +604,6 @@ NOWHERE: Final = 1 << 63
 # 12 characters in base64; the probability that a disk of 1 TB full of guesses contains a valid mark is 1 in 10^11
 _HASH_BYTES: Final = 9
 _KEY_BYTES: Final = 16
-_MODE: Final = 0o600
 
 
 class Marks:
@@ -651,7 +650,7 @@ class Marks:
         key = secrets.token_bytes(_KEY_BYTES)
         epochs = [(at, old_key) for at, old_key in self._epochs[first:] if at < end] + [(end, key)]
         state = {"epochs": [(at, kept.hex()) for at, kept in epochs]}
-        write_state(folder / FILE, state, sync=sync, mode=_MODE)
+        write_state(folder / FILE, state, sync=sync)
         self._epochs, self._key = epochs, key
 
 

@@ -180,7 +180,7 @@ def _writing(folder: Path, begin: int, end: int, keys: Iterator[int]) -> Job[tup
 def _start(folder: Path, path: Path) -> None:
     try:
         disk.make_folder(folder)
-        disk.close(disk.open_file(str(path), disk.REPLACE, 0o644))
+        disk.close(disk.open_file(str(path), disk.REPLACE, disk.FILE_MODE))
     except OSError as error:
         raise StoreFull(f"cannot write {path}: {error.strerror}") from error
 
