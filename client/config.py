@@ -40,7 +40,8 @@ PRODUCER_GROUP: Final = "rocketlet"  # producer group of producers that name non
 SEND_RETRIES: Final = 2  # default number of retries of a send
 COMPRESS_OVER_BYTES: Final = 4096  # default minimum size of a body that a producer compresses
 TOPIC_QUEUES: Final = 4  # queues of a topic that a client creates; Apache's DefaultMQProducer.defaultTopicQueueNums
-CONNECT_TIMEOUT_S: Final = 3.0  # timeout of opening a connection
+CONNECT_TIMEOUT_S: Final = 3.0  # timeout of opening a connection to one address of a host name
+MAX_CONNECT_ADDRESSES: Final = 4  # addresses of a host name that are tried one after the other
 TIMEOUT_TICK_S: Final = 0.25  # longest tick of a timeout that counts only the time in which the event loop runs
 REQUEST_TIMEOUT_S: Final = 3.0  # default timeout of a request
 MAX_SEND_TIMEOUT_S: Final = 600.0  # maximum `timeout_s` of a producer; larger values are probably milliseconds
@@ -166,6 +167,7 @@ class ClientLimits:
 
     # Connections
 
+    resolve_timeout_s: float = 10.0  # timeout of looking up the addresses of a host name
     reconnect_s: float = 0.2  # how long a broken connection, or a request on it, waits before the retry
     # time for which a closing client waits until servers have closed their sides, which Apache's do not over TLS
     close_timeout_s: float = 1.0

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from ipaddress import ip_address
 from threading import get_ident
 from typing import Any, Final, Literal, TypeVar, cast
 
@@ -46,6 +47,7 @@ from ..config import (
     ASKED_AT_ONCE,
     CLIENT_LIMITS,
     CONNECT_TIMEOUT_S,
+    MAX_CONNECT_ADDRESSES,
     MAX_TLS_FILE_BYTES,
     REQUEST_TIMEOUT_S,
     TIMEOUT_TICK_S,
@@ -519,23 +521,47 @@ class Connections:
         due_s = self._opened_s.get(address, -math.inf) + self._limits.reconnect_s
         await asyncio.sleep(max(due_s - loop.time(), 0.0))
         context = self._access.ssl_context
-        try:
-            async with running_timeout(CONNECT_TIMEOUT_S):
-                _, connection = await loop.create_connection(
-                    lambda: Connection(address, self._access, self._on_request, self._lost, self._limits),
-                    host.strip("[]"),
-                    int(port),
-                    ssl=context,
-                )
-        except TimeoutError:
-            raise ConnectionFailed(f"{address} did not accept a connection within {CONNECT_TIMEOUT_S} s") from None
-        except (OSError, ValueError, OverflowError) as error:  # OverflowError for a port over 65535
-            raise ConnectionFailed(f"cannot connect to {address}: {_reason(error, context)}") from None
+        name = host.strip("[]")
+        fault = ConnectionFailed(f"cannot connect to {address}: the host name has no address")
+        for one in await self._addresses(address, name, port):
+            try:
+                async with running_timeout(CONNECT_TIMEOUT_S):
+                    _, connection = await loop.create_connection(
+                        lambda: Connection(address, self._access, self._on_request, self._lost, self._limits),
+                        one,
+                        int(port),
+                        ssl=context,
+                        server_hostname=name if context else None,
+                    )
+            except TimeoutError:
+                fault = ConnectionFailed(f"{address} did not accept a connection within {CONNECT_TIMEOUT_S} s")
+            except (OSError, ValueError, OverflowError) as error:  # OverflowError for a port over 65535
+                fault = ConnectionFailed(f"cannot connect to {address}: {_reason(error, context)}")
+            else:
+                break
+        else:
+            raise fault
         self._opened_s[address] = loop.time()
         if not connection.is_open:  # `_lost` was called before this, so nothing would remove it from `_open`
             raise ConnectionFailed(f"{address} closed the connection immediately")
         self._open[address] = connection
         return connection
+
+    async def _addresses(self, address: str, name: str, port: str) -> list[str]:
+        """Return the addresses of a host name that are tried. Raises ConnectionFailed if they cannot be looked up."""
+        with suppress(ValueError):
+            return [str(ip_address(name))]
+        try:
+            async with running_timeout(self._limits.resolve_timeout_s):
+                found = await asyncio.get_running_loop().getaddrinfo(name, port, type=socket.SOCK_STREAM)
+        except TimeoutError:
+            raise ConnectionFailed(
+                f"the address of {name} was not found within {self._limits.resolve_timeout_s} s; check the name resolution "
+                "(DNS) of this machine"
+            ) from None
+        except (OSError, ValueError, OverflowError) as error:
+            raise ConnectionFailed(f"cannot connect to {address}: {_reason(error, None)}") from None
+        return list(dict.fromkeys(str(place[0]) for *_, place in found))[:MAX_CONNECT_ADDRESSES]
 
     def _lost(self, connection: Connection) -> None:
         if self._open.get(connection.address) is connection:

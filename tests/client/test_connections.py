@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -524,6 +525,47 @@ async def test_a_member_that_has_said_nothing_yet_has_news(brokers_heartbeats: B
     brokers_heartbeats.heartbeats.send_if_changed()
     await eventually(lambda: len(brokers_heartbeats.beats) == 2)
     beating.cancel()
+
+
+# Host names
+
+
+Resolve = Callable[[Sequence[str]], None]
+
+
+@pytest.fixture
+def resolves(monkeypatch: pytest.MonkeyPatch) -> Resolve:
+    """Let every host name have these addresses; none: the lookup gets no response."""
+
+    def with_addresses(addresses: Sequence[str]) -> None:
+        async def getaddrinfo(host: str, port: int | str, **options: Any) -> list[Any]:
+            if not addresses:
+                await asyncio.Event().wait()
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, int(port))) for address in addresses]
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+
+    return with_addresses
+
+
+async def test_slow_lookup_of_a_host_name_is_reported_as_such(resolves: Resolve) -> None:
+    resolves([])
+    with pytest.raises(ConnectionFailed, match=r"the address of brokers.example was not found within 0.1 s; .*DNS"):
+        await Producer("brokers.example:9876", limits=ClientLimits(resolve_timeout_s=0.1)).start()
+
+
+async def test_next_address_of_a_host_name_is_tried_when_one_does_not_accept(node: Node, resolves: Resolve) -> None:
+    """The queue of the first address is full, so that its connection is neither accepted nor refused."""
+    port = int(node.address.rpartition(":")[2])
+    with socket.socket() as full, socket.socket() as first, socket.socket() as second:
+        full.bind(("127.0.0.2", port))
+        full.listen(0)
+        for waiting in (first, second):
+            waiting.setblocking(False)
+            waiting.connect_ex(("127.0.0.2", port))
+        resolves(["127.0.0.2", "127.0.0.1"])
+        async with Producer(f"brokers.example:{port}") as producer:
+            assert (await producer.send("t", b"x")).queue_offset == 0
 
 
 # Renewed certificates
