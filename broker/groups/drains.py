@@ -84,13 +84,11 @@ class Allotment:
 
     # Questions
 
-    def is_anothers(self, group: ConsumerGroup, connection: Session, topic: str, queue_id: int) -> bool:
-        """Return True if another member owns the queue; compute owners again for a topic that is new or has grown."""
-        if not group.is_anothers(connection, topic, queue_id, self._clock.monotonic_s()):
-            return False
-        if group.owner_of(topic, queue_id) is None:
+    def observe_claim(self, group: ConsumerGroup, connection: Session, topic: str, queue_id: int) -> None:
+        """Compute owners again after a claim of a queue without an owner, because its topic is new or has grown."""
+        is_unowned = group.owner_of(topic, queue_id) is None
+        if is_unowned and group.is_anothers(connection, topic, queue_id, self._clock.monotonic_s()):
             self.find_owners(group)
-        return True
 
     def queue_refused(self, group: ConsumerGroup, topic: str, queue_id: int) -> None:
         """Compute the owners again after a member was refused a queue that no member owns, or that its reader owns."""
@@ -114,7 +112,7 @@ class Allotment:
             group.has_bound_members = True
         times = before.times if before is not None and before.members is members else 0
         if not times:
-            self._groups.generation.increment()
+            group.version += 1
         self._withdraw(group, connection)
         if members not in group.issued_lists:
             group.issued_lists[members] = {}
@@ -184,7 +182,7 @@ class Allotment:
             group.has_bound_members = True
         self._set_owners(group, owners)
         group.owners_found_s = self._clock.monotonic_s()
-        self._groups.generation.increment()
+        group.version += 1
 
     def _set_owners(self, group: ConsumerGroup, owners: Owners) -> None:
         self.queue_count += sum(map(len, owners.values())) - sum(map(len, group.owners.values()))
@@ -499,19 +497,16 @@ class Draining:
         group = self._groups.get(name)
         return group is not None and group.is_draining
 
-    def check_moving_pull(self, group: ConsumerGroup, connection: Session, header: PullMessage) -> bool:
-        """Return True if this pull is to get nothing, because its queue moves away from its member. Record what the pull says
-        about the member's progress."""
+    def observe_pull(self, group: ConsumerGroup, connection: Session, header: PullMessage) -> None:
+        """Record what a pull shows about the progress of a member whose queue moves away."""
         drain = group.drain
         if drain is None or connection not in drain.moving.get(place := (header.topic, header.queue_id), ()):
-            return False
+            return
         drain.pulled_s[connection] = self._clock.monotonic_s()
         if place in drain.waiting.get(connection, ()) and has_handled_all(header):
             self._drained(group, drain, connection, place)
         for dropped in drain.dropped(connection, place):
             self._drained(group, drain, connection, dropped)
-        # A member with a list of itself alone pulls until it has handled everything; only then its pulls are held
-        return place in drain.waiting.get(connection, ()) or not group.is_alone(connection)
 
     def record_progress(self, group: ConsumerGroup, session: Session) -> None:
         """Record that a session has committed progress in some queue, which shows that its handlers are running."""
@@ -520,22 +515,10 @@ class Draining:
             drain.record_progress(self._until_s(), session)
             self.agreement.report_progress(group)
 
-    def is_gated(self, group: ConsumerGroup, connection: Session, place: QueueKey) -> bool:
-        """Return True if a pull is of a queue's next reader, which waits until the earlier one is done; of a member that
-        claims queues by a list from before a restart, while their owners are not known; or of a member that claims what its
-        owner reads, by a list that a peer has not reported yet."""
-        drain = group.drain
-        if drain is None or connection not in group.foreign:
-            return False
-        is_unknown = drain.is_finding and connection not in group.issued
-        if drain.has(place) or (is_unknown and group.queue(*place).reader is not connection):
-            return True
-        is_own = group.foreign[connection].client_id == group.owner_of(*place)
-        return not is_own and group.is_read_by_its_owner(*place)
-
-    def gate(self, drain: Drain, place: QueueKey, go_on: Callable[[], None]) -> None:
-        """Hold a pull that `is_gated`, and call `go_on` when the earlier reader is done. Raises LimitExceeded."""
-        waiting = drain.gated.setdefault(place, [])
+    def gate(self, group: ConsumerGroup, place: QueueKey, go_on: Callable[[], None]) -> None:
+        """Hold a pull that waits for a drain, and call `go_on` when the earlier reader is done. Raises LimitExceeded."""
+        assert group.drain is not None, "the pull waits for a drain"
+        waiting = group.drain.gated.setdefault(place, [])
         if len(waiting) >= self._limits.max_gated:
             waiting_for = f"the former reader of {place[0]}:{place[1]}"
             raise LimitExceeded(f"{self._limits.max_gated} pulls wait for {waiting_for}; retry")
@@ -570,7 +553,7 @@ class Draining:
         which queues move away from them, and drain these; otherwise drop the state of an earlier drain."""
         self._change += 1
         group.change = change = self._change
-        self._groups.generation.increment()
+        group.version += 1
         if group.foreign:
             now_s = self._clock.monotonic_s()
             # Members allocate as soon as they are notified, so none may start a queue until `_start` has found the moves
@@ -612,7 +595,7 @@ class Draining:
         if found is None:
             return
         self.allotment.put(group, found.owners)
-        self._groups.generation.increment()
+        group.version += 1
         # Otherwise the search took so long that all members were notified meanwhile, and have other lists
         if drain.stage is stage and group.drain is drain:
             self._begin(group, drain, found)
@@ -648,7 +631,7 @@ class Draining:
             if pulls:
                 yield
             for pull in pulls:
-                if not self.allotment.is_anothers(group, session, pull.queue.topic, pull.queue.queue_id):
+                if not group.is_anothers(session, pull.queue.topic, pull.queue.queue_id, self._clock.monotonic_s()):
                     self._held_pulls.release(pull)
 
     def _drained(self, group: ConsumerGroup, drain: Drain, session: Session, place: QueueKey) -> None:

@@ -175,6 +175,7 @@ class GroupQueue:
         known_reader: the foreign reader as the ledger keeps it over a restart.
         lost_reader: the client id of the foreign reader whose connection has closed, until a client reads the queue.
         contest: another client wants to read the queue of its foreign reader.
+        version: increases when the lease or the contest changes, so that pulls are checked again.
     """
 
     __slots__ = (
@@ -190,6 +191,7 @@ class GroupQueue:
         "previous_reader",
         "reader",
         "reader_since_s",
+        "version",
     )
 
     def __init__(self, group: ConsumerGroup, key: QueueKey) -> None:
@@ -205,6 +207,7 @@ class GroupQueue:
         self.known_reader: PreviousRunLease | None = None
         self.lost_reader: str | None = None
         self.contest: Contest | None = None
+        self.version = 0
 
     # Lease
 
@@ -337,6 +340,7 @@ class ConsumerGroup:
         logged: an interval of time, and how many disagreements of the group were logged in it.
         pools: the pools of the clients that pop, by topic.
         unfinished: how many popped messages are not finished.
+        version: increases when members, subscriptions, member lists, drains or pools change, so that pulls are checked again.
         redelivered: how many popped messages were redeliveries, since the start.
         has_lost: True if retention has deleted messages before the group had committed them; not for those of lite topics.
         is_uneven: True if foreign members subscribe to different topics, so that they claim more queues than they own.
@@ -376,6 +380,7 @@ class ConsumerGroup:
         "sync",
         "topics",
         "unfinished",
+        "version",
     )
 
     def __init__(self, name: str, limits: Limits = LIMITS) -> None:
@@ -404,6 +409,7 @@ class ConsumerGroup:
         self.logged = (0, 0)
         self.pools: dict[str, GroupPool] = _NONE
         self.unfinished = 0
+        self.version = 0
         self.redelivered = 0
         self.has_lost = False
         self.is_uneven = False
@@ -505,18 +511,6 @@ class ConsumerGroup:
         owner = self.owner_of(topic, queue_id)
         return self.is_uneven if owner is None else owner != member.client_id
 
-    def is_moved_away(self, connection: Session, topic: str, queue_id: int, now_s: float) -> bool:
-        """Return True if a foreign member claims a queue of another owner, and is not waited for to finish its messages."""
-        if not self.is_anothers(connection, topic, queue_id, now_s):
-            return False
-        return self.drain is None or (topic, queue_id) not in self.drain.waiting.get(connection, ())
-
-    def is_bystander(self, connection: Session, topic: str, queue_id: int, now_s: float) -> bool:
-        """Return True if a foreign member claims a queue of another owner, and has no message of it in its handlers."""
-        return self.is_anothers(connection, topic, queue_id, now_s) and (
-            self.queue(topic, queue_id).reader is not connection
-        )
-
     def is_new_reader(self, connection: Session, topic: str, queue_id: int, now_s: float) -> bool:
         """Return True if a foreign member begins to read a queue that it has claimed for long, from an offset of then."""
         if not self.has_bound_members or connection not in self.foreign:
@@ -559,12 +553,6 @@ class ConsumerGroup:
         if drain is not None and (drain.is_finding or drain.has((topic, queue_id))):
             return True
         return self.is_read_by_its_owner(topic, queue_id)
-
-    def is_lock_denied(self, topic: str, queue_id: int, now_s: float) -> bool:
-        """Return True if no member may lock the queue yet, because a foreign member or the clients that pop read it."""
-        if (self.foreign or self.drain is not None) and self.is_drained(topic, queue_id):
-            return True
-        return bool(self.pools) and self.is_apart(topic, now_s)
 
     def is_apart(self, topic: str, now_s: float) -> bool:
         """Return True if clients pop the topic and no member pulls it."""
@@ -855,7 +843,7 @@ class TopicGroups:
 
 
 class ConsumerGroups:
-    """All groups. `generation` is incremented by all changes here.
+    """All groups.
 
     Args:
         topics: how many queues of a topic may be read.
@@ -980,12 +968,14 @@ class ConsumerGroups:
         if group.pools is _NONE:
             group.pools = {}
         group.pools[topic] = pool
+        group.version += 1
         self._add_part(group, topic).pools[pool] = None
 
     def remove_pool(self, group: ConsumerGroup, topic: str, pool: GroupPool) -> None:
         """Delete the pool of a topic, and the group if nothing is left of it."""
         if group.pools.get(topic) is pool:
             del group.pools[topic]
+        group.version += 1
         del self._of_topic[topic].pools[pool]
         self._remove_part(group, topic)
         self.release(group)
@@ -1063,7 +1053,7 @@ class ConsumerGroups:
         if member is not None and member.data is data:  # the heartbeat equals the member's last one
             member.seen_s = now_s
             return group
-        self.generation.increment()
+        group.version += 1
         if member is not None:
             before = member.subscriptions
             changed = member.update(data, now_s)
@@ -1097,7 +1087,7 @@ class ConsumerGroups:
         if group is None or member is None:
             return
         del group.members[connection]
-        self.generation.increment()
+        group.version += 1
         names = self._names[connection]
         names.discard(name)
         if not names:

@@ -20,9 +20,12 @@ from ..store.index import ConsumeQueue
 from ..store.journals import Change, LeaseJournal, LeaseKey, PreviousRunLease
 from .group import NO_QUEUE, ConsumerGroup, ConsumerGroups, GroupQueue, QueueCounts, QueueLease
 from .members import History
+from .reading import ALLOWED, Read, ReadKind, may_read
 from .stages import QueueKey
 
 log = structlog.get_logger("rocketlet.groups")
+
+_new_tuple = tuple.__new__  # without the call of a named tuple's constructor, for each queue of a request
 
 
 def lines_of(queue: GroupQueue, lease: QueueLease) -> Iterator[Change]:
@@ -88,10 +91,9 @@ class Locks:
         self.groups = groups
         self._queues: dict[Session, dict[GroupQueue, None]] = {}  # queues that each connection owns or waits for
         self._left: dict[Session, dict[str, None]] = {}  # the groups that foreign members have left
-        self._generation = runtime.generation
         self._changes = groups.changes
         self._queues_of = topics.queues_of
-        self._has_moved = self._has_changed = False
+        self._has_changed = False
         self._count = 0  # leases
         self._waiting = 0  # number of waiting members, summed over queues
         self._unknown: set[LeaseKey] = set()  # queues whose leases of the last run could not be adopted
@@ -198,7 +200,8 @@ class Locks:
         if queue is not None and lease is not None and not lease.is_over(now_s):
             epoch = request.epochs.get(wanted)
             if lease.client_id == request.client_id and lease.belongs_to(connection, epoch):
-                if not lease.handover and group.is_moved_away(connection, topic, queue_id, now_s):
+                renewal = None if lease.handover else Read(connection, group, key, ReadKind.RENEWAL)
+                if renewal is not None and may_read(renewal, now_s) is not ALLOWED:
                     self._free(queue, lease, "unlocked")
                     self._changes.queue_refused(group, key)
                     return None
@@ -207,7 +210,7 @@ class Locks:
                     self._unlist(lease.connection, queue)
                     lease.connection = connection
                     self._list(connection, queue)
-                    self._generation.increment()
+                    queue.version += 1
                 return lease.epoch
             if lease.client_id != request.client_id or lease.connection is not None or epoch is not None:
                 if epoch is None:
@@ -222,13 +225,9 @@ class Locks:
         )
         if self._is_closed or (is_unknown and not has_had):
             return None  # another member may have a lease that this run does not know
-        is_kept = (
-            # a foreign member still handles messages of it; the group is notified when it does not
-            not has_had and group.is_lock_denied(topic, queue_id, now_s)
-            if request.handover
-            else group.is_anothers(connection, topic, queue_id, now_s)
-        )
-        if is_kept:
+        kind = ReadKind.LEASE if request.handover else ReadKind.LOCK
+        read = _new_tuple(Read, (connection, group, key, kind, 0, 0, None))
+        if not has_had and may_read(read, now_s) is not ALLOWED:
             self._changes.queue_refused(group, key)
             return None
         if not 0 <= queue_id < self._queues_of(topic) or not self._has_room(connection, group, queue, lease):
@@ -245,7 +244,7 @@ class Locks:
             # The members that waited for the previous owner wait for this one now.
             granted.waiters = {waiter: None for waiter in lease.waiters if waiter is not connection}
             self._waiting -= len(lease.waiters) - len(granted.waiters)
-        self._has_moved = True
+        queue.version += 1
         self._list(connection, queue)
         self._record_event("locked", queue, granted)
         return granted.epoch
@@ -294,7 +293,7 @@ class Locks:
                     self._free(queue, lease, "lock lost")
                 else:
                     lease.connection = None
-                    self._generation.increment()
+                    queue.version += 1
         self._report_change()
 
     def owned_by(self, connection: Session, name: str) -> list[GroupQueue]:
@@ -551,8 +550,8 @@ class Locks:
 
     def _free(self, queue: GroupQueue, lease: QueueLease, event: str) -> None:
         queue.lease = None
+        queue.version += 1
         self._count -= 1
-        self._has_moved = True
         self._record_event(event, queue, lease)
         self._unlist(lease.connection, queue)
         self._waiting -= len(lease.waiters)
@@ -591,9 +590,6 @@ class Locks:
 
     def _report_change(self) -> None:
         """Report once what a request has changed, because it may have thousands of queues."""
-        if self._has_moved:
-            self._has_moved = False
-            self._generation.increment()
         if self._has_changed:
             self._has_changed = False
             self._changes.leases_changed()

@@ -14,7 +14,7 @@ import structlog
 
 from ...protocol.admin_bodies import ProgressColumns, QueueProgress
 from ...protocol.bodies import LOOKS, SLICE, Work, joined
-from ...protocol.names import TOOLS_GROUP, IllegalName, Queue, group_fault
+from ...protocol.names import IllegalName, Queue, group_fault
 from ..config import GUARD_POLL_S, GUARD_QUIET_S, MAX_HOLD_S, ORPHAN_S, PLACE_BYTES, LimitExceeded
 from ..messages.held_pulls import HeldPull, HeldPulls, Until
 from ..messages.topics import Topics
@@ -37,6 +37,7 @@ from .group import (
 )
 from .leases import Locks
 from .members import History, Member, Unread
+from .reading import is_guarded
 from .stages import QueueKey
 
 log = structlog.get_logger("rocketlet.groups")
@@ -206,7 +207,7 @@ class Offsets:
         if item.ahead is None:
             item.ahead = {}
         item.ahead[queue_id] = ahead
-        self._groups.generation.increment()  # checked pulls would return these messages
+        group.version += 1  # checked pulls would return these messages
 
     def take_ahead(
         self, group: ConsumerGroup, topic: str, queue_id: int, *, is_ended: bool = False
@@ -729,24 +730,13 @@ class ReaderGuard:
         self._clock = runtime.clock
         self._limits = runtime.limits
 
-    def has_to_wait(self, session: Session, queue: GroupQueue) -> bool:
-        """Return True if a pull must wait for the queue's reader, and record that its client wants the queue."""
-        reader = queue.reader
-        if reader is None or reader is session or not is_guarded(queue, reader):
-            return False
-        if not _shares_queues(queue.group, session) or queue.is_owned_by(session):
-            return False
-        now_s = self._clock.monotonic_s()
-        contest = queue.contest
+    def wait(self, queue: GroupQueue, pull: HeldPull) -> None:
+        """Release a pull, which is about to be held, once the queue is free from its reader. Raises LimitExceeded."""
+        reader, contest, now_s = queue.reader, queue.contest, self._clock.monotonic_s()
+        assert reader is not None, "the pull waits for a reader"
         if contest is None or contest.reader is not reader:
             contest = self._begin(queue, reader, now_s)
         contest.wanted_s = now_s
-        return True
-
-    def wait(self, queue: GroupQueue, pull: HeldPull) -> None:
-        """Release a pull, which is about to be held, once the queue is free. Raises LimitExceeded."""
-        contest = queue.contest
-        assert contest is not None, "the pull has to wait"
         contest.waiting = self._still_held(contest.waiting)
         if len(contest.waiting) >= self._limits.max_gated:
             topic, queue_id = queue.key
@@ -769,7 +759,7 @@ class ReaderGuard:
         if queue.reader is session and not queue.has_committed:
             queue.has_committed = True
             # invalidate checked pulls, so that from now on the messages that the reader gets are recorded
-            self._groups.generation.increment()
+            queue.version += 1
         contest = queue.contest
         if contest is not None and contest.reader is session:
             contest.active_s = self._clock.monotonic_s()
@@ -783,7 +773,7 @@ class ReaderGuard:
         contest = queue.contest = Contest(reader, now_s, now_s, now_s, now_s)
         if former is not None:
             contest.waiting = former.waiting
-        self._groups.generation.increment()  # invalidate checked pulls, so that the reader's next pulls are recorded
+        queue.version += 1  # invalidate checked pulls, so that the reader's next pulls are recorded
         self._return_held(queue, contest)
         self._poll_later(queue, contest)
         return contest
@@ -843,19 +833,3 @@ class ReaderGuard:
     def _end(self, queue: GroupQueue) -> None:
         queue.contest = None
         self._groups.release_queue(queue)
-
-
-def is_guarded(queue: GroupQueue, reader: Session) -> bool:
-    """Return True if other clients wait for this reader: for Apache's push consumers, and for other clients that have
-    committed offsets of the queue here. A client that keeps its offsets elsewhere would never finish."""
-    group = queue.group
-    if group.name == TOOLS_GROUP or not _shares_queues(group, reader):
-        return False
-    return reader in group.foreign or (queue.reader is reader and queue.has_committed)
-
-
-def _shares_queues(group: ConsumerGroup, session: Session) -> bool:
-    """Return False for broadcasting members, which each read all queues, and for Rocketlet members, which lock queues.
-    Return True for other members and for clients that are no members."""
-    member = group.members.get(session)
-    return member is None or (not member.data.strategy and member.data.message_model == "CLUSTERING")

@@ -55,7 +55,8 @@ from ..store.store import Store
 from .drains import Draining, has_handled_all
 from .group import NO_QUEUE, ConsumerGroup, ConsumerGroups, FinishedAhead, GroupQueue
 from .leases import Locks
-from .offsets import Offsets, ReaderGuard, Watch, is_guarded
+from .offsets import Offsets, ReaderGuard, Watch
+from .reading import ALLOWED, MoveTo, Read, ReadKind, Refuse, Wait, WaitFor, is_guarded, is_lasting, may_read
 from .settings import GroupConfigs
 from .stages import QueueKey
 
@@ -163,7 +164,7 @@ class Pulling:
         self._pops = pops
         self._commits = commits
         self._probe = SubscriptionProbe(groups, clients)
-        self.checked = CheckedPulls(self._store, statistics, groups.generation, pops, commits)
+        self.checked = CheckedPulls(self._store, statistics, groups.generation, commits)
 
     def pull(self, pull: Pull, ask_who: Callable[[], None] | None = None, attempt: int = 1) -> Pulled | None:
         """Return the result, or None if it comes later.
@@ -198,30 +199,29 @@ class Pulling:
                 respond_empty = partial(_respond_empty, kept, kept.later())
                 self._filters.when_parsed(session, subscription.expression, retry, text_bytes(header), respond_empty)
                 return None
-        if self._pops.pools.all:
-            fault = self._pops.division.pull_fault(session, header.consumer_group, header.topic)
-            if fault is not None:
-                raise Refusal(Reason.NOT_PERMITTED, fault)
         key = header.topic, header.queue_id
+        read = Read(session, group, key, ReadKind.PULL, header.sys_flag, header.queue_offset)
+        if group.pools:
+            self._pops.division.observe_pull(session, group, header.topic)
+            if isinstance(verdict := may_read(read, self._clock.monotonic_s()), Refuse):
+                raise Refusal(Reason.NOT_PERMITTED, verdict.reason)
         # The offset is committed even if the read finds nothing, as in PullMessageProcessor
         if header.sys_flag & codes.PULL_COMMIT_OFFSET:
             self._commits.carried(session, group, key, header.commit_offset)
         if header.sys_flag & codes.PULL_SUSPEND:
-            if group.queues.get(key, NO_QUEUE).contest is not None:
-                self._guard.record_pull(session, group.queues[key])
-            if self._hold_until_allowed(pull, group, attempt):
+            self._observe(read, header)
+            verdict = may_read(read, self._clock.monotonic_s())
+            if isinstance(verdict, Wait):
+                self._hold_until(verdict.until, pull, group, attempt)
                 return None
-            committed = self._overtaken_by(session, header, group)
-            if committed is not None:
-                return Pulled(PullStatus.AT_END, committed, 0, committed)
+            if isinstance(verdict, MoveTo):
+                return self._moved(header, verdict)
         group_queue = self._watch.record_pull(session, group, key)
         if header.sys_flag & codes.PULL_COMMIT_OFFSET and group_queue.reader is session:
             group_queue.has_committed = True
+        if group_queue.former_end is not None and self._shows_the_end(read, group_queue):
+            self._locks.clear_former_end(group_queue)
         queue = self._store.queue(header.topic, header.queue_id)
-        end = self._set_back_to(session, header, group_queue) if group_queue.lease is not None else None
-        if end is not None:
-            self._note_moved(header, end)
-            return Pulled(PullStatus.BEYOND, end, queue.begin, queue.next)
         # Held only at the exact end. An offset beyond the end is an error, which the client gets immediately
         wants_hold = header.sys_flag & codes.PULL_SUSPEND and header.suspend_timeout_millis > 0
         if wants_hold and queue.next == header.queue_offset:
@@ -282,99 +282,79 @@ class Pulling:
         if outcome is not None:
             answer(outcome)
 
-    def _hold_until_allowed(self, pull: Pull, group: ConsumerGroup, attempt: int) -> bool:
-        """Hold a pull whose member may not read the queue now, until it is retried or returns without messages. Return False
-        if the member may read."""
+    def _observe(self, read: Read, header: PullMessage) -> None:
+        """Record what a pull shows: the progress of its member, and a claim of a queue without an owner."""
+        session, group, key = read.session, read.group, read.key
+        if group.drain is not None:
+            self._draining.observe_pull(group, session, header)
+        if group.has_bound_members:
+            self._draining.allotment.observe_claim(group, session, *key)
+        if read.kind is ReadKind.PULL and group.queues.get(key, NO_QUEUE).contest is not None:
+            self._guard.record_pull(session, group.queues[key])
+
+    def _hold_until(self, until: WaitFor, pull: Pull, group: ConsumerGroup, attempt: int) -> None:
+        """Hold a pull whose member may not read the queue now, until it is retried or returns without messages."""
         session, header = pull.session, pull.header
-        if group.drain is not None and self._draining.check_moving_pull(group, session, header):
-            self._hold(self._waiting(pull, _respond_empty), DRAINING_WAIT_S)
-            return True
-        wait_s = min(header.suspend_timeout_millis / 1000, MAX_HOLD_S)
-        is_anothers = self._draining.allotment.is_anothers
-        if group.has_bound_members and is_anothers(group, session, header.topic, header.queue_id):
-            self._hold(self._waiting(pull, _respond_empty, Until.TURN), wait_s)
-            return True
         key = header.topic, header.queue_id
-        group_queue = group.queues.get(key, NO_QUEUE)
-        if group_queue.lease is not None and _is_leased_to_another(session, group_queue):
+        wait_s = min(header.suspend_timeout_millis / 1000, MAX_HOLD_S)
+        if until is WaitFor.OWN_DRAIN:
+            self._hold(self._waiting(pull, _respond_empty), DRAINING_WAIT_S)
+        elif until is WaitFor.OWNER:
+            self._hold(self._waiting(pull, _respond_empty, Until.TURN), wait_s)
+        elif until is WaitFor.LEASE:
             self._hold(self._waiting(pull, _respond_empty), OTHERS_QUEUE_WAIT_S)
-            return True
-        if group.drain is not None and self._draining.is_gated(group, session, key):
-            held = self._waiting(pull, partial(self._retry_after_drain, attempt=attempt))
-            self._draining.gate(group.drain, key, partial(self._held_pulls.release, held))
-            self._hold(held, wait_s)
-            return True
-        if group_queue.reader not in (None, session) and self._guard.has_to_wait(session, group_queue):
+        else:
             was_member = session in group.members
-            held = self._waiting(pull, partial(self._retry_after_reader, attempt=attempt, was_member=was_member))
-            self._guard.wait(group_queue, held)
+            held = self._waiting(pull, partial(self._retry_allowed, attempt=attempt, was_member=was_member))
+            if until is WaitFor.DRAIN:
+                self._draining.gate(group, key, partial(self._held_pulls.release, held))
+            else:
+                self._guard.wait(group.queues[key], held)
             self._hold(held, wait_s)
-            return True
-        return False
 
     def _hold(self, held: HeldPull, wait_s: float) -> None:
         """Hold a pull; if no more pulls can be held, answer it immediately."""
         if not self._held_pulls.hold(held, wait_s):
             held.answer()
 
-    def _retry_after_drain(self, pull: Pull, answer: PullCallback, attempt: int) -> None:
-        """Retry a pull because the earlier reader is done or the suspend time is over. A member that left the group meanwhile
-        must not become the reader."""
-        group, key = self._groups.get(pull.header.consumer_group), (pull.header.topic, pull.header.queue_id)
-        has_left = group is None or pull.session not in group.members
-        if group is None or has_left or self._draining.is_gated(group, pull.session, key):
-            answer(_nothing_new(pull.header))
-        else:
-            self._retry(pull, answer, attempt)
-
-    def _retry_after_reader(self, pull: Pull, answer: PullCallback, attempt: int, *, was_member: bool) -> None:
-        """Pull a queue that is free now, or return no messages because the suspend time has ended."""
+    def _retry_allowed(self, pull: Pull, answer: PullCallback, attempt: int, *, was_member: bool) -> None:
+        """Retry a pull because the earlier reader is done; return no messages if its suspend time has ended, or if its member
+        has left the group meanwhile, and so must not become the reader."""
         session, header = pull.session, pull.header
-        has_left = was_member and session not in self._groups.members_of(header.consumer_group)
-        if has_left or self._guard.has_to_wait(session, self._groups.queue(*header[:3])):
-            answer(_nothing_new(pull.header))
+        group = self._groups.get(header.consumer_group)
+        if group is None or (was_member and session not in group.members):
+            answer(_nothing_new(header))
+            return
+        key = header.topic, header.queue_id
+        read = Read(session, group, key, ReadKind.PULL, header.sys_flag, header.queue_offset)
+        if isinstance(may_read(read, self._clock.monotonic_s()), Wait):
+            answer(_nothing_new(header))
         else:
             self._retry(pull, answer, attempt)
 
-    def _overtaken_by(self, session: Session, header: PullMessage, group: ConsumerGroup) -> int | None:
-        """Return the committed offset at which a foreign member must continue, if another member has read the queue since it
-        loaded its offset; None otherwise.
+    def _moved(self, header: PullMessage, verdict: MoveTo) -> Pulled:
+        """Return the result for a reader that must continue at another offset.
 
         A response without messages moves Apache's clients to it immediately (PullCallback, NO_NEW_MSG, in 4.9's Java and in
         Go); PULL_OFFSET_MOVED would delay them by 10 s.
         """
-        key = header.topic, header.queue_id
-        committed = group.offset(*key)
-        if committed is None or header.queue_offset >= committed:
-            return None
-        if group.is_behind_owner(*key, header.queue_offset):
-            member = group.members.get(session)
-            # Without a heartbeat, only a push consumer pulls without a subscription; others may read from any offset.
-            is_push = member.is_foreign if member is not None else not header.sys_flag & codes.PULL_SUBSCRIPTION
-            return committed if is_push else None
-        return committed if group.is_new_reader(session, *key, self._clock.monotonic_s()) else None
+        offset = verdict.offset
+        if not verdict.is_lost:
+            return Pulled(PullStatus.AT_END, offset, 0, offset)
+        log.warning(
+            "position_set_back", group=header.consumer_group, topic=header.topic, queue=header.queue_id,
+            offset=header.queue_offset, end=offset,
+            hint="the member read messages that were lost before this start; their offsets are used again",
+        )  # fmt: skip
+        self._note_moved(header, offset)
+        queue = self._store.queue(header.topic, header.queue_id)
+        return Pulled(PullStatus.BEYOND, offset, queue.begin, queue.next)
 
-    def _set_back_to(self, session: Session, header: PullMessage, group_queue: GroupQueue) -> int | None:
-        """Return the offset to which a member must go back because the end of the queue was lost; None if it need not.
-
-        Otherwise its offset would become valid as new messages are stored, and the member would never get those. Pulls
-        under the lease without PULL_SUSPEND are not affected: a Spark query, which handles lost messages itself, pulls so.
-        """
-        end = group_queue.former_end
-        if end is None:
-            return None
-        place = group_queue.place
-        if header.sys_flag & codes.PULL_SUSPEND:
-            if not group_queue.is_leased_to(session):
-                return None
-            if header.queue_offset > end:
-                log.warning(
-                    "position_set_back", group=place[0], topic=place[1], queue=place[2], offset=header.queue_offset, end=end,
-                    hint="the member read messages that were lost before this start; their offsets are used again",
-                )  # fmt: skip
-                return end
-        self._locks.clear_former_end(group_queue)
-        return None
+    @staticmethod
+    def _shows_the_end(read: Read, queue: GroupQueue) -> bool:
+        """Return True if a pull shows that its reader knows the end of the queue: the owner's pull, or one without
+        PULL_SUSPEND, as a Spark query makes it, which handles lost messages itself."""
+        return not read.flags & codes.PULL_SUSPEND or queue.is_leased_to(read.session)
 
     # Checks
 
@@ -470,20 +450,17 @@ class Pulling:
         """Like `_read`, but return the store's errors, because no dispatch is there to report them. Return no messages
         if the member may not read the queue any more."""
         session, header, _, _ = pull
-        group = self._groups.obtain(header.consumer_group)
-        group_queue = group.queue(header.topic, header.queue_id)
-        is_anothers = self._draining.allotment.is_anothers
-        if self._draining.check_moving_pull(group, session, header) or is_anothers(
-            group, session, header.topic, header.queue_id
-        ):
-            return _nothing_new(header)  # since the pull was held, the member was drained of the queue
-        if _is_leased_to_another(session, group_queue) or self._guard.has_to_wait(session, group_queue):
-            return _nothing_new(header)  # another member has locked or read the queue since
-        if (
-            self._pops.pools.all
-            and self._pops.division.pull_fault(session, header.consumer_group, header.topic) is not None
-        ):
-            return _nothing_new(header)  # clients have begun to pop; the member's next pull is refused
+        group, key = self._groups.obtain(header.consumer_group), (header.topic, header.queue_id)
+        read = Read(session, group, key, ReadKind.HELD, header.sys_flag, header.queue_offset)
+        if group.pools:
+            self._pops.division.observe_pull(session, group, header.topic)
+        self._observe(read, header)
+        verdict = may_read(read, self._clock.monotonic_s())
+        if isinstance(verdict, MoveTo):
+            return self._moved(header, verdict)
+        if verdict is not ALLOWED:  # since the pull was held; the member's next pull waits or is refused
+            return _nothing_new(header)
+        group_queue = group.queue(*key)
         if self._store.queues.get((queue.topic, queue.queue_id)) is not queue:
             return Refusal(Reason.NO_TOPIC, f"topic[{queue.topic}] not exist, it was deleted")
         try:
@@ -555,17 +532,6 @@ def _without(found: Fetched, ahead: FinishedAhead) -> Fetched:
     return found._replace(pieces=left, messages=len(left))
 
 
-def _is_leased_to_another(session: Session, queue: GroupQueue) -> bool:
-    """Return True if a Rocketlet member or the pop pool owns the queue, and this client would read it beside the
-    owner. Foreign members notice changes of the group late. A client without a heartbeat may have been such a member
-    before it lost its connection. Rocketlet members lock a queue before they pull it, and broadcasting members share
-    no queues."""
-    if not queue.is_leased_to_another(session):
-        return False
-    member = queue.group.members.get(session)
-    return member is None or (not member.data.strategy and member.data.message_model == "CLUSTERING")
-
-
 def _kept(pull: Pull) -> Pull:
     """Return the pull as it waits, with its function for the result."""
     answer = pull.later()
@@ -597,20 +563,24 @@ def text_bytes(header: PullMessage) -> int:
 # The cache of checked pulls.
 #
 # Clients repeat a pull with other offsets. `CheckedPulls.of` caches the result of the checks that `Pulling` made, with the
-# generation from before them, and `CheckedPulls.pull` serves the next pull by it while the generation is the same. The
-# committed offset, the queue's last reader and whether there is a message may differ from pull to pull, and are checked each
-# time. Results that depend on the current time are not cached.
+# generation from before them and the versions of group and queue, and `CheckedPulls.pull` serves the next pull by it while
+# these are the same. So a change of one group's owners does not concern the pulls of others. The committed offset, the
+# queue's last reader and whether there is a message may differ from pull to pull, and are checked each time. Results that
+# depend on the current time are not cached.
 
 
 class CheckedPull(NamedTuple):
     """A pull that passed all checks.
 
     Attributes:
+        generation: the generation of settings, topics and accounts at the check.
+        version: the sum of the versions of its group and of its queue in the group, which only increase.
         name: The topic under which its messages are counted.
         is_recorded: True if the end offset of the messages that its reader gets is recorded.
     """
 
     generation: int
+    version: int
     queue: GroupQueue
     flags: int
     limit: int
@@ -630,13 +600,11 @@ class CheckedPulls:
         store: Store,
         statistics: Statistics,
         generation: Generation,
-        pops: Pops,
         commits: Commits,
     ) -> None:
         self._generation = generation
         self._store = store
         self._statistics = statistics
-        self._pops = pops
         self._commits = commits
 
     def of(
@@ -649,20 +617,18 @@ class CheckedPulls:
         generation: int,
     ) -> CheckedPull | None:
         """Return a cached pull for one that passed every check since the generation was read. None if it must be checked each
-        time: while clients pop any topic of this broker, while queues of the group move, are contested or are reserved
-        for readers from before a restart, and with SQL filters, whose parsed form may be evicted."""
-        queue = group.queue(header.topic, header.queue_id)
-        if self._pops.pools.all or group.is_moving(session) or queue.contest is not None:
+        time (`is_lasting`), and with SQL filters, whose parsed form may be evicted."""
+        key = header.topic, header.queue_id
+        read = Read(session, group, key, ReadKind.REPEATED, header.sys_flag, header.queue_offset)
+        if not is_lasting(read):
             return None
-        if queue is NO_QUEUE or group.awaited_readers or queue.former_end is not None:
-            return None
-        if group.finished_ahead(*queue.key) is not None:
-            return None
+        queue = group.queue(*key)
         if subscription is not None and subscription.kind == SQL92:
             return None
         name = f"{header.topic}@{group.name}"
         flags, max_bytes = header.sys_flag, header.max_msg_bytes
-        return CheckedPull(generation, queue, flags, limit, max_bytes, subscription, name, is_guarded(queue, session))
+        version, is_recorded = queue.version + group.version, is_guarded(queue, session)
+        return CheckedPull(generation, version, queue, flags, limit, max_bytes, subscription, name, is_recorded)
 
     def pull(self, session: Session, checked: CheckedPull, offset: int, commit_offset: int) -> Pulled | None:
         """Return the result of a pull that differs only in its offsets; None if it must be checked or may have to wait.
@@ -671,7 +637,7 @@ class CheckedPulls:
         if queue is None:
             return None
         begin, end = queue.begin, queue.next
-        _, _, _, limit, max_bytes, subscription, _, _ = checked
+        _, _, _, _, limit, max_bytes, subscription, _, _ = checked
         pieces, messages, next_offset = self._store.fetch(queue, offset, limit, subscription, None, max_bytes)
         if not messages:
             return Pulled(PullStatus.NO_MATCH, next_offset, begin, end)
@@ -707,9 +673,11 @@ class CheckedPulls:
         """Commit the offset that a pull carries, and return its queue; None if the pull must be checked or may have to
         wait."""
         group_queue, flags = checked.queue, checked.flags
-        if checked.generation != self._generation.number or self._pops.pools.all or group_queue.reader is not session:
-            return None
         key, group = group_queue.key, group_queue.group
+        if checked.generation != self._generation.number or checked.version != group_queue.version + group.version:
+            return None
+        if group_queue.reader is not session:
+            return None
         queue = self._store.queues.get(key)
         if queue is None or not queue.begin <= offset < queue.next:
             return None
@@ -752,37 +720,25 @@ class Commits:
         self._store = store
         self._topics = topics
 
-    def fence_fault(
+    def fault(
         self,
         session: Session,
         group: ConsumerGroup,
-        queue: GroupQueue,
         key: QueueKey,
         offset: int,
         epoch: int | None,
         *,
         may_be_tool: bool = True,
     ) -> str | None:
-        """Return why this client may not commit an offset of the queue; None if it may.
-
-        Args:
-            queue: the queue in the group; `NO_QUEUE` if the group has nothing of it.
-            may_be_tool: True if the request may come from an administration tool. Members commit with pulls or one-way
-                requests, which distinguishes them from tools until a restarted broker has their heartbeats.
-        """
-        topic, queue_id = key
-        is_member = session in group.members
-        if group.pools and (is_member or not may_be_tool) and group.is_apart(topic, self._clock.monotonic_s()):
-            return f"clients of the group {group.name} pop {topic}, and only their acknowledgements move its offset"
-        if not may_be_tool and not is_member and queue.lease is not None:
-            self._locks.renew_awaited(queue, session)
-        fault = queue.commit_fault(session, key, epoch) if queue.lease is not None or epoch is not None else None
-        if fault is None and group.has_bound_members and group.is_bystander(session, *key, self._clock.monotonic_s()):
-            return f"{topic}:{queue_id} has another owner, and this member does not read it"
-        goes_back = fault is None and offset < (group.offset(topic, queue_id) or 0)
-        if goes_back and (session in group.foreign or not (is_member or may_be_tool)):
-            return self._stale_fault(session, group, queue, key, offset)
-        return fault
+        """Return why this client may not commit an offset of the queue; None if it may. may_be_tool: True if the request may
+        come from an administration tool."""
+        if not may_be_tool and session not in group.members:
+            queue = group.queues.get(key, NO_QUEUE)
+            if queue.lease is not None:
+                self._locks.renew_awaited(queue, session)
+        kind = ReadKind.COMMIT if may_be_tool else ReadKind.MEMBER_COMMIT
+        verdict = may_read(Read(session, group, key, kind, 0, offset, epoch), self._clock.monotonic_s())
+        return verdict.reason if isinstance(verdict, Refuse) else None
 
     def store(
         self, session: Session, group: ConsumerGroup, queue: GroupQueue, key: QueueKey, offset: int, *, by_owner: bool
@@ -799,13 +755,13 @@ class Commits:
                 hint="the member read messages that were lost before this start; their offsets are used again",
             )  # fmt: skip
         self._offsets.commit(group, topic, queue_id, end, by_owner=by_owner)
-        if self._pops.pools.all:
+        if group.pools:
             self._pops.offsets_reset(group.name, topic, queue_id)
 
     def commit(self, session: Session, group: ConsumerGroup, key: QueueKey, offset: int, epoch: int) -> str | None:
         """Commit an offset for the owner of a lease and return None; or return why it is refused."""
         queue = group.queues.get(key, NO_QUEUE)
-        fault = self.fence_fault(session, group, queue, key, offset, epoch) or self.offset_fault(queue, key, offset)
+        fault = self.fault(session, group, key, offset, epoch) or self.offset_fault(queue, key, offset)
         if fault is None:
             self.store(session, group, queue, key, offset, by_owner=True)
         return fault
@@ -814,29 +770,11 @@ class Commits:
         """Commit the offset that a pull carries; ignored if the client may not commit it or the queue does not have
         it."""
         queue = group.queues.get(key, NO_QUEUE)
-        fault = self.fence_fault(session, group, queue, key, offset, None, may_be_tool=False)
+        fault = self.fault(session, group, key, offset, None, may_be_tool=False)
         fault = fault or self.offset_fault(queue, key, offset)
         if fault is None:
             by_owner = queue.lease is not None and queue.is_leased_to(session)
             self.store(session, group, queue, key, offset, by_owner=by_owner)
-
-    def _stale_fault(
-        self, session: Session, group: ConsumerGroup, queue: GroupQueue, key: QueueKey, offset: int
-    ) -> str | None:
-        """Return why a lower offset is refused from a foreign member, or from a client that commits like a member and
-        has sent no heartbeat; None if it is accepted.
-
-        Only the current reader may commit a lower offset. Members that are not the current reader may have queried the
-        offset before another reader made progress, and commit it when they drop the queue. Administrators are not
-        members, and may reset offsets.
-        """
-        topic, queue_id = key
-        if group.is_behind_owner(*key, offset):
-            return f"{offset} is lower than the offset that the last owner of {topic}:{queue_id} has committed"
-        if queue.reader is not session:
-            committed = f"the committed offset {group.offset(*key)} of {topic}:{queue_id}"
-            return f"{offset} is lower than {committed}, and this member does not read the queue"
-        return None
 
     def offset_fault(self, queue: GroupQueue, key: QueueKey, offset: int) -> str | None:
         """Return why a queue does not have an offset; None if the offset is between the start and the end of the queue.
@@ -899,4 +837,4 @@ class SubscriptionProbe:
             # A changed expression must come by a heartbeat, which checks it
             if known is not None and known.expression == running.subscriptions[topic]:
                 group.record_version(member, topic, version)
-                self._groups.generation.increment()
+                group.version += 1

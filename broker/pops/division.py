@@ -18,6 +18,7 @@ from ..groups.group import ConsumerGroup, ConsumerGroups
 from ..groups.leases import Locks
 from ..groups.members import POPS, History, Member
 from ..groups.offsets import Watch
+from ..groups.reading import shares_queues
 from ..groups.settings import RequestModes
 from ..messages.topics import Topics
 from ..runtime import Adoption, Clock, Runtime, Timer
@@ -178,26 +179,22 @@ class Division:
         self._add_member(self._divided_of(pool), pool, request)
         return None
 
-    def pull_fault(self, session: Session, name: str, topic: str) -> str | None:
-        """Return why a client may not pull a topic, or None if pops do not prevent it. A topic that clients pop is divided
-        from now on, if the member that pulls can share. A pool that is not used any more ends."""
-        pool = self._pools.find_queues(name, topic)
+    def observe_pull(self, session: Session, group: ConsumerGroup, topic: str) -> None:
+        """Record that a client pulls a topic that clients pop. The topic is divided from now on, if the client is a member
+        that can share. A pool that is not used any more ends. Other clients, which are refused, are reported."""
+        pool = self._pools.find_queues(group.name, topic)
         if pool is None:
-            return None
-        group = self._groups.get(name)
-        member = group.members.get(session) if group is not None else None
+            return
+        member = group.members.get(session)
         if pool.owned is None and not pool.is_used(self._clock.monotonic_s()):
             self._owner.yield_pool(pool)
-        elif group is not None and member is not None and _shares(member):
+        elif member is not None and shares_queues(member):
             if pool.owned is None and topic in member.subscriptions:
                 member.has_pulled = True
                 self.members_changed(group)
-            return None if pool.owned is not None else _fault_of(name, topic)
         elif pool.owned is None or member is not None:
-            fault = _fault_of(name, topic)
-            self._conflicts.report(name, topic, fault)
-            return fault
-        return None
+            reason = f"{member.client_id if member is not None else session.peer} pulls it, and shares no queues"
+            self._conflicts.report(group.name, topic, reason)
 
     def members_changed(self, group: ConsumerGroup) -> None:
         """Divide the pools of topics that members pull now, before any member is notified of the change, and check the
@@ -265,7 +262,7 @@ class Division:
     def _pulls(self, member: Member, topic: str, popping: Container[Session | None]) -> bool:
         """Return True if a member pulls, or is expected to. A foreign member that has not pulled is expected to, unless the
         request mode of the group and topic is POP, or its connection pops."""
-        if not _shares(member):
+        if not shares_queues(member):
             return False
         if member.data.strategy or member.has_pulled:
             return True
@@ -279,7 +276,7 @@ class Division:
         for queue_id in range(self._topics.queues_of(topic)):
             reader = group.queue(topic, queue_id).reader if group is not None else None
             member = group.members.get(reader) if group is not None and reader is not None else None
-            if member is not None and not _shares(member):
+            if member is not None and not shares_queues(member):
                 return (
                     f"{member.client_id} pulls {topic}:{queue_id} in the group {name}, and shares it with no other member; "
                     "clients that pop need a group of their own"
@@ -521,16 +518,6 @@ class Division:
         if divided is not None and pool.owned is not None:
             self._unlease(divided, pool, pool.epochs)
             self._end(divided, pool)
-
-
-def _shares(member: Member) -> bool:
-    """Return True if a member pulls, and neither broadcasts nor assigns queues to itself."""
-    is_ours = bool(member.data.strategy) and member.data.message_model == "CLUSTERING"
-    return not member.pops and (is_ours or member.is_foreign)
-
-
-def _fault_of(name: str, topic: str) -> str:
-    return f"clients of the group {name} pop {topic}; members that share no queues need a group of their own"
 
 
 # ------------------------------------------------------------------------------

@@ -631,7 +631,7 @@ def update_consumer_offset(broker: BrokerController, connection: RemotingConnect
     offset, epoch = header.commit_offset, header.epoch
     code, may_be_tool = ResponseCode.NO_PERMISSION, not frame.is_oneway
     queue = group.queues.get(key, NO_QUEUE)
-    fault = broker.commits.fence_fault(connection, group, queue, key, offset, epoch, may_be_tool=may_be_tool)
+    fault = broker.commits.fault(connection, group, key, offset, epoch, may_be_tool=may_be_tool)
     if fault is None:
         code, fault = ResponseCode.SYSTEM_ERROR, broker.commits.offset_fault(queue, key, offset)
     if fault is not None:

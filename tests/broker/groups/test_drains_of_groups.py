@@ -20,6 +20,7 @@ from rocketlet.broker.groups.drains import Draining, RedeliveryCauses, defer_not
 from rocketlet.broker.groups.group import ConsumerGroup
 from rocketlet.broker.groups.members import History, Member
 from rocketlet.broker.groups.offsets import Watch
+from rocketlet.broker.groups.reading import is_gated, is_moving_away
 from rocketlet.broker.groups.stages import Drain, DrainStage, PeerSync, QueueKey
 from rocketlet.broker.messages.held_pulls import Until
 from rocketlet.broker.remoting.connection import RemotingConnection
@@ -146,7 +147,9 @@ class World:
         return PullMessage("g", "t", number, offset, 32, FLAGS, committed, 0)
 
     def is_held_back(self, session: RemotingConnection, number: int, committed: int = 0) -> bool:
-        return self.draining.check_moving_pull(self.group, session, self.pull(number, committed=committed))
+        header = self.pull(number, committed=committed)
+        self.draining.observe_pull(self.group, session, header)
+        return is_moving_away(self.group, session, (header.topic, header.queue_id))
 
     def handles(self, session: RemotingConnection, *numbers: int) -> None:
         for number in numbers:
@@ -182,8 +185,8 @@ async def test_queues_that_move_are_drained_before_their_reader_is_notified(worl
     assert [world.group.is_drained("t", number) for number in (2, 3)] == [True, True]
     assert not world.is_held_back(one, 0)
     assert world.is_held_back(one, 2)
-    assert world.draining.is_gated(world.groups.obtain("g"), two, ("t", 2))
-    assert not world.draining.is_gated(world.groups.obtain("g"), peer(), ("t", 2))
+    assert is_gated(world.groups.obtain("g"), two, ("t", 2))
+    assert not is_gated(world.groups.obtain("g"), peer(), ("t", 2))
     assert world.told == [two], "it loses nothing"
     assert (world.asks(one), world.asks(two)) == (["c1"], ["c1", "c2"])
     world.handles(one, 2)
@@ -278,12 +281,12 @@ async def test_pulls_of_the_next_reader_wait_up_to_a_limit_and_continue(tmp_path
     one = await reader(world)
     two = await world.joins("c2")
     gone_on: list[int] = []
-    assert world.draining.is_gated(world.groups.obtain("g"), two, ("t", 2))
-    assert not world.draining.is_gated(world.groups.obtain("g"), one, ("t", 0))
-    world.draining.gate(world.drain, ("t", 2), lambda: gone_on.append(2))
-    world.draining.gate(world.drain, ("t", 3), lambda: gone_on.append(3))
+    assert is_gated(world.groups.obtain("g"), two, ("t", 2))
+    assert not is_gated(world.groups.obtain("g"), one, ("t", 0))
+    world.draining.gate(world.group, ("t", 2), lambda: gone_on.append(2))
+    world.draining.gate(world.group, ("t", 3), lambda: gone_on.append(3))
     with pytest.raises(LimitExceeded, match="1 pulls wait for the former reader of t:2"):
-        world.draining.gate(world.drain, ("t", 2), lambda: gone_on.append(2))
+        world.draining.gate(world.group, ("t", 2), lambda: gone_on.append(2))
     world.handles(one, 2)
     assert gone_on == [2]
     world.handles(one, 3)
@@ -294,23 +297,21 @@ async def test_who_claims_what_its_owner_reads_waits_until_it_is_known_by_which_
     """Another broker gave it one of a change that is over by now, and has not reported it yet."""
     one = await reader(world)
     two = await world.joins("c2")
-    assert world.draining.is_gated(world.groups.obtain("g"), two, ("t", 0))
+    assert is_gated(world.groups.obtain("g"), two, ("t", 0))
     world.handles(one, 2, 3)
     world.asks(one)
-    assert world.draining.is_gated(world.groups.obtain("g"), two, ("t", 0))
+    assert is_gated(world.groups.obtain("g"), two, ("t", 0))
     world.clock.passes(world.limits.drained_wait_s)
-    assert not world.draining.is_gated(world.groups.obtain("g"), two, ("t", 0)), (
-        "it shares the queues out in its own way"
-    )
+    assert not is_gated(world.groups.obtain("g"), two, ("t", 0)), "it shares the queues out in its own way"
 
 
 async def test_a_member_from_before_a_restart_waits_until_it_is_known_what_is_its_own(world: World) -> None:
     one = world.comes("c1")
-    assert world.draining.is_gated(world.groups.obtain("g"), one, ("t", 0))
+    assert is_gated(world.groups.obtain("g"), one, ("t", 0))
     world.watch.record_pull(one, world.groups.obtain("g"), ("t", 0))
-    assert not world.draining.is_gated(world.groups.obtain("g"), one, ("t", 0)), "it reads it already"
+    assert not is_gated(world.groups.obtain("g"), one, ("t", 0)), "it reads it already"
     await world.found()
-    assert not world.draining.is_gated(world.groups.obtain("g"), one, ("t", 1))
+    assert not is_gated(world.groups.obtain("g"), one, ("t", 1))
 
 
 async def test_the_last_of_several_changes_counts(world: World) -> None:
@@ -391,10 +392,10 @@ async def test_in_a_long_drain_each_queue_moves_on_its_own(world: World) -> None
     assert one in world.told
     assert world.asks(one) == ["c1"]
     assert world.group.is_alone(one)
-    assert world.draining.allotment.is_anothers(world.groups.obtain("g"), one, "t", 2)
+    assert world.group.is_anothers(one, "t", 2, world.clock.monotonic_s())
     world.handles(one, 2)
     assert not world.is_held_back(one, 2), "it is parked"
-    assert not world.draining.is_gated(world.groups.obtain("g"), two, ("t", 2))
+    assert not is_gated(world.groups.obtain("g"), two, ("t", 2))
     world.handles(one, 3)
     assert not world.draining.is_pending("g")
     drain = world.drain

@@ -47,7 +47,6 @@ class Table:
         self.told: list[Session] = []
         self.told_groups: set[str] = set()
         self.changes = 0
-        self.generation = runtime.generation
         self.locks = Locks(
             runtime,
             make_groups(runtime, self.history, changes=Changes(freed=self._freed, leases=self._changed)),
@@ -109,9 +108,6 @@ class Table:
         self.clock.advance(seconds)
         self.locks.renew(())
 
-    def is_new(self, before: int) -> bool:
-        return self.generation.number > before
-
     def events(self) -> list[str]:
         return [event["event"] for event in self.history.of("g")]
 
@@ -132,21 +128,21 @@ def test_a_lock_lasts_its_time_and_no_longer(table: Table, *, handover: bool, la
 
 def test_what_others_see_of_locks_is_new_with_each_owner_and_connection(table: Table) -> None:
     one, two = peer(), peer()
-    before = table.generation.number
     (epoch,) = table.lock("c1", one).values()
-    assert table.is_new(before)
-    before = table.generation.number
+    queue = table.locks.groups.queue("g", "t", 0)
+    before = queue.version
+    assert before > 0
     table.lock("c1", one)
-    assert not table.is_new(before), "a renewal"
+    assert queue.version == before, "a renewal"
     assert table.lock("c1", two, epoch=epoch)
-    assert table.is_new(before)
-    before = table.generation.number
+    assert queue.version > before
+    before = queue.version
     two.is_left = False
     table.locks.connection_gone(two)
-    assert table.is_new(before)
-    before = table.generation.number
+    assert queue.version > before
+    before = queue.version
     table.locks.end("g", "t", 0)
-    assert table.is_new(before)
+    assert queue.version > before
 
 
 def test_members_in_line_wait_for_the_next_owner_too(table: Table) -> None:

@@ -12,6 +12,7 @@ from typing import cast
 
 import pytest
 from rocketlet.broker.config import POOL_IDLE_S, POOL_LEAVE_S, POOL_SENT_BACK
+from rocketlet.broker.groups.reading import Read, ReadKind, Refuse, may_read
 from rocketlet.broker.pops.deliveries import AckStatus, PopClient, Why
 from rocketlet.client import Consumer, Producer
 from rocketlet.client.admin.admin_client import AdminClient
@@ -207,8 +208,10 @@ def test_members_that_share_with_nobody_are_refused(world: World, capsys: pytest
     session = FakeSession()
     data = ConsumerData("g", message_model="BROADCASTING", subscriptions=(Subscription("t"),))
     world.members.heartbeat(session, "b", data, 0, 0)
-    assert world.state.division.pull_fault(session, "g", "t") is not None
-    assert world.state.division.pull_fault(session, "g", "t") is not None
+    group = world.members.obtain("g")
+    for _ in range(2):
+        world.state.division.observe_pull(session, group, "t")
+        assert isinstance(may_read(Read(session, group, ("t", 0), ReadKind.PULL), world.clock.monotonic_s()), Refuse)
     assert capsys.readouterr().out.count("group_pulls_and_pops") == 1
 
 
