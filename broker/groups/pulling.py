@@ -56,7 +56,7 @@ from .drains import Draining, has_handled_all
 from .group import NO_QUEUE, ConsumerGroup, ConsumerGroups, FinishedAhead, GroupQueue
 from .leases import Locks
 from .offsets import Offsets, ReaderGuard, Watch
-from .reading import ALLOWED, MoveTo, Read, ReadKind, Refuse, Wait, WaitFor, is_guarded, is_lasting, may_read
+from .reading import ALLOWED, MoveTo, Read, ReadKind, Refuse, Wait, WaitReason, is_guarded, is_lasting, may_read
 from .settings import GroupConfigs
 from .stages import QueueKey
 
@@ -292,21 +292,21 @@ class Pulling:
         if read.kind is ReadKind.PULL and group.queues.get(key, NO_QUEUE).contest is not None:
             self._guard.record_pull(session, group.queues[key])
 
-    def _hold_until(self, until: WaitFor, pull: Pull, group: ConsumerGroup, attempt: int) -> None:
+    def _hold_until(self, until: WaitReason, pull: Pull, group: ConsumerGroup, attempt: int) -> None:
         """Hold a pull whose member may not read the queue now, until it is retried or returns without messages."""
         session, header = pull.session, pull.header
         key = header.topic, header.queue_id
         wait_s = min(header.suspend_timeout_millis / 1000, MAX_HOLD_S)
-        if until is WaitFor.OWN_DRAIN:
+        if until is WaitReason.OWN_DRAIN:
             self._hold(self._waiting(pull, _respond_empty), DRAINING_WAIT_S)
-        elif until is WaitFor.OWNER:
+        elif until is WaitReason.OWNER:
             self._hold(self._waiting(pull, _respond_empty, Until.TURN), wait_s)
-        elif until is WaitFor.LEASE:
+        elif until is WaitReason.LEASE:
             self._hold(self._waiting(pull, _respond_empty), OTHERS_QUEUE_WAIT_S)
         else:
             was_member = session in group.members
             held = self._waiting(pull, partial(self._retry_allowed, attempt=attempt, was_member=was_member))
-            if until is WaitFor.DRAIN:
+            if until is WaitReason.DRAIN:
                 self._draining.gate(group, key, partial(self._held_pulls.release, held))
             else:
                 self._guard.wait(group.queues[key], held)

@@ -61,7 +61,7 @@ class Read(NamedTuple):
     epoch: int | None = None
 
 
-class WaitFor(Enum):
+class WaitReason(Enum):
     """What a read waits for. A pull gets an empty response in the end, unless the comment says that it is retried."""
 
     OWN_DRAIN = auto()
@@ -83,7 +83,7 @@ class Allow(NamedTuple):
 class Wait(NamedTuple):
     """The read may happen later. A lock is refused meanwhile, and a held pull gets an empty response."""
 
-    until: WaitFor
+    until: WaitReason
 
 
 class Refuse(NamedTuple):
@@ -116,8 +116,8 @@ def may_read(read: Read, now_s: float) -> Verdict:
         group, (topic, queue_id) = read.group, read.key
         # a foreign member still handles messages of it; the group is notified when it does not
         if (group.foreign or group.drain is not None) and group.is_drained(topic, queue_id):
-            return Wait(WaitFor.DRAIN)
-        return Wait(WaitFor.LEASE) if group.pools and group.is_apart(topic, now_s) else ALLOWED
+            return Wait(WaitReason.DRAIN)
+        return Wait(WaitReason.LEASE) if group.pools and group.is_apart(topic, now_s) else ALLOWED
     if read.kind in _APACHE_LOCKS:
         return _may_lock(read, now_s)
     if read.kind in _COMMITS:
@@ -148,15 +148,15 @@ def _may_pull(read: Read, now_s: float) -> Verdict:
     session, group, key = read.session, read.group, read.key
     queue = group.queue(*key)
     if is_moving_away(group, session, key):
-        return Wait(WaitFor.OWN_DRAIN)
+        return Wait(WaitReason.OWN_DRAIN)
     if group.has_bound_members and group.is_anothers(session, *key, now_s):
-        return Wait(WaitFor.OWNER)
+        return Wait(WaitReason.OWNER)
     if queue.lease is not None and _is_leased_to_another(session, queue):
-        return Wait(WaitFor.LEASE)
+        return Wait(WaitReason.LEASE)
     if group.drain is not None and is_gated(group, session, key):
-        return Wait(WaitFor.DRAIN)
+        return Wait(WaitReason.DRAIN)
     if queue.reader not in (None, session) and must_wait_for_reader(session, queue):
-        return Wait(WaitFor.READER)
+        return Wait(WaitReason.READER)
     committed = _overtaken_at(read, now_s)
     if committed is not None:
         return MoveTo(committed)
@@ -266,7 +266,7 @@ def _may_lock(read: Read, now_s: float) -> Verdict:
         return ALLOWED
     if read.kind is ReadKind.RENEWAL and group.drain is not None and read.key in group.drain.waiting.get(session, ()):
         return ALLOWED  # its handlers run, and are waited for
-    return Wait(WaitFor.OWNER)
+    return Wait(WaitReason.OWNER)
 
 
 # Commits
