@@ -21,6 +21,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from queue import Empty
 from typing import Any, Final
 
@@ -31,7 +32,7 @@ except ModuleNotFoundError as missing:
     raise ImportError("rocketlet.celery needs Celery: pip install '.[celery]'") from missing
 
 from rocketlet import __version__ as version
-from rocketlet.client import Access, ConfigError, Message, RetryLater, RocketletError
+from rocketlet.client import Access, BrokerRefused, ConfigError, Message, RetryLater, RocketletError
 from rocketlet.sync import Producer, SharedConsumer, receive_any
 
 POLL_S: Final = 1.0  # maximum wait for a message, before Celery's loop continues
@@ -39,7 +40,12 @@ SETTLE_POLL_S: Final = 0.05  # maximum wait while tasks run, because Celery's lo
 FULL_POLL_S: Final = 0.005  # pause at the prefetch limit, before Celery's loop continues
 FULL_S: Final = 1.0  # time at the prefetch limit after which members pause, so that messages go to other workers
 PURGE_POLL_S: Final = 1.0  # time without a message after which a queue counts as empty
-MAX_DELAY: Final = timedelta(days=3)  # Apache's limit; the broker delivers a task that is due later after this time
+MAX_DELAY: Final = timedelta(days=39)  # below the 40 days of Rocketlet's brokers, because clocks differ
+MAX_FOREIGN_DELAY: Final = timedelta(
+    days=3
+)  # the limit of Apache's brokers, used once a broker has refused a longer delay
+REFUSED: Final = 13  # the code MESSAGE_ILLEGAL, with which brokers refuse a delay that is too long
+EARLY: Final = timedelta(seconds=1)  # a task that arrives earlier before its time is delayed again
 
 
 class _QoS(virtual.QoS):
@@ -121,6 +127,11 @@ class Channel(virtual.Channel):
         properties["delivery_tag"] = tag = self._next_delivery_tag()  # a redelivery is another delivery
         properties["delivery_info"]["redelivered"] = message.attempt > 1
         self._held[tag] = member, message
+        due = _due(payload["headers"].get("eta"))
+        if due is not None and due - datetime.now(UTC) > EARLY:  # its time was beyond the broker's limit
+            self._put(members[member], payload)
+            self.settle(tag, SharedConsumer.ack)
+            raise Empty
         return members[member], payload
 
     def _member(self, queue: str) -> SharedConsumer:
@@ -157,14 +168,23 @@ class Channel(virtual.Channel):
 
     def _put(self, queue: str, message: dict[str, Any], **options: Any) -> None:
         headers, priority = message["headers"], message["properties"].get("priority")
-        self.connection.producer().send(
+        send = partial(
+            self.connection.producer().send,
             self.connection.name_of(queue),
             dumps(message).encode(),
             tag=None if (task := headers.get("task")) is None else re.sub(r"\s|\|", "-", str(task)),
             keys=() if (task_id := headers.get("id")) is None else str(task_id),
-            at=_due(headers.get("eta")),
             priority=priority or None,
         )
+        due, now = _due(headers.get("eta")), datetime.now(UTC)
+        limit = self.connection.max_delay
+        try:
+            send(at=due and min(due, now + limit))
+        except BrokerRefused as error:
+            if due is None or error.code != REFUSED or due - now <= MAX_FOREIGN_DELAY:
+                raise
+            send(at=now + MAX_FOREIGN_DELAY)
+            self.connection.max_delay = MAX_FOREIGN_DELAY
 
     def _purge(self, queue: str) -> int:
         """Acknowledge messages until none arrives for `PURGE_POLL_S`, and return their number. Tasks that other workers hold
@@ -191,13 +211,13 @@ class Channel(virtual.Channel):
 
 
 def _due(eta: str | None) -> datetime | None:
-    """Return when the broker has to deliver a task, in up to `MAX_DELAY`; None for immediately."""
+    """Return when a task is due; None for immediately."""
     if eta is None:
         return None
     due = datetime.fromisoformat(eta)
     now = datetime.now(UTC)
     due = due if due.tzinfo is not None else due.replace(tzinfo=UTC)
-    return None if due <= now else min(due, now + MAX_DELAY)
+    return None if due <= now else due
 
 
 class Transport(virtual.Transport):
@@ -224,6 +244,7 @@ class Transport(virtual.Transport):
         self._options: dict[str, Any] = given.get("producer", {})
         self._producer: Producer | None = None
         self._process = os.getpid()
+        self.max_delay = MAX_DELAY
 
     def driver_version(self) -> str:
         return version

@@ -9,11 +9,13 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rocketlet.client import Access, ConfigError
+from rocketlet.testing import Broker, Fault
 
 from ..conftest import PATIENCE_S, Node, eventually
 
@@ -222,3 +224,38 @@ async def test_celery_queues_can_be_read_and_purged_by_kombu(node: Node) -> None
 
     await asyncio.to_thread(script)
     assert node.broker.pops.pools.unfinished("x-a-b") == 0
+
+
+def later(days: float = 0.0, **parts: float) -> dict[str, str]:
+    return {"eta": (datetime.now(UTC) + timedelta(days=days, **parts)).isoformat()}
+
+
+async def test_celery_task_beyond_the_limit_of_the_broker_is_delayed_again(node: Node) -> None:
+    def script() -> None:
+        with kombu.Connection(f"rocketlet://{node.address}") as connection:
+            queue = connection.SimpleQueue("tasks")
+            connection.transport.max_delay = timedelta(seconds=0.5)
+            queue.put({"number": 1}, headers=later(seconds=4.5))
+            message = queue.get(timeout=PATIENCE_S)
+            eta = datetime.fromisoformat(message.headers["eta"])
+            assert eta - datetime.now(UTC) <= timedelta(seconds=1)
+            message.ack()
+
+    await asyncio.to_thread(script)
+    stored = [queue.next for (name, _), queue in node.broker.store.queues.items() if name == "tasks"]
+    assert sum(stored) > 1, "it was sent again"
+    assert node.broker.pops.pools.unfinished("tasks") == 0
+
+
+def test_celery_task_is_delayed_by_the_limit_of_apache_when_the_broker_refuses_a_longer_delay() -> None:
+    with Broker() as broker:
+        broker.create_topic("tasks", 1)
+        with kombu.Connection(f"rocketlet://{broker.address}") as connection:
+            queue = connection.SimpleQueue("tasks")
+            broker.faults.add(Fault.answer("SEND_MESSAGE_V2", response="MESSAGE_ILLEGAL", times=1))
+            queue.put({"number": 1}, headers=later(days=10))
+            assert connection.transport.max_delay == timedelta(days=3)
+            assert len(broker.requests_of("SEND_MESSAGE_V2")) == 2
+            queue.put({"number": 2}, headers=later(days=10))
+            assert len(broker.requests_of("SEND_MESSAGE_V2")) == 3
+            assert broker.messages("tasks") == []

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from rocketlet.client import Consumer, Message, MessageIllegal, Producer
+from rocketlet.broker.runtime import MovableClock
+from rocketlet.client import AdminClient, Consumer, Message, MessageIllegal, Producer
 
-from ..conftest import PATIENCE_S, Node, Wire, create_topic, eventually
+from ..conftest import PATIENCE_S, Node, Nodes, Wire, create_topic, eventually
 from ..support.handlers import Inbox
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -148,6 +150,38 @@ async def test_taskiq_tasks_run_and_run_again_if_their_worker_dies(node: Node, w
     async with Consumer(node.address, "taskiq", "taskiq", handle):
         await eventually(lambda: any(b"never_ends" in message.body for message in again))
     assert len(again) == 1
+
+
+async def test_taskiq_tasks_are_delayed_and_shared_by_labels(nodes: Nodes) -> None:
+    pytest.importorskip("taskiq", reason="needs taskiq")
+    adapter = pytest.importorskip("rocketlet.taskiq", reason="needs an installation that knows it: make dev")
+    from taskiq.api import run_receiver_task
+
+    node = await nodes.start(clock=MovableClock(stands=True))
+    async with AdminClient(node.address) as admin:
+        await admin.create_topic("taskiq", queues=4, message_type="PRIORITY")
+    broker = adapter.RocketletBroker(node.address, sharing=True)
+    done: list[str] = []
+
+    @broker.task  # type: ignore[untyped-decorator, unused-ignore]
+    async def note(text: str) -> None:
+        done.append(text)
+
+    await broker.startup()
+    at = datetime.fromtimestamp(node.clock.time_s(), UTC) + timedelta(seconds=60)
+    await note.kicker().with_labels(at=at.isoformat()).kiq("at")
+    await note.kicker().with_labels(delay=30).kiq("delay")
+    await note.kicker().with_labels(priority=3).kiq("urgent")
+    worker = asyncio.create_task(run_receiver_task(broker))
+    await eventually(lambda: done == ["urgent"])
+    node.clock.advance(30)
+    await eventually(lambda: done == ["urgent", "delay"])
+    node.clock.advance(30)
+    await eventually(lambda: done == ["urgent", "delay", "at"])
+    assert node.broker.store.queue("taskiq", 3).next == 1
+    worker.cancel()
+    await asyncio.gather(worker, return_exceptions=True)
+    await broker.shutdown()
 
 
 async def test_jobs_are_shared_by_workers(node: Node, wire: Wire, capsys: pytest.CaptureFixture[str]) -> None:
