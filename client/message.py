@@ -243,6 +243,11 @@ class Message:
         return self.properties.get(props.LITE_TOPIC)
 
     @property
+    def message_group(self) -> str | None:
+        """The message group, whose messages keep their order in a FIFO topic; None without one."""
+        return self.properties.get(props.SHARDING_KEY)
+
+    @property
     def message_id(self) -> str:
         """The sender's unique key, or the broker's offset id if there is no unique key or the record is unreadable."""
         try:

@@ -41,6 +41,7 @@ from .sending.accumulator import (
     outgoing,
     properties_text,
     sent_result,
+    with_message_group,
 )
 from .sending.options import ProducerOptions
 from .sending.requests import ProducerTransactions, Requests, half_properties, reply_properties, request_properties
@@ -147,6 +148,7 @@ class Producer(Sender, Generic[Body]):
         at: datetime | None = None,
         priority: int | None = None,
         lite_topic: str | None = None,
+        message_group: str | None = None,
         queue_key: str | None = None,
         queue: Queue | None = None,
         message_id: str | None = None,
@@ -167,6 +169,8 @@ class Producer(Sender, Generic[Body]):
           or Apache's of 5.4 or later.
         - `lite_topic`: the name of a lite topic in a topic of the type LITE: 1 to 64 letters, digits, `_` and `-`. The
           first message creates the lite topic. Lite topics need Rocketlet's brokers, or Apache's of 5.5 or later.
+        - `message_group`: the messages of a group go to one queue, like those with a `queue_key`, and consumers that share
+          messages get them one after the other, in groups with order. Topics of the type FIFO need it at Apache's proxies.
         - `queue_key`: messages with the same key go to the same queue, until the topic's writable queues change. Await each
           send if their order matters, because a message that is retried may follow later ones.
         - `queue`: the only queue to which the message may be sent.
@@ -183,8 +187,10 @@ class Producer(Sender, Generic[Body]):
         body = self._encoded(body)
         if queue is not None:
             check_queue(topic, queue)
-        if lite_topic is not None and queue_key is None and queue is None:
-            queue_key = lite_topic  # messages of a lite topic go to one broker
+        if message_group is not None:
+            properties = with_message_group(properties, message_group)
+        if queue_key is None and queue is None:  # messages of a message group, or of a lite topic, go to one queue
+            queue_key = message_group if message_group is not None else lite_topic
         if self._middleware:
             message = Outgoing(
                 body, tag, keys, properties or {}, delay_level, 0, message_id, delay, at, priority, lite_topic
@@ -453,6 +459,7 @@ class Producer(Sender, Generic[Body]):
             properties=copy.properties,
             priority=copy.priority,
             lite_topic=copy.lite_topic,
+            queue_key=message.message_group,
             message_id=copy.message_id,
         )
 

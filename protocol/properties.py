@@ -26,6 +26,7 @@ TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
 TIMER_OUT_MS: Final = "TIMER_OUT_MS"
 PRIORITY: Final = "_SYS_MSG_PRIORITY_"  # a property of 5.4: a higher number is a higher priority
 LITE_TOPIC: Final = "__LITE_TOPIC"  # a property of 5.5: the lite topic of a message in its parent topic
+SHARDING_KEY: Final = "__SHARDINGKEY"  # the message group of FIFO topics; users may set it, too
 LITE_QUEUE: Final = "INNER_MULTI_DISPATCH"  # set by the broker: `%LMQ%$parent$name`
 LITE_OFFSET: Final = "INNER_MULTI_QUEUE_OFFSET"  # set by the broker: the message's offset in its lite topic
 TIMER_RECALL: Final = "TIMER_DEL_UNIQKEY"

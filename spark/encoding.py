@@ -16,20 +16,23 @@ from pyspark.sql.types import (
     ArrayType,
     BinaryType,
     DataType,
+    DayTimeIntervalType,
     IntegerType,
     LongType,
     MapType,
     ShortType,
     StringType,
     StructType,
+    TimestampType,
 )
 
+from ..client.config import MAX_INT
 from ..client.errors import ConfigError
 from ..client.message import Outgoing
 from ..client.sending.accumulator import PROPERTY_BYTES, UniqueKeys
 from ..protocol import properties as props
-from ..protocol.config import MAX_BODY_BYTES
-from .config import MAX_DELAY_LEVEL, SHOWN_BYTES, SHOWN_CHARS
+from ..protocol.config import MAX_BODY_BYTES, MAX_LITE_NAME_CHARS
+from .config import MAX_DELAY_LEVEL, MAX_NUMBER, SHOWN_BYTES, SHOWN_CHARS
 from .options import WriteOptions
 
 Array = Any  # numpy and Arrow arrays; Arrow ships no type stubs
@@ -49,6 +52,14 @@ COLUMNS: Final[dict[str, tuple[str, tuple[type[DataType], ...]]]] = {
     "tags": ("STRING: the message's tag", _TEXT),
     "properties": ("MAP<STRING, STRING>; RocketMQ's own names in it are skipped", (MapType,)),
     "delayLevel": ("INT: 1 to 18, delivered later; 0 or null: immediately", _NUMBER),
+    "delay": ("INTERVAL DAY TO SECOND, delivered later", (DayTimeIntervalType,)),
+    "deliverAt": ("TIMESTAMP: the time of delivery; in the past: immediately", (TimestampType,)),
+    "priority": ("INT: 0 or more, larger is more urgent, in topics of the type PRIORITY", _NUMBER),
+    "liteTopic": ("STRING: the name of a lite topic, in topics of the type LITE", _TEXT),
+    "messageGroup": (
+        "STRING: the message group, for topics of the type FIFO; it chooses the queue like queueKey",
+        _TEXT,
+    ),
     "queueKey": ("STRING: rows of a task with the same topic and queueKey are sent to the same queue, in order", _TEXT),
     "queueId": ("INT: the id of the queue to send to; null for any queue", _NUMBER),
     "brokerName": ("STRING: the broker of the queue; required with queueId if several brokers have the topic", _TEXT),
@@ -120,6 +131,14 @@ class WrittenRows:
         """Return a column; None if the rows do not have it."""
         found = self._columns.get(name)
         return found if found is None or kind is None else found.cast(kind)
+
+    def queue_keys(self) -> Array | None:
+        """Return the text by which each row's queue is chosen: its key, message group or lite topic; None if the rows have
+        no such column."""
+        found = [self.column(name, pa.string()) for name in ("queueKey", "messageGroup", "liteTopic")]
+        texts = [found[0], *(None if column is None else _present(column) for column in found[1:])]
+        present = [column for column in texts if column is not None]
+        return pc.coalesce(*present) if present else None
 
     @property
     def faulty(self) -> Array:
@@ -209,6 +228,13 @@ _TEXT_SIZE: Final = np.dtype(">i2")
 _RESERVED: Final = pa.array(sorted(props.RESERVED))
 _JOINED: Final = pa.scalar(b"", pa.binary())
 _ID_BYTES: Final = 32
+_DELAYS: Final = {
+    "delayLevel": (props.DELAY, 1, MAX_DELAY_LEVEL, f"0 to {MAX_DELAY_LEVEL}, or null"),
+    "delay": (props.TIMER_DELAY_MS, 1000, MAX_NUMBER, "an interval that is not negative, or null"),
+    "deliverAt": (props.TIMER_DELIVER_MS, 1000, MAX_NUMBER, "a time since 1970, or null"),
+}
+"""The columns that delay a row: the property, the divisor of the values (Arrow has microseconds), the maximum, and the
+text of a fault."""
 _PLAIN: Final = "a text that is not blank and contains neither U+0001 nor U+0002"
 
 
@@ -262,9 +288,10 @@ class Entries:
         return memoryview(self.data.buffers()[2] or b"")
 
 
-def to_entries(rows: WrittenRows, ids: MessageIds) -> Entries:
+def to_entries(rows: WrittenRows, ids: MessageIds, compress_over_bytes: int | None = None) -> Entries:
     """Return the entries of rows whose columns `check_columns` has accepted, and mark the rows that cannot be sent. The
-    entry of such a row must not be sent."""
+    entry of such a row must not be sent. Bodies from `compress_over_bytes` on get a request of their own, because a batch
+    is not compressed."""
     bodies = rows.column("body", pa.binary())
     body_sizes = _sizes(bodies)
     rows.mark((body_sizes == 0) | (body_sizes > MAX_BODY_BYTES), RowFault("body", f"1 to {MAX_BODY_BYTES} bytes"))
@@ -281,18 +308,42 @@ def to_entries(rows: WrittenRows, ids: MessageIds) -> Entries:
     sizes = np.minimum(text_sizes, PROPERTY_BYTES).astype(_TEXT_SIZE)
     parts = [_fixed(heads, _HEAD.itemsize), _filled(bodies), _fixed(sizes, _TEXT_SIZE.itemsize), texts]
     alone = np.zeros(rows.count, bool) if later is None else _sizes(later) > 0
+    if compress_over_bytes is not None:
+        alone |= body_sizes >= compress_over_bytes
     return Entries(pc.binary_join_element_wise(*parts, _JOINED), body_sizes, alone)
 
 
 def _later(rows: WrittenRows) -> Array | None:
-    """Return the encoded properties of rows that need a request of their own, each with a separator at its end; None if no
-    row does."""
-    levels = rows.column("delayLevel", pa.int64())
-    if levels is None:
-        return None
-    numbers = _filled(levels, 0).to_numpy()
-    rows.mark((numbers < 0) | (numbers > MAX_DELAY_LEVEL), RowFault("delayLevel", f"0 to {MAX_DELAY_LEVEL}, or null"))
-    return _encoded(props.DELAY, pc.if_else(pa.array(numbers > 0), levels, None)) if numbers.any() else None
+    """Return the encoded properties of rows that need a request of their own, like `own_text` of the client, each with a
+    separator at its end; None if no row has a column for them."""
+    parts: list[Array] = []
+    chosen = np.zeros(rows.count, np.int8)
+    for name, (key, unit, most, expected) in _DELAYS.items():
+        values = rows.column(name)
+        if values is None:
+            continue
+        numbers = _filled(values.cast(pa.int64()), 0).to_numpy() // unit
+        rows.mark((numbers < 0) | (numbers > most), RowFault(name, expected))
+        chosen += _true(values.is_valid()) & ((numbers != 0) | (name != "delayLevel"))
+        parts.append(_encoded(key, pc.if_else(pa.array(numbers > 0), pa.array(numbers), None)))
+    rows.mark(chosen > 1, RowFault("delay", "null in two of the columns delayLevel, delay and deliverAt"))
+    priorities = rows.column("priority", pa.int64())
+    if priorities is not None:
+        numbers = _filled(priorities, 0).to_numpy(zero_copy_only=False)
+        rows.mark((numbers < 0) | (numbers > MAX_INT), RowFault("priority", f"a number from 0 to {MAX_INT}, or null"))
+        chosen += _true(priorities.is_valid())
+        parts.append(_encoded(props.PRIORITY, priorities))
+    lite_topics = rows.column("liteTopic", pa.string())
+    if lite_topics is not None:
+        lite_topics = _present(lite_topics)
+        is_lite = _true(lite_topics.is_valid())
+        named = _true(pc.match_substring_regex(lite_topics, f"^[A-Za-z0-9_-]{{1,{MAX_LITE_NAME_CHARS}}}$"))
+        rows.mark(
+            is_lite & ~named, RowFault("liteTopic", f"1 to {MAX_LITE_NAME_CHARS} of the characters A-Z a-z 0-9 _ -")
+        )
+        rows.mark(is_lite & (chosen > 0), RowFault("liteTopic", "null in a row with a delay or a priority"))
+        parts.append(_encoded(props.LITE_TOPIC, lite_topics))
+    return pc.binary_join_element_wise(*parts, _JOINED) if parts else None
 
 
 def _texts(rows: WrittenRows, later: Array | None, ids: MessageIds) -> Array:
@@ -309,9 +360,7 @@ def _texts(rows: WrittenRows, later: Array | None, ids: MessageIds) -> Array:
     rows.mark(_is_wrong(given), RowFault("messageId", _PLAIN))
     key = pc.if_else(pc.equal(given, ""), ids.generate(rows.count), given.cast(pa.binary()))
     parts += [pa.scalar((props.UNIQUE_KEY + props.NAME_END).encode()), key]
-    others = _properties(rows)
-    if others is not None:
-        parts.append(others)
+    parts += [part for part in (_message_groups(rows), _properties(rows)) if part is not None]
     return pc.binary_join_element_wise(*parts, _JOINED)
 
 
@@ -332,14 +381,28 @@ def _keys(rows: WrittenRows) -> Array | None:
     return joined
 
 
+def _message_groups(rows: WrittenRows) -> Array | None:
+    """Return the encoded message group of each row, with a separator before it."""
+    groups = rows.column("messageGroup", pa.string())
+    if groups is None:
+        return None
+    rows.mark(_is_wrong(groups), RowFault("messageGroup", _PLAIN))
+    begin = pa.scalar((props.PAIR_END + props.SHARDING_KEY + props.NAME_END).encode())
+    return _filled(pc.binary_join_element_wise(begin, _present(groups).cast(pa.binary()), _JOINED))
+
+
+def _present(texts: Array) -> Array:
+    """Return the texts, with null for an empty one."""
+    return pc.if_else(pc.equal(pc.binary_length(texts), 0), pa.scalar(None, pa.string()), texts)
+
+
 def _words(texts: Array) -> Array:
     return pc.utf8_split_whitespace(pc.utf8_trim_whitespace(texts))
 
 
 def _encoded(name: str, values: Array) -> Array:
     """Return the encoded property of each row, with a separator at its end; empty for a row without a value."""
-    texts = values.cast(pa.string())
-    texts = pc.if_else(pc.equal(pc.binary_length(texts), 0), pa.scalar(None, pa.string()), texts)
+    texts = _present(values.cast(pa.string()))
     begin, end = pa.scalar((name + props.NAME_END).encode()), pa.scalar(props.PAIR_END.encode())
     return _filled(pc.binary_join_element_wise(begin, texts.cast(pa.binary()), end, _JOINED))
 
@@ -366,6 +429,8 @@ def _properties(rows: WrittenRows) -> Array | None:
         return None
     names, values = items.field(0), items.field(1)
     kept = ~_true(pc.is_in(names, _RESERVED))
+    if rows.column("messageGroup") is not None:
+        kept &= ~_true(pc.equal(names, props.SHARDING_KEY))
     wrong = kept & (_is_illegal(names) | _is_illegal(values) | _true(values.is_null()))
     marked = np.zeros(rows.count, bool)
     marked[owners[wrong]] = True

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, cast
+from uuid import uuid4
 
 import orjson
 from pyspark.sql.types import (
@@ -65,6 +66,8 @@ READ: Final = {
     "topicPattern": "a regular expression, instead of topic: all topics whose whole name matches",
     "assign": 'JSON, instead of topic: the queues to read, {"topic": {"broker": [0, 1]}}; not for members of a group',
     "group": "the consumer group that the query is a member of",
+    "groupIdPrefix": "without membership and group: the beginning of a random group name for each run, which brokers "
+    "authorize; default: no group",
     "tags": "a tag expression such as `TagA || TagB`; default: *",
     "sql": "an SQL92 filter on properties such as `price > 5`, instead of tags",
     "startingOffsets": "earliest, latest, committed, or JSON with an offset per queue, -2 for earliest and -1 for latest: "
@@ -119,6 +122,8 @@ WRITE: Final = {
     f"default: {SEND_TIMEOUT_MS}",
     "deliveryTimeoutMs": f"a positive number, maximum {MAX_TIMEOUT_MS}: how long sends are retried while brokers are "
     f"unreachable; default: {DELIVERY_TIMEOUT_MS}",
+    "compressOverBytes": "a positive number: bodies of at least this many bytes are sent compressed, each in a request of "
+    "its own; default: bodies in a request with others are not compressed",
     "retries": f"0 or more further attempts of a send, each in another queue if possible; default: {RETRIES}",
 }
 _KINDS: Final = {"streams": STREAM, "batch reads": BATCH, "writing": WRITE}
@@ -220,6 +225,7 @@ class WriteOptions:
     timeout_s: float
     delivery_timeout_s: float
     retries: int
+    compress_over_bytes: int | None = None
 
 
 def stream_options(options: Mapping[str, str]) -> StreamOptions:
@@ -301,11 +307,18 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         given.seconds("sendTimeoutMs", SEND_TIMEOUT_MS),
         given.seconds("deliveryTimeoutMs", DELIVERY_TIMEOUT_MS),
         given.number("retries", RETRIES, least=0),
+        given.optional("compressOverBytes"),
     )
 
 
 def _read_options(given: ParsedOptions, *, group_needed: bool) -> ReadOptions:
     group = given.required("group") if group_needed else given.get("group")
+    if given.has("groupIdPrefix") and group_needed:
+        raise ConfigError(
+            "the option groupIdPrefix is given, but a member names its group; set the option group, or membership to false"
+        )
+    if given.has("groupIdPrefix") and not group:
+        group = f"{given.required('groupIdPrefix')}-{uuid4().hex}"
     if group:
         check("group", names.group_fault(group))
     topics, pattern, assigned = _topics(given)
@@ -398,6 +411,12 @@ KAFKA_OPTIONS: Final = {
     "subscribepattern": "topicPattern",
     "maxoffsetspertrigger": "maxRowsPerTrigger",
     "includeheaders": "includeProperties",
+    "kafkaconsumer.polltimeoutms": "pollTimeoutMs",
+    "kafka.batch.size": "batchBytes",
+    "kafka.compression.type": "compressOverBytes",
+    "kafka.delivery.timeout.ms": "deliveryTimeoutMs",
+    "kafka.request.timeout.ms": "sendTimeoutMs",
+    "kafka.retries": "retries",
 }
 """Options of Spark's Kafka connector that have another name in this format."""
 EARLIEST, LATEST = -2, -1

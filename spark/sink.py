@@ -13,6 +13,7 @@ import pyarrow as pa
 import uvloop
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
+from ..client.config import COMPRESS_OVER_BYTES
 from ..client.errors import (
     BrokerRefused,
     ConnectionFailed,
@@ -110,6 +111,7 @@ def send_all(options: WriteOptions, batches: Iterator[pa.RecordBatch]) -> Sent:
                 timeout_s=options.timeout_s,
                 retries=options.retries,
                 access=options.connect.access,
+                compress_over_bytes=options.compress_over_bytes or COMPRESS_OVER_BYTES,
             ).__aenter__()
 
         producer = runner.run(_with_retries(start, options))
@@ -185,7 +187,7 @@ class _Sender:
         """Return the sends that may run concurrently: one per queue for rows that choose a queue, up to `LANES` per topic for
         other rows, and one for all illegal rows. Raises MessageIllegal."""
         rows = WrittenRows(batch)
-        entries = to_entries(rows, self._ids)
+        entries = to_entries(rows, self._ids, self._options.compress_over_bytes)
         targets, codes = await self._targets(rows)
         for number, target in enumerate(targets):
             if isinstance(target, RowFault):
@@ -239,7 +241,8 @@ class _Sender:
     async def _targets(self, rows: WrittenRows) -> tuple[list[Target | RowFault], Array]:
         """Return the distinct targets of the rows, or faults in their place, and the index of each row's target. Raises
         RocketletError."""
-        columns = [_distinct(rows, name) for name in ("topic", "queueKey", "queueId", "brokerName")]
+        named_by = (rows.column("topic"), rows.queue_keys(), rows.column("queueId"), rows.column("brokerName"))
+        columns = [_distinct(column, rows.count) for column in named_by]
         code = np.zeros(rows.count, np.int64)
         for values, codes in columns:
             code = code * len(values) + codes
@@ -292,11 +295,10 @@ class _Sender:
         self.sent.body_bytes += body_bytes
 
 
-def _distinct(rows: WrittenRows, name: str) -> tuple[list[Any], Array]:
+def _distinct(column: Array | None, count: int) -> tuple[list[Any], Array]:
     """Return the distinct values of a column, and the index of each row's value."""
-    column = rows.column(name)
     if column is None:
-        return [None], np.zeros(rows.count, np.int64)
+        return [None], np.zeros(count, np.int64)
     coded = column.dictionary_encode("encode")
     return coded.dictionary.to_pylist(), coded.indices.to_numpy().astype(np.int64)
 

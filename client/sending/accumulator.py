@@ -22,7 +22,7 @@ from ...protocol.config import MAX_BODY_BYTES, SENT_PROPERTY_BYTES
 from ...protocol.frame import ExtValue, Frame
 from ...protocol.message import encode_columns
 from ...protocol.names import Queue
-from ...protocol.properties import NAME_END, UNIQUE_KEY
+from ...protocol.properties import NAME_END, SHARDING_KEY, UNIQUE_KEY
 from ..config import BATCH_MESSAGES, MAX_OVERLAP_PAUSE, OVERLAP_BATCHES, OVERLAP_MESSAGES
 from ..errors import AnswerUnreadable, MessageIllegal, RequestTimeout, RocketletError, unencodable
 from ..message import Outgoing, SendResult
@@ -491,6 +491,11 @@ def checked_id(message_id: str) -> str:
     if message_id == "":
         raise MessageIllegal("the message id is empty; leave it out for a new one")
     return _plain("message id", message_id)
+
+
+def with_message_group(properties: Mapping[str, str] | None, message_group: str) -> Mapping[str, str]:
+    """Return the properties of a message of a message group. Raises MessageIllegal."""
+    return {**(properties or {}), SHARDING_KEY: _plain("message group", message_group)}
 
 
 def check_topic(topic: str) -> None:

@@ -144,5 +144,6 @@ class SendOptions(MessageOptions, total=False):
     at: datetime | None
     priority: int | None
     lite_topic: str | None
+    message_group: str | None
     queue: Queue | None
     message_id: str | None

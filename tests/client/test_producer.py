@@ -14,6 +14,7 @@ from rocketlet.client import (
     BrokerRefused,
     ConfigError,
     ConnectionFailed,
+    Consumer,
     MessageIllegal,
     Outgoing,
     Producer,
@@ -684,3 +685,16 @@ async def test_result_of_a_message_in_a_transaction_has_no_offset(node: Node) ->
         async with producer.transaction("t", b"x") as half:
             assert half.queue_offset == -1
         assert node.broker.store.queue("t", half.queue.queue_id).next == 1
+
+
+async def test_messages_of_a_message_group_have_it_and_go_to_one_queue(node: Node) -> None:
+    async with Producer(node.address) as producer, Consumer(node.address, "g", "t", None, start="first") as consumer:
+        for number in range(5):
+            await producer.send("t", b"%d" % number, message_group="order-1", properties={"a": "b"})
+        found = [await anext(consumer) for _ in range(5)]
+        assert len({message.queue for message in found}) == 1
+        assert {message.message_group for message in found} == {"order-1"}
+        assert (await producer.resend(found[0])).queue == found[0].queue
+        for group in ("", " ", "a\x01", 5):
+            with pytest.raises(MessageIllegal, match="message group"):
+                await producer.send("t", b"x", message_group=group)  # type: ignore[arg-type]

@@ -28,7 +28,13 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from rocketlet.client import MessageIllegal, Outgoing
-from rocketlet.client.sending.accumulator import PROPERTY_BYTES, checked_body, checked_id, properties_text
+from rocketlet.client.sending.accumulator import (
+    PROPERTY_BYTES,
+    checked_body,
+    checked_id,
+    properties_text,
+    with_message_group,
+)
 from rocketlet.client.sending.sender import own_text
 from rocketlet.protocol.config import MAX_BODY_BYTES
 from rocketlet.protocol.message import BatchEntry, decode_batch, encode_batch
@@ -267,7 +273,9 @@ TEXTS = (
     | st.sampled_from(["", " ", "\x1f", "a\x01", "a\x02b", "größe", "a b", " x ", "a||b", "a\tb", "x\x1fy"])
     | st.text(max_size=8)
 )
-NAMES_ENTRIES = st.sampled_from(["", " ", "a", "b", "größe", "a\x01", "TAGS", "UNIQ_KEY"]) | st.text(max_size=4)
+NAMES_ENTRIES = st.sampled_from(["", " ", "a", "__SHARDINGKEY", "b", "größe", "a\x01", "TAGS", "UNIQ_KEY"]) | st.text(
+    max_size=4
+)
 ROWS = st.fixed_dictionaries(
     {
         "body": st.none() | st.binary(max_size=12),
@@ -275,7 +283,12 @@ ROWS = st.fixed_dictionaries(
         "tags": TEXTS,
         "properties": st.none() | st.dictionaries(NAMES_ENTRIES, TEXTS, max_size=3),
         "messageId": TEXTS,
-        "delayLevel": st.sampled_from([None, 0, 1, 18, -1]),
+        "delayLevel": st.sampled_from([None, None, 0, 1, 18, -1]),
+        "delay": st.sampled_from([None, None, timedelta(0), timedelta(milliseconds=1500), timedelta(seconds=-1)]),
+        "deliverAt": st.sampled_from([None, None, datetime(2040, 1, 1, tzinfo=UTC)]),
+        "priority": st.sampled_from([None, None, 0, 7, -1, 2**31]),
+        "liteTopic": st.sampled_from([None, None, "", "a-1", "a b", "x" * 65]),
+        "messageGroup": st.sampled_from([None, None, "", " ", "g 1", "a\x02"]),
     }
 )
 SCHEMA = pa.schema(
@@ -286,21 +299,30 @@ SCHEMA = pa.schema(
         ("properties", pa.map_(pa.string(), pa.string())),
         ("messageId", pa.string()),
         ("delayLevel", pa.int32()),
+        ("delay", pa.duration("us")),
+        ("deliverAt", pa.timestamp("us", "UTC")),
+        ("priority", pa.int64()),
+        ("liteTopic", pa.string()),
+        ("messageGroup", pa.string()),
     ]
 )
-PLAIN: dict[str, Any] = {"body": b"x", "messageId": "id"} | dict.fromkeys(["keys", "tags", "properties", "delayLevel"])
+PLAIN: dict[str, Any] = dict.fromkeys(SCHEMA.names) | {"body": b"x", "messageId": "id"}
 
 
 def expected(row: dict[str, Any]) -> BatchEntry | None:
     """The entry, without an id where the row has none; None for a row that `Producer.send` would reject."""
     if (row["delayLevel"] or 0) > MAX_DELAY_LEVEL:
         return None
-    kept = {name: value for name, value in (row["properties"] or {}).items() if name not in props.RESERVED}
+    skipped = {*props.RESERVED, props.SHARDING_KEY}
+    kept = {name: value for name, value in (row["properties"] or {}).items() if name not in skipped}
     is_again = bool(row["messageId"])
     try:
         body = checked_body(row["body"] or b"")
         message_id = checked_id(row["messageId"]) if row["messageId"] else "made"
-        later = own_text(Outgoing(body, delay_level=row["delayLevel"] or 0))
+        own = {"delay": row["delay"], "at": row["deliverAt"], "priority": row["priority"]}
+        later = own_text(Outgoing(body, delay_level=row["delayLevel"] or 0, lite_topic=row["liteTopic"] or None, **own))
+        if row["messageGroup"]:
+            kept = {props.SHARDING_KEY: with_message_group({}, row["messageGroup"])[props.SHARDING_KEY], **kept}
         text = properties_text(row["tags"] or None, row["keys"] or (), kept, message_id, later, is_again=is_again)
     except MessageIllegal:
         return None
@@ -320,6 +342,11 @@ def table(rows: list[dict[str, Any]]) -> pa.RecordBatch:
 @example([{**PLAIN, "keys": ["a b"]}, {**PLAIN, "keys": ["a", ""]}, {**PLAIN, "keys": ["", ""]}], 0)
 @example([{**PLAIN, "tags": "a||b"}, {**PLAIN, "tags": "a||b", "messageId": None}], 0)
 @example([{**PLAIN, "delayLevel": 3}, {**PLAIN, "delayLevel": 19}], 0)
+@example(
+    [{**PLAIN, "delay": timedelta(seconds=2), "priority": 3}, {**PLAIN, "delayLevel": 1, "priority": 2**31 - 1}], 0
+)
+@example([{**PLAIN, "delay": timedelta(0), "deliverAt": datetime(2040, 1, 1, tzinfo=UTC)}], 0)
+@example([{**PLAIN, "liteTopic": "a"}, {**PLAIN, "liteTopic": "a", "priority": 0}], 0)
 @example([{**PLAIN, "tags": "x" * PROPERTY_BYTES}], 0)
 @example([{**PLAIN, "tags": "x" * (PROPERTY_BYTES - len("TAGS1UNIQ_KEY1id1"))}], 0)
 @example([{**PLAIN, "body": b"x" * (MAX_BODY_BYTES + 1)}, {**PLAIN, "body": b"x" * MAX_BODY_BYTES}], 0)
@@ -342,7 +369,7 @@ def test_entries_are_those_of_the_careful_encoder(rows: list[dict[str, Any]], sk
         assert found == wanted
         assert not row["messageId"] or data == encode_batch([wanted])
         assert entries.body_sizes[number] == len(wanted.body)
-        assert entries.alone[number] == bool(row["delayLevel"])
+        assert entries.alone[number] == (not wanted.properties.startswith(("KEYS", "TAGS", "UNIQ_KEY")))
 
 
 def test_text_bodies_and_keys_in_one_text() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 from rocketlet.protocol.names import Queue
 
@@ -258,3 +260,12 @@ def test_words_of_options_have_any_letter_case() -> None:
     given = {"nameServer": "h:1", "topic": "t", "group": "g", "startingOffsets": "Latest", "headerEncoding": "JSON"}
     options = stream_options(given)
     assert (options.read.start.default, options.read.connect.access.encoding) == ("last", "json")
+
+
+def test_query_without_membership_gets_a_group_of_its_own_for_each_run_by_its_prefix() -> None:
+    given = {"nameServer": "h:1", "topic": "t", "membership": "false", "groupIdPrefix": "report"}
+    groups = {stream_options(given).read.group for _ in range(2)}
+    assert len(groups) == 2 and all(re.fullmatch("report-[0-9a-f]{32}", group) for group in groups)
+    assert stream_options({**given, "group": "g"}).read.group == "g"
+    with pytest.raises(ConfigError, match="a member names its group"):
+        stream_options({**given, "group": "g", "membership": "true"})

@@ -105,6 +105,31 @@ def test_topics_by_row_and_delayed_rows(spark: SparkSession, address: str) -> No
     assert delayed.record.store_ms - delayed.record.born_ms >= 900
 
 
+def test_rows_with_delivery_times_priorities_and_groups_arrive(spark: SparkSession, address: str) -> None:
+    rows = spark.range(4).selectExpr(
+        "id",
+        "IF(id = 0, INTERVAL '1' SECOND, NULL) AS delay",
+        "IF(id = 1, timestamp_millis(unix_millis(current_timestamp()) + 2000), NULL) AS deliverAt",
+        "IF(id = 2, 5, NULL) AS priority",
+        "'order' AS messageGroup",
+    )
+    write(rows.selectExpr("concat(id, ' ', coalesce(unix_millis(deliverAt), 0)) AS body", "* EXCEPT (id)"), address)
+    found = {int(message.body.split()[0]): message for message in consumed(address, 4)}
+    assert found[0].store_ms - found[0].born_ms >= 900
+    assert found[1].store_ms >= int(found[1].body.split()[1]) - 100
+    assert found[2].priority == 5
+    assert {message.message_group for message in found.values()} == {"order"}
+    assert found[0].queue == found[3].queue, "one group, one queue"
+
+
+def test_large_bodies_are_compressed_from_the_size_that_the_option_gives(address: str) -> None:
+    options = write_options({"nameServer": address, "topic": "out", "compressOverBytes": "100"})
+    assert send_all(options, iter([pa.RecordBatch.from_pydict({"body": ["x" * 99, "y" * 100, "z"]})])).messages == 3
+    found = {message.body: len(message.record.body) for message in consumed(address, 3)}
+    assert found[b"x" * 99] == 99
+    assert found[b"y" * 100] < 100
+
+
 def test_a_stream_from_topic_to_topic(spark: SparkSession, address: str, tmp_path: Path) -> None:
     fill(address, range(300))
     frame = stream(spark, address, "g", maxRowsPerTrigger="100").select(
