@@ -42,7 +42,10 @@ MAX_FORM_BYTES: Final = 256 * 1024  # maximum size of a form, as browsers encode
 # maximum body that a form shows when its message is copied; larger bodies are copied without being shown
 TYPED_BODY_BYTES: Final = 32 * 1024
 PRODUCER_GROUP: Final = "console"  # producer group of messages that the console sends
+MAX_SENT_DELAY_S: Final = 3_456_000  # maximum delay of a message that a form sends, as brokers allow it
 MAX_NOTICES: Final = 100  # notices of changes that are kept for the next page
+# newest messages of a topic that a search by text or property reads; it says if the topic has more
+MAX_SEARCHED: Final = 20_000
 MAX_FOUND: Final = 200  # maximum messages of one search
 LISTED_TOPICS: Final = 500  # maximum topics that a field suggests
 TAIL_MESSAGES: Final = 100  # messages that a tail keeps on the page

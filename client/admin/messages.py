@@ -6,7 +6,7 @@ import asyncio
 import random
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Final, NamedTuple
 
 from ...protocol import names
@@ -180,6 +180,18 @@ GROUP = "rocketlet-replay"
 SOONEST_LEVEL = 1  # 1 s; with level 0, the delay grows with the number of attempts
 ANY_TRIES = 0x7FFFFFFF  # a dead letter has no retries left under its group's setting
 _KEPT = frozenset((props.KEYS, props.TAGS, props.UNIQUE_KEY))
+
+
+def matches(message: Message, text: str | None, wanted: Mapping[str, str]) -> bool:
+    """Return True if a message has a text in its body, unless that is None, and all properties with these values."""
+    if any(message.properties.get(name) != value for name, value in wanted.items()):
+        return False
+    if text is None:
+        return True
+    try:
+        return text.encode(errors="replace") in message.body
+    except MessageError:  # the compressed body is damaged
+        return False
 
 
 async def send_again(cluster: ClusterView, message: Message, group: str | None) -> None:

@@ -13,13 +13,13 @@ from typing import Any
 
 from ...client.admin.admin_client import AdminClient
 from ...client.admin.dead_letters import DeadLetterTopic, Replay, dead_letters, mark
+from ...client.admin.messages import matches
 from ...client.config import parse_place
 from ...client.errors import ConfigError, RocketletError
 from ...client.message import Message
 from ...client.producer import Producer
 from ...protocol import names
 from ...protocol.admin_bodies import Range
-from ...protocol.message import MessageError
 from ...protocol.names import Queue, counted
 from ..plumbing.access import access_of
 from ..plumbing.administration import Commands, changing, confirmed, noun, pairs, verb
@@ -146,20 +146,9 @@ async def _searched(options: argparse.Namespace, admin: AdminClient) -> list[Mes
         begin = max(await admin.offset_at(queue, since_ms), span.begin) if since_ms else span.begin
         newest: deque[Message] = deque(maxlen=options.limit)
         async for part in admin.read(queue, begin, span.end):
-            newest += (message for message in part if _matches(message, options.text, wanted))
+            newest += (message for message in part if matches(message, options.text, wanted))
         found += newest
     return sorted(found, key=lambda message: message.store_ms)[-options.limit :]
-
-
-def _matches(message: Message, text: str | None, wanted: Mapping[str, str]) -> bool:
-    if any(message.properties.get(name) != value for name, value in wanted.items()):
-        return False
-    if text is None:
-        return True
-    try:
-        return text.encode() in message.body
-    except MessageError:  # the compressed body is damaged
-        return False
 
 
 async def _by_offset_id(admin: AdminClient, text: str) -> Message | None:

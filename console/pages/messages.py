@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 
 from starlette.requests import Request
 
 from ...client.admin.admin_client import Topic
+from ...client.admin.messages import matches
 from ...client.admin.trace import tracks
 from ...client.errors import ConfigError, TopicNotFound
 from ...client.message import Message
 from ...protocol import names
 from ...protocol.admin_bodies import Range
 from ...protocol.names import Queue
-from ..config import LISTED_TOPICS, MAX_FOUND, TAIL_BATCH, TAIL_MESSAGES
+from ..config import LISTED_TOPICS, MAX_FOUND, MAX_SEARCHED, TAIL_BATCH, TAIL_MESSAGES
 from ..console import Console
 from ..form import FieldFault, Form, faults_of, query_of
 from ..message_text import body_of, preview
@@ -23,7 +25,14 @@ from ..page import Page, console_of, is_load, status_of
 from ..samples import now_ms
 from ..text import part
 
-WAYS = {"newest": "newest", "id": "message id", "key": "key", "time": "time", "offset": "queue and offset"}
+WAYS = {
+    "newest": "newest",
+    "id": "message id",
+    "key": "key",
+    "time": "time",
+    "offset": "queue and offset",
+    "content": "text or property",
+}
 DAY_MS = 86_400_000
 
 
@@ -54,7 +63,11 @@ async def found(request: Request) -> Page:
             "way": way if way in WAYS else "newest",
             "ways": WAYS,
             "limit": form.text("limit", "20"),
-            **{name: form.text(name) for name in ("value", "tags", "begin", "end", "broker", "queue", "offset")},
+            **{
+                name: form.text(name)
+                for name in ("value", "tags", "begin", "end", "broker", "queue", "offset", "body", "property")
+            },
+            "searched": MAX_SEARCHED if way == "content" else 0,
             "rows": rows,
             "most": MAX_FOUND,
             "faults": faults,
@@ -81,6 +94,8 @@ async def _search(console: Console, form: Form) -> list[Message]:
         ]
     if way == "time":
         return await _by_time(console, topic, form, limit, tags)
+    if way == "content":
+        return await _by_content(console, topic, form, limit, tags)
     if way == "offset":
         queue = Queue(topic, form.text("broker"), form.number("queue", 0))
         begin = form.number("offset", 0)
@@ -131,6 +146,32 @@ async def _by_time(console: Console, name: str, form: Form, limit: int, tags: st
 
     parts = await asyncio.gather(*(one(queue) for queue, span in topic.ranges.items() if span.begin < span.end))
     return _in_time([message for some in parts for message in some])[:limit]
+
+
+async def _by_content(console: Console, topic: str, form: Form, limit: int, tags: str) -> list[Message]:
+    """Return up to `limit` messages that have a text in their body and a property, newest first, out of the newest
+    MAX_SEARCHED of the topic."""
+    text, pair = form.text("body"), form.text("property")
+    name, separator, value = pair.partition("=")
+    if pair and not (separator and name):
+        raise FieldFault("property", f"{pair[:80]!r} is not NAME=VALUE")
+    if not text and not pair:
+        raise FieldFault("body", "give a text of the body, or a property")
+    wanted = {name: value} if pair else {}
+    found: list[Message] = []
+    spans = {queue: span for queue, span in (await console.admin.topic(topic)).ranges.items() if span.begin < span.end}
+    for queue, span in spans.items():
+        newest: deque[Message] = deque(maxlen=limit)
+        begin = max(span.begin, span.end - MAX_SEARCHED // len(spans))
+        async for some in console.admin.read(queue, begin, span.end, expression=tags):
+            # a thread compares them, because bodies may be compressed and a broker may use the event loop
+            newest += await asyncio.to_thread(_matching, some, text or None, wanted)
+        found += newest
+    return _in_time(found)[: -limit - 1 : -1]
+
+
+def _matching(messages: Iterable[Message], text: str | None, wanted: Mapping[str, str]) -> list[Message]:
+    return [message for message in messages if matches(message, text, wanted)]
 
 
 async def newest(console: Console, ranges: Mapping[Queue, Range], limit: int, tags: str) -> list[Message]:

@@ -14,11 +14,11 @@ from ...protocol import names
 from ...protocol.message import MessageError
 from ...protocol.names import Queue
 from ..change import Change
-from ..config import LISTED_TOPICS, TYPED_BODY_BYTES
+from ..config import LISTED_TOPICS, MAX_SENT_DELAY_S, TYPED_BODY_BYTES
 from ..console import Console
 from ..form import FieldFault, Form, query_of
 from ..page import Page, console_of, is_load, typed_of
-from ..text import number, part, size, visible
+from ..text import duration, number, part, size, visible
 from .messages import at_place
 
 
@@ -102,15 +102,28 @@ async def send(request: Request, form: Form) -> Change:
         body = await asyncio.to_thread(_body, await _copied(console, form.text("copy")))
     if not body:
         raise FieldFault("body", "it is empty: RocketMQ has no messages without a body")
+    delay_s, lite_topic = _delay_s(form), form.text("lite_topic") or None
+    priority = form.number("priority", 0) if form.text("priority") else None
     readers = await _readers(console, topic)
 
     async def act() -> str:
         order = form.text("queue_key") or None
         async with console.producer() as producer:
-            sent = await producer.send(topic, body, tag=tag or None, keys=keys, properties=properties, queue_key=order)
+            sent = await producer.send(
+                topic, body, tag=tag or None, keys=keys, properties=properties, queue_key=order,
+                delay=delay_s, priority=priority, lite_topic=lite_topic,
+            )  # fmt: skip
+        if delay_s:
+            return f"The message {sent.message_id} was sent to {topic}; consumers get it in {duration(delay_s * 1000)}."
         return f"The message {sent.message_id} was sent to {sent.queue}, offset {number(sent.queue_offset)}."
 
-    effects = [f"{size(len(body))}, tag {tag or 'none'}, keys {' '.join(keys) or 'none'}.", readers]
+    more = [
+        f"delay {duration(delay_s * 1000)}" if delay_s else "",
+        f"priority {priority}" if priority is not None else "",
+        f"lite topic {lite_topic}" if lite_topic else "",
+    ]
+    about = [f"{size(len(body))}, tag {tag or 'none'}, keys {' '.join(keys) or 'none'}", *filter(None, more)]
+    effects = [f"{', '.join(about)}.", readers]
     return Change(f"Send this message to {topic}?", act, f"/topics/{part(topic)}/tail", "Send it", effects)
 
 
@@ -120,6 +133,20 @@ async def _readers(console: Console, topic: str) -> str:
     except RocketletError:  # for example, the account may send, but not query
         return "The console may not see which groups read the topic."
     return f"These groups get it: {', '.join(readers)}." if readers else "No group reads the topic now."
+
+
+def _delay_s(form: Form) -> float | None:
+    """Return the delay in seconds; None for immediate delivery."""
+    given = form.text("delay")
+    if not given:
+        return None
+    try:
+        delay_s = float(given)
+    except ValueError:
+        delay_s = -1.0
+    if not 0 <= delay_s <= MAX_SENT_DELAY_S:
+        raise FieldFault("delay", f"{given[:40]!r} is not a number of seconds from 0 to {MAX_SENT_DELAY_S}")
+    return delay_s or None
 
 
 def _properties(text: str) -> dict[str, str]:

@@ -192,6 +192,40 @@ async def test_messages_are_found_by_id_key_time_and_place(site: Site, node: Nod
         assert reason in await site.text(f"/messages?{question}", status)
 
 
+async def test_messages_are_found_by_a_text_of_the_body_and_a_property(site: Site, node: Node) -> None:
+    async with Producer(node.address) as producer:
+        for dish, table in (("pizza", "7"), ("soup", "7"), ("soup", "8")):
+            await producer.send("orders", f"{dish} for table {table}".encode(), properties={"table": table})
+    for question, bodies in {
+        "&body=soup": {"soup for table 7", "soup for table 8"},
+        "&property=table%3D7": {"pizza for table 7", "soup for table 7"},
+        "&body=soup&property=table%3D7": {"soup for table 7"},
+        "&body=wine": set(),
+    }.items():
+        page = await site.get(f"/messages?topic=orders&by=content{question}")
+        assert set(re.findall(r"<code>(\w+ for table \d)</code>", page)) == bodies, question
+    assert "give a text of the body" in await site.text("/messages?topic=orders&by=content", 400)
+    assert "is not NAME=VALUE" in await site.text("/messages?topic=orders&by=content&property=x", 400)
+
+
+async def test_a_message_is_sent_with_a_delay_a_priority_and_to_a_lite_topic(site: Site, node: Node) -> None:
+    async with AdminClient(node.address) as admin:
+        await admin.create_topic("urgent", queues=4, message_type="PRIORITY")
+        await admin.create_topic("chats", message_type="LITE")
+    plain_message = {"tag": "", "keys": "", "queue_key": "", "properties": "", "body": "x"}
+    asked, done = await site.change("/new/message", "/new/message", **plain_message, topic="urgent", priority="3")
+    assert "priority 3" in asked
+    assert "was sent to urgent@broker-a:3" in done
+    asked, done = await site.change("/new/message", "/new/message", **plain_message, topic="chats", lite_topic="anna")
+    assert "lite topic anna" in asked
+    assert "was sent to chats@broker-a" in done
+    _, done = await site.change("/new/message", "/new/message", **plain_message, topic="urgent", delay="3600")
+    assert "consumers get it in 60 min" in done
+    token = token_of(await site.get("/new/message"))
+    refused = await site.post("/new/message", {**plain_message, "token": token, "topic": "urgent", "delay": "soon"})
+    assert "is not a number of seconds" in refused.text
+
+
 @pytest.mark.parametrize("number", [1 << 63, 1 << 64])
 async def test_a_number_beyond_all_messages_is_no_error_of_ours(site: Site, node: Node, number: int) -> None:
     async with Producer(node.address) as producer:
