@@ -20,7 +20,15 @@ from rocketlet.broker.grpc import schema
 from rocketlet.protocol import http2
 from rocketlet.protocol.bodies import ConsumerData, Heartbeat, encode_heartbeat
 from rocketlet.protocol.codes import RequestCode as Code
+from rocketlet.protocol.config import MAX_SYNCED_LITE_TOPICS
 from rocketlet.protocol.frame import FrameReader
+from rocketlet.protocol.group_bodies import (
+    LiteAction,
+    LiteOffset,
+    LiteSubscription,
+    OffsetPolicy,
+    encode_lite_subscription,
+)
 from rocketlet.protocol.headers import CreateTopic, PullMessage, write
 from rocketlet.protocol.names import parse_subscription
 
@@ -195,6 +203,103 @@ async def pools(address: str, size: int) -> Found:
     return await ask(address, (request(Code.POP_MESSAGE, {**name, **fields}) for name in names))
 
 
+async def waiting_receives(address: str, size: int) -> Found:
+    """Pops that wait, of 100 groups, on one connection, which is then lost."""
+    fields = {"topic": TOPIC, "queueId": -1, "maxMsgNums": 1, "invisibleTime": 60_000, "initMode": 1}
+    fields |= {"pollTime": 600_000, "bornTime": 4_000_000_000_000}
+    names = ({"consumerGroup": f"waiting-{number % 100}"} for number in range(size))
+    pops = (request(Code.POP_MESSAGE, {**name, **fields}, opaque=number) for number, name in enumerate(names))
+    return await hold(address, 1, lambda _: pops)
+
+
+PARENT = "attacked-lite"
+NAMES = 10_000  # lite topics of attacks on offsets, syncs and claims; a synchronization has up to 20,000
+
+
+def names_of_lite(count: int, first: int = 0) -> list[str]:
+    return [f"lite-{number}" for number in range(first, first + count)]
+
+
+async def lite_topics(address: str, count: int) -> Found:
+    """Create a parent topic and lite topics."""
+    parent = write(CreateTopic(PARENT, 8, 8, 6, attributes="+message.type=LITE"))
+    await ask(address, [request(Code.UPDATE_AND_CREATE_TOPIC, parent)])
+    sent = {**SEND, "b": PARENT}
+    names = names_of_lite(count)
+    return await ask(
+        address, (request(Code.SEND_MESSAGE_V2, {**sent, "i": f"__LITE_TOPIC\x01{name}"}, b"x") for name in names)
+    )
+
+
+def lite_group(name: str, **attributes: str) -> bytes:
+    settings = {"lite.bind.topic": PARENT, "lite.sub.client.quota": "-1", **attributes}
+    return request(
+        Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, orjson.dumps({"groupName": name, "attributes": settings})
+    )
+
+
+def lite_sync(
+    client: str, group: str, action: LiteAction, names: Iterable[str], offset: LiteOffset | None = None
+) -> bytes:
+    change = LiteSubscription(action, client, group, PARENT, tuple(names))._replace(offset=offset)
+    return request(Code.LITE_SUBSCRIPTION_CTL, {}, encode_lite_subscription(change))
+
+
+async def lite_offsets(address: str, size: int) -> Found:
+    """Offsets of groups in lite topics, by the offset option of subscriptions that are then removed."""
+    names = names_of_lite(min(NAMES, size))
+    await lite_topics(address, len(names))
+    groups = [f"offsets-{number}" for number in range(max(size // NAMES, 1))]
+    await ask(address, map(lite_group, groups))
+    found: Found = {}
+    for group in groups:
+        add = lite_sync("c", group, LiteAction.PARTIAL_ADD, names, LiteOffset(OffsetPolicy.MAX, 0))
+        answers = await ask(address, [add, lite_sync("c", group, LiteAction.COMPLETE_REMOVE, ())])
+        for code, count in answers["responses"].items():
+            found[code] = found.get(code, 0) + count
+    return {"responses": found}
+
+
+async def lite_syncs(address: str, size: int) -> Found:
+    """Synchronizations of 20,000 names, by each of many gRPC clients."""
+    await lite_topics(address, 1)
+    await ask(address, [lite_group("syncs")])
+
+    def syncs(client: int) -> Iterable[bytes]:
+        yield GREETING
+        names = names_of_lite(MAX_SYNCED_LITE_TOPICS, client * MAX_SYNCED_LITE_TOPICS)
+        sync = schema.SyncLiteSubscriptionRequest(
+            action=2, topic={"name": PARENT}, group={"name": "syncs"}, lite_topic_set=names
+        )
+        yield call_frames(1, "SyncLiteSubscription", sync, (b"x-mq-client-id", b"c%d" % client))
+
+    return await hold(address, size, syncs)
+
+
+async def lite_names(address: str, size: int) -> Found:
+    """Lite topics, each with one message."""
+    return await lite_topics(address, size)
+
+
+async def exclusive_claims(address: str, size: int) -> Found:
+    """Clients that claim the lite topics of an exclusive group from each other."""
+    names = names_of_lite(min(NAMES, size))
+    await lite_topics(address, len(names))
+    await ask(address, [lite_group("claims", **{"lite.sub.model": "Exclusive"})])
+    clients = range(max(size // NAMES, 1))
+    return await ask(address, (lite_sync(f"c{number}", "claims", LiteAction.PARTIAL_ADD, names) for number in clients))
+
+
+async def registrations(address: str, size: int) -> Found:
+    """Brokers that register 200 topics with long names each."""
+    topics = {f"{number:0>120}": {"topicName": f"{number:0>120}", "readQueueNums": 1} for number in range(200)}
+    table = {name: {**topic, "writeQueueNums": 1, "perm": 6} for name, topic in topics.items()}
+    body = orjson.dumps({"topicConfigSerializeWrapper": {"topicConfigTable": table, "dataVersion": {}}})
+    fields = {"clusterName": "c", "haServerAddr": "", "brokerId": 0}
+    brokers = ({**fields, "brokerName": f"b{number}", "brokerAddr": f"10.0.0.1:{number + 1}"} for number in range(size))
+    return await ask(address, (request(Code.REGISTER_BROKER, broker, body) for broker in brokers))
+
+
 async def flood_of_sends(connections: int, address: str, seconds: int) -> Found:
     """Clients that send as fast as they can, 200 requests at a time."""
     end_s = asyncio.get_running_loop().time() + seconds
@@ -245,10 +350,22 @@ ATTACKS: dict[str, tuple[Callable[[str, int], Awaitable[Found]], int]] = {
     "tag expressions": (tag_expressions, 1000),
     "tiny frames": (tiny_frames, 10),
     "pools": (pools, 100_000),
+    "waiting receives": (waiting_receives, 20_000),
+    "more waiting receives": (waiting_receives, 100_000),
+    "lite offsets": (lite_offsets, 200_000),
+    "more lite offsets": (lite_offsets, 1_100_000),
+    "lite synchronizations": (lite_syncs, 30),
+    "more lite synchronizations": (lite_syncs, 300),
+    "lite names": (lite_names, 20_000),
+    "more lite names": (lite_names, 200_000),
+    "exclusive claims": (exclusive_claims, 100_000),
+    "more exclusive claims": (exclusive_claims, 1_000_000),
+    "registrations": (registrations, 100),
+    "more registrations": (registrations, 1000),
 }
 """Each with its size when a campaign runs by hand."""
 
-LEAN = frozenset(("unfinished requests", "tag expressions", "tiny frames", "pools"))
+LEAN = frozenset(("unfinished requests", "tag expressions", "tiny frames", "pools", *list(ATTACKS)[12:]))
 """Each of these has a broker of its own, with the smallest budget."""
 
 

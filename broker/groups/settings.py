@@ -128,7 +128,8 @@ class GroupConfigs:
         if not group.lite_topic:
             return None
         return (
-            f"the group {group.name} receives lite topics of {group.lite_topic}; use a lite consumer, or another group"
+            f"the group {group.name} receives lite topics of {group.lite_topic}; use a lite consumer or another group, or "
+            f"stop its lite consumers and run `rocketlet groups set {group.name} --no-lite`"
         )
 
     def check_unbound(self, group: GroupConfig) -> None:

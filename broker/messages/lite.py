@@ -55,7 +55,7 @@ class LiteTopic:
     Attributes:
         name: its name in the parent topic.
         queue: the queue of the parent topic that has its messages.
-        groups: the groups with an offset in it, perhaps some that were deleted.
+        groups: the groups with an offset in it, perhaps some that were deleted, and some twice.
         counted: the offset up to which groups have counted the messages that retention deleted unread.
         address: the address that sent its first message, of those that retention had left at the last start.
     """
@@ -68,7 +68,7 @@ class LiteTopic:
         self.name = name
         self.address = address
         self.queue = queue
-        self.groups: tuple[str, ...] | set[str] = ()
+        self.groups: tuple[str, ...] | list[str] = ()
         self._begin = self.counted = begin
         self._entries: bytes | array[int] = b""  # the offset in the parent's queue of each message that is not lost
         # Of each run of lost messages: the offset after it, and how many messages are lost from `_begin` to there.

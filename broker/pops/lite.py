@@ -111,10 +111,12 @@ class LiteOffsets:
                 for offsets in of_parent.get(parent, ()):
                     offsets.pop(name, None)
         file.clear()
-        for (group, parent), known in self.all.items():
-            self._clamp(lites, group, parent, known)
-            for name in known:
-                self._note_group(group, parent, name)
+        for group, parent in list(self.all):
+            stored, kept = self.all[group, parent], GroupLiteOffsets()
+            self._clamp(lites, group, parent, stored)
+            for name, offset in stored.items():
+                kept[self._note_group(group, parent, name)] = offset
+            self.all[group, parent] = kept
         self.count = sum(map(len, self.all.values()))
         if lites.is_cut:
             self._dirty = True
@@ -155,7 +157,7 @@ class LiteOffsets:
         """Commit a group's offset in a lite topic."""
         offsets = self.of(group, parent)
         if name not in offsets:
-            self._note_group(group, parent, name)
+            name = self._note_group(group, parent, name)
             self.count += 1
         offsets[name] = offset
         self._dirty = True
@@ -169,18 +171,20 @@ class LiteOffsets:
                 "delete groups that are not needed, or set an expiration for the parent topics"
             )
 
-    def _note_group(self, group: str, parent: str, name: str) -> None:
-        """Note in a lite topic that a group has an offset there, so that its deletion looks for these groups only."""
+    def _note_group(self, group: str, parent: str, name: str) -> str:
+        """Note in a lite topic that a group has an offset there, so that its deletion looks for these groups only. Return the
+        lite topic's own name, so that the offsets of all groups share one object."""
         lite = self.lites.get(parent, name)
-        if lite is None or group in lite.groups:
-            return
+        if lite is None:
+            return name
         groups = lite.groups
         if isinstance(groups, tuple) and len(groups) < _GROUPS_IN_TUPLE:
-            lite.groups = (*groups, group)
-            return
+            lite.groups = groups if group in groups else (*groups, group)
+            return lite.name
         if isinstance(groups, tuple) or len(groups).bit_count() == 1:  # so that deleted groups do not accumulate
-            groups = lite.groups = {known for known in groups if (known, parent) in self.all}
-        groups.add(group)
+            groups = lite.groups = [known for known in dict.fromkeys(groups) if (known, parent) in self.all]
+        groups.append(group)
+        return lite.name
 
     def delete(self, lite: LiteTopic) -> None:
         """Delete a lite topic with the offsets of all groups in it, first on the disk. Raises StoreFull; nothing is deleted

@@ -44,7 +44,7 @@ from ..messages.lite import LiteTopic
 from ..messages.sending import is_last_attempt, sent_back
 from ..messages.topics import Topics
 from ..runtime import Adoption, Clock, Job, Runtime, Timer, run
-from ..sessions import Recent, Refusal, Reports, Session
+from ..sessions import Reason, Recent, Refusal, Reports, Session
 from ..store.files import Damaged, StoreError, StoreFull
 from ..store.index import ConsumeQueue
 from ..store.journals import Frames
@@ -917,6 +917,19 @@ class Pops(LitePart):
         self._delete(self.pools.of_group(group), Why.GROUP_GONE)
         self.pools.group_deleted(group)
         self.pools.lite_offsets.group_deleted(group)
+
+    def check_unbinding(self, group: str, parent: str) -> None:
+        """Raises Refusal if a lite group that is to receive no more lite topics of a parent topic has messages in flight."""
+        pool = self.pools.find_lite(group, parent)
+        if pool is not None and any(deliveries.unfinished for deliveries in pool.deliveries()):
+            reason = f"clients of the group {group} have unfinished messages of lite topics of {parent}"
+            raise Refusal(Reason.ILLEGAL, f"{reason}; stop them, and retry when the visibility timeouts have expired")
+
+    def lite_group_unbound(self, group: str, parent: str) -> None:
+        """End the pool of a group that receives no more lite topics of a parent topic. Its offsets there stay."""
+        pool = self.pools.find_lite(group, parent)
+        if pool is not None:
+            self._delete([pool], Why.GROUP_GONE)
 
     def end_receives(self, group: str) -> None:
         """End the waiting receives of a deleted group whose offsets and messages in flight stay."""

@@ -474,7 +474,13 @@ def update_groups(broker: BrokerController, connection: RemotingConnection, fram
 
 
 def _put_group(broker: BrokerController, connection: RemotingConnection, group: bodies.GroupConfig) -> None:
-    broker.group_configs.put(group)
+    former = broker.group_configs.get(group.name)
+    if former is not None and former.lite_topic and former.lite_topic != group.lite_topic:
+        broker.pops.check_unbinding(group.name, former.lite_topic)
+        broker.group_configs.put(group)
+        broker.pops.lite_group_unbound(group.name, former.lite_topic)
+    else:
+        broker.group_configs.put(group)
     if group.lite_topic:  # other groups get their retry topic later, for example when their first member joins
         broker.ensure_retry_topic(group, connection)
 

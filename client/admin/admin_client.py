@@ -27,6 +27,7 @@ from ...protocol.admin_bodies import (
 )
 from ...protocol.allocation import CONSISTENT_HASH
 from ...protocol.bodies import (
+    LITE_BIND,
     LITE_EXPIRATION,
     MAX_LITE_EXPIRATION_MIN,
     MESSAGE_TYPE,
@@ -503,6 +504,7 @@ class AdminClient:
         consume_orderly: bool | None = None,
         strict: bool | None = None,
         priority_factor: int | None = None,
+        lite: Literal[False] | None = None,
     ) -> list[str]:
         """Change those settings of a group that are given, on the brokers that have the group, and return their names.
 
@@ -513,6 +515,8 @@ class AdminClient:
             consume_orderly: True to give clients that pop the messages of one message group in order.
             strict: True to refuse members whose subscriptions differ from the others'.
             priority_factor: in topics of the type PRIORITY, the percentage of receives that begin with the highest level.
+            lite: False to make a lite group a group of topics, for example if a stray lite consumer was its first member.
+                Brokers refuse this while its clients have unfinished messages of lite topics.
 
         Raises:
             ConfigError: no broker knows the group.
@@ -527,6 +531,8 @@ class AdminClient:
         changes: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
         # brokers change the attributes that a request names, and keep the others
         changes["attributes"] = {} if priority_factor is None else {f"+{PRIORITY_FACTOR}": str(priority_factor)}
+        if lite is False:
+            changes["attributes"][f"-{LITE_BIND}"] = ""
         masters = await self.masters()
         known = await self._group_tables(name, masters)
         if not known:

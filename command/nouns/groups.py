@@ -56,6 +56,9 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
         type=int,
         help="percentage of receives that begin with the most urgent messages, in topics of the type PRIORITY",
     )
+    set_.add_argument(
+        "--no-lite", action="store_true", help="make a lite group a group of topics; stop its clients first"
+    )
     delete = verb(verbs, "delete", "delete a group's settings, offsets and retries", _delete)
     delete.add_argument("group")
     delete.add_argument("--dead-letters", action="store_true", help="delete its dead letters, too")
@@ -107,8 +110,8 @@ async def _create(options: argparse.Namespace, admin: AdminClient, output: Outpu
 
 async def _set(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
     given = (options.retries, options.retry_queues, options.consume, options.orderly, options.strict)
-    if all(value is None for value in (*given, options.priority_factor)):
-        names = "--retries, --retry-queues, --consume, --orderly, --strict or --priority-factor"
+    if all(value is None for value in (*given, options.priority_factor)) and not options.no_lite:
+        names = "--retries, --retry-queues, --consume, --orderly, --strict, --priority-factor or --no-lite"
         raise ConfigError(f"nothing to change; give {names}")
     changed = await admin.change_group(
         options.group,
@@ -118,6 +121,7 @@ async def _set(options: argparse.Namespace, admin: AdminClient, output: Output) 
         consume_orderly=_is_on(options.orderly),
         strict=_is_on(options.strict),
         priority_factor=options.priority_factor,
+        lite=False if options.no_lite else None,
     )
     configs = await admin.group_configs(options.group)
     for broker in changed:

@@ -14,6 +14,7 @@ from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.remoting.pops import lite_group_info
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.store.index import ConsumeQueue
+from rocketlet.client import AdminClient, BrokerRefused
 from rocketlet.protocol.admin_bodies import decode_consume_stats
 from rocketlet.protocol.bodies import LOOKS, SLICE, BodyError, GroupConfig, finish
 from rocketlet.protocol.codes import RequestCode, ResponseCode
@@ -1056,7 +1057,8 @@ async def test_broker_starts_after_an_ordinary_heartbeat_of_a_bound_group(nodes:
     refused = await beat(other, "c2", {"t": "*"})
     assert (refused.code, refused.remark) == (
         ResponseCode.NO_PERMISSION,
-        "the group g receives lite topics of t; use a lite consumer, or another group",
+        "the group g receives lite topics of t; use a lite consumer or another group, or stop its lite consumers and run "
+        "`rocketlet groups set g --no-lite`",
     )
     await lite.close()
     waiting.cancel()
@@ -1070,3 +1072,33 @@ async def test_broker_starts_after_an_ordinary_heartbeat_of_a_bound_group(nodes:
     wire = await connect(restarted.address)
     assert (await sync(wire, "a", client_id="c3")).code == 0
     assert bodies(await popped(wire, clientId="c3")) == [b"1"]
+
+
+async def test_lite_group_becomes_a_group_of_topics_once_it_has_no_unfinished_messages(
+    node: Node, wire: Wire, connect: Connect
+) -> None:
+    put(node, message_type="LITE")
+    put(node, "plain")
+    other = await connect(node.address)
+    assert (await sync(wire, "a")).code == 0, "a stray consumer makes the new group a lite group"
+    await fill(other, "a", b"1")
+    (record,) = await popped(wire)
+    async with AdminClient(node.address) as admin:
+        with pytest.raises(BrokerRefused, match="unfinished messages of lite topics of t"):
+            await admin.change_group("g", lite=False)
+        refused = await other.call(RequestCode.POP_MESSAGE, pop("plain"))
+        assert "rocketlet groups set g --no-lite" in str(refused.remark)
+        await wire.call(RequestCode.ACK_MESSAGE, place(record))
+        await eventually(lambda: node.broker.lite_offsets.of("g", "t").get("a") == 1)
+        waiting = wire.send(RequestCode.POP_LITE_MESSAGE, pop_lite(pollTime=60_000))
+        await eventually(lambda: node.broker.pops.waiting == 1)
+        await admin.change_group("g", lite=False)
+    assert (await wire.answer(waiting)).code != 0
+    assert node.broker.pops.lite.count == 0
+    settings = node.broker.group_configs.get("g")
+    assert settings is not None
+    assert settings.lite_topic == ""
+    assert (await other.call(RequestCode.POP_MESSAGE, pop("plain"))).code in (0, ResponseCode.POLLING_TIMEOUT)
+    await send(other, b"2", topic="plain")
+    assert bodies(list(decode_records((await other.call(RequestCode.POP_MESSAGE, pop("plain"))).body))) == [b"2"]
+    assert "not a lite group" in str((await sync(wire, "a")).remark)
