@@ -404,6 +404,9 @@ class RunningQueue(msgspec.Struct, frozen=True, rename="camel"):
     failure: str = ""
 
 
+_LIBRARIES: Final = ("/lib/python3", "/site-packages/", "/dist-packages/", "<frozen ")
+
+
 class RunningHandler(msgspec.Struct, frozen=True, rename="camel"):
     """A handler call that is running, which only Rocketlet members report.
 
@@ -427,6 +430,13 @@ class RunningHandler(msgspec.Struct, frozen=True, rename="camel"):
     @property
     def queue(self) -> Queue:
         return Queue(self.topic, self.broker_name, self.queue_id)
+
+    @property
+    def place(self) -> str:
+        """The innermost place of the stack that is not in a library, with the last two parts of its path; empty without a
+        stack."""
+        own = [place for place in self.stack if not any(part in place for part in _LIBRARIES)] or self.stack
+        return "/".join(own[-1].split("/")[-2:]) if own else ""
 
     def named(self) -> str:
         """Return the call as a text: its message, attempt and age."""

@@ -98,7 +98,7 @@ class BlockedMessage(NamedTuple):
         handler = self.handler
         if handler is None:
             return oldest
-        place = f", now at {handler.stack[-1]}" if handler.stack else ""
+        place = f", now at {handler.place}" if handler.stack else ""
         if handler.message_id == self.message_id:
             return f"{oldest}; its handler at {self.member} has run for {handler.age_ms / 1000:.0f} s{place}"
         return f"{oldest}; {self.member} handles {handler.named()}{place}"

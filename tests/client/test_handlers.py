@@ -803,6 +803,8 @@ async def test_running_handler_is_reported_with_its_message_and_the_place_where_
     outer, inner, *_ = [place.rpartition(" ")[2] for place in running.stack]
     assert (outer.rpartition(".")[2], inner) == ("handle", "waits")
     assert running.stack[0].startswith(__file__)
+    assert running.place.startswith("client/test_handlers.py:")
+    assert running.place.endswith(" waits"), "not the line of asyncio"
 
 
 async def test_running_handler_in_a_thread_is_reported_with_the_stack_of_the_thread(node: Node, wire: Wire) -> None:

@@ -215,7 +215,7 @@ async def test_finding_names_message_age_member_and_place_of_a_handler_that_hang
         finding = (await found(node, patience=ObservationTimes(0.1, 0.1, 0.0)))["stuck_queue"]
         stuck.set()
     assert f"the oldest is message {sent.message_id} at offset 0" in finding.text
-    assert f"; its handler at {consumer.client_id} has run for 0 s, now at " in finding.text
+    assert f"; its handler at {consumer.client_id} has run for 0 s, now at command/test_doctor.py:" in finding.text
 
 
 async def test_finding_names_the_message_that_blocks_its_queue_when_it_is_retried_in_order(
