@@ -463,6 +463,41 @@ async def test_delayed_messages_do_not_count_for_the_limit_of_unacknowledged_one
     assert (code, messages) == (FORBIDDEN, [])
 
 
+@pytest.mark.limits(max_unfinished_of_lite_client=2)
+async def test_limit_of_unacknowledged_messages_does_not_count_those_that_another_client_has_now(
+    node: Node, dial: Dial
+) -> None:
+    ready(node)
+    first, second = [await dial(node.address, client_id=name) for name in ("one", "two")]
+    await sync(first, "a", "b", "c", "d")
+    await sync(second, "a", "b")
+    await send(first, "a", b"1")
+    await send(first, "b", b"2")
+    assert len(await receive(first, invisible_ms=10_000)) == 2
+    node.clock.advance(11)
+    assert len(await receive(second, invisible_ms=100_000)) == 2
+    await send(first, "c", b"3")
+    await send(first, "d", b"4")
+    assert sorted(bodies(await receive(first))) == [b"3", b"4"]
+    for client in (first, second):
+        code, messages = await received(begin(client, wanted()))
+        assert (code, messages) == (FORBIDDEN, [])
+
+
+async def test_group_that_becomes_a_wildcard_group_again_gets_older_messages(node: Node, client: GrpcClient) -> None:
+    ready(node, lite_sub_wildcard="true")
+    await sync(client, action=ALL)
+    await send(client, "a", b"1")
+    assert await ack(client, *(await receive(client))) == [OK]
+    ready(node)
+    await sync(client, "other")
+    await send(client, "b", b"2")
+    assert await receive(client) == []
+    ready(node, lite_sub_wildcard="true")
+    await sync(client, action=ALL)
+    assert bodies(await receive(client)) == [b"2"]
+
+
 async def test_same_attempt_gets_the_same_batch(node: Node, client: GrpcClient) -> None:
     ready(node)
     await send(client, "a", b"1", b"2", b"3")
