@@ -106,13 +106,15 @@ class View:
     async def start(self, topics: Iterable[str]) -> QueryStart:
         """Return which queues and brokers are there when a query starts at the latest messages, and the time."""
         queues = self.routed(topics)
-        await self.extents.of(queues)  # so that brokers which do not respond are known
+        seen = await self.extents.of(queues)
         try:
             await self.cluster.find_masters()
         except RocketletError as error:
             log.info("brokers_unknown", reason=str(error), hint="queues that come later are read by their store times")
         brokers = frozenset(self.cluster.known_masters()) - self.extents.away
-        return QueryStart(await self._time_ms(brokers), brokers, Counter(map(part_of, queues)))
+        times_ms = [mark.newest_ms for mark in seen.marks.values() if mark.identity]  # of Rocketlet's brokers
+        time_ms = min(times_ms) if times_ms else await self._time_ms(brokers)
+        return QueryStart(time_ms, brokers, Counter(map(part_of, queues)))
 
     async def _time_ms(self, brokers: Iterable[str]) -> int:
         """Return the time by the clock of a broker; by this machine's clock if none responds."""
