@@ -230,7 +230,9 @@ class Allotment:
             self.unreserve(taken)
         if group.change != change:
             return
-        if group.is_uneven and found != former:  # readers must be drained of the queues that move
+        moves = any(topic in former and former[topic] != owners for topic, owners in found.items())
+        if found != former and (group.is_uneven or (group.foreign and moves)):
+            # readers must be drained of the queues that move
             self._groups.changes.owners_moved(group)
         else:
             self._set_owners(group, found)
@@ -358,10 +360,12 @@ class Moves:
         broker_name: str,
         allotment: Allotment,
         agreement: Agreement,
+        held_pulls: HeldPulls,
         limits: Limits = LIMITS,
     ) -> None:
         self._broker_name = broker_name
         self._allotment = allotment
+        self._held_pulls = held_pulls
         self._agreement = agreement
         self._claims = Claims(broker_name, limits)
         self._is_finding = False  # one topic of all groups at a time, because its claims may take much memory
@@ -398,6 +402,7 @@ class Moves:
             claims = yield from self._claims.finding(group, queues)
             if claims is None or not self._reserve(found, here):
                 return False
+            yield from self._adding_waiting(group, topic, claims)
             owners = found.owners[topic] = owners_of(group.order(topic), queues, self._broker_name)
             if topic.startswith(RETRY_PREFIX):
                 found.retry_queues = len(queues)
@@ -409,6 +414,18 @@ class Moves:
             return True
         finally:
             self._is_finding = False
+
+    def _adding_waiting(self, group: ConsumerGroup, topic: str, claims: Claimants) -> Work[None]:
+        """Add the members whose pulls wait for messages. Apache's clients allocate by the route that they know, and query it
+        every 30 s, so after a topic has grown they may read other queues than those of their share by the present route."""
+        for session in list(group.foreign):
+            pulls = [] if group.is_alone(session) else self._held_pulls.of(session, group.name)
+            for pull in pulls:
+                claimants = claims.setdefault(pull.queue.queue_id, []) if pull.queue.topic == topic else [session]
+                if pull.until is Until.MESSAGE and session not in claimants:
+                    claimants.append(session)
+            if pulls:
+                yield
 
     def _reserve(self, found: QueueMoves, more: int) -> bool:
         is_taken = self._allotment.reserve(more)
@@ -487,7 +504,7 @@ class Draining:
         self._change = 0  # the last number of a change in any group; numbers are not reused
         self.allotment = Allotment(runtime, groups, routes)
         self.agreement = Agreement(groups.broker_name, self._clock, peers, groups.changes, limits)
-        self._moves = Moves(groups.broker_name, self.allotment, self.agreement, limits)
+        self._moves = Moves(groups.broker_name, self.allotment, self.agreement, held_pulls, limits)
         self.lists = ForeignMemberLists(runtime, watch, notifications, self.allotment, self.agreement)
 
     # Questions

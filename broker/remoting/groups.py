@@ -65,7 +65,8 @@ def heartbeat(broker: BrokerController, connection: RemotingConnection, frame: F
         if connection.beat is None:
             _forget_presumed(broker, connection, beat)
         not_taken = _check(broker, connection, beat)
-        beat = _without(beat, not_taken)
+        if not_taken:
+            beat = _without(beat, not_taken)
         broker.clients.heartbeat(connection, beat.client_id, beat.producer_groups, frame.language, frame.version)
     except Exception as error:
         client_id, groups = bodies.names_in_heartbeat(frame.body)
@@ -153,8 +154,6 @@ def _check(broker: BrokerController, connection: RemotingConnection, beat: bodie
 
 
 def _without(beat: bodies.Heartbeat, groups: Container[str]) -> bodies.Heartbeat:
-    if not groups:
-        return beat
     return replace(beat, consumers=tuple(consumer for consumer in beat.consumers if consumer.group not in groups))
 
 

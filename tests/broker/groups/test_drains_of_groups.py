@@ -66,6 +66,7 @@ class World:
         engine: Any = self
         runtime = Runtime(clock, self.limits, tasks=engine, turns=engine)
         history = History(runtime)
+        self.queues = QUEUES
         self.works: list[Any] = []
         self.told: list[RemotingConnection] = []
         self.drained: list[tuple[int, RemotingConnection]] = []
@@ -96,7 +97,7 @@ class World:
         )
 
     def _route(self, topic: str) -> Route | None:
-        queues = (QueueData("a", QUEUES, QUEUES, 6),)
+        queues = (QueueData("a", self.queues, self.queues, 6),)
         return Route(queues, (BrokerData("a", {0: "127.0.0.1:1"}, "c"),)) if topic == "t" else None
 
     def spawn(self, work: Any) -> None:
@@ -162,6 +163,23 @@ class World:
 @pytest.fixture
 async def world(tmp_path: Path) -> World:
     return World(tmp_path)
+
+
+async def test_queue_that_a_member_reads_by_an_earlier_route_is_drained(world: World) -> None:
+    """By the present route the queue is not in the member's share, neither by its list nor in the end."""
+    one = await reader(world)
+    two = await world.joins("c2")
+    world.handles(one, 2, 3)
+    assert world.asks(one) == world.asks(two) == ["c1", "c2"]
+    world.reads(two, 2, 3)
+    world.clock.passes(world.limits.drained_wait_s)
+    world.queues = 6
+    queue = SimpleNamespace(topic="t", queue_id=2)
+    world.held[two] = [SimpleNamespace(queue=queue, until=Until.MESSAGE, is_done=False)]
+    await world.joins("a0")
+    assert ("t", 2) in world.drain.waiting[two]
+    world.handles(two, 2)
+    assert ("t", 2) not in world.drain.waiting.get(two, ())
 
 
 async def reader(world: World) -> RemotingConnection:
