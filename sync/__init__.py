@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
 from typing import Any, Self, TypeVar, Unpack
 
 from ..client import consumer as asynchronous
+from ..client.admin.admin_client import AdminClient as AsyncAdminClient
 from ..client.config import PRODUCER_GROUP, REQUEST_TIMEOUT_S, takes
 from ..client.consuming.handling import Outcome, RetryLater, caught
 from ..client.errors import get_logger
@@ -441,6 +442,37 @@ class LiteConsumer(PopReceiver):
         return _loop.run(self._consumer.lag())
 
 
+Answer = TypeVar("Answer")
+
+
+class AdminClient:
+    """The synchronous version of `rocketlet.AdminClient`, whose methods `call` runs:
+
+    with AdminClient("host:port") as admin:
+        print(admin.call(lambda admin: admin.topics()))
+    """
+
+    def __init__(self, name_server: str, *, access: Access | None = None) -> None:
+        async def made() -> AsyncAdminClient:
+            return AsyncAdminClient(name_server, access=access)
+
+        self._admin = _loop.run(made())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        _loop.run(self._admin.close())
+
+    def call(self, action: Callable[[AsyncAdminClient], Coroutine[Any, Any, Answer]]) -> Answer:
+        """Return the result of a coroutine: `action(admin)`, which gets the `rocketlet.AdminClient` and may call several of
+        its methods. Raises what the coroutine raises."""
+        return _loop.run(action(self._admin))
+
+
 AnyReceiver = TypeVar("AnyReceiver", Consumer, SharedConsumer, LiteConsumer)
 
 
@@ -480,6 +512,7 @@ def receive_any(consumers: Sequence[AnyReceiver], *, timeout_s: float | None = N
 
 __all__ = [
     "Access",
+    "AdminClient",
     "Consumer",
     "LiteConsumer",
     "Message",

@@ -13,10 +13,11 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from rocketlet.client import ConfigError, Message, RetryLater
+from rocketlet.client import AdminClient as AsyncAdminClient
+from rocketlet.client import ConfigError, Message, RetryLater, TopicNotFound
 from rocketlet.client.sending.requests import ProducerTransactions
 from rocketlet.protocol.bodies import GroupConfig
-from rocketlet.sync import Consumer, LiteConsumer, Producer, SharedConsumer
+from rocketlet.sync import AdminClient, Consumer, LiteConsumer, Producer, SharedConsumer
 from rocketlet.sync.loop import Loop
 
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
@@ -399,3 +400,18 @@ def test_it_is_refused_with_a_reason_where_gevent_has_replaced_threads(monkeypat
     monkeypatch.setitem(sys.modules, "gevent.monkey", Mock(is_module_patched=lambda name: name == "threading"))
     with pytest.raises(ConfigError, match=r"gevent has replaced threads by greenlets.*patch_all"):
         Producer("127.0.0.1:1").start()
+
+
+async def test_admin_client_runs_methods_without_a_loop(node: Node) -> None:
+    async def created(admin: AsyncAdminClient) -> list[str]:
+        await admin.create_topic("t", queues=2)
+        return await admin.topics()
+
+    def script() -> None:
+        with AdminClient(node.address) as admin:
+            assert "t" in admin.call(created)
+            assert len(admin.call(lambda admin: admin.topic("t")).ranges) == 2
+            with pytest.raises(TopicNotFound):
+                admin.call(lambda admin: admin.topic("missing"))
+
+    await in_thread(script)
