@@ -29,7 +29,7 @@ ROOMS = (
     "adapters",
 )
 
-JUSTIFIED = frozenset(("Consumer", "LiteConsumer", "Producer", "SharedConsumer"))
+JUSTIFIED = frozenset(("AdminClient", "Consumer", "LiteConsumer", "Producer", "SharedConsumer"))
 """The classes of `sync` stand for the client's, by the same names on purpose."""
 
 
