@@ -1,7 +1,8 @@
 """Brokers that are processes: killed with SIGKILL at any moment, again and again, or short of open files.
 
-kill         Under full load, in both flush modes. A fault: an acknowledged message is gone or elsewhere, messages of a sender
-             are out of order, a broker does not start again or reports a loss.
+kill         Under full load, in both flush modes, with a member of a lite group that stays over all kills. A fault: an
+             acknowledged message is gone or elsewhere, messages of a sender are out of order, the member does not get each
+             message of a lite topic in order, a broker does not start again or reports a loss.
 descriptors  With 64 to 1,024 open files, more queues than that, and idle connections that take what is left. A fault: an
              acknowledged message is gone, a broker dies or loses something, a client that was connected before is not
              served, connections are refused without a reason in the log.
@@ -18,7 +19,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from rocketlet.client import AdminClient, Producer, RocketletError
+from rocketlet.client import AdminClient, LiteConsumer, Message, Producer, RocketletError
 from rocketlet.demo.processes import ServerProcess
 from rocketlet.testing.ports import free_port
 
@@ -78,8 +79,60 @@ class Load:
         return faults
 
 
+class LiteLoad:
+    """Senders of lite topics, and a member that handles their messages while brokers are killed. `sent` has what was
+    acknowledged, and `handled` what the member got, by lite topic."""
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+        self.sent: dict[str, list[bytes]] = {f"s{number}": [] for number in range(LITE_TOPICS)}
+        self.handled: dict[str, list[bytes]] = {name: [] for name in self.sent}
+        self._consumer: LiteConsumer | None = None
+        self._numbers = itertools.count()
+
+    async def open(self, address: str) -> None:
+        """Start the member with the first broker."""
+        if self._consumer is None:
+            async with AdminClient(address) as admin:
+                await admin.create_topic(PARENT, message_type="LITE")
+            self._consumer = LiteConsumer(
+                address, self._group, PARENT, self._handle, lite_topics=self.sent, invisible_s=10
+            )
+            await self._consumer.start()
+
+    async def _handle(self, message: Message) -> None:
+        self.handled[str(message.lite_topic)].append(message.body)
+
+    async def send(self, broker: ServerProcess, producer: Producer, name: str) -> None:
+        while broker.child.exit_status is None:
+            body = b"%d" % next(self._numbers)
+            with contextlib.suppress(RocketletError):
+                await producer.send(PARENT, body, lite_topic=name)
+                self.sent[name].append(body)
+
+    async def faults(self) -> list[str]:
+        """Wait until the member has everything that was acknowledged, and compare."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LITE_WAIT_S):
+                while any(set(bodies) - set(self.handled[name]) for name, bodies in self.sent.items()):
+                    await asyncio.sleep(0.1)
+        if self._consumer is not None:
+            await self._consumer.stop()
+        faults = []
+        for name, sent in self.sent.items():
+            known, firsts = set(sent), dict.fromkeys(self.handled[name])
+            if missing := known - firsts.keys():
+                faults.append(f"{len(missing)} acknowledged messages of the lite topic {name} were not handled")
+            elif [body for body in firsts if body in known] != sent:
+                faults.append(f"messages of the lite topic {name} were first handled out of order")
+        return faults
+
+
 # Killed under load
 
+LITE_TOPICS = 4
+LITE_WAIT_S = 90.0  # maximum time until the member of the lite group has everything
+PARENT = "killed-lite"
 QUEUES = 8
 SENDERS = 32
 LIVES = 10  # kills in one flush mode, before the other mode's turn
@@ -108,6 +161,7 @@ class _Killed:
         self._port = free_port()
         self._ends: dict[int, int] = {}
         self._load: Load | None = None
+        self._lite = LiteLoad(f"lite-{flush}")
 
     async def live(self, *, is_last: bool) -> None:
         try:
@@ -124,7 +178,10 @@ class _Killed:
             if before is not None:
                 faults += await before.faults(broker.address, self._ends)
             self._load = load = Load(broker, self._outcome, is_ordered=True)
+            await self._lite.open(broker.address)
             if is_last:
+                faults += await self._lite.faults()
+                self._outcome.add(lite_acknowledged=sum(map(len, self._lite.sent.values())))
                 await broker.end()
             else:
                 await self._kill_under(load, broker)
@@ -135,6 +192,7 @@ class _Killed:
     async def _kill_under(self, load: Load, broker: ServerProcess) -> None:
         async with Producer(broker.address, "p", retries=0, timeout_s=5) as producer:
             senders = [asyncio.create_task(load.send(producer, at, itertools.count())) for at in range(SENDERS)]
+            senders += [asyncio.create_task(self._lite.send(broker, producer, name)) for name in self._lite.sent]
             await asyncio.sleep(self._chance.uniform(0.02, 0.5))
             await broker.kill()
             await asyncio.gather(*senders)
