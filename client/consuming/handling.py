@@ -642,9 +642,8 @@ class Calling:
         loop = asyncio.get_running_loop()
 
         async def in_thread(*arguments: Any) -> Any:
-            run, task = copy_context().run, asyncio.current_task()
-            called = partial(self.running.in_thread, task, caught, handler)
-            outcome, error = await loop.run_in_executor(executor, run, called, *arguments)
+            called = partial(self.running.in_thread, self.running.current(), caught, handler)
+            outcome, error = await loop.run_in_executor(executor, copy_context().run, called, *arguments)
             if error is not None:
                 raise error
             # A plain function may return a coroutine, for example a lambda that calls a coroutine function.

@@ -18,17 +18,23 @@ from ..message import Message
 _PACKAGE: Final = str(Path(__file__).parents[1])
 
 
+Call = tuple[Sequence[Message], float]
+"""A handler call: its messages, and the time of `time.monotonic` at which it began. Compare calls by identity. A plain tuple,
+because workers create one for each message."""
+
+
 class RunningCalls:
-    """The messages that workers are handling, by the worker's task.
+    """The handler calls of workers, by the worker's task.
 
     Attributes:
-        of_task: by task, the messages, and the time of `time.monotonic` at which their call began. Workers write it directly,
-            because they do so for each message.
+        of_task: the call of each worker's task. Workers write it directly, because they do so for each message.
     """
 
     def __init__(self) -> None:
-        self.of_task: dict[asyncio.Task[None], tuple[Sequence[Message], float]] = {}
-        self._threads: dict[asyncio.Task[Any] | None, int] = {}
+        self.of_task: dict[asyncio.Task[Any], Call] = {}
+        self._of_thread: dict[
+            int, Call | None
+        ] = {}  # by the thread's identifier, because a thread runs one call at a time
 
     def begin(self, messages: Sequence[Message]) -> None:
         """Record that the current task begins to handle messages."""
@@ -36,13 +42,19 @@ class RunningCalls:
         assert task is not None
         self.of_task[task] = messages, time.monotonic()
 
-    def in_thread(self, task: asyncio.Task[Any] | None, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function on behalf of a task in the current thread, whose stack is then the task's."""
-        self._threads[task] = threading.get_ident()
+    def current(self) -> Call | None:
+        """Return the call of the current task; None if the task is not a worker's."""
+        task = asyncio.current_task()
+        return None if task is None else self.of_task.get(task)
+
+    def in_thread(self, call: Call | None, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Run a function of a call in the current thread, whose stack is then reported for the call."""
+        thread = threading.get_ident()
+        self._of_thread[thread] = call
         try:
             return function(*arguments)
         finally:
-            del self._threads[task]
+            del self._of_thread[thread]
 
     def report(self, *, stacks: bool) -> list[RunningHandler]:
         """Return the calls that have been running for longest, and the newest, up to MAX_REPORTED_HANDLERS.
@@ -54,29 +66,37 @@ class RunningCalls:
         calls = sorted(self.of_task.items(), key=lambda item: item[1][1])
         if len(calls) > MAX_REPORTED_HANDLERS:
             del calls[MAX_REPORTED_HANDLERS - 1 : -1]
-        threads = sys._current_frames() if stacks and self._threads else {}
+        threads = list(self._of_thread.items()) if stacks else []
+        frames = sys._current_frames() if threads else {}
         return [
             RunningHandler(
-                messages[0].message_id,
-                messages[0].queue.topic,
-                messages[0].queue.broker_name,
-                messages[0].queue.queue_id,
-                messages[0].queue_offset,
-                messages[0].attempt,
-                int((now_s - began_s) * 1000),
-                len(messages),
-                self._stack(task, threads) if stacks else [],
+                call[0][0].message_id,
+                call[0][0].queue.topic,
+                call[0][0].queue.broker_name,
+                call[0][0].queue.queue_id,
+                call[0][0].queue_offset,
+                call[0][0].attempt,
+                int((now_s - call[1]) * 1000),
+                len(call[0]),
+                # The newest thread: an earlier one of the call may still run after its middleware has timed out.
+                _stack(task, next((frames.get(thread) for thread, of in reversed(threads) if of is call), None))
+                if stacks
+                else [],
             )
-            for task, (messages, began_s) in calls
+            for task, call in calls
         ]
 
-    def _stack(self, task: asyncio.Task[None], threads: dict[int, FrameType]) -> list[str]:
-        """Return the places in the code where a call is, the outermost first, from the application's first one on."""
-        frame = threads.get(self._threads.get(task, 0))
-        places = _places_of_thread(frame) if frame is not None else list(_places(task.get_coro()))
-        own = next((number for number, (code, _) in enumerate(places) if not _is_ours(code)), len(places))
-        kept = places[own:][-MAX_STACK_FRAMES:] or places[-1:]
-        return [f"{code.co_filename}:{line} {code.co_qualname}" for code, line in kept]
+
+def _stack(task: asyncio.Task[Any], frame: FrameType | None) -> list[str]:
+    """Return the places in the code where a call is, the outermost first, from the application's first one on.
+
+    Args:
+        frame: the innermost frame of the call's thread; None if the call runs in its task.
+    """
+    places = _places_of_thread(frame) if frame is not None else list(_places(task.get_coro()))
+    own = next((number for number, (code, _) in enumerate(places) if not _is_ours(code)), len(places))
+    kept = places[own:][-MAX_STACK_FRAMES:] or places[-1:]
+    return [f"{code.co_filename}:{line} {code.co_qualname}" for code, line in kept]
 
 
 def _is_ours(code: CodeType) -> bool:

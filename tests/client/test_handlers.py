@@ -823,6 +823,59 @@ async def test_running_handler_in_a_thread_is_reported_with_the_stack_of_the_thr
     assert running.stack[0].endswith("handle")
 
 
+async def test_handler_in_a_thread_succeeds_when_an_earlier_call_of_its_worker_ends_meanwhile(
+    node: Node, wire: Wire
+) -> None:
+    await create_topic(wire, "t", 1)
+    began = {body: asyncio.Event() for body in (b"abandoned", b"first", b"second", b"third")}
+    ended = {body: asyncio.Event() for body in began}
+    may_end = {body: threading.Event() for body in (b"abandoned", b"second")}
+    workers: dict[bytes, asyncio.Task[Any] | None] = {}
+    errors: list[BaseException] = []
+    loop = asyncio.get_running_loop()
+
+    def handle(message: Message) -> None:
+        loop.call_soon_threadsafe(began[message.body].set)
+        if message.body in may_end:
+            may_end[message.body].wait(PATIENCE_S)
+
+    async def time_out(message: Message, call: Callable[[Message], Awaitable[Any]]) -> Any:
+        workers[message.body] = asyncio.current_task()
+        try:
+            async with asyncio.timeout(None) as limit:
+                if message.body == b"abandoned":
+                    limit_of_abandoned.set_result(limit)
+                return await call(message)
+        except TimeoutError:
+            return None
+        except BaseException as error:
+            errors.append(error)
+            raise
+        finally:
+            ended[message.body].set()
+
+    limit_of_abandoned: asyncio.Future[asyncio.Timeout] = loop.create_future()
+    async with (
+        Producer(node.address) as producer,
+        Consumer(node.address, "g", "t", handle, start="first", concurrency=2, middleware=[time_out]),
+    ):
+        await producer.send("t", b"abandoned")
+        await began[b"abandoned"].wait()
+        (await limit_of_abandoned).reschedule(0)
+        await ended[b"abandoned"].wait()  # its thread still runs
+        await producer.send("t", b"first")
+        await ended[b"first"].wait()
+        await producer.send("t", b"second")
+        await began[b"second"].wait()
+        may_end[b"abandoned"].set()
+        await producer.send("t", b"third")
+        await ended[b"third"].wait()  # in the thread of the abandoned call, which has therefore ended
+        may_end[b"second"].set()
+        await ended[b"second"].wait()
+    assert workers[b"second"] is workers[b"abandoned"]
+    assert not errors
+
+
 async def test_handlers_beyond_the_limit_are_reported_as_the_longest_and_the_newest(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 1)
     gate, count = asyncio.Event(), MAX_REPORTED_HANDLERS + 3
