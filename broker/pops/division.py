@@ -212,6 +212,7 @@ class Division:
                 self._divide(pool)
         divided = self._divided.get(group)
         if divided is not None:
+            self._replace_members(divided, group)
             self.check_soon(divided)
 
     def progressed(self, pool: QueuePool) -> None:
@@ -304,6 +305,16 @@ class Division:
         member.pay_by(request.session)
         member.subscriptions[pool] = request.wanted
         self._heartbeat(divided, client, member)
+
+    def _replace_members(self, divided: Divided, group: ConsumerGroup) -> None:
+        """End the memberships of clients that pop and send a heartbeat of their own now."""
+        for client, member in list(divided.members.items()):
+            own = group.members.get(client.session) if client.session is not None else None
+            if own is not None and client in divided.members:
+                del divided.members[client]
+                for pool in member.subscriptions:
+                    pool.member_ids[client] = own.listed_id
+                self._groups.leave(member, divided.name)
 
     def _heartbeat(self, divided: Divided, client: PopClient, member: PopMember) -> None:
         data = member.data(divided.name, self._strategy(self._groups.get(divided.name)))

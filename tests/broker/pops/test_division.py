@@ -14,7 +14,7 @@ import pytest
 from rocketlet.broker.config import POOL_IDLE_S, POOL_LEAVE_S, POOL_SENT_BACK
 from rocketlet.broker.groups.reading import Read, ReadKind, Refuse, may_read
 from rocketlet.broker.pops.deliveries import AckStatus, PopClient, Why
-from rocketlet.client import Consumer, Producer
+from rocketlet.client import Consumer, Producer, SharedConsumer
 from rocketlet.client.admin.admin_client import AdminClient
 from rocketlet.client.admin.diagnosis import diagnose
 from rocketlet.protocol.bodies import GroupConfig
@@ -480,6 +480,22 @@ async def test_who_pulls_and_who_pops_share_a_topic_and_hand_queues_over(nodes: 
         sent += await send(node, (b"pulled-%d" % number for number in range(20)))
         await until_all()
     assert Counter(inbox.bodies + got) == Counter(sent)
+
+
+async def test_shared_consumer_that_joins_where_a_consumer_pulls_is_one_member(node: Node, connect: Connect) -> None:
+    """Its first receive comes before its first heartbeat with the group."""
+    await create_topic(await connect(node.address), "t", queues=4)
+    pulled, shared = Inbox(), Inbox()
+    async with Consumer(node.address, "g", "t", pulled, start="first"):
+        await eventually(lambda: len(owners_mixed_groups(node)) == 1)
+        async with SharedConsumer(node.address, "g", "t", shared) as consumer:
+            await eventually(lambda: owners_mixed_groups(node)["(shared)"] == 2)
+            ids = [member.client_id for member in node.broker.groups.members_of("g").values()]
+            assert (len(ids), ids.count(consumer.client_id)) == (2, 1)
+            await send(node, (b"%d" % number for number in range(20)))
+            await eventually(lambda: len(pulled.messages) + len(shared.messages) == 20)
+            assert shared.messages
+        await eventually(lambda: len(node.broker.groups.members_of("g")) == 1)
 
 
 async def test_a_member_in_order_gets_nothing_that_clients_which_popped_have_acknowledged(
