@@ -250,7 +250,8 @@ class Topics:
         self._identities.setdefault(topic.name, secrets.token_hex(8))
         was_never_lite = topic.is_lite and topic.name not in self._lite_since
         if was_never_lite:
-            self._lite_since[topic.name] = position
+            # a topic that was restored from the commit log alone may have been LITE before: all its messages count
+            self._lite_since[topic.name] = position if self._identities[topic.name] else 0
         try:
             self._append(self._json(topic))
         except Exception:

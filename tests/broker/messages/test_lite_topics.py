@@ -237,6 +237,21 @@ def test_messages_stay_indexed_when_a_parent_is_lite_with_an_interruption(opened
     again.close()
 
 
+def test_parent_whose_settings_were_lost_gets_its_messages_back_when_it_is_lite_again(
+    opened: Opened, tmp_path: Path
+) -> None:
+    opened.send("a", "a", "b")
+    before = opened.by_index()
+    folder = opened.copy(tmp_path / "copy")
+    for path in folder.glob("topics.*"):
+        path.unlink()
+    again = Opened(folder)
+    assert again.by_index() == {}, "it is a plain topic now"
+    again.put_parent()
+    again.close()
+    assert Opened(folder).by_index() == before
+
+
 def test_parent_of_an_earlier_release_keeps_its_lite_topics(opened: Opened, tmp_path: Path) -> None:
     opened.send("a", "b")
     opened.broker.persist()
