@@ -304,15 +304,6 @@ class QueueDeliveries:
             self.pool.of.unfinished += 1
             self._order.add(delivery)
 
-    def peek(self, wanted: int) -> list[Delivered]:
-        """Return the next messages that the group has not read, without handles and without popping them."""
-        position = max(self.next, self.queue.begin)
-        if position >= self.queue.next:
-            return []
-        records = split_records(b"".join(self._store.fetch(self.queue, position, wanted).pieces))
-        topic, queue_id = self.queue.topic, self.queue.queue_id
-        return [Delivered(record, topic, queue_id, offset_in(record), 1, "", 0) for record in records]
-
     def deliver(self, taken: Sequence[TakenDelivery], request: PopRequest, now_s: float, now_ms: int) -> list[Delivery]:
         """Put taken messages in flight, and return their deliveries. All get one pop time, which none of them had
         before."""
@@ -1224,15 +1215,20 @@ class Pools:
             yield from list(pool.deliveries())
 
     def peek(self, group: str, topic: str, queue_id: int | None, wanted: int) -> list[Delivered]:
-        """Return messages of ready queues that were never popped, up to the size of a result, without handles and without
-        popping them. Creates the pool if there is none. Raises the errors of reading and of `get_or_make`."""
+        """Return messages that clients of the group would pop for the first time, up to the size of a result, without handles
+        and without popping them. This changes nothing. Raises the errors of reading."""
         request = PopRequest(group, topic, PopClient(""), wanted, 0, queue_id=queue_id)
-        pool = self.get_or_make(request)
+        pool, of = self.find_queues(group, topic), self._groups.get(group)
         found: list[Delivered] = []
         size = 0
-        for ready_id in [ready_id for ready_id in pool.ready if queue_id in (None, ready_id)]:
-            deliveries = pool.queues.get(ready_id) or self.open_queue(pool, ready_id)
-            for message in deliveries.peek(wanted - len(found)):
+        for queue, offset in self._starts(request):
+            number = queue.queue_id
+            if queue_id not in (None, number) or (pool is not None and number not in pool.ready):
+                continue
+            deliveries = pool.queues.get(number) if pool is not None else None
+            ahead = of.finished_ahead(topic, number) if of is not None else None
+            position = max(deliveries.next if deliveries is not None else offset, ahead.end if ahead is not None else 0)
+            for message in self._stored(queue, max(position, queue.begin), wanted - len(found)):
                 size += len(message.record)
                 if found and size > request.max_bytes:
                     return found
@@ -1240,6 +1236,13 @@ class Pools:
             if len(found) >= wanted:
                 break
         return found
+
+    def _stored(self, queue: ConsumeQueue, position: int, count: int) -> list[Delivered]:
+        """Return messages of a queue from a position on, without handles."""
+        if position >= queue.next:
+            return []
+        records = split_records(b"".join(self._store.fetch(queue, position, count).pieces))
+        return [Delivered(record, queue.topic, queue.queue_id, offset_in(record), 1, "", 0) for record in records]
 
     # The end of pools
 

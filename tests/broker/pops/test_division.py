@@ -305,6 +305,21 @@ def test_in_order_what_was_acknowledged_is_left_out_of_what_members_pull(world: 
     assert ahead_of(world) == [2, 3]
 
 
+def test_peek_leaves_out_what_is_finished_and_changes_nothing(world: World) -> None:
+    puller = leaving_with_finished_ahead(world)
+    world.state.client_gone(client_of("p"))
+    for _ in range(10):
+        world.advance(POOL_IDLE_S)
+        world.lock(puller, "a", 0, 1)
+        world.state.expire_clients()
+        world.turn()
+    assert world.state.pools.find("g", "t") is None
+    peeked = world.state.pools.peek("g", "t", 0, 10)
+    assert [message.offset for message in peeked] == [4], "a0 and a1 were popped before"
+    assert world.state.pools.find("g", "t") is None
+    assert ahead_of(world) == [2, 3]
+
+
 @pytest.mark.parametrize("is_killed", [True, False])
 def test_what_is_left_out_of_what_members_pull_is_kept_over_a_restart(world: World, is_killed: bool) -> None:
     leaving_with_finished_ahead(world)
