@@ -479,9 +479,10 @@ class Limits:
 
     # Name servers
 
-    max_routes: int = 200_000  # topics of all brokers together; a topic counts once for each of its brokers
-    # characters of the names of these topics, so that a list of all names fits into a frame
-    max_route_chars: int = 12_000_000
+    # topics of all brokers together, half of them of one host; a topic counts once for each of its brokers
+    max_routes: int = 400_000
+    # characters of the names of these topics, half of them of one host, so that a list of all names fits into a frame
+    max_route_chars: int = 13_000_000
     max_brokers: int = 1000  # broker names at a name server
     max_broker_addresses: int = 16  # addresses of one broker, master and slaves
     max_departed_brokers: int = 100  # departed brokers that are remembered, the newest ones

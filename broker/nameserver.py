@@ -150,7 +150,8 @@ class Routes:
             del self._usage_by_host[broker.host]
 
     def _check_limits(self, name: str, broker: _Broker, addresses: int, more: _Usage) -> None:
-        """Check the limits of a registration. One host may use half of the limits for all topics. Raises LimitExceeded.
+        """Check the limits of a registration. One host may use half of the limits for all topics, unless its address is a
+        loopback address. Raises LimitExceeded.
 
         Args:
             addresses: number of the broker's addresses
@@ -166,7 +167,7 @@ class Routes:
             raise LimitExceeded(f"the broker {name} has more than {self.limits.max_topics} topics")
         if not more.topics:
             return
-        of_host = self._usage_by_host.get(broker.host, _Usage())
+        of_host = self._usage_by_host.get(broker.host, _Usage()) if not is_loopback(broker.host) else _Usage()
         for whose, used, share in (("all brokers", self._usage, 1), (f"the brokers of {broker.host}", of_host, 2)):
             topics, chars = -(-self.limits.max_routes // share), -(-self.limits.max_route_chars // share)
             if used.topics + more.topics > topics or used.name_chars + more.name_chars > chars:

@@ -1183,6 +1183,10 @@ class Pools:
         now_s = self._clock.monotonic_s()
         return [item.client for item in self._extending if item.is_silent(now_s)]
 
+    def is_silent(self, client: PopClient) -> bool:
+        found = self.clients.get(client)
+        return found is not None and found in self._extending and found.is_silent(self._clock.monotonic_s())
+
     # Deliveries
 
     def delivery(self, group: str, topic: str, text: str) -> tuple[QueueDeliveries, Delivery] | AckStatus:

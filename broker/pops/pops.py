@@ -404,7 +404,9 @@ class Pops(LitePart):
         try:
             while woken := self._woken_lites[parent]:
                 self._woken_lites[parent] = {}
-                for pool in self.pools.lite_pools(parent):
+                for index, pool in enumerate(self.pools.lite_pools(parent), 1):
+                    if index % SLICE == 0:
+                        yield
                     for number, lite in enumerate(woken, 1):
                         if pool in self.pools.all and self.pools.lites.get(parent, lite.name) is lite:
                             pool.offer(lite)
@@ -795,7 +797,7 @@ class Pops(LitePart):
         """End clients without contact whose messages the broker extends, and remove unused clients, pools and lite topics."""
         self.lite.expire()
         self.expiry.check_kept()
-        self._do_some(_in_order(map(self._losing_client, self.pools.silent_clients())))
+        self._do_some(self._losing_silent())
         self.pools.remove_idle_clients(self._clock.monotonic_s() - POP_CLIENT_SILENT_S)
         self._remove_unused()
         self.division.check()
@@ -863,6 +865,11 @@ class Pops(LitePart):
         stay in flight until that expires. Do nothing once the broker is stopped."""
         self._do_some(self._losing_client(client))
 
+    def _losing_silent(self) -> Work[None]:
+        for client in self.pools.silent_clients():
+            if self.pools.is_silent(client):  # it may have had contact since
+                yield from self._losing_client(client)
+
     def _losing_client(self, client: PopClient) -> Work[None]:
         if self._is_stopped:  # the next broker writes the journal, perhaps in this process
             return
@@ -870,9 +877,10 @@ class Pops(LitePart):
         self.pools.remove_client(client)
         touched: dict[Pool, None] = {}
         if found is not None:
-            extended = list(found.extended.items())
-            yield from self._ending(list(found.receives), Why.CLIENT_GONE)
+            # Take all that is the client's before the first yield: it may return, and subscribe again, before the last one.
+            extended, receives = list(found.extended.items()), list(found.receives)
             self.lite.client_gone(client)
+            yield from self._ending(receives, Why.CLIENT_GONE)
             for delivery, deliveries in extended:
                 if self._is_stopped:
                     return
@@ -945,19 +953,16 @@ class Pops(LitePart):
     def _delete(self, pools: Iterable[Pool], why: Why) -> None:
         ended: list[Work[None]] = []
         for pool in pools:
-            ended.append(self._ending_deleted(pool, why))
+            ended.append(self._ending(pool.waiting(), why))
             for deliveries in pool.deliveries():
                 self._journal.ended(deliveries)
             if isinstance(pool, QueuePool):
                 self.division.pool_deleted(pool)
+            elif isinstance(pool, LitePool):
+                self.lite.pool_deleted(pool)
             self._end_pool(pool)
         self._write_now()
         self._do_some(_in_order(ended))
-
-    def _ending_deleted(self, pool: Pool, why: Why) -> Work[None]:
-        yield from self._ending(pool.waiting(), why)
-        if isinstance(pool, LitePool):
-            self.lite.pool_deleted(pool)
 
     def _end_pool(self, pool: Pool) -> None:
         for deliveries in list(pool.deliveries()):

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from rocketlet.broker.config import LIMITS, MAX_POP_MESSAGES, POSTPONED_AT_ONCE, STANDSTILL_S
 from rocketlet.broker.pops.deliveries import PopClient, PopResult, Why
-from rocketlet.protocol.bodies import GroupConfig, TopicConfig
+from rocketlet.broker.pops.lite_subscriptions import LiteSync
+from rocketlet.protocol.bodies import GroupConfig, TopicConfig, finish
+from rocketlet.protocol.group_bodies import LiteAction
 
 from .world import FakeSession, World, bodies, client_of, handles
 
@@ -170,6 +172,26 @@ def test_group_of_a_deleted_parent_starts_again_while_its_former_receives_end(wo
     world.turns.turn_s = turn_s
     world.turn()
     assert (ended(waiting), again, world.state.waiting) == (MANY, [], 1)
+    send("a", "1")
+    world.turn()
+    assert [bodies(result) for result in again] == [["1"]]
+
+
+def test_lite_client_that_returns_while_its_former_receives_end_keeps_its_new_subscriptions(world: World) -> None:
+    send = lite(world)
+    world.groups.put(GroupConfig("g", attributes={"lite.bind.topic": "CHAT"}))
+    session: Any = FakeSession()
+    subscribe = LiteSync(client_of("c"), session, "g", "CHAT", LiteAction.COMPLETE_ADD, ("a",))
+    finish(world.state.lite.sync(subscribe))
+    waiting = [world.wait(topic="CHAT") for _ in range(MANY)]
+    turn_s, world.turns.turn_s = world.turns.turn_s, -1
+    world.state.client_gone(client_of("c"))
+    assert 0 < ended(waiting) <= AT_ONCE
+    finish(world.state.lite.sync(subscribe))
+    world.turns.turn_s = turn_s
+    world.turn()
+    assert ended(waiting) == MANY
+    again = world.wait(topic="CHAT")
     send("a", "1")
     world.turn()
     assert [bodies(result) for result in again] == [["1"]]
