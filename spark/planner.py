@@ -289,8 +289,7 @@ class Planner:
 
     def _within(self, seen: BrokerOffsets) -> dict[Queue, int]:
         """Return the next offset of each free queue whose broker answered. An offset outside of its queue is moved into the
-        queue, or raises DataLossError with failOnDataLoss."""
-        fail = self._options.fail_on_data_loss
+        queue, or raises DataLossError if `_is_loss_fatal`."""
         within: dict[Queue, int] = {}
         for queue, position in self.share.free().items():
             extent = seen.extents.get(queue)
@@ -300,7 +299,7 @@ class Planner:
                 is_same = (
                     bool(seen.marks.get(part_of(queue), TopicSnapshot()).identity) and queue in self._course.read_ends
                 )
-                position = outside(queue, position, extent, is_same=is_same, fail=fail)
+                position = outside(queue, position, extent, is_same=is_same, fail=self._is_loss_fatal(queue.topic))
                 self._rewind(queue, position)
             within[queue] = position
         return within
@@ -365,10 +364,14 @@ class Planner:
             if message is not None:
                 self._course.add_message(queue, message)
 
+    def _is_loss_fatal(self, topic: str) -> bool:
+        """Return True if the loss of messages of a topic ends the query: with failOnDataLoss, except for the group's retry
+        topic, which is deleted with the group."""
+        return self._options.fail_on_data_loss and not topic.startswith(RETRY_PREFIX)
+
     def _restart_topic(self, part: Part, seen: BrokerOffsets) -> None:
-        """Move the free queues of a recreated topic to its start. Raises DataLossError if failOnDataLoss is set, except for
-        the group's retry topic, which is deleted with the group."""
-        fail = self._options.fail_on_data_loss and not part[0].startswith(RETRY_PREFIX)
+        """Move the free queues of a recreated topic to its start. Raises DataLossError if `_is_loss_fatal`."""
+        fail = self._is_loss_fatal(part[0])
         self.share.forget(part)
         for queue, position in self.share.free().items():
             if part_of(queue) == part and queue in seen.extents:
@@ -377,14 +380,15 @@ class Planner:
                 self._rewind(queue, begin)
 
     async def _readable(self, batch: MicroBatch) -> Ranges:
-        """Return the ranges of a batch that is run again, without ranges of topics that were recreated. With failOnDataLoss,
-        such a topic raises DataLossError."""
+        """Return the ranges of a batch that is run again, without ranges of topics that were recreated. Such a topic raises
+        DataLossError if `_is_loss_fatal`."""
         queues = [queue for queue, (begin, end) in batch.ranges.items() if begin < end]
         seen = await self._view.extents.of(queues)
         recreated_parts = await self._recreated(seen)
         lost = [queue for queue in queues if part_of(queue) in recreated_parts]
         for queue in lost:
-            recreated(queue, batch.ranges[queue][0], seen.extents[queue], fail=self._options.fail_on_data_loss)
+            begin = batch.ranges[queue][0]
+            recreated(queue, begin, seen.extents[queue], fail=self._is_loss_fatal(queue.topic))
         return {queue: span for queue, span in batch.ranges.items() if queue not in lost}
 
     # Offsets

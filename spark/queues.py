@@ -61,7 +61,6 @@ class Course:
     def start_of(self, queue: Queue) -> int | Literal["first"]:
         """Return where a queue without an offset starts: at its first message, or at a store time in ms since the epoch if
         the queue may be older than a query that started at the latest messages."""
-        print("START", queue, self.start)
         is_new = self.start is None or queue.topic.startswith(RETRY_PREFIX) or self.start.is_later(queue)
         return "first" if is_new or self.start is None else self.start.time_ms
 

@@ -559,13 +559,14 @@ class AdminClient:
             offsets: True to delete its offsets, too.
             dead_letters: True to delete its dead-letter topic even if the topic contains messages.
         """
-        await self._change_all(RequestCode.DELETE_SUBSCRIPTIONGROUP, write(GroupName(name, offsets)))
         await self.delete_topic(names.retry_topic(name))
         count = await self.dead_letter_count(name)
-        if count is None or (count and not dead_letters):
-            return count or 0
-        await self.delete_topic(names.dlq_topic(name))
-        return 0
+        if count is not None and (dead_letters or not count):
+            await self.delete_topic(names.dlq_topic(name))
+            count = 0
+        # The settings are last, so that tools still know the group if one of the steps before has failed.
+        await self._change_all(RequestCode.DELETE_SUBSCRIPTIONGROUP, write(GroupName(name, offsets)))
+        return count or 0
 
     async def dead_letter_count(self, group: str) -> int | None:
         """Return the number of a group's stored dead letters; None if it has no dead-letter topic."""

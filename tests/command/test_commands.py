@@ -423,6 +423,19 @@ async def test_all_dead_letters_are_exported_with_their_bodies(run: Run, node: N
     assert exported[7]["body"] == "7 " + "x" * 1000
 
 
+async def test_deletion_of_a_group_can_be_repeated_when_a_broker_has_refused_a_part_of_it(
+    rocketlet: Broker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "configure", lambda level: None)
+    async with AdminClient(rocketlet.address) as admin:
+        await admin.create_group(GroupConfig("g"))
+    rocketlet.faults.add(Fault.answer("DELETE_TOPIC_IN_BROKER", response="SYSTEM_ERROR", remark="not now", times=1))
+    delete = ["groups", "delete", "g", "--yes", "--nameserver", rocketlet.address]
+    assert await asyncio.to_thread(main, delete) == 1
+    assert "not now" in capsys.readouterr().err
+    assert await asyncio.to_thread(main, delete) == 0
+
+
 FORGED_MARKS = {
     "infinite offset": b'{"group":"g","queue":0,"state":"discarded","ranges":[[0,1e999]]}',
     "deep nesting": b"[" * 200_000,

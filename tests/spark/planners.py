@@ -14,7 +14,7 @@ from rocketlet.protocol.headers import TopicName, write
 pytest.importorskip("pyspark")
 from rocketlet.spark.checkpoint import EMPTY, MicroBatch
 from rocketlet.spark.member import QueryMember
-from rocketlet.spark.options import stream_options
+from rocketlet.spark.options import StreamOptions, stream_options
 from rocketlet.spark.planner import Planner
 from rocketlet.spark.source import make_planner
 
@@ -24,16 +24,19 @@ BOTH = pytest.mark.parametrize("membership", [True, False], ids=["member", "stan
 @contextmanager
 def opened(address: str, membership: bool, resumed: MicroBatch = EMPTY, **given: str | None) -> Iterator[Planner]:
     """A planner as a query has it that continues from a checkpoint."""
-    topic = {} if "assign" in given else {"topic": "t"}
-    all_given = {name: value for name, value in {**topic, **given}.items() if value is not None}
-    kind = {"membership": str(membership).lower(), "group": "g", "nameServer": address, "pollTimeoutMs": "2000"}
-    options = stream_options({**kind, **all_given})
-    planner = make_planner(options, resumed)
+    planner = make_planner(planner_options(address, membership, **given), resumed)
     try:
         planner.finish(resumed)
         yield planner
     finally:
         planner.close()
+
+
+def planner_options(address: str, membership: bool, **given: str | None) -> StreamOptions:
+    topic = {} if "assign" in given else {"topic": "t"}
+    all_given = {name: value for name, value in {**topic, **given}.items() if value is not None}
+    kind = {"membership": str(membership).lower(), "group": "g", "nameServer": address, "pollTimeoutMs": "2000"}
+    return stream_options({**kind, **all_given})
 
 
 def member_of(planner: Planner) -> QueryMember:

@@ -11,11 +11,13 @@ import uvloop
 from rocketlet.client import AdminClient, ConfigError
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, write
+from rocketlet.protocol.names import Queue
 
 pytest.importorskip("pyspark")
 from rocketlet.spark.checkpoint import EMPTY, MicroBatch, from_offset, to_offset
+from rocketlet.spark.source import make_planner
 
-from .planners import BOTH, opened, read_all, request
+from .planners import BOTH, opened, planner_options, read_all, request
 from .running import QUEUES, committed, fill, rows_of
 
 pytestmark = pytest.mark.timeout(120)
@@ -108,6 +110,33 @@ def test_group_that_was_deleted_continues_at_the_checkpoint_with_a_warning(
         assert rows_of(read_all(planner)) == 3
         assert committed(address, "g") == 104
     assert "group_offsets_missing group='g'" in caplog.text
+
+
+def test_interrupted_batch_with_retries_is_run_again_without_them_when_the_group_was_deleted(address: str) -> None:
+    """The retry topic is deleted with the group; that is no loss of the query's data."""
+
+    async def add_retries() -> None:
+        async with AdminClient(address) as admin:
+            for _ in range(3):
+                await admin.store(Queue("%RETRY%g", "broker-a", 0), b"x")
+
+    async def delete_group() -> None:
+        async with AdminClient(address) as admin:
+            await admin.delete_group("g")
+
+    fill(address, range(5))
+    with opened(address, True) as planner:
+        read_all(planner)
+        uvloop.run(add_retries())
+        fill(address, range(5))
+        while (batch := planner.plan()) is None or not any(queue.topic == "%RETRY%g" for queue in batch.ranges):
+            pass
+    uvloop.run(delete_group())
+    resumed = make_planner(planner_options(address, True), batch, is_unfinished=True)
+    try:
+        assert {queue.topic for queue in resumed.readable(batch)} == {"t"}
+    finally:
+        resumed.close()
 
 
 def test_checkpoint_of_an_earlier_release_keeps_the_time_of_its_start() -> None:
