@@ -142,7 +142,8 @@ class BrokerController:
         self.filters = Filters(runtime)
         self.held_pulls = HeldPulls(runtime)
         self.appender = appender = Appender(self.store, self.changes)
-        self.lites = LiteTopics(runtime, topics, self.store, LiteFile(folder / "lite_offsets.json"), self.changes)
+        lite_file = LiteFile(runtime.adoption, folder / "lite_offsets.json")
+        self.lites = LiteTopics(runtime, topics, self.store, lite_file, self.changes)
         self.delays = Delays(runtime, folder / "delays.json", config.delay_levels_ms, topics, appender)
         self.timers = Timers(runtime, folder, topics, appender)
         path, time = folder / "transactions.json", self.retention_time

@@ -571,6 +571,7 @@ class LiveConfig:
 
 
 Entry = TypeVar("Entry")
+Shape = TypeVar("Shape", dict[str, Any], list[Any])
 
 
 class Adoption:
@@ -606,6 +607,27 @@ class Adoption:
         if first is not None:
             content = orjson.dumps(left, default=_shown, option=orjson.OPT_NON_STR_KEYS)
             self.set_aside(part, len(left), content, first)
+
+    def whole(self, part: str, value: object, shape: type[Shape], read: Callable[[Shape], T]) -> T:
+        """Read the value of a state file, of which no part can be adopted without the others, and return the result. If it
+        cannot be read, read an empty value instead.
+
+        Args:
+            part: the name of the state, which begins the name of the file.
+            value: the value; None if there is no state file.
+            shape: the type that the value must have.
+            read: reads a value, or raises an error. It accepts an empty value.
+        """
+        try:
+            if isinstance(value, shape):
+                return read(value)
+            if value is not None:
+                raise TypeError(f"expected a {shape.__name__}, got a value of type {type(value).__name__}")
+        except MemoryError:
+            raise
+        except Exception as error:
+            self.set_aside(part, 1, orjson.dumps(value), error)
+        return read(shape())
 
     def set_aside(self, part: str, count: int, content: bytes, fault: Exception) -> None:
         """Keep and report entries that were not adopted.

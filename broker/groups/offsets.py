@@ -77,9 +77,10 @@ class Offsets:
         self.is_unsaved = False
         self._dirty = False
         self._count = 0
-        state = read_state(path) or {}
-        self._saved_rewinds = state.pop(_REWINDS, {})
-        self._saved_identities = list(state.pop(_IDENTITIES, {}).items())
+        state = self._adoption.whole("offsets", read_state(path), dict, dict[str, Any])
+        self._saved_rewinds = self._adoption.whole("rewinds", state.pop(_REWINDS, None), dict, dict[str, Any])
+        identities = self._adoption.whole("topics of offsets", state.pop(_IDENTITIES, None), dict, dict[str, Any])
+        self._saved_identities = list(identities.items())
         self.has_pops = state.pop(_POPPED, None) is not None  # True if a group has ever popped: its journal exists then
         self._adoption.each("offsets", state.items(), self._adopt)
         self._saved_rewinds = {}
@@ -110,9 +111,9 @@ class Offsets:
             if self._is_former(topic, saved, deleted):
                 self.topic_deleted(topic)
         self._saved_identities = []
-        self._adoption.each(
-            "handed-over offsets", chain.from_iterable(self._journal.read()), partial(self._apply, deleted)
-        )
+        lines = self._journal.read()
+        entries = chain.from_iterable(line if isinstance(line, list) else (line,) for line in lines)
+        self._adoption.each("handed-over offsets", entries, partial(self._apply, deleted))
 
     def _apply(self, deleted: Container[str], entry: Any) -> None:
         """Adopt the offsets of queues that were handed over."""

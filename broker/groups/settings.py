@@ -74,7 +74,8 @@ class GroupConfigs:
         self._generation = runtime.generation
         self._groups = groups
         self._count = 0
-        runtime.adoption.each("groups", (*(read_state(path) or ()), *self.journal.read()), self._adopt)
+        saved = runtime.adoption.whole("groups", read_state(path), list, list[Any])
+        runtime.adoption.each("groups", (*saved, *self.journal.read()), self._adopt)
 
     def _adopt(self, item: Any) -> None:
         if "deleted" in item:

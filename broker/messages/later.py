@@ -80,6 +80,10 @@ def stage_due(record: Record, topics: Topics, appender: Appender) -> bool:
     return True
 
 
+def _progress(value: dict[str, Any]) -> dict[int, int]:
+    return {int(level): int(offset) for level, offset in value.items()}
+
+
 class Delays:
     """The delay levels. `levels_ms` has the delay of each level in ms, level 1 first."""
 
@@ -87,6 +91,7 @@ class Delays:
         self, runtime: Runtime, path: Path, levels_ms: tuple[int, ...], topics: Topics, appender: Appender
     ) -> None:
         self._path = path
+        self._adoption = runtime.adoption
         self._levels_ms = levels_ms
         self._topics = topics
         self._appender = appender
@@ -103,10 +108,10 @@ class Delays:
     def _load(self) -> dict[int, int]:
         """Return the saved progress, or that of the last note if the notes differ from those at the time of the save:
         there may be later ones, or a power failure may have removed some."""
-        saved = {int(level): offset for level, offset in (read_state(self._path) or {}).items()}
+        saved = self._adoption.whole("progress of delays", read_state(self._path), dict, _progress)
         known = saved.pop(_NOTES, 0)
         last = list(self._notes.since(self._notes.next - 1)) if known != self._notes.next else []
-        return {int(level): offset for level, offset in last[0].items()} if last else saved
+        return _progress(last[0]) if last else saved
 
     def start(self) -> None:
         for level in range(1, len(self._levels_ms) + 1):
@@ -292,6 +297,25 @@ def without_time(text: str) -> str:
     return text
 
 
+class _TimerProgress(NamedTuple):
+    """The state file of the messages with a delivery time. See the attributes of `Timers`."""
+
+    delivered: int
+    taken: int
+    carried: int
+    behind: set[int]
+    notes: int
+    waiting: int
+    bytes: int
+
+
+def _timer_progress(state: dict[str, Any]) -> _TimerProgress:
+    due_ms, offset = state.get("delivered", (0, 0))
+    taken, carried, *counts = (int(state.get(key, 0)) for key in ("taken", "carried", "notes", "waiting", "bytes"))
+    behind = {int(offset) for offset in state.get("behind", ())}
+    return _TimerProgress(key_of(int(due_ms), int(offset)), taken, carried, behind, *counts)
+
+
 class Timers:
     """The messages with a delivery time.
 
@@ -312,25 +336,25 @@ class Timers:
         self._latest = _NOTHING  # the last key that was taken from the schedule
         self._dirty = False
         self.set_aside = 0
-        state: dict[str, Any] = read_state(self._path) or {}
+        saved = runtime.adoption.whole("progress of timers", read_state(self._path), dict, _timer_progress)
         end = self.queue.next
-        self._delivered = key_of(*state.get("delivered", (0, 0)))
-        self._taken = min(state.get("taken", 0), end)
+        self._delivered = saved.delivered
+        self._taken = min(saved.taken, end)
         # messages below this offset were delivered, or stored again at the log's end
-        self._carried = min(state.get("carried", 0), end)
-        self._behind = {offset for offset in state.get("behind", ()) if offset < self._taken}
+        self._carried = min(saved.carried, end)
+        self._behind = {offset for offset in saved.behind if offset < self._taken}
         self._notes = Notes(appender, OF_TIMERS)
-        self.waiting = int(state.get("waiting", 0))
-        self.waiting_bytes = int(state.get("bytes", 0))
+        self.waiting = saved.waiting
+        self.waiting_bytes = saved.bytes
         self._recalled_path = folder / "recalled.json"
         self.journal = Journal(self._recalled_path)
         # By delivery time, topic and unique key of a recalled message: the end of the queue at the time of the recall. All
         # copies before it are recalled, because a kill during `carrying` may leave two copies of a message.
         self._recalled: dict[tuple[int, str, str], int] = {}
-        recalled = (*(read_state(self._recalled_path) or ()), *self.journal.read())
-        runtime.adoption.each("recalled messages", recalled, self._adopt_recalled)
+        recalled = runtime.adoption.whole("recalled messages", read_state(self._recalled_path), list, list[Any])
+        runtime.adoption.each("recalled messages", (*recalled, *self.journal.read()), self._adopt_recalled)
         self._kept = len(self._recalled)  # number of recalled messages at the last save; some may be past their time
-        done, count, size = self._read_notes(int(state.get("notes", 0)))
+        done, count, size = self._read_notes(saved.notes)
         self._saved = self._delivered
         self._schedule = Schedule(folder / "timers", self.queue, self._is_done, limits)
         self._schedule.load(self._taken, self._delivered, self._behind)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from operator import itemgetter
 from pathlib import Path
 from sys import intern
@@ -20,7 +20,7 @@ from ...protocol import properties as props
 from ...protocol.bodies import SLICE, TopicConfig, Work, joined
 from ...protocol.message import MessageError, born_host_in, decode_host, offset_in, properties_in, split_records
 from ..config import BULK_PULL_BYTES, BULK_PULL_MESSAGES, LITE_READS
-from ..runtime import Runtime
+from ..runtime import Adoption, Runtime
 from ..sessions import AddressShares, Reason, Refusal
 from ..store.files import read_state
 from ..store.index import ConsumeQueue
@@ -201,21 +201,69 @@ class LiteChanges:
 # of a lite topic in one step.
 
 
-class LiteFile:
-    """The state file of lite topics and its journal, as they were at the start of the broker."""
+class DeletedLite(NamedTuple):
+    """A lite topic that was deleted since the state file was written.
 
-    def __init__(self, path: Path) -> None:
+    Attributes:
+        identity: the id of its parent topic; None in lines of release 0.1.0.
+        end: the offset after its last message in the parent's queue.
+    """
+
+    parent: str
+    identity: str | None
+    name: str
+    queue_id: int
+    end: int
+
+
+class SavedDeletions(NamedTuple):
+    """The deletions that the state file has of a parent topic: of each queue the offset and the lite topics."""
+
+    identity: str
+    queues: dict[int, tuple[int, Mapping[str, int]]]
+
+
+class LiteFile:
+    """The state file of lite topics and its journal, as they were at the start of the broker.
+
+    Attributes:
+        offsets: the entries with offsets of groups.
+        saved: the deletions in the state file by parent topic.
+        deleted: the deletions in the journal.
+    """
+
+    def __init__(self, adoption: Adoption, path: Path) -> None:
         self.path = path
         self.journal = Journal(path)
-        self.content: dict[str, Any] = read_state(path) or {}
-        lines = self.journal.read()
-        self.deleted: list[Sequence[Any]] = [
-            line if len(line) > 2 else (line[0], None, line[1], 0, 0) for line in lines
-        ]
+        self.saved: dict[str, SavedDeletions] = {}
+        self.deleted: list[DeletedLite] = []
+        content = adoption.whole("lite topics", read_state(path), dict, dict[str, Any])
+        self.offsets = {key: value for key, value in content.items() if "@" in key}
+        deletions = ((key, value) for key, value in content.items() if "@" not in key)
+        adoption.each("deleted lite topics", deletions, self._adopt_saved)
+        adoption.each("deleted lite topics", self.journal.read(), self._adopt_line)
+
+    def _adopt_saved(self, entry: tuple[str, Any]) -> None:
+        parent, kept = entry
+        queues: dict[int, tuple[int, Mapping[str, int]]] = {}
+        for queue_id, (before, firsts) in kept["queues"].items():
+            if not all(isinstance(first, int) for first in firsts.values()):
+                raise TypeError("the offset of a lite topic is not a number")
+            queues[int(queue_id)] = int(before), firsts
+        self.saved[parent] = SavedDeletions(kept["identity"], queues)
+
+    def _adopt_line(self, line: Any) -> None:
+        match line:
+            case [str(parent), str(name)]:
+                self.deleted.append(DeletedLite(parent, None, name, 0, 0))
+            case [str(parent), str(identity), str(name), int(queue_id), int(end)]:
+                self.deleted.append(DeletedLite(parent, identity, name, queue_id, end))
+            case _:
+                raise ValueError("expected the fields of a deleted lite topic")
 
     def clear(self) -> None:
         """Free the memory of what was read."""
-        self.content, self.deleted = {}, []
+        self.offsets, self.saved, self.deleted = {}, {}, []
 
 
 class _DeletedInQueue:
@@ -287,9 +335,9 @@ class LiteTopics:
         self.lacks_deletions = store.folder.former_format < _FORMAT_WITH_DELETIONS
         self._shares = AddressShares(runtime.limits.max_lite_topics)
         self._of_addresses: dict[str, Counter[str]] = {}  # how many lite topics each address has, by parent topic
-        lines: dict[str, list[Sequence[Any]]] = {}
-        for parent, *line in file.deleted:
-            lines.setdefault(parent, []).append(line)
+        lines: dict[str, list[DeletedLite]] = {}
+        for line in file.deleted:
+            lines.setdefault(line.parent, []).append(line)
         for topic in topics:
             deleted = self._read_deleted(topic.name, lines.get(topic.name, ()))
             if topics.lite_since(topic.name) is not None:
@@ -315,20 +363,20 @@ class LiteTopics:
             found = self._parents[parent] = {}
         return found
 
-    def _read_deleted(self, parent: str, lines: Iterable[Sequence[Any]]) -> dict[int, _DeletedInQueue]:
+    def _read_deleted(self, parent: str, lines: Iterable[DeletedLite]) -> dict[int, _DeletedInQueue]:
         """Return the messages of deleted lite topics of a parent topic by queue id.
 
         Args:
             lines: what the journal has of the parent topic.
         """
         found: dict[int, _DeletedInQueue] = {}
-        identity, kept = self._topics.identity(parent), self.file.content.get(parent)
-        if kept is not None and kept["identity"] == identity:
-            for queue_id, (before, firsts) in kept["queues"].items():
-                found.setdefault(int(queue_id), _DeletedInQueue()).read(before, firsts)
-        for of, name, queue_id, end in lines:
-            if of == identity:
-                found.setdefault(queue_id, _DeletedInQueue()).add(name, end)
+        identity, saved = self._topics.identity(parent), self.file.saved.get(parent)
+        if saved is not None and saved.identity == identity:
+            for queue_id, (before, firsts) in saved.queues.items():
+                found.setdefault(queue_id, _DeletedInQueue()).read(before, firsts)
+        for line in lines:
+            if line.identity == identity:
+                found.setdefault(line.queue_id, _DeletedInQueue()).add(line.name, line.end)
         for queue_id, item in found.items():
             queue = self._store.queues.get((parent, queue_id))
             item.cut(queue.next if queue is not None else 0)

@@ -53,6 +53,18 @@ def _queues(topic: TopicConfig | None) -> int:
     return max(topic.read_queues, topic.write_queues) if topic is not None else 0
 
 
+def _sections(value: dict[str, Any]) -> tuple[list[Any], dict[str, Any], bool]:
+    """Return the topics and the deletions of the state file, and True if it is not empty. Raises ValueError."""
+    match value:
+        case {"topics": list(topics), "deleted": dict(deleted)}:
+            return topics, deleted, True
+        case {"topics": list(topics)} if "deleted" not in value:
+            return topics, {}, True
+        case {} if not value:
+            return [], {}, False
+    raise ValueError("the file has no list of topics, or its deletions are not a dict")
+
+
 class MessageChanges:
     """Events that topics and the log report to the parts above them. The broker overrides the methods that it needs."""
 
@@ -123,14 +135,22 @@ class Topics:
     def _load(self) -> None:
         state = find_state(self._path, is_derivable=True)
         changes = self.journal.read()
-        self.is_current = self.journal.is_whole and (state.is_current or (state.value is None and bool(changes)))
-        value = state.value or {"topics": []}
-        self.deleted.update(value.get("deleted", {}))
-        self._adoption.each("topics", (*value["topics"], *changes), self._adopt_item)
+        items, deleted, is_readable = self._adoption.whole("topics", state.value, dict, _sections)
+        is_current = state.is_current if state.value is not None else bool(changes)
+        self.is_current = self.journal.is_whole and is_current and (is_readable or state.value is None)
+        self._adoption.each("deleted topics", deleted.items(), self._adopt_deletion)
+        self._adoption.each("topics", (*items, *changes), self._adopt_item)
+
+    def _adopt_deletion(self, entry: tuple[str, Any]) -> None:
+        name, position = entry
+        self.deleted[name] = int(position)
 
     def _adopt_item(self, item: Any) -> None:
         if "deleted" in item:
-            self._forget(item["deleted"], int(item.get("at", 0)))
+            name = item["deleted"]
+            if not isinstance(name, str):
+                raise TypeError("the name of a deleted topic is not a string")
+            self._forget(name, int(item.get("at", 0)))
             return
         topic, since = _checked(read_topic(item)), int(item.get("since", 0))
         # Earlier releases did not store this position, so all messages of their LITE topics count.

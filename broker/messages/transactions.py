@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from heapq import heapify, heappop, heappush, heapreplace
 from pathlib import Path
+from typing import Any
 
 import orjson
 import structlog
@@ -70,6 +71,12 @@ def half_properties(text: str, topic: str, queue_id: int) -> str:
     return text
 
 
+def _progress(state: dict[str, Any]) -> tuple[int, int, dict[int, int]]:
+    """Return the first half message and the first outcome to read, and how often half messages were checked, by offset."""
+    checks = {int(offset): int(count) for offset, count in state.get("checks", {}).items()}
+    return int(state.get("half", 0)), int(state.get("op", 0)), checks
+
+
 @dataclass(slots=True)
 class Half:
     """A half message that waits; times in ms since the epoch."""
@@ -97,6 +104,7 @@ class Transactions:
         retention_time: RetentionTime,
     ) -> None:
         limits = self._limits = runtime.limits
+        self._adoption = runtime.adoption
         self._clock = runtime.clock
         self._turns = runtime.turns
         self.most = limits.max_half_messages
@@ -136,15 +144,15 @@ class Transactions:
         return self._store.queue(names.OP_HALF_TOPIC, 0)
 
     def _load(self) -> None:
-        state = read_state(self._path, is_derivable=True) or {}
-        checks = {int(offset): int(count) for offset, count in state.get("checks", {}).items()}
+        value = read_state(self._path, is_derivable=True)
+        first, first_op, checks = self._adoption.whole("checks of transactions", value, dict, _progress)
         store, halves, ops = self._store, self.half_queue, self._op_queue
-        self._op_begin = min(max(int(state.get("op", 0)), ops.begin), ops.next)
+        self._op_begin = min(max(first_op, ops.begin), ops.next)
         resolved = set(self._resolved(range(self._op_begin, ops.next)))
         last = max(ops.begin, ops.next - self._limits.max_outcomes_read)
         if last < self._op_begin:
             list(self._resolved(range(last, self._op_begin)))
-        for offset in range(max(int(state.get("half", 0)), halves.begin), halves.next):
+        for offset in range(max(first, halves.begin), halves.next):
             position, size, _ = halves.entry(offset)
             if offset not in resolved and size:
                 stored_ms = store.store_time_ms(halves, offset)

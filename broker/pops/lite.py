@@ -103,13 +103,13 @@ class LiteOffsets:
         self.is_unsaved = False
         self.all: dict[tuple[str, str], GroupLiteOffsets] = {}
         of_parent: dict[str, list[GroupLiteOffsets]] = {}
-        runtime.adoption.each("lite offsets", file.content.items(), self._adopt)
+        runtime.adoption.each("lite offsets", file.offsets.items(), self._adopt)
         for (_, parent), offsets in self.all.items():
             of_parent.setdefault(parent, []).append(offsets)
-        for parent, identity, name, *_ in file.deleted:
-            if identity in (None, topics.identity(parent)):
-                for offsets in of_parent.get(parent, ()):
-                    offsets.pop(name, None)
+        for line in file.deleted:
+            if line.identity in (None, topics.identity(line.parent)):
+                for offsets in of_parent.get(line.parent, ()):
+                    offsets.pop(line.name, None)
         file.clear()
         for group, parent in list(self.all):
             stored, kept = self.all[group, parent], GroupLiteOffsets()

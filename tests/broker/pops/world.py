@@ -136,7 +136,8 @@ class World:
         )  # fmt: skip
         watch = Watch(runtime, self.members, self.locks, history, self.topics)
         self.frames = Frames(self.journal)
-        lites = LiteTopics(runtime, self.topics, self.store, LiteFile(folder / "lite_offsets.json"), LiteChanges())
+        lite_file = LiteFile(runtime.adoption, folder / "lite_offsets.json")
+        lites = LiteTopics(runtime, self.topics, self.store, lite_file, LiteChanges())
         self.pops = Pops(
             runtime, "b", self.topics, self.appender, Filters(runtime), self.offsets, self.groups, self.members,
             self.locks, watch, RequestModes(runtime, folder / "modes.json"), history, self.frames, _NoRoutes(), None,

@@ -57,6 +57,31 @@ FAULTS = {
 }
 
 
+WRONG_SHAPES = {
+    "topics.json": ({"a": 7}, 7, {"topics": [], "deleted": {"a": None}}),
+    "groups.json": (7,),
+    "offsets.json": (7, {"rewinds": 7}, {"identities": 7}),
+    "recalled.json": (7,),
+    "lite_offsets.json": (7, {"t": 7}, {"t": {"identity": "i", "queues": {"0": [0, {"a": None}]}}}),
+    "delays.json": (7, {"1": None}),
+    "timers.json": (7, {"delivered": 7}),
+    "transactions.json": (7, {"checks": 7}),
+}
+WRONG_LINES = {
+    "topics.json": (7, {"deleted": 7, "at": 1 << 40}),
+    "offsets.json": (7,),
+    "lite_offsets.json": (7, {}, ["t", "g", "i", 7], ["t", "i", "a", 0, None]),
+}
+
+
+def shape_written(name: str, value: Any) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        (folder / name).with_suffix(".old").unlink(missing_ok=True)
+        write_state(folder / name, value)
+
+    return write
+
+
 async def used(node: Node, connect: Connect) -> None:
     """Give a broker state of each kind."""
     put(node)
@@ -91,6 +116,47 @@ async def test_broker_starts_without_an_entry_that_it_cannot_adopt(
         (finding,) = [finding for finding in await findings_of_brokers(admin, {}) if finding.kind == "not_adopted"]
     assert f"1 of {part}" in finding.text
     assert kept.name in finding.text
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        *(
+            pytest.param(shape_written(name, value), id=f"{name}-{number}")
+            for name, values in WRONG_SHAPES.items()
+            for number, value in enumerate(values)
+        ),
+        *(
+            pytest.param(line_added(name, line), id=f"{name}-line-{number}")
+            for name, lines in WRONG_LINES.items()
+            for number, line in enumerate(lines)
+        ),
+    ],
+)
+async def test_broker_starts_and_saves_when_a_state_file_has_an_unexpected_shape(
+    nodes: Nodes, fault: Callable[[Path], None]
+) -> None:
+    node = await nodes.start()
+    put(node)
+    await node.stop()
+    fault(node.config.data_dir)
+    again = await nodes.start(port=int(node.address.rpartition(":")[2]))
+    assert len(again.broker.runtime.adoption.faults) == 1
+    (kept,) = (node.config.data_dir / "damaged").iterdir()
+    assert orjson.loads(kept.read_bytes()) is not None
+    put(again, "another")
+    await again.stop()
+
+
+async def test_topics_of_records_are_restored_when_the_state_file_has_an_unexpected_shape(
+    nodes: Nodes, connect: Connect
+) -> None:
+    node = await nodes.start()
+    await used(node, connect)
+    await node.stop()
+    shape_written("topics.json", {"a": 7})(node.config.data_dir)
+    again = await nodes.start(port=int(node.address.rpartition(":")[2]))
+    assert again.broker.topics.get("t") is not None
 
 
 async def test_entries_are_kept_as_they_were(nodes: Nodes, connect: Connect) -> None:
