@@ -54,6 +54,12 @@ def test_an_example_without_spark_runs(address: str) -> None:
     assert "hello 9" in output([sys.executable, ROOT / "examples" / "send_and_consume.py", address])
 
 
+def test_example_with_state_continues_in_its_second_run(address: str) -> None:
+    """In a process of its own, because workers import its class from the main module."""
+    found = output([sys.executable, ROOT / "examples" / "spark_stateful.py", address])
+    assert "hot: [Row(sensor='s0', readings=12, celsius=33.0)" in found
+
+
 def test_examples_run(address: str) -> None:
     """All are one process, because a virtual machine takes longer to start than an example."""
     fill(address, range(100))
