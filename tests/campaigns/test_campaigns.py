@@ -32,7 +32,7 @@ SHORT = {
 
 def campaign(*arguments: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "campaigns", *arguments, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found: dict[str, Any] = orjson.loads(done.stdout.splitlines()[-1])
     return found
