@@ -298,7 +298,6 @@ class RunDispatcher:
         # A handler may have cancelled this task. The worker then ends, so that the next handler call is not affected.
         while not task.cancelling():
             while not line:
-                calls.pop(task, None)
                 waiter = self._loop.create_future()
                 self._idle.append(waiter)
                 await waiter
@@ -311,16 +310,19 @@ class RunDispatcher:
                 if run is None or run.done == len(run.messages):
                     continue
                 process_queue.running += 1  # as `enter`
-                calls[task] = run.messages, clock_s()
                 if run.outcome is not None:
                     await self._carry_out(run)
                     continue
-                # Called inline, because a coroutine around each call would cost more CPU time than the rest of this loop.
+                # As `WorkerPool.call`, inline, because a coroutine around each call would cost more CPU time than the rest of
+                # this loop.
+                calls[task] = run.messages, clock_s()
                 try:
                     outcome = await call(run.messages if self._takes_batches else run.messages[0])
                 except BaseException as error:
+                    del calls[task]
                     await self._carry_out(run, Ended(None, error))
                     continue
+                del calls[task]
                 if outcome is None:
                     process_queue.acknowledge(run)
                     process_queue.leave()
@@ -390,12 +392,7 @@ class RunDispatcher:
 
     async def _called(self, run: Run) -> Ended:
         messages = [message for message in run.messages if not message.is_given_up]
-        if not messages:
-            return Ended(None)
-        try:
-            return Ended(await self._call.call(messages if self._takes_batches else messages[0]))
-        except BaseException as error:
-            return Ended(None, error)
+        return await self.pool.call(messages) if messages else Ended(None)
 
     async def _without_unreadable(self, run: Run, ended: Ended) -> Ended:
         """Return the end of a run's handler call. If the handler raised and the run has unreadable messages,
@@ -495,7 +492,6 @@ class RunDispatcher:
         broker_name = run.process_queue.queue.broker_name
         if not run.tries or run.tries <= await self._retry_limit(broker_name):
             run.tries += 1
-            self.pool.calls.begin(run.messages)
             outcome = self._outcome(run, await self._without_unreadable(run, await self._called(run)))
             if outcome is None:
                 return True
@@ -724,7 +720,7 @@ class WorkerPool:
         self.calls = call.running
         self._delay_of = delay_of
         self._attempts = attempts
-        self._ended_workers: list[tuple[int, bool]] = []  # of this event-loop iteration: the number, and True if idle
+        self._ended_workers: list[int] = []  # the numbers of the workers that ended in this event-loop iteration
         self._source = source
         self._concurrency = concurrency
         self._limits = limits
@@ -745,31 +741,42 @@ class WorkerPool:
 
     def _ended(self, number: int, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        is_idle = self.calls.of_task.pop(task, None) is None
         if not self._source.is_closed:
             if not self._ended_workers:
                 self._loop.call_soon(self._replace)
-            self._ended_workers.append((number, is_idle))
+            self._ended_workers.append(number)
 
     def _replace(self) -> None:
-        """Replace the workers that have ended, unless all of them were cancelled, although not all ran a handler: the
-        application then ends without having stopped the consumer."""
+        """Replace the workers that have ended. If the event loop ends, because all its tasks are cancelled, log that the
+        application has not stopped the consumer."""
         ended, self._ended_workers = self._ended_workers, []
-        if not self._tasks and any(is_idle for _, is_idle in ended):
+        if all(task.cancelling() for task in asyncio.all_tasks(self._loop)):
             log.error(
                 "consumer_not_stopped",
                 hint="all its tasks were cancelled; leave its `async with` block, or await its `stop()`, before the "
                 "event loop ends",
             )
-            return
-        log.warning("worker_cancelled", workers=[number for number, _ in ended], hint="new workers replace them")
-        for number, _ in ended:
+        else:
+            log.warning("worker_cancelled", workers=ended, hint="new workers replace them")
+        for number in ended:
             self._loop.call_later(self._limits.restart_s, self._start_worker, number)
 
     def add(self, task: asyncio.Task[None]) -> None:
         """Add a task that is cancelled together with the workers and is not replaced."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def call(self, messages: list[Message]) -> Ended:
+        """Call the handler in the current worker, and return the end of the call."""
+        calls, task = self.calls.of_task, asyncio.current_task()
+        assert task is not None
+        calls[task] = messages, time.monotonic()
+        try:
+            return Ended(await self._call.call(messages if self._takes_batches else messages[0]))
+        except BaseException as error:
+            return Ended(None, error)
+        finally:
+            del calls[task]
 
     def outcome(
         self, messages: Sequence[Message], ended: Ended, judge: Judge, *, by_level: bool

@@ -36,12 +36,6 @@ class RunningCalls:
             int, Call | None
         ] = {}  # by the thread's identifier, because a thread runs one call at a time
 
-    def begin(self, messages: Sequence[Message]) -> None:
-        """Record that the current task begins to handle messages."""
-        task = asyncio.current_task()
-        assert task is not None
-        self.of_task[task] = messages, time.monotonic()
-
     def current(self) -> Call | None:
         """Return the call of the current task; None if the task is not a worker's."""
         task = asyncio.current_task()

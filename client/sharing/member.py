@@ -13,7 +13,6 @@ from ..config import MAX_RECONSUME_TIMES, POP_STOP_S, ClientLimits
 from ..consuming.handling import (
     Calling,
     DeliveryWatch,
-    Ended,
     Judge,
     Outcome,
     Reject,
@@ -251,7 +250,6 @@ class DeliveryDispatcher:
         attempts: int | None,
         limits: ClientLimits,
     ) -> None:
-        self._call = call
         self._sharing = sharing
         self._judge = judge
         self._on_outcome = on_outcome
@@ -266,22 +264,18 @@ class DeliveryDispatcher:
         assert task is not None
         # A handler may have cancelled this task. The worker then ends, so that the next handler call is not affected.
         while not task.cancelling():
-            self.pool.calls.of_task.pop(task, None)
             delivery = await self._sharing.take()
             if delivery is None:
                 return
-            self.pool.calls.begin((delivery.message,))
             await self._handle(delivery)
 
     async def _handle(self, delivery: SharedDelivery) -> None:
         message = delivery.message
-        try:
-            ended = Ended(await self._call.call(message))
-        except BaseException as error:
-            if self.pool.is_stopping and not isinstance(error, KeyboardInterrupt | GeneratorExit):
-                self._sharing.give_back(delivery)
-                raise
-            ended = Ended(None, error)
+        ended = await self.pool.call([message])
+        error = ended.error
+        if error is not None and self.pool.is_stopping and not isinstance(error, KeyboardInterrupt | GeneratorExit):
+            self._sharing.give_back(delivery)
+            raise error
         outcome, _ = self.pool.outcome((message,), ended, self._judge, by_level=False)
         self._on_outcome(message, outcome)
         self._sharing.settle(delivery, outcome)

@@ -895,6 +895,25 @@ async def test_handlers_beyond_the_limit_are_reported_as_the_longest_and_the_new
     assert not any(item.stack for item in found)
 
 
+@pytest.mark.parametrize("options", [{}, {"orderly": True, "max_reconsume_times": 0}], ids=["concurrent", "orderly"])
+async def test_handler_that_has_ended_is_not_reported_while_its_outcome_is_sent(
+    rocketlet: Broker, options: dict[str, Any]
+) -> None:
+    rocketlet.create_topic("t", 1)
+    rocketlet.faults.add(Fault.silence("CONSUMER_SEND_MSG_BACK"))
+
+    async def fail(message: Message) -> Reject:
+        return Reject("no such dish")
+
+    async with (
+        Producer(rocketlet.address) as producer,
+        Consumer(rocketlet.address, "g", "t", fail, start="first", drain_s=0, **options) as consumer,
+    ):
+        await producer.send("t", b"x")
+        await eventually(lambda: bool(rocketlet.requests_of("CONSUMER_SEND_MSG_BACK")))
+        assert not consumer.running_handlers(stacks=False)
+
+
 async def test_mqadmin_gets_running_handlers_as_jstack(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 1)
     gate = asyncio.Event()
@@ -985,6 +1004,32 @@ def test_consumer_that_is_not_stopped_is_logged_once_when_its_loop_ends(
     gc.collect()
     assert len(fields_of(caplog, "consumer_not_stopped")) == 1
     assert "worker_cancelled" not in caplog.text
+
+
+@pytest.mark.parametrize("kind", [Consumer, SharedConsumer])
+async def test_only_worker_is_replaced_when_it_is_cancelled_while_it_is_idle(
+    node: Node, wire: Wire, caplog: pytest.LogCaptureFixture, kind: type[Consumer | SharedConsumer]
+) -> None:
+    await create_topic(wire, "t", 1)
+    workers: list[asyncio.Task[Any] | None] = []
+
+    async def handle(message: Message) -> None:
+        workers.append(asyncio.current_task())
+
+    async with (
+        Producer(node.address) as producer,
+        kind(node.address, "g", "t", handle, start="first", concurrency=1) as consumer,
+    ):
+        await producer.send("t", b"1")
+        await eventually(lambda: len(workers) == 1 and not consumer.running_handlers(stacks=False))
+        worker = workers[0]
+        assert worker is not None
+        worker.cancel()
+        await producer.send("t", b"2")
+        await eventually(lambda: len(workers) == 2)
+    assert workers[1] is not worker
+    assert fields_of(caplog, "worker_cancelled")
+    assert not fields_of(caplog, "consumer_not_stopped")
 
 
 async def test_consumer_retries_after_a_delay_that_is_a_level(
