@@ -55,7 +55,7 @@ def test_an_example_without_spark_runs(address: str) -> None:
 
 
 def test_example_with_state_continues_in_its_second_run(address: str) -> None:
-    """In a process of its own, because workers import its class from the main module."""
+    """In a process of its own; it fails in the one that the other examples share."""
     found = output([sys.executable, ROOT / "examples" / "spark_stateful.py", address])
     assert "hot: [Row(sensor='s0', readings=12, celsius=33.0)" in found
 
