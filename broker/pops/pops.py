@@ -787,7 +787,7 @@ class Pops(LitePart):
     def yield_pool(self, pool: Pool) -> None:
         """End a pool with its deliveries. The group continues from its offsets."""
         for deliveries in pool.deliveries():
-            self._journal.yielded(deliveries, deliveries.next)
+            self._journal.yielded(deliveries, deliveries.committed)
         self._end_pool(pool)
         self._write_now()
 

@@ -801,3 +801,17 @@ async def test_offset_that_was_reset_and_saved_survives_a_kill_when_the_queue_le
     broker = killed(broker, tmp_path / "killed")
     assert broker.offsets.get("g", "t", 0) == 0
     broker.store.close()
+
+
+def test_unfinished_messages_of_a_group_that_was_bound_for_a_while_are_not_skipped(world: World) -> None:
+    """Its pool of queues ends when the group is bound to the parent, and the broker is killed meanwhile."""
+    world.topics.put(TopicConfig("t", 2, 2, message_type="LITE"), world.store.end)
+    world.receive()
+    for number in range(3):
+        world.send(f"{number}")
+    assert bodies(world.receive()) == ["0", "1", "2"]
+    world.groups.put(GroupConfig("g", attributes={"lite.bind.topic": "t"}))
+    world.state.lite_pool("g", "t")
+    world.kill()
+    world.open()
+    assert world.offsets.get("g", "t", 0) == 0
