@@ -158,7 +158,7 @@ TRANSACTION_CHECK_MAX: Final = 15  # checks of a transaction before its half mes
 TRANSACTION_CHECK_INTERVAL_S: Final = 30.0  # time between two checks of a transaction without an outcome
 TRANSACTION_TIMEOUT_S: Final = 6.0  # age of a transaction at its first check, unless its producer sets another
 MAX_TRANSACTION_TIMEOUT_S: Final = (
-    86_400.0  # maximum of the broker setting for the age of a transaction at its first check
+    86_400.0  # maximum age of a transaction at its first check, by the broker's setting or a property of the message
 )
 
 SAMPLE_INTERVAL_S: Final = 10.0  # interval of the samples from which rates are computed

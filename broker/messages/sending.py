@@ -79,15 +79,15 @@ class LongBatch(Exception):
 
 class Placed(NamedTuple):
     """The place of a staged message: its position in the commit log, its queue id, and its offset in the queue where it
-    is stored. A half message is stored in the half queue. `positions` are those of a batch's messages. `recall_handle`
-    is None or empty for a message that cannot be recalled."""
+    is stored. A half message is stored in the half queue, and `half` has its properties. `positions` are those of a
+    batch's messages. `recall_handle` is None or empty for a message that cannot be recalled."""
 
     position: int
     queue_id: int
     queue_offset: int
     positions: list[int] | None = None
     delay_level: int = 0
-    is_half: bool = False
+    half: str = ""
     recall_handle: str | None = None
     lite: StagedLite | None = None
 
@@ -239,13 +239,13 @@ class SendService:
         lites = [(item.lite, item.queue_offset) for item in others if item.lite is not None] if others else ()
         if lites:
             self._lites.append(lites)
-        for position, _, queue_offset, _, delay_level, is_half, _, _ in others:
+        for position, _, queue_offset, _, delay_level, half, _, _ in others:
             if delay_level == TO_A_TIME:
                 self._timers.take()
             elif delay_level:
                 self._delays.expect(delay_level)
-            if is_half:
-                self._transactions.expect(queue_offset, position, self._store.now_ms)
+            if half:
+                self._transactions.expect(queue_offset, position, self._store.now_ms, half)
         return placed
 
     def _place(self, header: SendMessage, body: bytes, born_host: bytes, pieces: Sequence[Piece] | None) -> Placed:
@@ -256,7 +256,7 @@ class SendService:
             return self._place_batch(header, body, born_host, queue_id, pieces)
         if len(body) > MAX_BODY_BYTES:
             raise too_large("message body", body)
-        text, lite, later = header.properties, None, _AT_ONCE
+        text, half, lite, later = header.properties, "", None, _AT_ONCE
         if name[0] == "%" and name.startswith(names.RETRY_PREFIX):
             name, queue_id, text = self._retries.place_of(header, queue_id, text)
         elif _LITE_MARK in text or _PRIORITY_MARK in text:
@@ -279,7 +279,8 @@ class SendService:
             queue, code = later.queue or queue, later.due_ms
         elif is_half:
             self._refuse_half()
-            queue, text = self._transactions.half_queue, half_properties(text, name, queue_id)
+            half = text = half_properties(text, name, queue_id)
+            queue = self._transactions.half_queue
         properties = text.encode()
         if len(properties) > SENT_PROPERTY_BYTES:
             properties = property_bytes(text, MAX_PROPERTY_BYTES if name[0] == "%" else SENT_PROPERTY_BYTES)
@@ -287,7 +288,7 @@ class SendService:
             queue, body, properties, code, header.flag, header.sys_flag & ~SYS_TRANSACTION_MASK,
             header.born_timestamp, born_host, header.reconsume_times,
         )  # fmt: skip
-        return _new_tuple(Placed, (position, queue_id, offset, None, later.level, is_half, later.recall_handle, lite))
+        return _new_tuple(Placed, (position, queue_id, offset, None, later.level, half, later.recall_handle, lite))
 
     def _queue_id(self, header: SendMessage) -> int:
         """Return the id of the queue for a message. A queue that the client has chosen then counts as checked, except in a

@@ -30,6 +30,7 @@ from ...protocol.codes import SYS_TRANSACTION_COMMIT, SYS_TRANSACTION_MASK
 from ...protocol.headers import EndTransaction
 from ...protocol.message import Record
 from ...protocol.names import tag_code
+from ..config import MAX_TRANSACTION_TIMEOUT_S
 from ..runtime import Job, LiveConfig, Runtime, Timer
 from ..sessions import Clients, OutcomeWanted
 from ..store.files import Damaged, Save, StoreFull, read_state
@@ -205,12 +206,11 @@ class Transactions:
     def _save_failed(self) -> None:
         self._dirty = True
 
-    def expect(self, offset: int, position: int, stored_ms: int) -> None:
-        """Record a half message that was just stored, and schedule its first check."""
-        half = self._halves[offset] = Half(position, stored_ms)
+    def expect(self, offset: int, position: int, stored_ms: int, text: str) -> None:
+        """Record a half message that was just stored, with the properties `text`, and schedule its first check."""
+        self._halves[offset] = Half(position, stored_ms)
         self._dirty = True
-        record = self._store.record_at(half.position)
-        delay_ms = self._settings.now.transaction_timeout_s * 1000 if record is None else self._check_delay_ms(record)
+        delay_ms = self._check_delay_ms(text)
         if len(self._due) > 2 * len(self._halves) + self._limits.max_lapsed_checks:
             self._due = [entry for entry in self._due if entry[1] in self._halves]
             heapify(self._due)
@@ -381,7 +381,7 @@ class Transactions:
             del self._halves[offset]
             return 0.0
         half.stored_ms = min(half.stored_ms, now_ms)  # the clock was ahead when the message was stored
-        rest_ms = half.stored_ms + self._check_delay_ms(record) - now_ms
+        rest_ms = half.stored_ms + self._check_delay_ms(record.properties) - now_ms
         if rest_ms > 0 and not half.checks:
             return rest_ms / 1000
         if half.checks >= config.transaction_check_max or now_ms - half.stored_ms > config.retain_hours * 3_600_000:
@@ -390,10 +390,11 @@ class Transactions:
             self._request_outcome(half, record)
         return config.transaction_check_interval_s
 
-    def _check_delay_ms(self, record: Record) -> float:
-        asked = props.find(record.properties, CHECK_IMMUNITY) or ""
+    def _check_delay_ms(self, text: str) -> float:
+        asked = props.find(text, CHECK_IMMUNITY) or ""
         if asked.isdecimal() and len(asked) <= 9:
-            return int(asked) * 1000
+            # limited, because a half message that retention has deleted counts until it is checked
+            return min(int(asked), MAX_TRANSACTION_TIMEOUT_S) * 1000
         return self._settings.now.transaction_timeout_s * 1000
 
     def _request_outcome(self, half: Half, record: Record) -> None:

@@ -142,12 +142,12 @@ class Sends:
             return [part for frame in awaited(staged) for part in not_stored(frame, remark)]
         out: Buffers = []
         host_hex = self._host_hex
-        for frame, (position, queue_id, queue_offset, positions, _, is_half, handle, _) in zip(
+        for frame, (position, queue_id, queue_offset, positions, _, half, handle, _) in zip(
             staged, placed, strict=True
         ):
             if type(frame) is EncodedSends:
                 out.append(frame.responses)
-            elif handle or is_half or frame.flag & ONEWAY_FLAG:
+            elif handle or half or frame.flag & ONEWAY_FLAG:
                 if not frame.flag & ONEWAY_FLAG:
                     own: Ext = {"recallHandle": handle} if handle else _transaction_ext(frame)
                     out += answer(frame, 0, {**_sent_ext(f"{host_hex}{position:016X}", queue_id, queue_offset), **own})

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from rocketlet.broker.config import LIMITS
+from rocketlet.broker.config import LIMITS, MAX_TRANSACTION_TIMEOUT_S
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.client import Message
 from rocketlet.protocol import bodies, names
@@ -164,6 +164,21 @@ async def test_half_message_is_checked_at_the_time_that_its_producer_asked_for(
     for wait_s, checked in ((1.9, False), (0.2, True), (3.8, False), (0.2, True), (13.8, False), (0.2, True)):
         standing.clock.advance(wait_s)
         assert await is_asked(wire) == checked
+
+
+async def test_half_message_that_retention_has_deleted_counts_for_a_day_at_most(
+    standing: Node, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wire = await connect(standing.address)
+    await create_topic(wire, "t")
+    # the first check is scheduled without a read of the log, in which an error would fail a send that is stored
+    monkeypatch.setattr(standing.broker.store, "record_at", lambda _: None)
+    properties = HALF_PROPERTIES + "\x02CHECK_IMMUNITY_TIME_IN_SECONDS\x01999999999"
+    assert (await send(wire, queue=1, properties=properties, sys_flag=4)).code == 0
+    for wait_s, waiting in ((MAX_TRANSACTION_TIMEOUT_S - 1, 1), (2, 0)):
+        standing.clock.advance(wait_s)
+        await standing.broker.turns.done()
+        assert standing.broker.transactions.waiting == waiting
 
 
 async def test_only_the_sender_is_asked_while_it_is_connected(standing: Node, connect: Connect) -> None:
