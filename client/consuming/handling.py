@@ -538,20 +538,26 @@ def with_level(outcome: RetryLater) -> RetryLater:
     return replace(outcome, delay=None, delay_level=RETRY_DELAYS_S.index(delay_s) + 1)
 
 
+def _named(message: Message) -> dict[str, Any]:
+    """Return the fields of a log entry that name a message; empty for a message that cannot be read."""
+    if record_fault(message) is not None:
+        return {}
+    keys = {"keys": " ".join(message.keys)} if message.keys else {}
+    return {"message": message.message_id, **keys, "attempt": message.attempt}
+
+
 def log_failure(
     messages: Sequence[Message], error: BaseException, outcome: Outcome, delay_s: float | None, attempts: int | None
 ) -> None:
     """Log that a handler has failed, and what becomes of its messages. The arguments are those of `WorkerPool`."""
     first = messages[0]
-    fields: dict[str, object] = {"message": first.message_id}
-    if first.keys:
-        fields["keys"] = " ".join(first.keys)
-    fields["attempt"] = first.attempt
+    fields = _named(first)
+    attempt = fields.get("attempt", 1)
     if attempts is not None:
         fields["attempts"] = attempts
     if delay_s is None:
         hint = "dropped, because broadcasting has no retries"
-    elif isinstance(outcome, Reject) or (attempts is not None and first.attempt >= attempts):
+    elif isinstance(outcome, Reject) or (attempts is not None and attempt >= attempts):
         hint = "stored as dead letters"
     else:
         fields["retry_s"], hint = delay_s, "retried while retries are left"
@@ -566,8 +572,7 @@ def log_dead_letter(group: str, message: Message, reason: str) -> None:
     """Log that a message was stored as a dead letter."""
     log.warning(
         "message_dead_lettered",
-        group=group, message=message.message_id, keys=" ".join(message.keys), topic=message.origin,
-        attempt=message.attempt, reason=shown(reason),
+        group=group, **_named(message), queue=str(message.queue), reason=shown(reason),
         hint="`rocketlet messages dead GROUP` lists dead letters, `rocketlet messages replay GROUP` resends them",
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from ...protocol.admin_bodies import RunningHandler
 from ..config import MAX_REPORTED_HANDLERS, MAX_STACK_FRAMES
-from ..message import Message
+from ..message import Message, record_fault
 
 _PACKAGE: Final = str(Path(__file__).parents[1])
 
@@ -78,6 +78,7 @@ class RunningCalls:
                 else [],
             )
             for task, call in calls
+            if record_fault(call[0][0]) is None  # a handler may get a message that cannot be read
         ]
 
 
