@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from heapq import heappop, heappush
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import orjson
 import structlog
@@ -571,6 +571,8 @@ class LiveConfig:
 
 
 Entry = TypeVar("Entry")
+K = TypeVar("K")
+Item = TypeVar("Item")
 Shape = TypeVar("Shape", dict[str, Any], list[Any])
 
 
@@ -677,3 +679,44 @@ class Runtime:
         self.generation = generation if generation is not None else Generation()
         self.tasks = tasks if tasks is not None else Tasks(clock)
         self.turns = turns if turns is not None else Turns(call_soon=clock.call_soon)
+
+
+# ------------------------------------------------------------------------------
+# Deferred work for clients that wait for messages, which is started when messages arrive.
+
+
+class Arrivals(Generic[K, Item]):
+    """Work for arriving messages. At most one work per key waits, so that the deferred work does not grow with each
+    message. Work in progress is repeated for messages that arrive meanwhile.
+
+    Args:
+        work: is done for a key, with the queues or lite topics that have new messages.
+    """
+
+    def __init__(self, runtime: Runtime, work: Callable[[K, Iterable[Item]], Work[None]]) -> None:
+        self._turns = runtime.turns
+        self._at_once = runtime.limits.affected_at_once
+        self._work = work
+        self._new: dict[K, dict[Item, None]] = {}  # by key of the work in progress: items that it has not taken yet
+
+    def add(self, arrived: Iterable[tuple[K, Item]]) -> None:
+        """Do the work, some pieces of it immediately."""
+        keys: deque[K] = deque()
+        for key, item in arrived:
+            if key not in self._new:
+                self._new[key] = {}
+                keys.append(key)
+            self._new[key][item] = None
+        if keys:
+            self._turns.do_some(self._doing(keys), self._at_once)
+
+    def _doing(self, keys: deque[K]) -> Work[None]:
+        try:
+            while keys:
+                while items := self._new[keys[0]]:
+                    self._new[keys[0]] = {}
+                    yield from self._work(keys[0], items)
+                del self._new[keys.popleft()]
+        finally:
+            for key in keys:  # after an error
+                del self._new[key]

@@ -17,7 +17,7 @@ import structlog
 
 from ...protocol.bodies import SLICE, Work
 from ...protocol.names import Subscription
-from ..runtime import Runtime, Timer
+from ..runtime import Arrivals, Runtime, Timer
 from ..sessions import AddressShares, Session
 from ..store.index import ConsumeQueue
 
@@ -93,6 +93,7 @@ class HeldPulls:
         self._held: dict[ConsumeQueue, dict[HeldPull, None]] = {}
         self._of: dict[Session, dict[HeldPull, None]] = {}
         self._shares = AddressShares(limits.max_held_pulls)
+        self._arrivals = Arrivals[ConsumeQueue, ConsumeQueue](runtime, self._waking)
         self._is_stopped = False
 
     @property
@@ -117,15 +118,14 @@ class HeldPulls:
     def wake(self, queues: list[ConsumeQueue]) -> None:
         """Answer the pulls for which messages have arrived in these queues."""
         held = self._held
-        if held and (woken := [queue for queue in dict.fromkeys(queues) if queue in held]):
-            self._do_some(self._waking(woken))
+        if held and (woken := [(queue, queue) for queue in dict.fromkeys(queues) if queue in held]):
+            self._arrivals.add(woken)
 
-    def _waking(self, queues: list[ConsumeQueue]) -> Work[None]:
-        for queue in queues:
-            for pull in list(self._held.get(queue, ())):
-                if _is_wanted(pull):
-                    self.release(pull)
-                yield
+    def _waking(self, queue: ConsumeQueue, _: object) -> Work[None]:
+        for pull in list(self._held.get(queue, ())):
+            if _is_wanted(pull):
+                self.release(pull)
+            yield
 
     def _do_some(self, work: Work[None]) -> None:
         self._turns.do_some(work, self._limits.affected_at_once)

@@ -43,7 +43,7 @@ from ..messages.filters import Filters
 from ..messages.lite import LiteTopic
 from ..messages.sending import is_last_attempt, sent_back
 from ..messages.topics import Topics
-from ..runtime import Adoption, Clock, Job, Runtime, Timer, run
+from ..runtime import Adoption, Arrivals, Clock, Job, Runtime, Timer, run
 from ..sessions import Reason, Recent, Refusal, Reports, Session
 from ..store.files import Damaged, StoreError, StoreFull
 from ..store.index import ConsumeQueue
@@ -140,9 +140,8 @@ class Pops(LitePart):
         self._is_stopped = False
         self._losing: deque[Work[None]] = deque()
         self._served_later: dict[Pool, None] = {}
-        # by topic, the queues and lite topics with new messages that the work in progress has not taken yet
-        self._woken: dict[str, dict[ConsumeQueue, None]] = {}
-        self._woken_lites: dict[str, dict[LiteTopic, None]] = {}
+        self._arrivals = Arrivals(runtime, self._waking)
+        self._lite_arrivals = Arrivals(runtime, self._waking_lites)
         self._adopt(runtime.adoption)
 
     def _adopt(self, adoption: Adoption) -> None:
@@ -370,51 +369,36 @@ class Pops(LitePart):
     def appended(self, queues: Iterable[ConsumeQueue]) -> None:
         """Serve the receives that wait for messages of these queues. Lite pools are served by `lite_appended`."""
         for queue in queues:
-            if (woken := self._woken.get(queue.topic)) is not None:
-                woken[queue] = None  # the work that has begun for an earlier message takes it, too
-            elif self.pools.of_topic(queue.topic):
-                self._woken[queue.topic] = {queue: None}
-                self._do_some(self._waking(queue.topic))
+            if self.pools.of_topic(queue.topic):
+                self._arrivals.add([(queue.topic, queue)])
 
-    def _waking(self, topic: str) -> Work[None]:
-        try:
-            while woken := self._woken[topic]:
-                queue, _ = woken.popitem()
-                for number, pool in enumerate(list(self.pools.of_topic(topic)), 1):
-                    if isinstance(pool, QueuePool) and pool in self.pools.all:
-                        pool.offer(queue.queue_id)
-                        yield from self._serving(pool)
-                    if number % SLICE == 0:
-                        yield
-        finally:
-            del self._woken[topic]
+    def _waking(self, topic: str, queues: Iterable[ConsumeQueue]) -> Work[None]:
+        for queue in queues:
+            for number, pool in enumerate(list(self.pools.of_topic(topic)), 1):
+                if isinstance(pool, QueuePool) and pool in self.pools.all:
+                    pool.offer(queue.queue_id)
+                    yield from self._serving(pool)
+                if number % SLICE == 0:
+                    yield
 
     def lite_appended(self, lites: Iterable[LiteTopic]) -> None:
         """Serve the receives that wait for messages of these lite topics."""
         self.expiry.appended(lites)
         for lite in lites:
             parent = lite.queue.topic
-            if (woken := self._woken_lites.get(parent)) is not None:
-                woken[lite] = None
-            elif self.pools.of_topic(parent):
-                self._woken_lites[parent] = {lite: None}
-                self._do_some(self._waking_lites(parent))
+            if self.pools.of_topic(parent):
+                self._lite_arrivals.add([(parent, lite)])
 
-    def _waking_lites(self, parent: str) -> Work[None]:
-        try:
-            while woken := self._woken_lites[parent]:
-                self._woken_lites[parent] = {}
-                for index, pool in enumerate(self.pools.lite_pools(parent), 1):
-                    if index % SLICE == 0:
-                        yield
-                    for number, lite in enumerate(woken, 1):
-                        if pool in self.pools.all and self.pools.lites.get(parent, lite.name) is lite:
-                            pool.offer(lite)
-                        if number % SLICE == 0:
-                            yield
-                    yield from self._serving(pool)
-        finally:
-            del self._woken_lites[parent]
+    def _waking_lites(self, parent: str, lites: Iterable[LiteTopic]) -> Work[None]:
+        for index, pool in enumerate(self.pools.lite_pools(parent), 1):
+            if index % SLICE == 0:
+                yield
+            for number, lite in enumerate(lites, 1):
+                if pool in self.pools.all and self.pools.lites.get(parent, lite.name) is lite:
+                    pool.offer(lite)
+                if number % SLICE == 0:
+                    yield
+            yield from self._serving(pool)
 
     def _do_some(self, work: Work[None]) -> None:
         self._turns.do_some(work, self._limits.affected_at_once)

@@ -9,6 +9,7 @@ import pytest
 from rocketlet.broker.messages.held_pulls import HeldPull, HeldPulls
 from rocketlet.broker.runtime import MovableClock, Runtime, Turns
 from rocketlet.broker.store.index import ConsumeQueue
+from rocketlet.protocol.names import parse_subscription
 
 from ...support.stores import open_store
 from ..pops.world import FakeSession
@@ -62,6 +63,17 @@ def test_pulls_are_answered_in_pieces(held: Held, event: str) -> None:
     assert 0 < held.answered <= held.at_once
     held.give_turns()
     assert (held.answered, pulls.count) == (PULLS, 0)
+
+
+def test_held_pulls_that_no_message_matches_are_checked_by_one_work_at_a_time(held: Held) -> None:
+    never, queue = parse_subscription("t", "never"), held.queues[0]
+    for _ in range(2 * held.at_once):
+        assert held.pulls.hold(HeldPull(held.session, "g", queue, never, queue.next, held._answer), 30)
+    for _ in range(100):
+        held.pulls.wake([queue])
+    assert held.turns.waiting == 1
+    held.give_turns()
+    assert held.answered == PULLS // QUEUES
 
 
 def test_pulls_of_a_session_that_is_gone_are_dropped_in_pieces(held: Held) -> None:
