@@ -619,7 +619,7 @@ class Consumer(AnyConsumer):
         await self._membership.commit_place(process_queue.queue, offset, sought=sought)
         self._puller.pull(process_queue)
 
-    async def _send_back(self, message: Message, delay_level: int, reason: str) -> None:
+    async def _send_back(self, message: Message, delay_level: int, reason: str, tries: int) -> None:
         """Send a message back to the broker, which redelivers it or stores it as a dead letter.
 
         Raises RocketletError if the broker does not accept the message.
@@ -627,4 +627,4 @@ class Consumer(AnyConsumer):
         if self._broadcasting:
             log.warning("message_dropped", message=message.message_id, hint="broadcasting has no retries")
             return
-        await hand_back(self._cluster, self.group, message, delay_level, reason, self._max_reconsume_times)
+        await hand_back(self._cluster, self.group, message, delay_level, reason, tries, self._max_reconsume_times)

@@ -52,7 +52,7 @@ class Deliveries:
     Args:
         orderly: True if a queue has at most one held run, and a message that is to be retried suspends its queue.
         suspend_queue_s: the duration of such a suspension, in seconds.
-        send_back: `send_back(message, delay_level, reason)` returns a message to the broker, which redelivers it.
+        send_back: returns a message to the broker, which redelivers it.
         retry_limit: `retry_limit(broker_name)` returns the maximum number of retries of a message, if orderly.
         on_acknowledged: called with the process queue when messages are acknowledged.
         middleware: the consumer's middleware, of which each DeliveryWatch is notified of deliveries.
@@ -239,15 +239,15 @@ class Deliveries:
         outcome = with_level(outcome)
         held, run = self._held(message)
         if not self._orderly:
-            await self._send_back(message, outcome.delay_level, outcome.reason)
+            await self._send_back(message, outcome.delay_level, outcome.reason, 0)
             self._end(message, held, run, outcome)
             return
         limit = await self._retry_limit(message.queue.broker_name)
         held, run = self._held(message)  # checked a second time, because it may have been settled meanwhile
-        run.tries += 1
-        if run.tries > limit:
+        if run.tries >= limit:
             await self.reject(message, Reject(outcome.reason))
             return
+        run.tries += 1
         self._detach(held)
         self._suspended.add(run.process_queue)  # the run is not held any more, but no other run of the queue may start
         self._put_back(run)
@@ -260,7 +260,7 @@ class Deliveries:
     async def reject(self, message: Message, outcome: Reject) -> None:
         """Settle a message by storing it in the group's dead-letter topic. Raises what `retry` raises."""
         held, run = self._held(message)
-        await self._send_back(message, DEAD_LETTER_LEVEL, outcome.reason)
+        await self._send_back(message, DEAD_LETTER_LEVEL, outcome.reason, run.tries + 1 if self._orderly else 0)
         self._end(message, held, run, outcome)
 
 

@@ -138,7 +138,9 @@ class DeliveryWatch(Protocol):
 Judge = Callable[[Sequence[Message], BaseException], Outcome]
 """A function that returns the outcome of messages whose handler raised."""
 
-SendBackFunction = Callable[[Message, int, str], Awaitable[None]]
+SendBackFunction = Callable[[Message, int, str, int], Awaitable[None]]
+"""`send_back(message, delay_level, reason, tries)` returns a message to the broker. `tries` is the number of its attempts in
+this member, which is logged; 0 if the broker counts them."""
 
 
 class Ended(NamedTuple):
@@ -181,7 +183,7 @@ class RunDispatcher:
     """Passes the runs of process queues to the handler, and carries out its outcomes.
 
     Args:
-        send_back: `send_back(message, delay_level, reason)` returns a message to the broker, which redelivers it.
+        send_back: returns a message to the broker, which redelivers it.
         retry_limit: `retry_limit(broker_name)` returns the maximum number of retries of a message in an orderly consumer.
         on_acknowledged: called with the process queue when messages are acknowledged.
         on_failed: `on_failed(message, reason)` is called when the handler has raised, or rejected the message.
@@ -407,7 +409,7 @@ class RunDispatcher:
                 continue
             hint = "it is stored as a dead letter"
             try:
-                await self._send_back(message, DEAD_LETTER_LEVEL, fault)
+                await self._send_back(message, DEAD_LETTER_LEVEL, fault, run.tries)
             except BrokerRefused as error:
                 hint = f"it is skipped, because the broker does not accept it as a dead letter: {error}"
             except RocketletError:
@@ -425,7 +427,7 @@ class RunDispatcher:
         cannot send messages back, so `run.outcome` is set for another worker.
         """
         messages = [message for message in run.messages if not message.is_given_up] or run.messages
-        outcome, error = self.pool.outcome(messages, ended, self._judge, by_level=True)
+        outcome, error = self.pool.outcome(messages, ended, self._judge, by_level=True, tries=run.tries)
         if error is not None and not self.pool.is_stopping:
             self._report_failed(run, repr(error))
         if isinstance(outcome, Reject):
@@ -452,8 +454,9 @@ class RunDispatcher:
         while not run.is_done:  # a concurrent seek marks the run as done, which ends this loop
             count = run.done + 1
             try:
-                if not run.messages[run.done].is_given_up:
-                    await self._send_back(run.messages[run.done], level, outcome.reason)
+                message = run.messages[run.done]
+                if not message.is_given_up:
+                    await self._send_back(message, level, outcome.reason, run.tries)
             except RocketletError as error:
                 if process_queue.is_stopped and isinstance(error, ConnectionFailed | RequestTimeout):
                     # Retry until the broker is reachable: the release of the queue waits for this, so that later messages
@@ -538,20 +541,26 @@ def with_level(outcome: RetryLater) -> RetryLater:
     return replace(outcome, delay=None, delay_level=RETRY_DELAYS_S.index(delay_s) + 1)
 
 
-def _named(message: Message) -> dict[str, Any]:
-    """Return the fields of a log entry that name a message; empty for a message that cannot be read."""
+def _named(message: Message, tries: int) -> dict[str, Any]:
+    """Return the fields of a log entry that name a message; empty for a message that cannot be read. `tries` is the number of
+    its attempts in this member; 0 if the broker counts them."""
     if record_fault(message) is not None:
         return {}
     keys = {"keys": " ".join(message.keys)} if message.keys else {}
-    return {"message": message.message_id, **keys, "attempt": message.attempt}
+    return {"message": message.message_id, **keys, "attempt": tries or message.attempt}
 
 
 def log_failure(
-    messages: Sequence[Message], error: BaseException, outcome: Outcome, delay_s: float | None, attempts: int | None
+    messages: Sequence[Message],
+    error: BaseException,
+    outcome: Outcome,
+    delay_s: float | None,
+    tries: int,
+    attempts: int | None,
 ) -> None:
     """Log that a handler has failed, and what becomes of its messages. The arguments are those of `WorkerPool`."""
     first = messages[0]
-    fields = _named(first)
+    fields = _named(first, tries)
     attempt = fields.get("attempt", 1)
     if attempts is not None:
         fields["attempts"] = attempts
@@ -568,11 +577,11 @@ def log_failure(
     )  # fmt: skip
 
 
-def log_dead_letter(group: str, message: Message, reason: str) -> None:
+def log_dead_letter(group: str, message: Message, reason: str, tries: int) -> None:
     """Log that a message was stored as a dead letter."""
     log.warning(
         "message_dead_lettered",
-        group=group, **_named(message), queue=str(message.queue), reason=shown(reason),
+        group=group, **_named(message, tries), queue=str(message.queue), reason=shown(reason),
         hint="`rocketlet messages dead GROUP` lists dead letters, `rocketlet messages replay GROUP` resends them",
     )  # fmt: skip
 
@@ -784,7 +793,7 @@ class WorkerPool:
             del calls[task]
 
     def outcome(
-        self, messages: Sequence[Message], ended: Ended, judge: Judge, *, by_level: bool
+        self, messages: Sequence[Message], ended: Ended, judge: Judge, *, by_level: bool, tries: int = 0
     ) -> tuple[Outcome, BaseException | None]:
         """Return the outcome of messages whose handler has ended, and the exception if it failed.
 
@@ -794,6 +803,7 @@ class WorkerPool:
         Args:
             judge: returns the outcome after a failure.
             by_level: True if retries support only delay levels, not arbitrary delays.
+            tries: the number of attempts in this member; 0 if the broker counts them.
         """
         error = ended.error or _fault_of(ended.result, by_level=by_level)
         if error is None:
@@ -803,7 +813,7 @@ class WorkerPool:
         outcome = judge(messages, error)
         if not self.is_stopping:
             later = outcome if isinstance(outcome, RetryLater) else RetryLater()
-            log_failure(messages, error, outcome, self._delay_of(later, messages[0]), self._attempts)
+            log_failure(messages, error, outcome, self._delay_of(later, messages[0]), tries, self._attempts)
         return outcome, error
 
     async def try_one(self, message: Message) -> Outcome:
@@ -856,8 +866,8 @@ class Decoding:
     """Decodes message bodies for a handler.
 
     Args:
-        send_back: `send_back(message, delay_level, reason)` returns an undecodable message of a batch to the broker. For a
-            single message it is not needed, because the outcome Reject is returned to the consumer.
+        send_back: returns an undecodable message of a batch to the broker. For a single message it is not needed, because
+            the outcome Reject is returned to the consumer.
     """
 
     def __init__(
@@ -898,7 +908,7 @@ class Decoding:
                 values.append(self._decoded(message))
             except _Undecodable as error:
                 assert self._send_back is not None
-                await self._send_back(message, DEAD_LETTER_LEVEL, str(error))
+                await self._send_back(message, DEAD_LETTER_LEVEL, str(error), 0)
                 message.is_given_up = True
             else:
                 kept.append(message)
@@ -1074,12 +1084,13 @@ class RetryLimit:
 
 
 async def hand_back(
-    cluster: ClusterView, group: str, message: Message, delay_level: int, reason: str, tries: int | None
+    cluster: ClusterView, group: str, message: Message, delay_level: int, reason: str, tries: int, retries: int | None
 ) -> None:
     """Return a message to its broker, which redelivers it or stores it as a dead letter. Raises RocketletError.
 
     Args:
-        tries: the maximum number of retries; None for the group's setting.
+        tries: the number of attempts in this member, which is logged; 0 if the broker counts them.
+        retries: the maximum number of retries; None for the group's setting.
     """
     connection = await cluster.broker(message.queue.broker_name)
     header = SendBack(
@@ -1089,12 +1100,12 @@ async def hand_back(
         message.message_id,
         message.topic,
         False,
-        tries,
+        retries,
         shown(reason) or None,
     )
     await connection.request(RequestCode.CONSUMER_SEND_MSG_BACK, write(header), timeout_s=OFFSET_TIMEOUT_S)
-    if delay_level == DEAD_LETTER_LEVEL or (tries is not None and message.reconsume_times >= tries):
-        log_dead_letter(group, message, reason)
+    if delay_level == DEAD_LETTER_LEVEL or (retries is not None and message.reconsume_times >= retries):
+        log_dead_letter(group, message, reason, tries)
 
 
 # ------------------------------------------------------------------------------

@@ -324,10 +324,10 @@ class Settling:
     async def _reject(self, delivery: SharedDelivery, reason: str, done: Callable[[], None]) -> None:
         async def reject() -> None:
             if await self._reject_in_one_request(delivery, reason):
-                log_dead_letter(self._group, delivery.message, reason)
+                log_dead_letter(self._group, delivery.message, reason, 0)
                 return
             await self.dead_letter(delivery, reason)
-            log_dead_letter(self._group, delivery.message, reason)
+            log_dead_letter(self._group, delivery.message, reason, 0)
             done()
             self.ack(delivery)
 
