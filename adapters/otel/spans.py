@@ -267,9 +267,13 @@ def _server_of(store_host: bytes) -> Attributes:
 
 
 def _store_host(result: SendResult) -> bytes:
-    """Return the broker's address, with which the offset id of a stored message begins; empty for a one-way send."""
+    """Return the broker's address, with which the offset id of a stored message begins; empty for a one-way send, or if the
+    broker's offset id has another format."""
     first = result.offset_id.partition(",")[0]
-    return bytes.fromhex(first[:-16]) if len(first) in (32, 56) else b""
+    try:
+        return bytes.fromhex(first[:-16]) if len(first) in (32, 56) else b""
+    except ValueError:
+        return b""
 
 
 def _of_outgoing(sending: Sending, *, body_size: bool) -> SpanAttributes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.semconv._incubating.attributes import messaging_attributes
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 from rocketlet import AdminClient, LiteConsumer, MessageTrace, Outgoing, Reject
-from rocketlet.client import BrokerRefused, Consumer, Message, Producer, RetryLater, SharedConsumer
+from rocketlet.client import BrokerRefused, Consumer, Message, Producer, RetryLater, Sending, SendResult, SharedConsumer
 from rocketlet.client.config import ClientLimits
 from rocketlet.client.sending.requests import ProducerTransactions
 from rocketlet.otel import RocketletInstrumentor, TracedHandlers, TracedSends
@@ -171,6 +171,19 @@ async def test_spans_of_instrumented_clients_name_client_model_type_and_schema(
         assert "messaging.message.body.size" not in (span.attributes or {})
         assert not {name for name in span.attributes or {} if name not in CONVENTIONS | ROCKETLETS}
     assert {(span.attributes or {})["messaging.rocketmq.consumption_model"] for span in handled} == {"broadcasting"}
+
+
+async def test_traced_send_succeeds_when_the_offset_id_is_not_hexadecimal(
+    rocketlet: Broker, recorded: Recorded
+) -> None:
+    async def replace_id(sending: Sending, call: Callable[[Sending], Awaitable[SendResult]]) -> SendResult:
+        return (await call(sending))._replace(offset_id="z" * 32)
+
+    layers = [TracedSends(**recorded.providers), replace_id]
+    async with Producer(rocketlet.address, middleware=layers) as producer:
+        assert (await producer.send("orders", b"x")).offset_id == "z" * 32
+    (span,) = recorded.spans("send orders")
+    assert "server.address" not in (span.attributes or {})
 
 
 async def test_body_size_is_recorded_when_it_is_wanted(rocketlet: Broker, recorded: Recorded) -> None:
