@@ -34,6 +34,7 @@ NEWEST_HAND_OVERS: Final = 5  # hand-overs that a page shows unfolded
 HAND_OVER_ROWS: Final = 20  # rows of one page of a group's older hand-overs
 
 MAX_REPORTING_MEMBERS: Final = 100  # members of a group up to which its page shows running handlers
+MEMBER_TIMEOUT_S: Final = 1.0  # time that the page of a group waits for the running handlers of a member
 SHOWN_HANDLERS: Final = 20  # running handlers that the page of a group shows, the longest first
 
 MAX_RETRIES: Final = 1000  # maximum retries in a group's form

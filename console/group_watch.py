@@ -29,6 +29,7 @@ from .config import (
     DESCRIPTION_INTERVAL_S,
     MAX_EVENTS,
     MAX_REPORTING_MEMBERS,
+    MEMBER_TIMEOUT_S,
     QUEUE_POINTS,
     SHOWN_HANDLERS,
     WATCH_INTERVAL_S,
@@ -233,7 +234,9 @@ class GroupWatch:
         self.config = await self._admin.group_configs(self.group, self.masters)
         self.handlers = []
         if len(self.look.members) <= MAX_REPORTING_MEMBERS:
-            running = await self._admin.running(self.group, self.masters, self.look.connections)
+            running = await self._admin.running(
+                self.group, self.masters, self.look.connections, timeout_s=MEMBER_TIMEOUT_S
+            )
             calls = [(client_id, call) for client_id, member in running.items() for call in member.handlers]
             self.handlers = sorted(calls, key=lambda item: -item[1].age_ms)[:SHOWN_HANDLERS]
 

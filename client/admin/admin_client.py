@@ -72,6 +72,7 @@ from ..config import (
     check_count,
 )
 from ..errors import (
+    AnswerUnreadable,
     BrokerRefused,
     ChangeIncomplete,
     ConfigError,
@@ -79,6 +80,7 @@ from ..errors import (
     RequestTimeout,
     RocketletError,
     TopicNotFound,
+    get_logger,
 )
 from ..message import Message
 from ..wire.cluster import ClusterView, stored_since
@@ -88,6 +90,8 @@ from .messages import FOREVER_MS, by_key, by_offset_id, read_queue, send_again, 
 # ------------------------------------------------------------------------------
 # Administration of a cluster, Rocketlet's or Apache's of 4.9 and 5.x: topics, groups, offsets, messages, brokers.
 
+
+log = get_logger("rocketlet.admin")
 
 Masters = Mapping[str, str]
 """Addresses of masters by broker name."""
@@ -384,10 +388,19 @@ class AdminClient:
         return dict(sorted(owners.items()))
 
     async def running(
-        self, group: str, masters: Masters | None = None, connections: Mapping[str, GroupConnections] | None = None
+        self,
+        group: str,
+        masters: Masters | None = None,
+        connections: Mapping[str, GroupConnections] | None = None,
+        *,
+        timeout_s: float = ADMIN_TIMEOUT_S,
     ) -> dict[str, Running]:
-        """Query the running info of each connected member, and return it by client id. Members that do not respond are
-        left out."""
+        """Query the running info of each connected member, and return it by client id. Members that do not respond, or
+        whose response cannot be decoded, are left out.
+
+        Args:
+            timeout_s: the maximum time to wait for a member's response.
+        """
         masters = await self._known(masters)
         if connections is None:
             connections = await self.connections(group, masters)
@@ -396,10 +409,14 @@ class AdminClient:
         async def one(client_id: str) -> Running | None:
             try:
                 ext = {**write(AskMember(group, client_id)), **write(RunningInfoParts(stacks=True))}
-                answer = await self._ask(at[client_id], RequestCode.GET_CONSUMER_RUNNING_INFO, ext)
+                answer = await self._ask(at[client_id], RequestCode.GET_CONSUMER_RUNNING_INFO, ext, timeout_s=timeout_s)
             except (BrokerRefused, RequestTimeout):  # the member has just left, or does not support the request
                 return None
-            return body_of(answer, admin_bodies.decode_running)
+            try:
+                return body_of(answer, admin_bodies.decode_running)
+            except AnswerUnreadable as error:
+                log.warning("running_info_unreadable", group=group, client=client_id, reason=str(error))
+                return None
 
         found = await asyncio.gather(*map(one, at))
         return {client_id: item for client_id, item in zip(at, found, strict=True) if item is not None}
@@ -807,9 +824,11 @@ class AdminClient:
             done = [broker for broker in requests if broker not in failed]
             raise ChangeIncomplete(done, failed) if done else next(iter(failed.values()))
 
-    async def _ask(self, address: str, code: int, ext: Ext | None = None, body: bytes = b"") -> Frame:
+    async def _ask(
+        self, address: str, code: int, ext: Ext | None = None, body: bytes = b"", *, timeout_s: float = ADMIN_TIMEOUT_S
+    ) -> Frame:
         connection = await self._cluster.connection(address)
-        return await connection.request(code, ext or {}, body, timeout_s=ADMIN_TIMEOUT_S)
+        return await connection.request(code, ext or {}, body, timeout_s=timeout_s)
 
 
 def _check_queues(option: str, count: int) -> None:

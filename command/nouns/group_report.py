@@ -48,13 +48,21 @@ async def report(
 
 async def handlers(admin: AdminClient, group: str, output: Output) -> None:
     """Print the handlers of a group's members that are running, with their stacks, longest first. Raises RocketletError."""
-    running = await admin.running(group)
+    connections = await admin.connections(group)
+    running = await admin.running(group, connections=connections)
+    silent = {member.client_id for known in connections.values() for member in known.members} - running.keys()
     calls = [(client_id, handler) for client_id, member in running.items() for handler in member.handlers]
     for client_id, handler in sorted(calls, key=lambda call: -call[1].age_ms):
         if output.as_json:
             output.json({"member": client_id, **msgspec.to_builtins(handler)})
         output.text(f"{client_id}: {handler.named()}", *(f"    at {place}" for place in reversed(handler.stack)))
-    if not calls:
+    for client_id in sorted(silent):
+        if output.as_json:
+            output.json({"member": client_id, "error": "no response"})
+        output.text(
+            f"{client_id}: no response; the member has left, or its event loop is blocked, such as by a handler"
+        )
+    if not calls and not silent:
         output.text("no handler of a Rocketlet member is running; other clients do not report theirs")
 
 

@@ -914,6 +914,27 @@ async def test_handler_that_has_ended_is_not_reported_while_its_outcome_is_sent(
         assert not consumer.running_handlers(stacks=False)
 
 
+async def test_only_the_member_is_left_out_when_its_running_handlers_are_unreadable(
+    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await create_topic(wire, "t", 1)
+
+    async def handle(message: Message) -> None: ...
+
+    def unreadable(*, stacks: bool) -> list[RunningHandler]:
+        return [RunningHandler(1, "t", "b", 0, 0, 1, 0, 1, [])]  # type: ignore[arg-type]
+
+    async with (
+        Consumer(node.address, "g", "t", handle) as broken,
+        Consumer(node.address, "g", "t", handle) as sound,
+        AdminClient(node.address) as admin,
+    ):
+        monkeypatch.setattr(broken, "running_handlers", unreadable)
+        assert list(await admin.running("g")) == [sound.client_id]
+    (logged,) = fields_of(caplog, "running_info_unreadable")
+    assert logged.items() >= {"group": "g", "client": broken.client_id}.items()
+
+
 async def test_mqadmin_gets_running_handlers_as_jstack(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 1)
     gate = asyncio.Event()
@@ -967,6 +988,27 @@ async def test_log_of_a_failed_handler_names_message_attempt_limit_and_delay(
     assert last.items() >= {**known, "attempt": 2, "attempts": 2, "hint": "stored as dead letters"}.items()
     reason = "ValueError: no such dish"
     assert dead.items() >= {**known, "group": "g", "attempt": 2, "reason": reason}.items()
+
+
+async def test_log_of_a_failed_handler_names_the_attempts_of_an_orderly_consumer(
+    node: Node, wire: Wire, caplog: pytest.LogCaptureFixture
+) -> None:
+    await create_topic(wire, "t", 1)
+
+    async def fail(message: Message) -> None:
+        raise ValueError("no such dish")
+
+    async with (
+        Producer(node.address) as producer,
+        Consumer(
+            node.address, "g", "t", fail, start="first", orderly=True, suspend_queue_s=0.01, max_reconsume_times=1
+        ),
+    ):
+        await producer.send("t", b"x")
+        await eventually(lambda: bool(fields_of(caplog, "message_dead_lettered")))
+    failed = [(item["attempt"], item["hint"]) for item in fields_of(caplog, "handler_failed")]
+    assert failed == [(1, "retried while retries are left"), (2, "stored as dead letters")]
+    assert [item["attempt"] for item in fields_of(caplog, "message_dead_lettered")] == [2]
 
 
 async def test_log_of_a_failed_handler_says_that_broadcasting_has_no_retries(

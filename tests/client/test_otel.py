@@ -179,8 +179,8 @@ async def test_traced_send_succeeds_when_the_offset_id_is_not_hexadecimal(
     async def replace_id(sending: Sending, call: Callable[[Sending], Awaitable[SendResult]]) -> SendResult:
         return (await call(sending))._replace(offset_id="z" * 32)
 
-    layers = [TracedSends(**recorded.providers), replace_id]
-    async with Producer(rocketlet.address, middleware=layers) as producer:
+    traced = TracedSends(**recorded.providers)
+    async with Producer(rocketlet.address, middleware=[traced, replace_id]) as producer:
         assert (await producer.send("orders", b"x")).offset_id == "z" * 32
     (span,) = recorded.spans("send orders")
     assert "server.address" not in (span.attributes or {})

@@ -15,7 +15,7 @@ from datetime import datetime
 from importlib.metadata import version
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import yaml
@@ -41,7 +41,7 @@ from rocketlet.command.tools import load
 from rocketlet.command.tools.load import Load, LoadSide
 from rocketlet.command.tools.top import _caught_up, _sample
 from rocketlet.migration.mirror import MirrorProgress
-from rocketlet.protocol.bodies import GroupConfig, finish
+from rocketlet.protocol.bodies import BodyError, GroupConfig, finish
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame, FrameReader, encode
 from rocketlet.testing import Broker, Fault
@@ -177,6 +177,24 @@ async def test_running_handlers_of_a_group_are_shown_with_their_stacks(run: Run,
     )
     assert shown[-1].endswith("charge")
     assert (record["member"], record["messageId"], record["attempt"]) == (consumer.client_id, sent.message_id, 1)
+
+
+async def test_members_that_do_not_report_their_running_handlers_are_named(
+    run: Run, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def handle(message: Message) -> None: ...
+
+    def refuse(*, stacks: bool) -> NoReturn:
+        raise BodyError("it is blocked")
+
+    put(node, "t")
+    async with Consumer(node.address, "g", "t", handle) as consumer:
+        monkeypatch.setattr(consumer, "running_handlers", refuse)
+        shown = (await run("groups", "show", "g", "--handlers")).out
+        (record,) = (await run("groups", "show", "g", "--handlers", "--json")).records
+    assert shown.startswith(f"{consumer.client_id}: no response")
+    assert "no handler" not in shown
+    assert record == {"member": consumer.client_id, "error": "no response"}
 
 
 async def test_lite_topics_are_shown_with_their_parent_and_their_group(run: Run, node: Node) -> None:

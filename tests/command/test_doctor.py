@@ -738,10 +738,10 @@ async def test_a_queue_that_changes_hands_between_two_checks_has_no_two_readers(
         await rebalanced(node.address, "g", members=2)
 
         class Deploying(AdminClient):
-            async def running(self, *given: Any) -> dict[str, Running]:
+            async def running(self, *given: Any, **options: Any) -> dict[str, Running]:
                 await older.stop()
                 await rebalanced(node.address, "g", members=1)
-                return await super().running(*given)
+                return await super().running(*given, **options)
 
         admin = await stack.enter_async_context(Deploying(node.address))
         assert await diagnose(admin, AT_ONCE) == []

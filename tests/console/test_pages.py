@@ -30,6 +30,7 @@ from rocketlet.client import (
 )
 from rocketlet.client.admin.diagnosis import Examiner, ObservationTimes, diagnose
 from rocketlet.client.admin.findings import Harm
+from rocketlet.client.config import ADMIN_TIMEOUT_S
 from rocketlet.client.wire.connection import Connection
 from rocketlet.console.config import COLOURS, TYPED_BODY_BYTES
 from rocketlet.console.group_watch import GroupSnapshot, GroupWatch, MemberRow
@@ -42,7 +43,7 @@ from rocketlet.protocol.config import MAX_TOPIC_QUEUES
 from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.group_bodies import SHARED_OWNER
 from rocketlet.protocol.names import Queue, Sql
-from rocketlet.testing import Cluster
+from rocketlet.testing import Broker, Cluster, Fault
 
 from ..conftest import PATIENCE_S, Node, eventually
 from ..support.handlers import Inbox
@@ -673,6 +674,20 @@ async def test_no_event_is_lost_or_shown_twice_where_the_clocks_of_brokers_diffe
     assert len(set(shown)) == len(shown)
     assert {event["broker"] for event in watch.events} == {"broker-a", "broker-b"}
     assert [event["ms"] for event in watch.events] == sorted(event["ms"] for event in watch.events)
+
+
+async def test_members_of_a_group_are_shown_although_one_does_not_report_its_handlers(rocketlet: Broker) -> None:
+    rocketlet.create_topic("orders", 1)
+    rocketlet.faults.add(Fault.silence("GET_CONSUMER_RUNNING_INFO"))
+    async with (
+        AdminClient(rocketlet.address) as admin,
+        Consumer(rocketlet.address, "g", "orders", Inbox()) as consumer,
+    ):
+        await consumer.assigned(PATIENCE_S)
+        watch = GroupWatch(admin, "g")
+        async with asyncio.timeout(ADMIN_TIMEOUT_S):
+            await watch.refresh()
+    assert [member.client_id for member in watch.look.members] == [consumer.client_id]
 
 
 async def test_a_group_that_nobody_knows_is_said_so(site: Site) -> None:
