@@ -392,7 +392,7 @@ async def test_who_commits_for_a_deleted_topic_gets_an_error_and_may_roll_back(n
     one, two = await half(wire), await half(wire)
     await wire.call(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "t"})
     refused = await wire.call(RequestCode.END_TRANSACTION, end(one, COMMIT))
-    assert (refused.code, "was deleted" in (refused.remark or "")) == (1, True)
+    assert (refused.code, "was deleted" in (refused.remark or "")) == (ResponseCode.TRANSACTION_FAILED, True)
     assert (await wire.call(RequestCode.END_TRANSACTION, end(two, ROLLBACK))).code == 0
     assert node.broker.store.queue(names.CHECK_MAX_TIME_TOPIC, 0).next == 1
 
