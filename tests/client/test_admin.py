@@ -35,7 +35,6 @@ from rocketlet.client.admin.diagnosis import ObservationTimes, diagnose
 from rocketlet.client.config import LOCKS_MEAN_ORDER_VERSION
 from rocketlet.client.message import Message
 from rocketlet.client.wire.connection import Connection
-from rocketlet.protocol.admin_bodies import GroupConnections, MemberConnection
 from rocketlet.protocol.bodies import GroupConfig, TopicConfig, encode_altered
 from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.frame import Frame
@@ -511,7 +510,6 @@ async def test_a_dead_letter_is_sent_to_its_group_again(
 
 
 QUEUE = Queue("t", "broker-a", 0)
-MEMBERS = {"broker-a": GroupConnections((MemberConnection("c", "127.0.0.1:1", "JAVA", 409),), {}, "", "", "")}
 
 
 async def _read(admin: AdminClient, address: str) -> None:
@@ -537,7 +535,6 @@ def _offset_id(address: str) -> str:
         (Code.GET_ALL_PRODUCER_INFO, lambda admin, address: admin.producers()),
         (Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, lambda admin, address: admin.groups()),
         (Code.GET_CONSUMER_CONNECTION_LIST, lambda admin, address: admin.connections("g")),
-        (Code.GET_CONSUMER_RUNNING_INFO, lambda admin, address: admin.running("g", {"broker-a": address}, MEMBERS)),
         (Code.GET_GROUP_HISTORY, lambda admin, address: admin.history("g")),
         (Code.GET_CONSUME_STATS, lambda admin, address: admin.progress("g")),
         (Code.SEARCH_OFFSET_BY_TIMESTAMP, lambda admin, address: admin.offset_at(QUEUE, 0)),

@@ -74,7 +74,6 @@ def without_accounts(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--nameserver 127.0.0.1:1 topics list", 1, "nothing listens there"),
         ("topics --nameserver=127.0.0.1:1 list", 1, "nothing listens there"),
         ("--tls --tls-ca /none topics list", 1, "ca_file: /none does not exist or is not readable"),
-        ("", 2, "the following arguments are required: COMMAND; `rocketlet --help` lists the options"),
         ("topics", 2, "the following arguments are required: VERB; `rocketlet topics --help` lists the options"),
     ],
 )
