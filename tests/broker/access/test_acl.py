@@ -21,7 +21,7 @@ from rocketlet.broker.server import Listening, Server
 from rocketlet.client import AdminClient, BrokerRefused, Consumer, Message, Producer, RocketletError
 from rocketlet.client.admin.dead_letters import Replay, dead_letters
 from rocketlet.protocol import bodies, group_bodies
-from rocketlet.protocol.bodies import ConsumerData, GroupConfig, Heartbeat, TopicConfig, finish
+from rocketlet.protocol.bodies import ConsumerData, GroupConfig, Heartbeat, TopicConfig
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ
 from rocketlet.protocol.group_bodies import LiteAction, LiteSubscription, LockRequest, encode_topics
@@ -237,11 +237,17 @@ async def test_half_messages_are_shown_only_to_who_may_send_to_their_topic(nodes
         assert (await wire.call(RequestCode.HEART_BEAT, {}, beat)).code == 0
     half = {**SEND, "f": 4, "g": int(time.time() * 1000), "i": "TRAN_MSG\1true\2PGROUP\1p\2"}
     assert (await wires[1].call(RequestCode.SEND_MESSAGE_V2, half, b"x")).code == 0
-    for _ in range(6):
-        finish(node.broker.transactions.checking())
+    sender, wires[1] = wires[1], await signed_wire(node.address, "orders-key")
+    assert (await wires[1].call(RequestCode.HEART_BEAT, {}, beat)).code == 0
+    await sender.close()  # the broker asks others only after the sender has gone
+    await eventually(lambda: len(node.broker.clients.all_producers()["p"]) == 3)
+    before = len(wires[1].requests)
+    for _ in range(3):
+        node.clock.advance(31)
+        await node.broker.turns.done()
     for wire in wires:
         await wire.call(RequestCode.GET_BROKER_CLUSTER_INFO)  # the broker's question came before this answer
-    assert [len(wire.requests) for wire in wires] == [0, 6, 0]
+    assert [len(wire.requests) for wire in wires] == [0, before + 3, 0]
     for wire in wires:
         await wire.close()
 
