@@ -267,9 +267,8 @@ async def test_python_and_java_can_be_asked_about_one_transaction_group(start_cl
     await cluster.create_topic("t")
     inbox = Inbox()
     async with Consumer(cluster.address, "g", "t", inbox, start="first"):
-        producer = Producer(cluster.address, "mixed", check=lambda message: None)
-        async with producer:
-            gate = asyncio.Event()
+        gate = asyncio.Event()
+        async with Producer(cluster.address, "mixed", check=lambda message: None) as producer:
 
             async def work() -> None:
                 async with producer.transaction("t", b"from python"):
@@ -277,10 +276,10 @@ async def test_python_and_java_can_be_asked_about_one_transaction_group(start_cl
 
             task = asyncio.create_task(work())
             await eventually(lambda: cluster.nodes[0].broker.transactions.waiting == 1)
-            async with java(
-                "transaction", ns=cluster.address, topic="t", group="mixed", outcome="UNKNOW", check="COMMIT_MESSAGE"
-            ) as peer:
-                await peer.until(lambda: b"from python" in inbox.bodies)
-            gate.set()
-            await task
+        async with java(
+            "transaction", ns=cluster.address, topic="t", group="mixed", outcome="UNKNOW", check="COMMIT_MESSAGE"
+        ) as peer:
+            await peer.until(lambda: b"from python" in inbox.bodies)
+        gate.set()
+        await task
     assert Counter(inbox.bodies)[b"from python"] == 1
