@@ -10,6 +10,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from pathlib import Path
@@ -19,7 +20,6 @@ import pytest
 from rocketlet.broker.groups import stages
 from rocketlet.broker.groups.stages import Drain
 from rocketlet.broker.pops import deliveries
-from rocketlet.broker.pops.deliveries import Delivery
 from rocketlet.broker.remoting.dispatch import BROKER_REQUESTS, NAME_SERVER_REQUESTS, SENDS
 from rocketlet.client.consuming import queues
 from rocketlet.client.message import Lease
@@ -507,6 +507,16 @@ class Machine(NamedTuple):
     legal: str
 
 
+@dataclass
+class _InTable:
+    """A delivery as its table has it: `QueueDeliveries.transition` also counts."""
+
+    state: deliveries.DeliveryState
+
+    def transition(self, event: deliveries.DeliveryEvent) -> None:
+        self.state = deliveries.TRANSITIONS[self.state, event]
+
+
 def _drain(stage: stages.DrainStage) -> Drain:
     made = Drain(0.0)
     made.stage = stage
@@ -571,8 +581,8 @@ MACHINES = {
     "delivery": Machine(
         deliveries,
         deliveries.DeliveryState,
-        deliveries.Event,
-        lambda state: Delivery(0, state),
+        deliveries.DeliveryEvent,
+        _InTable,
         "state",
         """
         pop       release change    acknowledge  refuse  finish   forget

@@ -285,7 +285,10 @@ class GroupPool(Protocol):
     Attributes:
         is_divided: True if members pull some of the topic's queues.
         popped: the queues of the topic that were popped.
+        unfinished: how many popped messages are not finished.
     """
+
+    unfinished: int
 
     @property
     def is_divided(self) -> bool: ...
@@ -339,7 +342,6 @@ class ConsumerGroup:
         is_check_due: True if the members will be checked for disagreements soon.
         logged: an interval of time, and how many disagreements of the group were logged in it.
         pools: the pools of the clients that pop, by topic.
-        unfinished: how many popped messages are not finished.
         version: increases when members, subscriptions, member lists, drains or pools change, so that pulls are checked again.
         redelivered: how many popped messages were redeliveries, since the start.
         has_lost: True if retention has deleted messages before the group had committed them; not for those of lite topics.
@@ -379,7 +381,6 @@ class ConsumerGroup:
         "settled_ids",
         "sync",
         "topics",
-        "unfinished",
         "version",
     )
 
@@ -408,7 +409,6 @@ class ConsumerGroup:
         self.is_check_due = False
         self.logged = (0, 0)
         self.pools: dict[str, GroupPool] = _NONE
-        self.unfinished = 0
         self.version = 0
         self.redelivered = 0
         self.has_lost = False
@@ -440,6 +440,11 @@ class ConsumerGroup:
         """True if every member gets every message: members keep their own offsets, and the group has none."""
         models = {member.data.message_model for member in self.members.values()}
         return models == {"BROADCASTING"}
+
+    @property
+    def unfinished(self) -> int:
+        """How many popped messages are not finished."""
+        return sum(pool.unfinished for pool in self.pools.values())
 
     @property
     def is_unused(self) -> bool:

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 #                                 v                                 v
 #                              VISIBLE --pop--> IN_FLIGHT           VISIBLE
 #
-# `TRANSITIONS` has all of them. In ordered groups, a message that is read while an earlier one of its message group is
-# unfinished is BEHIND, unless one receive takes both. An acknowledged message there stays ACKNOWLEDGED until all earlier ones
-# of its message group are acknowledged, and may be redelivered together with these.
+# `TRANSITIONS` has all of them, and `QueueDeliveries.transition` makes them. In ordered groups, a message that is read while
+# an earlier one of its message group is unfinished is BEHIND, unless one receive takes both. An acknowledged message there
+# stays ACKNOWLEDGED until all earlier ones of its message group are acknowledged, and may be redelivered together with these.
 
 
 class DeliveryState(Enum):
@@ -41,10 +41,10 @@ class DeliveryState(Enum):
     VISIBLE = "to be redelivered"
     IN_FLIGHT = "delivered to a client"
     ACKNOWLEDGED = "not yet on the disk, or behind an unfinished message of its message group"
-    FINISHED = "acknowledged, dead-lettered, sent back to the retry topic, or dropped (Event.FORGET)"
+    FINISHED = "acknowledged, dead-lettered, sent back to the retry topic, or dropped (DeliveryEvent.FORGET)"
 
 
-class Event(Enum):
+class DeliveryEvent(Enum):
     POP = "a client gets it"
     RELEASE = "its invisible time is over, or its client returned it, is gone or did not receive it"
     CHANGE = "its client sets an invisible time above 0"
@@ -54,7 +54,7 @@ class Event(Enum):
     FORGET = "the group's offset was reset, the queue left the pool, or the message cannot be read"
 
 
-_S, _E = DeliveryState, Event
+_S, _E = DeliveryState, DeliveryEvent
 TRANSITIONS: Final = {
     (_S.BEHIND, _E.POP): _S.IN_FLIGHT,
     (_S.VISIBLE, _E.POP): _S.IN_FLIGHT,
@@ -110,10 +110,6 @@ class Delivery:
         self.renewals = -1
         self.client: PopClient | None = None
         self.is_delayed = False
-
-    def transition(self, event: Event) -> None:
-        """Change the state. Raises KeyError for an event that cannot happen in it."""
-        self.state = TRANSITIONS[self.state, event]
 
 
 # ------------------------------------------------------------------------------

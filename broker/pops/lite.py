@@ -302,9 +302,6 @@ class LiteDeliveries(QueueDeliveries):
             raise Damaged(f"message {offset} of the lite topic {self.lite.name} is damaged or lost")
         return decode_record(record)
 
-    def peek(self, wanted: int) -> list[Delivered]:
-        return []
-
     def put_back(self, taken: Iterable[TakenDelivery]) -> None:
         """Do nothing, because taken messages of a lite topic stay visible until they are delivered."""
 
@@ -469,7 +466,7 @@ class LitePool(Pool):
             return most
         return max(most - subscriber.holds(), 0)
 
-    def scan(self, serve: Callable[[Pool], None]) -> Work[None]:
+    def scan(self, serve: Callable[[LitePool], None]) -> Work[None]:
         """Find the lite topics that have messages, some at a time, and serve the receives that wait for them. Messages that
         arrive meanwhile make their lite topics ready on their own."""
         self.is_scanned, ready = True, self._all_ready
@@ -483,7 +480,7 @@ class LitePool(Pool):
                 yield
         self._serve_all(serve)
 
-    def _serve_all(self, serve: Callable[[Pool], None]) -> None:
+    def _serve_all(self, serve: Callable[[LitePool], None]) -> None:
         for subscriber in self.subscribers.values():
             self._note_serveable(subscriber)
         serve(self)

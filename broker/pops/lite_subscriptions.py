@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 import structlog
@@ -43,7 +43,6 @@ from .deliveries import (
     PopClient,
 )
 from .lite import LitePool, LitePools, LiteSubscriber
-from .pool import Pool
 
 log = structlog.get_logger("rocketlet.lite")
 
@@ -70,20 +69,20 @@ _REMOVALS: Final = (LiteAction.PARTIAL_REMOVE, LiteAction.COMPLETE_REMOVE)
 _Left = list[tuple[LitePool, LiteSubscriber]]  # clients that have left a pool
 
 
-class LitePart:
-    """The methods of `Pops` that `LiteSubscriptions` and `LiteExpiry` call."""
+class LiteOwner(Protocol):
+    """The part of `Pops` that serves lite pools and ends the deliveries of lite topics."""
 
-    def serve(self, pool: Pool) -> None:
-        raise NotImplementedError
+    def serve(self, pool: LitePool) -> None:
+        """Serve the receives that wait, because the pool may have a message."""
 
     def lite_pool(self, group: str, parent: str) -> LitePool:
-        raise NotImplementedError
+        """Return the pool of a lite group, created if there is none."""
 
     def lite_offset_reset(self, pool: LitePool, lite: LiteTopic) -> None:
-        raise NotImplementedError
+        """Continue from the offset that was set for a lite topic."""
 
     def end_lite(self, pool: LitePool, lite: LiteTopic) -> None:
-        raise NotImplementedError
+        """End the group's deliveries of a deleted lite topic."""
 
 
 class LiteSubscriptions:
@@ -96,7 +95,7 @@ class LiteSubscriptions:
         groups: ConsumerGroups,
         settings: GroupConfigs,
         pools: LitePools,
-        pops: LitePart,
+        pops: LiteOwner,
     ) -> None:
         self._clock: Clock = runtime.clock
         self._limits = runtime.limits
@@ -438,7 +437,7 @@ class LiteExpiry:
         expired: how many were deleted since the start.
     """
 
-    def __init__(self, runtime: Runtime, topics: Topics, pools: LitePools, pops: LitePart) -> None:
+    def __init__(self, runtime: Runtime, topics: Topics, pools: LitePools, pops: LiteOwner) -> None:
         self._clock: Clock = runtime.clock
         self._topics = topics
         self._lites = pools.lites

@@ -37,11 +37,12 @@ from ..store.index import ConsumeQueue
 from ..store.store import Store
 from .deliveries import (
     TOPIC_MARK,
+    TRANSITIONS,
     AckStatus,
     Delivered,
     Delivery,
+    DeliveryEvent,
     DeliveryState,
-    Event,
     Handle,
     KeptQueue,
     Order,
@@ -233,9 +234,7 @@ class QueueDeliveries:
             "popped_message_gone",
             group=self.group, topic=queue.topic, queue=queue.queue_id, offset=delivery.offset, attempts=delivery.attempts,
         )  # fmt: skip
-        delivery.transition(Event.FORGET)
-        del self.unfinished[delivery.offset]
-        self.pool.of.unfinished -= 1
+        self.transition(delivery, DeliveryEvent.FORGET)
         if self.is_in_order:
             self._order.remove(delivery)
             self._free_first(delivery.key)
@@ -288,9 +287,9 @@ class QueueDeliveries:
     ) -> None:
         """Take a message, or leave it BEHIND an unfinished one of its message group."""
         key = message_group(record)
-        delivery = Delivery(offset_in(record), key=key)
-        if key not in whole and (self._order.has(key) or any(item.key == key for item in looked)):
-            delivery.state = DeliveryState.BEHIND
+        is_behind = key not in whole and (self._order.has(key) or any(item.key == key for item in looked))
+        delivery = Delivery(offset_in(record), DeliveryState.BEHIND if is_behind else DeliveryState.VISIBLE, key)
+        if is_behind:
             self.fresh_behind.append(delivery)
         else:
             whole.add(key)
@@ -300,21 +299,20 @@ class QueueDeliveries:
     def _keep_in_order(self, looked: Iterable[Delivery]) -> None:
         """Keep deliveries of a group in order at their positions, including those that cannot be popped now."""
         for delivery in looked:
-            self.unfinished[delivery.offset] = delivery
-            self.pool.of.unfinished += 1
+            self._add(delivery)
             self._order.add(delivery)
 
     def deliver(self, taken: Sequence[TakenDelivery], request: PopRequest, now_s: float, now_ms: int) -> list[Delivery]:
         """Put taken messages in flight, and return their deliveries. All get one pop time, which none of them had
         before."""
-        unfinished, group = self.unfinished, self.pool.of
+        unfinished = self.unfinished
         pop_ms = max(now_ms, self.floor_ms)
         before = len(unfinished)
         for delivery, _ in taken:
             if delivery.pop_ms >= pop_ms:
                 pop_ms = delivery.pop_ms + 1
             unfinished[delivery.offset] = delivery  # a redelivered one keeps its position
-        group.unfinished += len(unfinished) - before
+        self.pool.unfinished += len(unfinished) - before
         client, deadline_s = request.client, now_s + request.invisible_ms / 1000
         delivered: list[Delivery] = []
         for delivery, _ in taken:
@@ -322,8 +320,8 @@ class QueueDeliveries:
                 delivery.attempts = max(delivery.attempts, 1)
             else:
                 delivery.attempts += 1
-                group.redelivered += delivery.attempts > 1
-            delivery.transition(Event.POP)
+                self.pool.of.redelivered += delivery.attempts > 1
+            self.transition(delivery, DeliveryEvent.POP)
             delivery.pop_ms = pop_ms
             delivery.client, delivery.deadline_s, delivery.since_s = client, deadline_s, now_s
             delivery.is_delayed = False
@@ -332,15 +330,30 @@ class QueueDeliveries:
 
     # Outcomes
 
+    def transition(self, delivery: Delivery, event: DeliveryEvent) -> None:
+        """Change the state of an unfinished delivery, whose visibility timeout the broker then extends no longer. Raises
+        KeyError for an event that cannot happen in its state."""
+        if delivery.renewals >= 0:
+            self.pool.stop_extending(delivery)
+        delivery.state = TRANSITIONS[delivery.state, event]
+        if delivery.state is DeliveryState.FINISHED:
+            del self.unfinished[delivery.offset]
+            self.pool.unfinished -= 1
+
+    def _add(self, delivery: Delivery) -> None:
+        """Keep a delivery, after those of lower offsets."""
+        self.unfinished[delivery.offset] = delivery
+        self.pool.unfinished += 1
+
     def release(self, delivery: Delivery) -> None:
         """Make a message in flight visible again."""
-        delivery.transition(Event.RELEASE)
+        self.transition(delivery, DeliveryEvent.RELEASE)
         self._free(delivery)
 
     def refuse(self, delivery: Delivery) -> None:
         """Make a message visible again whose acknowledgement could not be written, unless it was popped again since."""
         if delivery.state is DeliveryState.ACKNOWLEDGED:
-            delivery.transition(Event.REFUSE)
+            self.transition(delivery, DeliveryEvent.REFUSE)
             self._free(delivery)
 
     def _free(self, delivery: Delivery) -> None:
@@ -356,23 +369,14 @@ class QueueDeliveries:
         """Finish deliveries whose acknowledgement is written, except those that were popped again since. In an ordered
         group, a delivery stays until all earlier ones of its message group are acknowledged."""
         if not self.is_in_order:
-            unfinished, group = self.unfinished, self.pool.of
             for delivery in deliveries:
                 if delivery.state is DeliveryState.ACKNOWLEDGED:
-                    delivery.transition(Event.FINISH)
-                    del unfinished[delivery.offset]
-                    group.unfinished -= 1
+                    self.transition(delivery, DeliveryEvent.FINISH)
             return
         for key in dict.fromkeys(delivery.key for delivery in deliveries):
             for delivery in self._order.done(key):
-                self._finish(delivery)
+                self.transition(delivery, DeliveryEvent.FINISH)
             self._free_first(key)
-
-    def _finish(self, delivery: Delivery) -> None:
-        if delivery.state is DeliveryState.ACKNOWLEDGED:
-            delivery.transition(Event.FINISH)
-            del self.unfinished[delivery.offset]
-            self.pool.of.unfinished -= 1
 
     def restart(self, offset: int, now_ms: int) -> None:
         """Continue from another offset. Receipt handles from before no longer acknowledge anything."""
@@ -383,17 +387,15 @@ class QueueDeliveries:
 
     def clear(self) -> None:
         """End all deliveries without finishing their messages."""
-        for delivery in self.unfinished.values():
+        for delivery in list(self.unfinished.values()):
             self.floor_ms = max(self.floor_ms, delivery.pop_ms + 1)
-            delivery.transition(Event.FORGET)
-        self.pool.of.unfinished -= len(self.unfinished)
-        self.unfinished.clear()
+            self.transition(delivery, DeliveryEvent.FORGET)
         self._visible.clear()
         self.fresh_behind.clear()
         self._order = Order()
 
     def end(self) -> None:
-        """Take the queue out of its pool."""
+        """Take the queue out of its pool. Acknowledgements of its deliveries then have no effect."""
         self.clear()
         self.is_ended = True
         self.pool.remove_deliveries(self)
@@ -408,9 +410,9 @@ class QueueDeliveries:
         self.limit = self._limits.max_unfinished_in_order if is_in_order else self._limits.max_unfinished
         for delivery in [] if is_in_order else list(self.unfinished.values()):
             if delivery.state is DeliveryState.BEHIND:
-                delivery.transition(Event.RELEASE)
-            else:
-                self._finish(delivery)
+                self.transition(delivery, DeliveryEvent.RELEASE)
+            elif delivery.state is DeliveryState.ACKNOWLEDGED:
+                self.transition(delivery, DeliveryEvent.FINISH)
         self._visible = [delivery.offset for delivery in self.unfinished.values() if self._is_free(delivery)]
 
     def _order_of_all(self) -> Order:
@@ -428,11 +430,11 @@ class QueueDeliveries:
         begin, self.next = self.next, max(ahead.end, self.next)
         for offset in sorted(ahead.unfinished):
             if offset >= begin:
-                delivery = self.unfinished[offset] = Delivery(offset)
+                delivery = Delivery(offset)
                 delivery.attempts = ahead.unfinished[offset]
+                self._add(delivery)
                 self.fresh_behind.append(delivery)
                 self._free(delivery)
-        self.pool.of.unfinished += len(self.unfinished)
         self.is_passed = True
 
     def adopt(self, kept: KeptQueue, to_monotonic_s: Callable[[int], float]) -> None:
@@ -444,14 +446,12 @@ class QueueDeliveries:
             if not self.queue.begin <= offset < end:
                 continue
             found = kept.unfinished[offset]
-            delivery = self.unfinished[offset] = Delivery(
-                offset, DeliveryState.IN_FLIGHT if found.deadline_ms else DeliveryState.VISIBLE
-            )
+            delivery = Delivery(offset, DeliveryState.IN_FLIGHT if found.deadline_ms else DeliveryState.VISIBLE)
             delivery.attempts, delivery.pop_ms = found.attempts, found.pop_ms
             delivery.deadline_s = to_monotonic_s(found.deadline_ms)
             delivery.since_s = to_monotonic_s(found.pop_ms)
+            self._add(delivery)
             self._free(delivery)
-        self.pool.of.unfinished += len(self.unfinished)
 
     # Reports
 
@@ -574,6 +574,7 @@ class Pool(ABC):
 
     Attributes:
         clients: the clients that pop, up to `max_members` of them. One of their sessions is charged for the pool.
+        unfinished: how many of its deliveries are not finished.
         waits: how many receives wait.
         used_s: the time of the last receive.
         is_cut: True if the last receive stopped before the end of a queue because its filter matched none of the
@@ -588,6 +589,7 @@ class Pool(ABC):
         self.topic = topic
         self.clients: dict[PopClient, PoolClient] = {}
         self._waiting: dict[int | None, OrderedDict[Receive[Any], None]] = {}  # by the queue that they wait for
+        self.unfinished = 0
         self.waits = 0
         self.used_s = float("-inf")
         self.is_cut = False
@@ -653,7 +655,10 @@ class Pool(ABC):
     def is_used(self, now_s: float) -> bool:
         """Return True if a receive waits, a message is unfinished, or the last receive was within POOL_IDLE_S."""
         is_fresh = now_s - self.used_s < POOL_IDLE_S
-        return is_fresh or self.waits > 0 or any(item.unfinished for item in self.deliveries())
+        return is_fresh or self.waits > 0 or self.unfinished > 0
+
+    def stop_extending(self, delivery: Delivery) -> None:
+        self._pools.stop_extending(delivery)
 
     def pay(self) -> None:
         """Charge one client's session for the pool and its queues, if a client has a session."""

@@ -32,7 +32,7 @@ from ..config import (
     LimitExceeded,
 )
 from ..groups.drains import RouteFinder
-from ..groups.group import ConsumerGroup, ConsumerGroups
+from ..groups.group import ConsumerGroup, ConsumerGroups, FinishedAhead
 from ..groups.leases import Locks
 from ..groups.members import History
 from ..groups.offsets import Offsets, Watch
@@ -54,8 +54,8 @@ from .deliveries import (
     Changed,
     Delivered,
     Delivery,
+    DeliveryEvent,
     DeliveryState,
-    Event,
     KeptQueue,
     PopAttempt,
     PopClient,
@@ -68,7 +68,7 @@ from .deliveries import (
 from .division import Division
 from .journal import PopJournal
 from .lite import LiteDeliveries, LiteOffsets, LitePool, LitePools
-from .lite_subscriptions import LiteExpiry, LitePart, LiteSubscriptions
+from .lite_subscriptions import LiteExpiry, LiteSubscriptions
 from .pool import Pool, QueueDeliveries, QueuePool, Receive
 
 log = structlog.get_logger("rocketlet.pops")
@@ -89,7 +89,7 @@ Answered = Callable[[Sequence[AckStatus]], object]
 _OVER: Final = object()
 
 
-class Pops(LitePart):
+class Pops:
     """The entry point of POP. Raises StoreError if the state of the last run cannot be read.
 
     Args:
@@ -309,9 +309,6 @@ class Pops(LitePart):
         found: list[Delivered],
     ) -> int:
         """Put taken messages in flight, and add them to those found for a client. Returns their size in bytes."""
-        for delivery, _ in taken:  # in order, a message may be in flight to another client
-            if delivery.renewals >= 0:
-                self.pools.stop_extending(delivery)
         now_s = self._clock.monotonic_s()
         delivered = deliveries.deliver(taken, request, now_s, now_ms)
         if request.auto_renew:
@@ -499,12 +496,10 @@ class Pops(LitePart):
 
     def _finish(self, deliveries: QueueDeliveries, delivery: Delivery) -> AckStatus:
         """Acknowledge a delivery, and return the outcome that it has unless the write fails."""
-        if delivery.renewals >= 0:
-            self.pools.stop_extending(delivery)
         if delivery.state is DeliveryState.ACKNOWLEDGED:
             return AckStatus.DONE
         outcome = AckStatus.LATE if delivery.state is DeliveryState.VISIBLE else AckStatus.DONE
-        delivery.transition(Event.ACKNOWLEDGE)
+        deliveries.transition(delivery, DeliveryEvent.ACKNOWLEDGE)
         self._writer.acknowledge(deliveries, delivery)
         return outcome
 
@@ -547,7 +542,7 @@ class Pops(LitePart):
             if isinstance(deliveries, LiteDeliveries) and not is_alone:
                 self._suspend(deliveries, delivery, invisible_ms)
         if invisible_ms > 0:
-            delivery.transition(Event.CHANGE)
+            deliveries.transition(delivery, DeliveryEvent.CHANGE)
             delivery.is_delayed = not renews
             self._prolong(deliveries, delivery, self._clock.monotonic_s() + invisible_ms / 1000)
         elif delivery.state is DeliveryState.IN_FLIGHT:
@@ -562,9 +557,8 @@ class Pops(LitePart):
         their client suspends all of them."""
         for delivery in deliveries.batch_of(suspended):
             if delivery is not suspended:
-                if delivery.renewals >= 0:
-                    self.pools.stop_extending(delivery)
                 delivery.attempts = max(delivery.attempts - 1, 0)
+                deliveries.transition(delivery, DeliveryEvent.CHANGE)
                 delivery.is_delayed = True
                 self._prolong(deliveries, delivery, self._clock.monotonic_s() + invisible_ms / 1000)
 
@@ -653,8 +647,6 @@ class Pops(LitePart):
             log.error("dead_letter_failed", group=group, reason=reason, hint=_UNBURIED_HINT)
 
     def _release(self, deliveries: QueueDeliveries, delivery: Delivery) -> None:
-        if delivery.renewals >= 0:
-            self.pools.stop_extending(delivery)
         deliveries.release(delivery)
         if delivery.deadline_s > self._clock.monotonic_s():  # else the journal has the deadline that has passed
             self._record_changed(deliveries, delivery)
@@ -700,17 +692,12 @@ class Pops(LitePart):
         while len(pool.idle) > MAX_IDLE_LITE:
             idle, _ = pool.idle.popitem(last=False)
             if not idle.unfinished:
-                self._writer.commit(idle)
-                self._journal.yielded(idle, idle.next)
-                self._end_deliveries(idle)
+                self._yield_queue(idle)
 
     def lite_offset_reset(self, pool: LitePool, lite: LiteTopic) -> None:
         """Continue from the offset that was set for a lite topic. Messages popped before can no longer be acknowledged."""
         deliveries, offset, now_ms = pool.queues.get(lite), pool.offsets.get(lite.name, 0), self._clock.time_ms()
         if deliveries is not None:
-            for delivery in deliveries.unfinished.values():
-                if delivery.renewals >= 0:
-                    self.pools.stop_extending(delivery)
             deliveries.restart(offset, now_ms)
             self._journal.restarted(deliveries)
             self._write_now()
@@ -724,7 +711,7 @@ class Pops(LitePart):
         had_left = self._journal.lite_deleted(pool.group, lite)
         if (deliveries := pool.queues.get(lite)) is not None:
             self._journal.ended(deliveries)
-            self._end_deliveries(deliveries)
+            deliveries.end()
         if had_left or deliveries is not None:
             self._write_now()
         pool.lite_deleted(lite)
@@ -742,10 +729,8 @@ class Pops(LitePart):
         if not is_lost and self._sends_back(deliveries):
             return False
         deliveries.finish([item for item in deliveries.unfinished.values() if item.state is DeliveryState.ACKNOWLEDGED])
-        self._writer.commit(deliveries)
         ahead = deliveries.finished_ahead()
-        self._journal.yielded(deliveries, deliveries.committed, ahead)
-        self._end_deliveries(deliveries)
+        self._yield_queue(deliveries, ahead)
         if ahead is not None:
             self._offsets.put_ahead(pool.of, pool.topic, queue_id, ahead)
         self._offsets.mark(pool.of, (pool.topic, queue_id))
@@ -770,10 +755,16 @@ class Pops(LitePart):
 
     def yield_pool(self, pool: Pool) -> None:
         """End a pool with its deliveries. The group continues from its offsets."""
-        for deliveries in pool.deliveries():
-            self._journal.yielded(deliveries, deliveries.committed)
-        self._end_pool(pool)
+        for deliveries in list(pool.deliveries()):
+            self._yield_queue(deliveries)
+        self.pools.remove(pool)
         self._write_now()
+
+    def _yield_queue(self, deliveries: QueueDeliveries, ahead: FinishedAhead | None = None) -> None:
+        """Take a queue out of its pool. The group continues from its lowest unfinished offset."""
+        self._writer.commit(deliveries)
+        self._journal.yielded(deliveries, deliveries.committed, ahead)
+        deliveries.end()
 
     # Clients that are gone
 
@@ -792,9 +783,7 @@ class Pops(LitePart):
         for pool in self.pools.unused(self._clock.monotonic_s()):
             is_changed = True
             for deliveries in [item for item in pool.deliveries() if not item.unfinished]:
-                self._writer.commit(deliveries)
-                self._journal.yielded(deliveries, deliveries.next)
-                self._end_deliveries(deliveries)
+                self._yield_queue(deliveries)
             if not pool.deliveries():
                 self.pools.remove(pool)
         if is_changed:
@@ -913,7 +902,7 @@ class Pops(LitePart):
     def check_unbinding(self, group: str, parent: str) -> None:
         """Raises Refusal if a lite group that is to receive no more lite topics of a parent topic has messages in flight."""
         pool = self.pools.find_lite(group, parent)
-        if pool is not None and any(deliveries.unfinished for deliveries in pool.deliveries()):
+        if pool is not None and pool.unfinished:
             reason = f"clients of the group {group} have unfinished messages of lite topics of {parent}"
             raise Refusal(Reason.ILLEGAL, f"{reason}; stop them, and retry when the visibility timeouts have expired")
 
@@ -938,27 +927,16 @@ class Pops(LitePart):
         ended: list[Work[None]] = []
         for pool in pools:
             ended.append(self._ending(pool.waiting(), why))
-            for deliveries in pool.deliveries():
+            for deliveries in list(pool.deliveries()):
                 self._journal.ended(deliveries)
+                deliveries.end()
             if isinstance(pool, QueuePool):
                 self.division.pool_deleted(pool)
             elif isinstance(pool, LitePool):
                 self.lite.pool_deleted(pool)
-            self._end_pool(pool)
+            self.pools.remove(pool)
         self._write_now()
         self._do_some(_in_order(ended))
-
-    def _end_pool(self, pool: Pool) -> None:
-        for deliveries in list(pool.deliveries()):
-            self._end_deliveries(deliveries)
-        self.pools.remove(pool)
-
-    def _end_deliveries(self, deliveries: QueueDeliveries) -> None:
-        """Take a queue out of its pool. Acknowledgements of its deliveries then have no effect."""
-        for delivery in deliveries.unfinished.values():
-            if delivery.renewals >= 0:
-                self.pools.stop_extending(delivery)
-        deliveries.end()
 
     def _write_now(self) -> None:
         """Write the journal. After StoreFull, `saving` rewrites the whole file."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from rocketlet.broker.pops.deliveries import AckStatus, Delivered, PopResult, Why
+from rocketlet.broker.pops.deliveries import AckStatus, Delivered, DeliveryState, PopResult, Why
 from rocketlet.protocol.message import decode_record
 
 from .world import World
@@ -224,6 +224,16 @@ class Shared(RuleBasedStateMachine):
             sent = [message for message in self.messages.values() if message.queue == queue_id]
             for message in sent[:committed]:
                 assert message.state == DONE or not message.is_sure, "not done, and behind the group's offset"
+
+    @invariant()
+    def unfinished_messages_are_counted(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        pools = self.world.state.pools
+        counted = [len(deliveries.unfinished) for deliveries in pools.deliveries()]
+        assert pools.unfinished("g") == sum(pool.unfinished for pool in pools.all) == sum(counted)
+        states = {item.state for deliveries in pools.deliveries() for item in deliveries.unfinished.values()}
+        assert DeliveryState.FINISHED not in states
 
     def _drain(self) -> None:
         """In the end each message was given that is not done for sure, and nothing else."""

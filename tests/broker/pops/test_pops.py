@@ -379,6 +379,16 @@ def test_a_group_that_is_sent_elsewhere_continues_from_there(world: World) -> No
     assert world.offsets.get("g", "t", 0) == 3
 
 
+def test_broker_extends_no_message_of_before_a_reset(world: World) -> None:
+    for number in range(2):
+        world.send(f"m{number}")
+    world.receive(auto_renew=True)
+    world.offsets.put("g", "t", 0, 1)
+    world.state.offsets_reset("g", "t")
+    world.state.pools.remove_client(client_of("c"))
+    assert client_of("c") not in world.state.pools.clients, "it has neither a pool nor a message in flight"
+
+
 def test_a_topic_or_group_that_is_deleted_ends_its_receives(world: World) -> None:
     got = world.wait()
     other = world.wait(group="h")
