@@ -173,11 +173,13 @@ class Pulling:
         LimitExceeded, and the store's errors for damaged records.
         """
         session, header, _, _ = pull
+        key = header.topic, header.queue_id
         try:
             # In the order of Apache's PullMessageProcessor, because clients react to the first error
             group = self._check_group_and_topic(header)
+            read = Read(session, group, key, ReadKind.PULL, header.sys_flag, header.queue_offset)
             if header.sys_flag & codes.PULL_SUSPEND and session not in group.members:
-                self._check_without_heartbeat(session, header, group)
+                self._check_without_heartbeat(read)
             subscription = self._subscription(session, header, group)
         except Refusal as refusal:
             if refusal.reason in _RETRIED_REASONS and attempt < SUBSCRIPTION_POLLS:
@@ -199,8 +201,6 @@ class Pulling:
                 respond_empty = partial(_respond_empty, kept, kept.later())
                 self._filters.when_parsed(session, subscription.expression, retry, text_bytes(header), respond_empty)
                 return None
-        key = header.topic, header.queue_id
-        read = Read(session, group, key, ReadKind.PULL, header.sys_flag, header.queue_offset)
         if group.pools:
             self._pops.division.observe_pull(session, group, header.topic)
             if isinstance(verdict := may_read(read, self._clock.monotonic_s()), Refuse):
@@ -301,7 +301,7 @@ class Pulling:
             self._hold(self._waiting(pull, _respond_empty), DRAINING_WAIT_S)
         elif until is WaitReason.OWNER:
             self._hold(self._waiting(pull, _respond_empty, Until.TURN), wait_s)
-        elif until is WaitReason.LEASE:
+        elif until in (WaitReason.LEASE, WaitReason.HEARTBEAT):
             self._hold(self._waiting(pull, _respond_empty), OTHERS_QUEUE_WAIT_S)
         else:
             was_member = session in group.members
@@ -384,21 +384,15 @@ class Pulling:
             )
         return group
 
-    def _check_without_heartbeat(self, session: Session, header: PullMessage, group: ConsumerGroup) -> None:
-        """Check a push consumer without a heartbeat, on a new connection or after a restart of the broker. Raises Refusal.
-
-        Apache's broker uses the subscription of any member for it (ConsumerManager.findSubscriptionData). Here another
-        member may own the queue by now.
-        """
-        group_queue = group.queue(header.topic, header.queue_id)
-        if group_queue.lease is not None:
-            self._locks.renew_awaited(group_queue, session)
-        if header.sys_flag & codes.PULL_SUBSCRIPTION:
-            return  # the pull waits while the queue is leased (`_hold_until_allowed`)
-        if group_queue.last_reader_id is not None or group_queue.is_leased_to_another(session):
+    def _check_without_heartbeat(self, read: Read) -> None:
+        """Check a client without a heartbeat, on a new connection or after a restart of the broker. Raises Refusal."""
+        queue = read.group.queue(*read.key)
+        if queue.lease is not None:
+            self._locks.renew_awaited(queue, read.session)
+        if may_read(read, self._clock.monotonic_s()) == Wait(WaitReason.HEARTBEAT):
             raise Refusal(
                 Reason.UNKNOWN_MEMBER,
-                f"the consumer's subscription not exist, send a heartbeat of {header.consumer_group} first",
+                f"the consumer's subscription not exist, send a heartbeat of {read.group.name} first",
             )
 
     def _subscription(self, session: Session, header: PullMessage, group: ConsumerGroup) -> Subscription | None:

@@ -64,6 +64,8 @@ class Read(NamedTuple):
 class WaitReason(Enum):
     """What a read waits for. A pull gets an empty response in the end, unless the comment says that it is retried."""
 
+    HEARTBEAT = auto()
+    """The client says by no heartbeat who it is, and another member may own the queue; a pull is refused for that."""
     OWN_DRAIN = auto()
     """The queue moves away from this reader."""
     OWNER = auto()
@@ -112,6 +114,8 @@ _COMMITS: Final = (ReadKind.COMMIT, ReadKind.MEMBER_COMMIT)
 
 def may_read(read: Read, now_s: float) -> Verdict:
     """Return whether a client may read a queue now."""
+    if read.kind in _COMMITS:
+        return _may_commit(read, now_s)
     if read.kind is ReadKind.LEASE:  # the most frequent lock: a request may have 8,192 queues
         group, (topic, queue_id) = read.group, read.key
         # a foreign member still handles messages of it; the group is notified when it does not
@@ -120,9 +124,6 @@ def may_read(read: Read, now_s: float) -> Verdict:
         return Wait(WaitReason.LEASE) if group.pools and group.is_apart(topic, now_s) else ALLOWED
     if read.kind in _APACHE_LOCKS:
         return _may_lock(read, now_s)
-    if read.kind in _COMMITS:
-        fault = _commit_fault(read, now_s)
-        return ALLOWED if fault is None else Refuse(fault)
     if read.group.pools and (fault := _pool_fault(read, now_s)) is not None:
         return Refuse(fault)
     return _may_pull(read, now_s) if read.flags & PULL_SUSPEND else ALLOWED
@@ -147,6 +148,8 @@ def _has_ahead(read: Read) -> bool:
 def _may_pull(read: Read, now_s: float) -> Verdict:
     session, group, key = read.session, read.group, read.key
     queue = group.queue(*key)
+    if session not in group.members and _needs_heartbeat(read, queue):
+        return Wait(WaitReason.HEARTBEAT)
     if is_moving_away(group, session, key):
         return Wait(WaitReason.OWN_DRAIN)
     if group.has_bound_members and group.is_anothers(session, *key, now_s):
@@ -165,6 +168,15 @@ def _may_pull(read: Read, now_s: float) -> Verdict:
         # Otherwise its offset would become valid as new messages are stored, and the member would never get those
         return MoveTo(end, is_lost=True)
     return ALLOWED
+
+
+def _needs_heartbeat(read: Read, queue: GroupQueue) -> bool:
+    """Return True if a client that is no member must send a heartbeat, because another member may own the queue by now.
+    Without one, only a push consumer pulls without a subscription. Apache's broker uses the subscription of any member for it
+    (ConsumerManager.findSubscriptionData)."""
+    if read.flags & PULL_SUBSCRIPTION:
+        return False
+    return queue.last_reader_id is not None or queue.is_leased_to_another(read.session)
 
 
 def is_moving_away(group: ConsumerGroup, session: Session, key: QueueKey) -> bool:
@@ -231,7 +243,7 @@ def _overtaken_at(read: Read, now_s: float) -> int | None:
         return None
     if group.is_behind_owner(*key, read.offset):
         member = group.members.get(session)
-        # Without a heartbeat, only a push consumer pulls without a subscription; others may read from any offset.
+        # others may read from any offset
         is_push = member.is_foreign if member is not None else not read.flags & PULL_SUBSCRIPTION
         return committed if is_push else None
     return committed if group.is_new_reader(session, *key, now_s) else None
@@ -272,22 +284,26 @@ def _may_lock(read: Read, now_s: float) -> Verdict:
 # Commits
 
 
-def _commit_fault(read: Read, now_s: float) -> str | None:
-    """Return why this client may not commit an offset of the queue; None if it may. Members commit with pulls or one-way
-    requests, which distinguishes them from tools until a restarted broker has their heartbeats."""
-    session, group, key, epoch, offset = read.session, read.group, read.key, read.epoch, read.offset
-    topic, queue_id = key
-    queue = group.queue(topic, queue_id)
-    is_member, may_be_tool = session in group.members, read.kind is ReadKind.COMMIT
-    if group.pools and (is_member or not may_be_tool) and group.is_apart(topic, now_s):
-        return f"clients of the group {group.name} pop {topic}, and only their acknowledgements move its offset"
-    fault = queue.commit_fault(session, key, epoch) if queue.lease is not None or epoch is not None else None
-    if fault is None and group.has_bound_members and _is_bystander(read, now_s):
-        return f"{topic}:{queue_id} has another owner, and this member does not read it"
-    goes_back = fault is None and offset < (group.offset(topic, queue_id) or 0)
-    if goes_back and (session in group.foreign or not (is_member or may_be_tool)):
-        return _stale_fault(read, queue)
-    return fault
+def _may_commit(read: Read, now_s: float) -> Verdict:
+    """Return whether a client may commit an offset of the queue. Members commit with pulls or one-way requests, which
+    distinguishes them from tools until a restarted broker has their heartbeats."""
+    session, group, key, epoch = read.session, read.group, read.key, read.epoch
+    queue = group.queues.get(key, NO_QUEUE)
+    may_be_tool = read.kind is ReadKind.COMMIT and session not in group.members
+    if group.pools and not may_be_tool and group.is_apart(key[0], now_s):
+        return Refuse(
+            f"clients of the group {group.name} pop {key[0]}, and only their acknowledgements move its offset"
+        )
+    if queue.lease is not None or epoch is not None:
+        fault = queue.commit_fault(session, key, epoch)
+        if fault is not None:
+            return Refuse(fault)
+    if group.has_bound_members and _is_bystander(read, now_s):
+        return Refuse(f"{key[0]}:{key[1]} has another owner, and this member does not read it")
+    is_ours = session in group.members and session not in group.foreign
+    if may_be_tool or is_ours or read.offset >= (group.offset(*key) or 0):
+        return ALLOWED
+    return _may_go_back(read, queue)
 
 
 def _is_bystander(read: Read, now_s: float) -> bool:
@@ -296,9 +312,9 @@ def _is_bystander(read: Read, now_s: float) -> bool:
     return group.is_anothers(session, *key, now_s) and group.queue(*key).reader is not session
 
 
-def _stale_fault(read: Read, queue: GroupQueue) -> str | None:
-    """Return why a lower offset is refused from a foreign member, or from a client that commits like a member and has sent no
-    heartbeat; None if it is accepted.
+def _may_go_back(read: Read, queue: GroupQueue) -> Verdict:
+    """Return whether a foreign member may commit a lower offset, or a client that commits like a member and has sent no
+    heartbeat.
 
     Only the current reader may commit a lower offset. Members that are not the current reader may have queried the
     offset before another reader made progress, and commit it when they drop the queue. Administrators are not
@@ -306,8 +322,8 @@ def _stale_fault(read: Read, queue: GroupQueue) -> str | None:
     """
     group, (topic, queue_id), offset = read.group, read.key, read.offset
     if group.is_behind_owner(topic, queue_id, offset):
-        return f"{offset} is lower than the offset that the last owner of {topic}:{queue_id} has committed"
+        return Refuse(f"{offset} is lower than the offset that the last owner of {topic}:{queue_id} has committed")
     if queue.reader is not read.session:
         committed = f"the committed offset {group.offset(topic, queue_id)} of {topic}:{queue_id}"
-        return f"{offset} is lower than {committed}, and this member does not read the queue"
-    return None
+        return Refuse(f"{offset} is lower than {committed}, and this member does not read the queue")
+    return ALLOWED
