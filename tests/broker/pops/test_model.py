@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from hypothesis import settings
@@ -12,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from rocketlet.broker.pops.deliveries import AckStatus, Delivered, DeliveryState, PopResult, Why
 from rocketlet.protocol.message import decode_record
 
-from .world import World
+from .world import World, client_of
 
 NEW, OUT, FREE, DONE = "new", "out", "free", "done"
 QUEUES = 2
@@ -41,6 +42,7 @@ class Shared(RuleBasedStateMachine):
         super().__init__()
         self.messages: dict[str, Message] = {}
         self.handles: dict[str, str] = {}
+        self.reset_at = 0.0  # the journal's size when the last reset of an offset was saved
 
     @initialize()
     def begin(self) -> None:
@@ -159,7 +161,7 @@ class Shared(RuleBasedStateMachine):
         if not message.is_sure:
             return
         if message.handle != handle:
-            assert changed.outcome is AckStatus.EXPIRED or message.state == DONE
+            assert not changed.outcome.is_done or message.state == DONE
         elif message.state != DONE:
             assert changed.outcome.is_done
             message.attempts = max(message.attempts - (not is_counted), 0)
@@ -178,6 +180,27 @@ class Shared(RuleBasedStateMachine):
             message = self.messages[self.handles[delivered.handle]]
             message.state, message.attempts = FREE, max(message.attempts - 1, 0)
 
+    @rule(queue=st.integers(0, QUEUES - 1), part=st.floats(0, 1))
+    def reset(self, queue: int, part: float) -> None:
+        """An administrator sets the group's offset."""
+        sent = [message for message in self.messages.values() if message.queue == queue]
+        offset = round(part * len(sent))
+        if not sent or offset == self.world.offsets.get("g", "t", queue):
+            return
+        self.world.offsets.put("g", "t", queue, offset)
+        self.world.state.offsets_reset("g", "t", queue)
+        self.world.turn()
+        for number, message in enumerate(sent):
+            message.state, message.attempts = (DONE if number < offset else NEW), 0
+            message.handle, message.done_at = "", 0
+        self.reset_at = inf
+
+    @rule(client=st.sampled_from("cd"))
+    def lose_client(self, client: str) -> None:
+        """A client without extended messages keeps what it has in flight."""
+        self.world.state.client_gone(client_of(client))
+        self.world.turn()
+
     @rule(milliseconds=st.integers(1, 15_000))
     def wait(self, milliseconds: int) -> None:
         self.world.advance(milliseconds / 1000)
@@ -190,6 +213,8 @@ class Shared(RuleBasedStateMachine):
         if base != before:
             for message in self.messages.values():
                 message.done_at = base
+        if base != before or self.reset_at == inf:
+            self.reset_at = self.world.frames.size
 
     @rule(cut=st.floats(0, 1), is_torn_at_the_end=st.booleans())
     def kill(self, cut: float, is_torn_at_the_end: bool) -> None:
@@ -208,6 +233,7 @@ class Shared(RuleBasedStateMachine):
             is_done = message.state == DONE
             if (self._is_provisional(message) if is_done else at < size) or (is_done and message.done_at > at):
                 message.is_sure = False
+            message.is_sure = message.is_sure and self.reset_at <= at
 
     def _is_provisional(self, message: Message) -> bool:
         return self.is_in_order and bool(self._before(message))
