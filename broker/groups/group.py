@@ -27,7 +27,7 @@ from ..messages.held_pulls import HeldPull
 from ..messages.topics import MessageChanges
 from ..runtime import Runtime, Timer
 from ..sessions import Reason, Refusal, Session
-from ..store.journals import LeaseKey, PreviousRunLease
+from ..store.journals import LeaseKey
 from .members import (
     ALONE,
     History,
@@ -119,6 +119,19 @@ class Contest:
     timer: Timer | None = None
 
 
+class ForeignReader(NamedTuple):
+    """The foreign member that pulled a queue last.
+
+    Attributes:
+        epoch: the epoch of its entry in the ledger, by which the queue is reserved for the member after a restart.
+        is_lost: True if its connection has closed. The ledger then has no entry.
+    """
+
+    client_id: str
+    epoch: int
+    is_lost: bool = False
+
+
 class FinishedAhead(NamedTuple):
     """Messages after the committed offset of a queue that clients which popped have finished. The members that pull the queue
     now do not get them.
@@ -172,21 +185,20 @@ class GroupQueue:
         reader_since_s: when the reader pulled first.
         given_offset: up to which offset the reader, if it is foreign, was given messages.
         has_committed: True if the reader has committed an offset of the queue.
-        known_reader: the foreign reader as the ledger keeps it over a restart.
-        lost_reader: the client id of the foreign reader whose connection has closed, until a client reads the queue.
+        foreign_reader: the foreign member that pulled last, also after its connection has closed, until another client
+            reads or leases the queue.
         contest: another client wants to read the queue of its foreign reader.
         version: increases when the lease or the contest changes, so that pulls are checked again.
     """
 
     __slots__ = (
         "contest",
+        "foreign_reader",
         "given_offset",
         "group",
         "has_committed",
         "key",
-        "known_reader",
         "lease",
-        "lost_reader",
         "place",
         "previous_reader",
         "reader",
@@ -204,8 +216,7 @@ class GroupQueue:
         self.reader_since_s = 0.0
         self.given_offset = 0
         self.has_committed = False
-        self.known_reader: PreviousRunLease | None = None
-        self.lost_reader: str | None = None
+        self.foreign_reader: ForeignReader | None = None
         self.contest: Contest | None = None
         self.version = 0
 
@@ -249,7 +260,7 @@ class GroupQueue:
         """The id of the foreign member that read the queue last, even before a restart; None if it has released the queue."""
         if self.lease is not None and self.lease.is_awaited:
             return self.lease.client_id
-        return self.known_reader.client_id if self.known_reader is not None else self.lost_reader
+        return self.foreign_reader.client_id if self.foreign_reader is not None else None
 
 
 # ------------------------------------------------------------------------------
@@ -928,8 +939,7 @@ class ConsumerGroups:
             queue.lease is not None
             or queue.reader is not None
             or queue.previous_reader is not None
-            or queue.known_reader is not None
-            or queue.lost_reader is not None
+            or queue.foreign_reader is not None
             or queue.contest is not None
         ):
             return

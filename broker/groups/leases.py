@@ -18,7 +18,7 @@ from ..runtime import Job, Runtime
 from ..sessions import Session
 from ..store.index import ConsumeQueue
 from ..store.journals import Change, LeaseJournal, LeaseKey, PreviousRunLease
-from .group import NO_QUEUE, ConsumerGroup, ConsumerGroups, GroupQueue, QueueCounts, QueueLease
+from .group import NO_QUEUE, ConsumerGroup, ConsumerGroups, ForeignReader, GroupQueue, QueueCounts, QueueLease
 from .members import History
 from .reading import ALLOWED, Read, ReadKind, may_read
 from .stages import QueueKey
@@ -97,8 +97,7 @@ class Locks:
         self._count = 0  # leases
         self._waiting = 0  # number of waiting members, summed over queues
         self._unknown: set[LeaseKey] = set()  # queues whose leases of the last run could not be adopted
-        self._known_count = 0  # foreign readers in the ledger
-        self._lost_count = 0  # foreign readers whose connections have closed
+        self._reader_count = 0  # foreign readers, including those whose connections have closed
         self.refused = 0
         self._history = history
         self._ledger = ledger = LeaseJournal(path, limits)
@@ -156,7 +155,7 @@ class Locks:
         # Apache's locks are not saved: its broker forgets them, too (RebalanceLockManager), and its clients lock
         # again within 20 s.
         leases = [(queue, queue.lease) for queue in queues if queue.lease is not None and queue.lease.handover]
-        readers = [(queue.place, queue.known_reader) for queue in queues if queue.known_reader is not None]
+        readers = [(queue.place, reader) for queue in queues if (reader := queue.foreign_reader) and not reader.is_lost]
         return itertools.chain(
             (line for queue, lease in leases for line in lines_of(queue, lease)),
             (reader_line(place, reader.client_id, reader.epoch) for place, reader in readers),
@@ -450,40 +449,33 @@ class Locks:
     def record_reader(self, queue: GroupQueue, client_id: str) -> None:
         """Write to the disk that a foreign member reads a queue, before the member gets messages, so that the queue
         is reserved for it after a restart. Beyond `max_locks` readers, nothing is written."""
-        self._clear_lost_reader(queue)
-        known = queue.known_reader
-        if known is None and self._known_count >= self._limits.max_locks:
+        known = queue.foreign_reader
+        if known is None and self._reader_count >= self._limits.max_locks:
             return
-        if known is None or known.client_id != client_id:
-            self._known_count += known is None
-            queue.known_reader = reader = PreviousRunLease(client_id, self._next_epoch(), is_reader=True)
+        if known is None or known.is_lost or known.client_id != client_id:
+            self._set_reader(queue, reader := ForeignReader(client_id, self._next_epoch()))
             self._ledger.read_by(queue.place, client_id, reader.epoch)
             self._ledger.write()
 
     def clear_reader(self, queue: GroupQueue) -> None:
         """Record that no foreign member reads the queue."""
-        self._clear_lost_reader(queue)
-        known = queue.known_reader
+        known = queue.foreign_reader
         if known is not None:
-            queue.known_reader = None
-            self._known_count -= 1
-            self._ledger.freed(queue.place, known.epoch)
+            self._set_reader(queue, None)
+            if not known.is_lost:
+                self._ledger.freed(queue.place, known.epoch)
 
     def lose_reader(self, queue: GroupQueue) -> None:
         """Handle the closed connection of a queue's reader. A foreign member may come back on another one."""
-        known = queue.known_reader
+        known = queue.foreign_reader
         self.clear_reader(queue)
-        if known is not None and self._lost_count < self._limits.max_locks:
-            queue.lost_reader = known.client_id
-            self._lost_count += 1
-            queue.group.lost_readers += 1
+        if known is not None and not known.is_lost:
+            self._set_reader(queue, known._replace(is_lost=True))
 
-    def _clear_lost_reader(self, queue: GroupQueue) -> None:
-        """Clear the lost reader of a queue, because it is back, or the queue has another reader or owner."""
-        if queue.lost_reader is not None:
-            queue.lost_reader = None
-            self._lost_count -= 1
-            queue.group.lost_readers -= 1
+    def _set_reader(self, queue: GroupQueue, reader: ForeignReader | None) -> None:
+        former, queue.foreign_reader = queue.foreign_reader, reader
+        self._reader_count += (reader is not None) - (former is not None)
+        queue.group.lost_readers += bool(reader and reader.is_lost) - bool(former and former.is_lost)
 
     def renew_awaited(self, queue: GroupQueue, connection: Session) -> None:
         """Renew the reservation of a queue for a client that is no member, and has pulled or committed the queue."""
@@ -496,9 +488,11 @@ class Locks:
         """Return the queues that a client, which is a member again, has read since before, and free those that were
         reserved."""
         queues = list(group.queues.values())
-        back = [queue for queue in queues if queue.lost_reader == client_id]
+        back = [
+            item for item in queues if (known := item.foreign_reader) and known.is_lost and known.client_id == client_id
+        ]
         for queue in back:
-            self._clear_lost_reader(queue)
+            self._set_reader(queue, None)
         for queue in queues:
             lease = queue.lease
             if lease is not None and lease.is_awaited and lease.client_id == client_id:
@@ -565,8 +559,7 @@ class Locks:
         if lease.is_awaited:
             queue.group.awaited_readers -= 1
             if event == "reader back":
-                queue.known_reader = PreviousRunLease(lease.client_id, lease.epoch, is_reader=True)
-                self._known_count += 1
+                self._set_reader(queue, ForeignReader(lease.client_id, lease.epoch))
             else:
                 self._ledger.freed(place, lease.epoch)
             self._changes.queue_released(queue.group, queue.key, None)
@@ -576,11 +569,8 @@ class Locks:
             return
         if event == "locked":
             self._ledger.granted(place, lease.client_id, lease.epoch)
-            if queue.known_reader is not None:  # the line of the lease replaces that of the reader
-                queue.known_reader = None
-                self._known_count -= 1
-            if queue.lost_reader is not None:
-                self._clear_lost_reader(queue)
+            if queue.foreign_reader is not None:  # the line of the lease replaces that of the reader
+                self._set_reader(queue, None)
         elif event == "unlocked":
             self._ledger.unlocked(place, lease.epoch)
         else:
