@@ -11,6 +11,8 @@ cpu, cpu_paths, steps   the cost of each path, against a table
 ways        the functions and files of each path
 spark       the Spark source and sink
 versus      the demo with Java members on Apache's broker
+calibration, versions   how fast this machine is; what the peers are
+publish     rows of README.md from the results of several runs
 runner      what all of them do: options, alternating rounds, medians and ratios, tables, the JSON line
 peers, five_client   the systems beside which we measure, as processes
 __main__    one program, or those of `make bench`, one after the other

@@ -11,8 +11,8 @@ from importlib import import_module
 
 from . import runner
 
-NAMES = ("sends", "drain", "start", "spark", "churn", "cpu", "five", "foreign", "latency", "restart", "testkit", "ways")
-USUAL = NAMES[:4]
+USUAL = ("sends", "drain", "start", "spark")
+NAMES = (*USUAL, "churn", "cpu", "five", "foreign", "latency", "publish", "restart", "testkit", "ways")
 
 
 def main() -> int:

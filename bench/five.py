@@ -19,7 +19,7 @@ from rocketlet.client import AdminClient
 from rocketlet.command.plumbing.numbers import whole
 from rocketlet.demo.processes import Child
 
-from . import runner
+from . import runner, versions
 from .peers import CACHE, POM, Peer, Proxy, apache_fault, compiled, fetch_python, maven_jars, rocketlet
 
 CLIENTS = ("java", "python")
@@ -135,7 +135,9 @@ async def run(options: argparse.Namespace) -> Mapping[str, Any]:
     of_both = {key: compared(getattr(ours, key), getattr(apache, key)) for key in ("ready_s", "idle_mib")}
     rows = [(client, what, *values.values()) for client in clients for what, values in found[client].items()]
     rows += [("", what, *values.values()) for what, values in of_both.items()]
-    runner.show("Official clients of 5.x", ("client", "", "rocketlet", "apache 5.3.3", "times better"), rows)
+    runner.show(
+        "Official clients of 5.x", ("client", "", "rocketlet", f"apache {versions.APACHE_FIVE}", "times better"), rows
+    )
     runner.console.print("rates: messages/s, medians of alternating rounds; redelivery: ms behind its time")
     return {**found.pop(clients[0]), "client": clients[0], **found, **of_both}
 

@@ -23,7 +23,7 @@ from .drain import fill
 from .peers import Peer
 from .runner import BODY
 
-NAMES = ("rocketlet", "apache")
+NAMES = ("rocketlet", "apache", "apache-5")
 IN_FLIGHT = (1, 16, 128)
 SECONDS = 2.0
 TOPIC = "foreign"
@@ -142,7 +142,7 @@ async def run(options: argparse.Namespace) -> Mapping[str, Any]:
 
     figures = await runner.compare(options, NAMES, prepare, warm_ups=1)  # the JVM's
     figures.show("Requests of foreign clients: kind, headers, in flight", "requests_per_s")
-    return figures.medians
+    return figures.record()
 
 
 if __name__ == "__main__":

@@ -2,11 +2,11 @@
 times, whatever became of those before (open loop), and each one's time counts from when it was due. So a system that stands
 still pays for every message that was due meanwhile (corrected for coordinated omission).
 
-Our client on our broker and on Apache's. One process sends, one handles, one is the broker. Rates beyond 1,000/s come in
-bursts, one each ms.
+Our client on our broker and on Apache's of 4.9 and of 5, nats-py on JetStream, aiokafka on Kafka. One process sends, one
+handles, one is the broker. Rates beyond 1,000/s come in bursts, one each ms.
 
-Two more cases, at 1,000/s: while another group drains a backlog, and while 20 more members join and leave, one after the
-other."""
+Two more cases of our client, at 1,000/s: while another group drains a backlog, and while 20 more members join and leave,
+one after the other."""
 
 from __future__ import annotations
 
@@ -19,21 +19,25 @@ import sys
 import time
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import nats
 import uvloop
-from rocketlet.client import Consumer, Message, Producer
+from aiokafka import AIOKafkaConsumer
+from nats.aio.msg import Msg
+from rocketlet.client import Consumer, Message
 from rocketlet.command.plumbing.numbers import whole
 from rocketlet.demo.processes import Child
 
-from . import drain, runner
-from .peers import Peer
+from . import drain, runner, sends
+from .peers import Peer, make_kafka_topic
 
-NAMES = ("rocketlet", "apache")
+OURS = ("rocketlet", "apache", "apache-5")
+NAMES = (*OURS, "jetstream", "kafka")
 NAME = "latency"  # of the topic and the group
 RATES = (100.0, 1_000.0, 10_000.0, 30_000.0)
 SECONDS = 5.0
@@ -48,7 +52,6 @@ WARM_UP = (1_000, 2.0)
 # when a message was due (ns of CLOCK_MONOTONIC, which all processes share), the run, its number
 HEAD = struct.Struct(">qII")
 PADDING = b"." * (runner.BODY_BYTES - HEAD.size)
-Send = Callable[[bytes], Coroutine[Any, Any, object]]
 
 # The process at the other end
 
@@ -56,7 +59,7 @@ Send = Callable[[bytes], Coroutine[Any, Any, object]]
 class Reader:
     """Members of one group in a process of its own, which note when each message reaches a handler.
 
-    `python -m bench.latency reader ADDRESS` reads orders from stdin, a line each, and prints a line after each:
+    `python -m bench.latency reader SYSTEM ADDRESS` reads orders from stdin, a line each, and prints a line after each:
 
     members N      members join or leave, one after the other with a pause, until there are N
     drain COUNT    a group of its own reads a backlog of COUNT messages
@@ -64,23 +67,50 @@ class Reader:
                    it was due
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, system: str, address: str) -> None:
+        self._join = {"jetstream": self._join_jetstream, "kafka": self._join_kafka}.get(system, self._join_ours)
         self._address = address
         self._samples: dict[int, array[int]] = defaultdict(lambda: array("q"))
-        self._members: list[Consumer] = []
+        self._members: list[AsyncExitStack] = []
         self._drains = itertools.count()
 
-    async def _handle(self, message: Message) -> None:
-        due_ns, run, number = HEAD.unpack_from(message.body)
+    def _note(self, body: bytes) -> None:
+        due_ns, run, number = HEAD.unpack_from(body)
         self._samples[run].extend((number, time.monotonic_ns() - due_ns))
+
+    async def _join_ours(self, stack: AsyncExitStack) -> None:
+        async def handle(message: Message) -> None:
+            self._note(message.body)
+
+        await stack.enter_async_context(Consumer(self._address, NAME, NAME, handle, start="first"))
+
+    async def _join_jetstream(self, stack: AsyncExitStack) -> None:
+        async def handle(message: Msg) -> None:
+            self._note(message.data)
+
+        connection = await nats.connect(f"nats://{self._address}")
+        stack.push_async_callback(connection.close)
+        await connection.jetstream().subscribe(NAME, durable=NAME, cb=handle)  # nats-py acknowledges after the callback
+
+    async def _join_kafka(self, stack: AsyncExitStack) -> None:
+        consumer = AIOKafkaConsumer(NAME, bootstrap_servers=self._address, group_id=NAME, auto_offset_reset="earliest")
+        await consumer.start()
+        stack.push_async_callback(consumer.stop)
+
+        async def consume() -> None:
+            async for record in consumer:
+                self._note(record.value)
+
+        stack.callback(asyncio.create_task(consume()).cancel)
 
     async def members(self, count: int) -> None:
         while len(self._members) != count:
             if len(self._members) < count:
-                member = Consumer(self._address, NAME, NAME, self._handle, start="first")
-                self._members.append(await member.__aenter__())
+                member = AsyncExitStack()
+                await self._join(member)
+                self._members.append(member)
             else:
-                await self._members.pop().__aexit__()
+                await self._members.pop().aclose()
             await asyncio.sleep(PAUSE_S)
 
     async def drain(self, count: int) -> None:
@@ -101,7 +131,7 @@ class Reader:
 
 async def start_reader(peer: Peer, stack: AsyncExitStack) -> Child:
     log = runner.temporary_folder(stack) / "reader.log"
-    child = await Child.start((sys.executable, "-m", "bench.latency", "reader", peer.address), log)
+    child = await Child.start((sys.executable, "-m", "bench.latency", "reader", peer.name, peer.address), log)
     stack.push_async_callback(child.close)
     return child
 
@@ -112,7 +142,7 @@ async def start_reader(peer: Peer, stack: AsyncExitStack) -> Child:
 class Load:
     """Sends when messages are due. A timer of the kernel wakes the loop, whose own timers are not finer than 1 ms."""
 
-    def __init__(self, send: Send, run: int, rate: float) -> None:
+    def __init__(self, send: sends.Send, run: int, rate: float) -> None:
         self._send = send
         self._run = run
         self._interval_ns, self._burst = (10**6, round(rate / 1000)) if rate > 1000 else (round(10**9 / rate), 1)
@@ -139,11 +169,14 @@ class Load:
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 loop.remove_signal_handler(signal.SIGALRM)
 
+    async def _sent(self, body: bytes) -> None:
+        await self._send(body)
+
     def _send_due(self, tasks: asyncio.TaskGroup, over: Callable[[int], bool]) -> None:
         now_ns = time.monotonic_ns()
         while self._due_ns <= now_ns and not over(self._due_ns):
             for number in range(self.sent, self.sent + self._burst):
-                tasks.create_task(self._send(HEAD.pack(self._due_ns, self._run, number) + PADDING))
+                tasks.create_task(self._sent(HEAD.pack(self._due_ns, self._run, number) + PADDING))
             self.sent += self._burst
             self.late_ns = now_ns - self._due_ns
             self._due_ns += self._interval_ns
@@ -155,7 +188,7 @@ class System:
     drain the backlog, too, in another group."""
 
     peer: Peer
-    send: Send
+    send: sends.Send
     reader: Child
     guests: Child
     runs: Iterator[int] = field(default_factory=itertools.count)
@@ -209,18 +242,23 @@ class System:
 
 async def run(options: argparse.Namespace) -> Mapping[str, Any]:
     async def prepare(peer: Peer, stack: AsyncExitStack) -> runner.Cases:
-        if options.backlog:
+        is_ours = peer.name in OURS
+        if options.backlog and is_ours:
             await drain.fill(peer.address, options.backlog)
-        await runner.make_topic(peer.address, NAME, QUEUES)
-        producer = await stack.enter_async_context(Producer(peer.address, NAME, timeout_s=60))
+        if is_ours:
+            await runner.make_topic(peer.address, NAME, QUEUES)
+        elif peer.name == "kafka":
+            await make_kafka_topic(peer, NAME, QUEUES)
+        connect = {"jetstream": sends.jetstream, "kafka": sends.aiokafka}.get(peer.name, sends.ours)
+        send = await connect(peer, stack, NAME)
         reader, guests = await start_reader(peer, stack), await start_reader(peer, stack)
         await reader.ask("members 1")
-        system = System(peer, partial(producer.send, NAME), reader, guests)
+        system = System(peer, send, reader, guests)
         await system.at(*WARM_UP)
         cases: dict[str, runner.Measure] = {
             f"{rate:.0f}": partial(system.at, rate, options.seconds) for rate in options.rates
         }
-        if options.backlog:
+        if options.backlog and is_ours:
             cases[BACKLOG_CASE] = partial(system.beside, f"drain {options.backlog}")
             cases[MEMBERS_CASE] = partial(system.beside, f"members {MEMBERS}", "members 0")
         return cases
@@ -228,13 +266,13 @@ async def run(options: argparse.Namespace) -> Mapping[str, Any]:
     figures = await runner.compare(options, NAMES, prepare)
     title = "From the time a message was due to the handler of another process, by messages/s"
     figures.show(title, "p99_ms", less_is_better=True)
-    return figures.medians
+    return figures.record()
 
 
 if __name__ == "__main__":
     made = runner.parser(__doc__, NAMES)
     if sys.argv[1:2] == ["reader"]:
-        uvloop.run(Reader(sys.argv[2]).serve())
+        uvloop.run(Reader(*sys.argv[2:4]).serve())
     else:
         made.add_argument(
             "--rates", type=runner.listed(runner.positive), default=RATES, help="messages/s, separated by commas"

@@ -6,7 +6,6 @@ import asyncio
 import fcntl
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -26,9 +25,8 @@ from rocketlet.protocol.bodies import decode_cluster
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.testing.ports import free_port
 
-APACHE_VERSION = "4.9.7"  # the newest 4.9 whose broker and name server are on Maven Central
-PROXY_VERSION = "5.3.3"
-KAFKA_VERSION = "4.1.1"
+from . import versions
+
 APACHE_START_S = 90.0  # it takes 3 s on a machine with nothing else to do
 APACHE_TRIES = 3
 FETCH_S = 600.0  # it takes seconds, or a minute with an empty cache
@@ -222,7 +220,7 @@ async def fetch_fault(version: str) -> str | None:
 
 async def compiled(program: str, jars: Path | None = None) -> str:
     """Return the classpath of one of our Java programs beside jars: by default those of Apache's client of 4.9."""
-    jars = jars or await apache_jars(APACHE_VERSION)
+    jars = jars or await apache_jars(versions.APACHE)
     classes = jars / "programs"
     source = POM.parent / program
     child = await asyncio.create_subprocess_exec("javac", "-cp", f"{jars}/*", "-d", str(classes), str(source))
@@ -350,16 +348,16 @@ class Apache:
 
 
 class Proxy(Apache):
-    """Apache's proxy 5.3 with its broker inside (local mode), and its name server. `endpoint` is for clients of 5.x."""
+    """Apache's proxy of 5.x with its broker inside (local mode), and its name server. `endpoint` is for clients of 5.x."""
 
     def __init__(self, folder: Path) -> None:
         self.endpoint = ""
-        super().__init__(folder, PROXY_VERSION, PROXY_HEAP, recallMessageEnable="true")
+        super().__init__(folder, versions.APACHE_FIVE, PROXY_HEAP, recallMessageEnable="true")
 
     async def jars(self) -> Path:
         pom = POM.parent / "proxy.xml"
-        version = f"-Drocketmq.version={PROXY_VERSION}"
-        return await maven_jars(CACHE / f"apache-proxy-{PROXY_VERSION}", "rocketmq-proxy-*.jar", pom, version)
+        version = f"-Drocketmq.version={versions.APACHE_FIVE}"
+        return await maven_jars(CACHE / f"apache-proxy-{versions.APACHE_FIVE}", "rocketmq-proxy-*.jar", pom, version)
 
     def _configure(self) -> None:
         super()._configure()
@@ -401,10 +399,12 @@ async def _registered(name_server: str) -> None:
 
 
 @asynccontextmanager
-async def apache(folder: Path, flush: str = "ASYNC_FLUSH") -> AsyncIterator[Peer]:
+async def apache(
+    folder: Path, flush: str = "ASYNC_FLUSH", *, version: str = versions.APACHE, name: str = "apache"
+) -> AsyncIterator[Peer]:
     """Apache's name server and broker with their defaults, but for addresses, folders and the heap."""
-    async with Apache(folder, APACHE_VERSION, APACHE_HEAP, flushDiskType=flush) as system:
-        yield Peer("apache", system.address, system.pid)
+    async with Apache(folder, version, APACHE_HEAP, flushDiskType=flush) as system:
+        yield Peer(name, system.address, system.pid)
 
 
 @asynccontextmanager
@@ -413,25 +413,29 @@ async def apache_cluster(folder: Path, names: Sequence[str]) -> AsyncIterator[st
     async with AsyncExitStack() as stack:
         address: str | None = None
         for name in names:
-            system = Apache(folder / name, APACHE_VERSION, CLUSTER_HEAP, name_server=address, brokerName=name)
+            system = Apache(folder / name, versions.APACHE, CLUSTER_HEAP, name_server=address, brokerName=name)
             await stack.enter_async_context(system)
             address = system.address
         yield str(address)
 
 
-def _nats() -> str | None:
-    paths = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin"
-    return os.environ.get("NATS_SERVER") or shutil.which("nats-server", path=paths)
+NATS_SERVER = CACHE / f"nats-{versions.NATS}" / "nats-server"
 
 
-def jetstream_fault(*, syncs: bool = False) -> str | None:
-    program = _nats()
-    if program is None:
-        return "nats-server is missing: set NATS_SERVER, or install Debian's package of that name"
-    version = subprocess.run((program, "--version"), capture_output=True, text=True, check=True).stdout.strip()
-    if syncs and [int(number) for number in re.findall(r"\d+", version)] < [2, 10]:
-        return f"{version} cannot sync always; set NATS_SERVER to one of 2.10 or later"
+def jetstream_fault() -> str | None:
+    if not NATS_SERVER.exists() and shutil.which("go") is None:
+        return "go is missing, which builds nats-server"
     return None
+
+
+async def nats_server() -> str:
+    """Return the path of JetStream's server, which is built from its Go module unless the cache has it."""
+    if not NATS_SERVER.exists():
+        module = f"github.com/nats-io/nats-server/v2@v{versions.NATS}"
+        command = ("env", f"GOBIN={NATS_SERVER.parent}", "go", "install", module)
+        if fault := await asyncio.to_thread(fetch, command):
+            raise RuntimeError(f"Go could not build {module}: {fault[-2000:]}")
+    return str(NATS_SERVER)
 
 
 @asynccontextmanager
@@ -440,7 +444,7 @@ async def jetstream(folder: Path, *, syncs: bool = False) -> AsyncIterator[Peer]
     settings = folder / "nats.conf"
     interval = "\n  sync_interval: always" if syncs else ""
     settings.write_text(f'jetstream {{\n  store_dir: "{folder}/nats"{interval}\n}}\n')
-    arguments = (str(_nats()), "--addr", "127.0.0.1", "--port", str(port), "--config", str(settings))
+    arguments = (await nats_server(), "--addr", "127.0.0.1", "--port", str(port), "--config", str(settings))
     async with process(arguments, folder / "nats.log") as pid:
         await listening(port)
         yield Peer("jetstream", f"127.0.0.1:{port}", pid)
@@ -455,7 +459,7 @@ async def kafka_jars(pom: str, version: str, needed: str, setting: str) -> Path:
 @asynccontextmanager
 async def kafka(folder: Path) -> AsyncIterator[Peer]:
     """A Kafka broker with its defaults, which is its own controller."""
-    jars = await kafka_jars("broker", KAFKA_VERSION, "kafka_*.jar", "kafka.version")
+    jars = await kafka_jars("broker", versions.KAFKA, "kafka_*.jar", "kafka.version")
     port, controller = free_port(), free_port()
     settings = {
         "process.roles": "broker,controller",
@@ -480,6 +484,14 @@ async def kafka(folder: Path) -> AsyncIterator[Peer]:
         yield Peer("kafka", f"127.0.0.1:{port}", pid)
 
 
+async def make_kafka_topic(peer: Peer, topic: str, partitions: int) -> None:
+    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.cimpl import NewTopic
+
+    admin = AdminClient({"bootstrap.servers": peer.address})  # must live until the topic is created
+    await asyncio.to_thread(admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result)
+
+
 class System(NamedTuple):
     """How a system is started with its data in a folder, and why it cannot be started here."""
 
@@ -495,8 +507,9 @@ SYSTEMS: Mapping[str, System] = {
     "rocketlet-tls-signed": System(partial(rocketlet, name="rocketlet-tls-signed", tls=True, signs=True)),
     "java-on-rocketlet": System(partial(rocketlet, name="java-on-rocketlet"), apache_fault),
     "apache": System(apache, apache_fault),
+    "apache-5": System(partial(apache, version=versions.APACHE_FIVE, name="apache-5"), apache_fault),
     "apache-synced": System(partial(apache, flush="SYNC_FLUSH"), apache_fault),
     "jetstream": System(jetstream, jetstream_fault),
-    "jetstream-synced": System(partial(jetstream, syncs=True), partial(jetstream_fault, syncs=True)),
+    "jetstream-synced": System(partial(jetstream, syncs=True), jetstream_fault),
     "kafka": System(kafka, partial(java_fault, "broker-*/kafka_*.jar")),
 }

@@ -1,4 +1,7 @@
-"""The runner of all benches: options, systems, alternating rounds, medians and ratios, the table, the JSON line."""
+"""The runner of all benches: options, systems, alternating rounds, medians and ratios, the table, the JSON line.
+
+A round measures each case of each system once. The machine is measured between rounds, and a round in which it changed is
+measured again."""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,8 +30,12 @@ from rocketlet.command.plumbing import logs
 from rocketlet.command.plumbing.numbers import whole
 from rocketlet.protocol.fast import MODULE
 
+from . import calibration
+from .calibration import Calibration
 from .peers import SYSTEMS, Peer
 
+ROUNDS = 5
+MOST_ROUNDS = 2  # times the wanted rounds: then the figures come from the rounds that count, however few
 BODY_BYTES = 1024
 BODY = os.urandom(BODY_BYTES // 2).hex().encode()
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
@@ -41,13 +49,14 @@ Run = Callable[[argparse.Namespace], Coroutine[Any, Any, Mapping[str, Any]]]
 # Options
 
 
-def parser(description: str | None, names: Iterable[str] = (), *, rounds: int = 3) -> argparse.ArgumentParser:
+def parser(description: str | None, names: Iterable[str] = (), *, rounds: int = ROUNDS) -> argparse.ArgumentParser:
     """Return a parser of the options that benches share. `--only` chooses from names; `--rounds` is absent if rounds is 0."""
     logs.configure("error")
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     if rounds:
-        made.add_argument("--rounds", type=whole(1), default=rounds)
+        text = f"rounds in which the machine kept its speed; default: {rounds}"
+        made.add_argument("--rounds", type=whole(1), default=rounds, help=text)
     if names := tuple(names):
         text = f"what to measure, separated by commas, of {', '.join(names)}; default: all that can run here"
         made.add_argument("--only", type=listed(one_of(names)), metavar="NAMES", help=text)
@@ -94,7 +103,8 @@ def main(name: str, options: argparse.ArgumentParser, run: Run) -> None:
 def finish(options: argparse.Namespace, name: str, result: Mapping[str, Any]) -> None:
     if options.json:
         machine = {"cores": os.cpu_count(), "python": platform.python_version(), "module": MODULE}
-        print(json.dumps({"bench": name, "machine": machine, **result}))
+        date = datetime.now().astimezone().isoformat(timespec="minutes")
+        print(json.dumps({"bench": name, "date": date, "machine": machine, **result}))
 
 
 # Systems
@@ -155,10 +165,17 @@ class Stopwatch:
 
 
 class Figures:
-    """Measured values: by system and case, a mapping for each round. All are compared with the first system."""
+    """Measured values: by system and case, a mapping for each round that counts. All are compared with the first system."""
 
-    def __init__(self, runs: Mapping[str, Mapping[str, list[Values]]]) -> None:
+    def __init__(
+        self,
+        runs: Mapping[str, Mapping[str, list[Values]]],
+        calibrations: Sequence[Calibration] = (),
+        rejected: int = 0,
+    ) -> None:
         self.runs = runs
+        self.calibrations = calibrations
+        self.rejected = rejected
         self.medians = {
             system: {
                 case: {key: median([run[key] for run in found]) for key in found[0]} for case, found in cases.items()
@@ -166,6 +183,14 @@ class Figures:
             for system, cases in runs.items()
         }
         self.first = next(iter(runs))
+
+    def record(self) -> dict[str, Any]:
+        """Return what is kept of a run as JSON: the values of each round that counts, and how fast the machine was."""
+        return {
+            "calibrations": [found._asdict() for found in self.calibrations],
+            "rejected_rounds": self.rejected,
+            "rounds": self.runs,
+        }
 
     def only_case(self) -> dict[str, dict[str, float]]:
         """Return the medians by system, where there is one case."""
@@ -199,16 +224,39 @@ class Figures:
 
 
 async def alternate(rounds: int, cases: Mapping[str, Cases], *, warm_ups: int = 0) -> Figures:
-    """Measure the cases of all systems in turn, in each round; those of the first rounds, the warm-ups, do not count."""
-    runs: dict[str, dict[str, list[Values]]] = {system: {case: [] for case in found} for system, found in cases.items()}
-    for number in range(-warm_ups, rounds):
-        for case in dict.fromkeys(itertools.chain(*cases.values())):
-            for system, of_system in cases.items():
-                if case in of_system:
-                    values = await of_system[case]()
-                    if number >= 0:
-                        runs[system][case].append(values)
-    return Figures(runs)
+    """Measure the cases of all systems in turn, in each round, until so many rounds count; those of the warm-ups do not."""
+    measured: list[dict[tuple[str, str], Values]] = []
+    calibrations: list[Calibration] = []
+    counting: list[int] = []
+    for number in range(-warm_ups, rounds * MOST_ROUNDS):
+        if number >= 0 and not calibrations:
+            calibrations.append(calibration.calibrate())
+        found = {
+            (system, case): await of_system[case]()
+            for case in dict.fromkeys(itertools.chain(*cases.values()))
+            for system, of_system in cases.items()
+            if case in of_system
+        }
+        if number < 0:
+            continue
+        measured.append(found)
+        calibrations.append(calibration.calibrate())
+        counting = calibration.steady(calibrations)
+        if len(counting) >= rounds:
+            break
+    for at in calibrations:
+        console.print(f"machine: {at}", highlight=False)
+    rejected = len(measured) - len(counting)
+    if rejected:
+        console.print(f"{rejected} of {len(measured)} rounds do not count: the machine changed by more than 10 %")
+    if not counting:
+        console.print("no round counts, so all are shown; nothing can be concluded from them", style="red")
+        counting = list(range(len(measured)))
+    runs = {
+        system: {case: [measured[number][system, case] for number in counting] for case in of_system}
+        for system, of_system in cases.items()
+    }
+    return Figures(runs, calibrations, rejected)
 
 
 async def compare(

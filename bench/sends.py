@@ -1,6 +1,7 @@
-"""Acknowledged sends of 1 KB with 1, 16 and 128 in flight: our client on our broker and on Apache's, nats-py on JetStream,
-aiokafka and confluent-kafka on Kafka. One process for the client, one for the broker. Beside the rate the time that a send
-took, and the processor time of both processes for a message.
+"""Acknowledged sends of 1 KB with 1, 16 and 128 in flight: our client on our broker and on Apache's of 4.9 and of 5, nats-py
+on JetStream, aiokafka and confluent-kafka on Kafka; confluent-kafka with its default linger of 5 ms, with none, and with its
+asyncio producer. One process for the client, one for the broker. Beside the rate the time that a send took, and the
+processor time of both processes for a message.
 
 `--only rocketlet,rocketlet-signed`: what signatures cost.
 `--only rocketlet-tls,rocketlet-tls-signed`: what accounts cost with TLS, where a connection proves once whose it is.
@@ -26,40 +27,56 @@ from .runner import BODY
 
 IN_FLIGHT = (1, 16, 128)
 SECONDS = 3.0
-Send = Callable[[], Awaitable[object]]
-Connect = Callable[[Peer, AsyncExitStack], Awaitable[Send]]
+Send = Callable[[bytes], Awaitable[object]]
+Connect = Callable[[Peer, AsyncExitStack, str], Awaitable[Send]]
+"""Connects a client that sends bodies to a topic, which it creates."""
 
 
-async def ours(peer: Peer, stack: AsyncExitStack) -> Send:
-    producer = await stack.enter_async_context(Producer(peer.address, "bench", timeout_s=10, access=peer.access))
-    await producer.send("bench", BODY)
-    return lambda: producer.send("bench", BODY)
+async def ours(peer: Peer, stack: AsyncExitStack, topic: str) -> Send:
+    producer = await stack.enter_async_context(Producer(peer.address, "bench", timeout_s=60, access=peer.access))
+    await producer.send(topic, BODY)
+    return partial(producer.send, topic)
 
 
-async def jetstream(peer: Peer, stack: AsyncExitStack) -> Send:
+async def jetstream(peer: Peer, stack: AsyncExitStack, topic: str) -> Send:
     connection = await nats.connect(f"nats://{peer.address}")
     stack.push_async_callback(connection.close)
     stream = connection.jetstream()
-    await stream.add_stream(name="bench", subjects=["bench"], max_bytes=4 << 30)
-    return lambda: stream.publish("bench", BODY)
+    await stream.add_stream(name=topic, subjects=[topic], max_bytes=4 << 30)
+    return partial(stream.publish, topic)
 
 
-async def aiokafka(peer: Peer, stack: AsyncExitStack) -> Send:
+async def aiokafka(peer: Peer, stack: AsyncExitStack, topic: str) -> Send:
     from aiokafka import AIOKafkaProducer
 
     producer = AIOKafkaProducer(bootstrap_servers=peer.address)
     await producer.start()
     stack.push_async_callback(producer.stop)
-    await producer.send_and_wait("bench", BODY)
-    return lambda: producer.send_and_wait("bench", BODY)
+    await producer.send_and_wait(topic, BODY)
+    return partial(producer.send_and_wait, topic)
 
 
-async def confluent(peer: Peer, stack: AsyncExitStack) -> Send:
+async def confluent_aio(peer: Peer, stack: AsyncExitStack, topic: str) -> Send:
+    """librdkafka behind confluent-kafka's own asyncio producer. Each message is a batch, because a larger one waits for its
+    timeout when fewer are in flight."""
+    from confluent_kafka.aio import AIOProducer
+
+    producer = AIOProducer({"bootstrap.servers": peer.address, "linger.ms": 0}, batch_size=1)
+    stack.push_async_callback(producer.close)
+
+    async def send(body: bytes) -> None:
+        await (await producer.produce(topic, body))
+
+    await send(BODY)
+    return send
+
+
+async def confluent(peer: Peer, stack: AsyncExitStack, topic: str, *, linger_ms: int = 5) -> Send:
     """librdkafka, with a thread that polls for deliveries and notifies the loop of them together."""
     from confluent_kafka import Producer as Confluent
 
     loop = asyncio.get_running_loop()
-    producer = Confluent({"bootstrap.servers": peer.address})
+    producer = Confluent({"bootstrap.servers": peer.address, "linger.ms": linger_ms})
     delivered: list[asyncio.Future[None]] = []
     is_over = threading.Event()
 
@@ -74,33 +91,38 @@ async def confluent(peer: Peer, stack: AsyncExitStack) -> Send:
                 delivered.clear()
                 loop.call_soon_threadsafe(settle, futures)
 
-    def send() -> asyncio.Future[None]:
+    def send(body: bytes) -> asyncio.Future[None]:
         future = loop.create_future()
 
         def heard(error: object, _: object) -> None:
             assert error is None, error
             delivered.append(future)
 
-        producer.produce("bench", BODY, on_delivery=heard)
+        producer.produce(topic, body, on_delivery=heard)
         return future
 
     thread = threading.Thread(target=poll)
     thread.start()
     stack.callback(thread.join)
     stack.callback(is_over.set)
-    await send()
+    await send(BODY)
     return send
 
 
-OURS = ("rocketlet", "rocketlet-signed", "rocketlet-tls", "rocketlet-tls-signed", "apache")
+OURS = ("rocketlet", "rocketlet-signed", "rocketlet-tls", "rocketlet-tls-signed", "apache", "apache-5")
 CLIENTS: Mapping[str, tuple[str, Connect]] = {
     **{name: (name, ours) for name in OURS},
     "jetstream": ("jetstream", jetstream),
     "aiokafka": ("kafka", aiokafka),
     "confluent-kafka": ("kafka", confluent),
+    "confluent-kafka-linger-0": ("kafka", partial(confluent, linger_ms=0)),
+    "confluent-kafka-aio": ("kafka", confluent_aio),
 }
 NAMES = tuple(CLIENTS)
-USUAL = ("rocketlet", "apache", "jetstream", "aiokafka", "confluent-kafka")
+USUAL = (
+    "rocketlet", "apache", "apache-5", "jetstream", "aiokafka", "confluent-kafka", "confluent-kafka-linger-0",
+    "confluent-kafka-aio",
+)  # fmt: skip
 SYNCED = ("rocketlet", "apache", "jetstream")
 
 
@@ -112,7 +134,7 @@ async def measure(peer: Peer, send: Send, in_flight: int, seconds: float) -> run
     async def worker() -> None:
         began_s = time.perf_counter()
         while began_s < end_s:
-            await send()
+            await send(BODY)
             now_s = time.perf_counter()
             latencies_s.append(now_s - began_s)
             began_s = now_s
@@ -139,12 +161,12 @@ async def run(options: argparse.Namespace) -> Mapping[str, Any]:
         cases: dict[str, runner.Cases] = {}
         for name in (name for name in wanted if peer_names[name] in usable):
             peer = peers[peer_names[name]]
-            send = await CLIENTS[name][1](peer, stack)
+            send = await CLIENTS[name][1](peer, stack, "bench")
             await measure(peer, send, IN_FLIGHT[-1], 2.0)  # warms the JVM, too
             cases[name] = {str(count): partial(measure, peer, send, count, options.seconds) for count in IN_FLIGHT}
         figures = await runner.alternate(options.rounds, cases)
     figures.show("Acknowledged sends of 1 KB" + (", on the device" if options.sync else ""), "sends_per_s")
-    return figures.medians
+    return figures.record()
 
 
 if __name__ == "__main__":

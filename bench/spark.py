@@ -19,21 +19,18 @@ from typing import Any
 
 import confluent_kafka
 import pyspark
-from confluent_kafka.admin import AdminClient as KafkaAdmin
-from confluent_kafka.cimpl import NewTopic
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from rocketlet.client import Producer
 from rocketlet.command.plumbing.numbers import whole
 from rocketlet.demo.processes import Child
 
-from . import runner
-from .peers import CACHE, Peer, Used, fetch_python, kafka_jars, used
+from . import runner, versions
+from .peers import CACHE, Peer, Used, fetch_python, kafka_jars, make_kafka_topic, used
 
 NAMES = ("rocketlet", "kafka")
 PARTS = ("read", "write", "trickle")
 ROWS = 2_000_000
-CONNECTOR_VERSION = "4.0.0"  # runs with PySpark of the same version: the connector fits no other
 NEEDED = ("spark-sql-kafka", "spark-token-provider", "kafka-clients", "commons-pool2")  # Spark has the others
 BODY_BYTES = 200
 
@@ -212,10 +209,10 @@ def below(pid: int) -> Iterator[Used]:
 async def session(peer: Peer, folder: Path) -> AsyncIterator[Session]:
     jars, environment = "", {"SPARK_LOCAL_IP": "127.0.0.1"}
     if peer.name == "kafka":
-        found = await kafka_jars("connector", CONNECTOR_VERSION, "spark-sql-kafka-*.jar", "spark.version")
+        found = await kafka_jars("connector", versions.KAFKA_SPARK, "spark-sql-kafka-*.jar", "spark.version")
         jars = ":".join(str(jar) for jar in sorted(found.glob("*.jar")) if jar.name.startswith(NEEDED))
-        home = CACHE / f"pyspark-{CONNECTOR_VERSION}"
-        environment["PYTHONPATH"] = str(await fetch_python(home, "pyspark", f"pyspark=={CONNECTOR_VERSION}"))
+        home = CACHE / f"pyspark-{versions.KAFKA_SPARK}"
+        environment["PYTHONPATH"] = str(await fetch_python(home, "pyspark", f"pyspark=={versions.KAFKA_SPARK}"))
     command = (sys.executable, "-m", "bench.spark", "session", peer.name, peer.address, jars)
     child = await Child.start(command, folder / f"{peer.name}-spark.log", environment=environment)
     try:
@@ -227,8 +224,7 @@ async def session(peer: Peer, folder: Path) -> AsyncIterator[Session]:
 
 async def create_topic(peer: Peer, topic: str, queues: int) -> None:
     if peer.name == "kafka":
-        admin = KafkaAdmin({"bootstrap.servers": peer.address})  # must live until the topic is created
-        admin.create_topics([NewTopic(topic, queues, 1)])[topic].result()
+        await make_kafka_topic(peer, topic, queues)
     else:
         await runner.make_topic(peer.address, topic, queues)
 
@@ -261,23 +257,20 @@ async def run(options: argparse.Namespace) -> Mapping[str, Any]:
             ):
                 await create_topic(peer, topic, queues)
         cases = {name: await cases_of(spark, options) for name, spark in sessions.items()}
-        found = (await runner.alternate(options.rounds, cases, warm_ups=1)).medians
-        result = {
-            name: {f"{case}_{key}": value for case, values in of_one.items() for key, value in values.items()}
-            for name, of_one in found.items()
-        }
         if "trickle" in options.parts:
-            trickles = {name: {"": partial(spark.trickle, options.trickle_seconds)} for name, spark in sessions.items()}
-            for name, values in (await runner.alternate(options.rounds, trickles)).only_case().items():
-                result[name] |= values
-    first, of_first = next(iter(result.items()))
+            for name, spark in sessions.items():
+                cases[name] = {**cases[name], "trickle": partial(spark.trickle, options.trickle_seconds)}
+        figures = await runner.alternate(options.rounds, cases, warm_ups=1)
     rows = [
-        [name, key, values[key], f"{ours / values[key]:.2f}" if values[key] else "-"]
-        for key, ours in of_first.items()
-        for name, values in result.items()
+        [name, case, key, value, figures.ratios(key, name, case)]
+        for case, values in figures.medians[figures.first].items()
+        for key in values
+        for name, of_one in figures.medians.items()
+        if (value := of_one.get(case, {}).get(key)) is not None
     ]
-    runner.show("Spark reads", ("", "", "", f"{first} / this"), rows)
-    return {"rows": options.rows, "spark": pyspark.__version__, "kafka_spark": CONNECTOR_VERSION, **result}
+    runner.show("Spark", ("", "", "", "", f"{figures.first} / this"), rows)
+    versions_used = {"spark": pyspark.__version__, "kafka_spark": versions.KAFKA_SPARK}
+    return {"rows": options.rows, **versions_used, **figures.record()}
 
 
 if __name__ == "__main__":

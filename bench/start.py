@@ -60,7 +60,7 @@ async def run(options: argparse.Namespace) -> Mapping[str, Any]:
     figures = await runner.alternate(options.rounds, cases)
     figures.show(f"Start, and memory: idle, and after {options.messages:,} messages", "ready_s", less_is_better=True)
     runner.console.print("ready: the port answers, and the name server has the broker; MiB: resident memory")
-    return figures.only_case()
+    return figures.record()
 
 
 if __name__ == "__main__":

@@ -16,15 +16,15 @@ from typing import Final
 from rocketlet.demo.page import Gap, Moment, Panel, Span, Twice, write_page
 from rocketlet.demo.timeline import Sample, strips_of
 
-from . import runner
+from . import runner, versions
 from .churn import Handled, Run, churn, double_owner_ms
-from .peers import APACHE_VERSION, apache_fault
+from .peers import apache_fault
 
 MERGED_MS: Final = 400.0  # a member that handles nothing of a queue for so long has stopped reading it
 SAMPLE_MS: Final = 250
 LOAD = argparse.Namespace(churns=3, queues=8, rate=1000.0, handler_ms=50, members=2, threads=40)
 SYSTEMS: Final = {
-    "apache": f"Java members on Apache RocketMQ {APACHE_VERSION}",
+    "apache": f"Java members on Apache RocketMQ {versions.APACHE}",
     "rocketlet": "Python members on Rocketlet",
 }
 

@@ -14,7 +14,8 @@ from rocketlet.protocol.codes import ResponseCode
 from rocketlet.protocol.names import TRACE_TOPIC
 from rocketlet.protocol.properties import decode
 
-from bench.peers import APACHE_VERSION, Apache
+from bench import versions
+from bench.peers import Apache
 
 from ..conftest import eventually, made_once
 from ..support.handlers import Inbox
@@ -208,12 +209,12 @@ async def codes_of_apache(
     """The answers of Apache's broker; it is started once for all workers of pytest-xdist."""
 
     async def ask(folder: Path) -> None:
-        async with Apache(folder, APACHE_VERSION, HEAP) as apache:
+        async with Apache(folder, versions.APACHE, HEAP) as apache:
             theirs = await errors(java, apache.address, apache.broker_address)
         (folder / "codes.json").write_text(json.dumps({name: code for name, (code, _) in theirs.items()}))
 
     def once() -> Path:
-        fetch_apache(APACHE_VERSION)
+        fetch_apache(versions.APACHE)
         return made_once(tmp_path_factory, "apache-errors", lambda folder: asyncio.run(ask(folder)))
 
     folder = await asyncio.to_thread(once)

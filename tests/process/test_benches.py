@@ -18,7 +18,8 @@ from rocketlet.protocol.bodies import GroupConfig
 from rocketlet.protocol.fast import MODULE
 from rocketlet.protocol.properties import appended
 
-from bench import cpu, five, peers, restart, runner
+from bench import calibration, cpu, five, peers, publish, restart, runner, versions
+from bench.calibration import Calibration
 from bench.cpu import Measured
 from bench.steps import Meter
 
@@ -97,6 +98,69 @@ async def test_a_restart_is_measured_over_no_more_messages_than_it_says(
     found = await restart.measure(Path(), present, wanted, rounds)
     assert found == {"messages": wanted, "clean_ms": 1.0, "killed_ms": 1.0}
     assert stored == wanted
+
+
+# What makes a figure honest: rounds in which the machine changed do not count, and peers are those that the page names.
+
+
+USUAL = Calibration(100.0, 80.0, 300.0, 20.0)
+SLOW = USUAL._replace(python_ns=111.0)
+SLIGHTLY_SLOW = USUAL._replace(echo_us=21.9)
+
+
+@pytest.mark.parametrize(
+    ("calibrations", "counting"),
+    [
+        ((USUAL, USUAL, USUAL), [0, 1]),
+        ((USUAL, SLIGHTLY_SLOW, USUAL), [0, 1]),
+        ((USUAL, SLOW, USUAL, USUAL), [2]),
+        ((SLOW, USUAL, USUAL, USUAL), [1, 2]),
+        ((USUAL, USUAL, USUAL, SLOW), [0, 1]),
+    ],
+)
+def test_round_beside_a_changed_machine_does_not_count(calibrations: list[Calibration], counting: list[int]) -> None:
+    assert calibration.steady(calibrations) == counting
+
+
+async def test_rounds_are_repeated_until_enough_of_them_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    speeds = iter([USUAL, USUAL, SLOW, USUAL, USUAL])
+    monkeypatch.setattr(calibration, "calibrate", lambda: next(speeds))
+    measured = count(1)
+
+    async def measure() -> runner.Values:
+        return {"sends_per_s": float(next(measured))}
+
+    figures = await runner.alternate(2, {"rocketlet": {"1": measure}}, warm_ups=1)
+    assert figures.runs == {"rocketlet": {"1": [{"sends_per_s": 2.0}, {"sends_per_s": 5.0}]}}
+    assert (figures.rejected, len(figures.calibrations)) == (2, 5)
+
+
+def test_calibration_measures_each_probe() -> None:
+    assert all(value > 0 for value in calibration.calibrate())
+
+
+def test_rows_of_several_runs_have_medians_ranges_and_ratios_by_round() -> None:
+    ours = {"sends_per_s": 200.0, "p99_ms": 1.0}, {"sends_per_s": 400.0, "p99_ms": 2.0}
+    apaches = {"sends_per_s": 100.0, "p99_ms": 3.0}, {"sends_per_s": 400.0, "p99_ms": 2.0}
+    runs = [
+        {"rounds": {"rocketlet": {"16": [mine]}, "apache": {"16": [its]}}}
+        for mine, its in zip(ours, apaches, strict=True)
+    ]
+    assert publish.rows(publish.together(runs)) == [
+        "| 16, sends_per_s | 300 (200 to 400) | 250 (100 to 400), 1.5 (1 to 2) times |",
+        "| 16, p99_ms | 1.5 (1 to 2) | 2.5 (2 to 3), 2 (1 to 3) times |",
+    ]
+
+
+def test_page_of_measurements_names_the_versions_of_the_peers() -> None:
+    page = (Path(peers.__file__).parent / "README.md").read_text()
+    named = {
+        f"RocketMQ is {versions.APACHE} and {versions.APACHE_FIVE}",
+        f"nats-server {versions.NATS}",
+        f"Kafka {versions.KAFKA}",
+        f"PySpark {versions.KAFKA_SPARK}",
+    }
+    assert {name for name in named if name not in " ".join(page.split())} == set()
 
 
 # The cost of each path, against the table: `python -m bench.cpu`. CI holds what is exact, the steps of the
