@@ -105,8 +105,16 @@ BULK_PULL_BYTES: Final = 1024 * 1024
 BULK_PULL_MESSAGES: Final = 4096  # messages in one pull response to a client that requests a size, such as a Spark task
 # messages in one pull response to Apache's clients, as from Apache's broker, because Apache's tests rely on it
 FOREIGN_PULL_MESSAGES: Final = 32
-BATCH_TURN_MESSAGES: Final = 1024  # batches with more messages are stored in pieces
-BATCH_TURN_BYTES: Final = 512 * 1024  # larger batches are stored in pieces; hashing long tags takes 50 ns per character
+BATCH_TURN_MESSAGES: Final = (
+    1024  # batches with more messages are stored in pieces, unless the compiled module takes them
+)
+# batches with more bytes are stored in pieces, unless the compiled module takes them; hashing long tags takes 50 ns per
+# character
+BATCH_TURN_BYTES: Final = 512 * 1024
+BATCH_RUN_MESSAGES: Final = (
+    8192  # messages of a batch that the compiled module stores in one call, which takes up to 4 ms
+)
+BATCH_RUN_BYTES: Final = 2 * 1024 * 1024  # bytes of a batch that the compiled module stores in one call
 SCAN_ENTRIES: Final = 800  # index entries that one filtered pull examines: 16,000 bytes, as in Apache's broker
 READ_GAP_BYTES: Final = 4096  # gaps between wanted messages up to this size are read, so that one read suffices
 CHECKED_GAP_BYTES: Final = 32_768  # gaps up to this size are read where one checksum covers the whole read

@@ -18,6 +18,8 @@ from ...protocol.headers import SendBack, SendMessage
 from ...protocol.message import PIECE_BYTES, PIECE_MESSAGES, MessageError, Piece, Record, split, tried
 from ...protocol.names import tag_code
 from ..config import (
+    BATCH_RUN_BYTES,
+    BATCH_RUN_MESSAGES,
     BATCH_TURN_BYTES,
     BATCH_TURN_MESSAGES,
     MAX_CHECKED_SENDS,
@@ -63,8 +65,8 @@ _LITE_BYTES: Final = _LITE_MARK.encode()
 _RUN_LIMITS: Final = (
     MAX_BODY_BYTES,
     SENT_PROPERTY_BYTES,
-    BATCH_TURN_BYTES,
-    BATCH_TURN_MESSAGES,
+    BATCH_RUN_BYTES,
+    BATCH_RUN_MESSAGES,
     PIECE_BYTES,
     PIECE_MESSAGES,
     MAX_REQUEST_HEADER_BYTES,
@@ -186,8 +188,8 @@ class SendService:
         return sends
 
     def pass_queue(self, account: bytes, header: SendMessage) -> None:
-        """Allow `stage_run` to stage the account's next sends to the queue of a message that was just staged, until the
-        generation changes or too many queues have passed. Queues of retry, dead-letter and lite topics never pass."""
+        """Allow `stage_run` to stage the account's next sends to the queue of a send that has just passed every check, until
+        the generation changes or too many queues have passed. Queues of retry, dead-letter and lite topics never pass."""
         name, queue_id = key = header.topic, header.queue_id
         queue = self._store.queues.get(key)
         if queue is None or name[0] == "%" or key not in self._checked:

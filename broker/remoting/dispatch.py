@@ -137,10 +137,7 @@ class Dispatch:
                     if (frame := requests.next()) is None:
                         break
                     is_send = frame.code in SENDS and not frame.flag & RESPONSE_FLAG
-                    if is_send and sends is not None and self._stage(sends, connection, frame, out):
-                        is_staged = sends.staged and sends.staged[-1] is frame  # not refused
-                        if account is not None and is_staged and ACCESS_KEY not in frame.ext:
-                            sends.pass_queue(account, frame)  # a signed send may be of another account
+                    if is_send and sends is not None and self._stage(sends, connection, frame, account, out):
                         continue
                     if sends is not None and sends.staged:  # the client's other requests must see its earlier sends
                         self._settle(sends, connection, out, began_s)
@@ -251,8 +248,12 @@ class Dispatch:
             return b""
         return known.identified.access_key.encode() if known.identified is not None else None
 
-    def _stage(self, sends: Sends, connection: RemotingConnection, frame: Frame, out: Buffers) -> bool:
-        """Stage or refuse a send, and return True. Return False for a large batch, which is not staged."""
+    def _stage(
+        self, sends: Sends, connection: RemotingConnection, frame: Frame, account: bytes | None, out: Buffers
+    ) -> bool:
+        """Stage or refuse a send, and return True. Return False for a large batch, which is not staged. The next sends of a
+        known account to the same queue may then be staged by the compiled module."""
+        reply, is_long = None, False
         try:
             if self._acl is not None:  # no send is administration
                 self._check(connection, frame, SENDS[frame.code])
@@ -263,14 +264,15 @@ class Dispatch:
         except Refusal as refusal:
             reply = refused(refusal, REGION_EXT).answer(frame)
         except LongBatch:
-            return False
+            is_long = True
         except Exception as error:
             reply = self._fault(connection, frame, error)
-        else:
-            return True
-        if not frame.flag & ONEWAY_FLAG:
+        if reply is None:
+            if account is not None and ACCESS_KEY not in frame.ext:  # a signed send may be of another account
+                sends.pass_queue(account, frame)
+        elif not frame.flag & ONEWAY_FLAG:
             out += reply
-        return True
+        return not is_long
 
     def _settle(self, sends: Sends, connection: RemotingConnection, out: Buffers, began_s: float) -> None:
         """Commit the staged messages and write the responses; with `--flush sync`, once the messages are on the device, or

@@ -125,8 +125,8 @@ class Sends:
         return True
 
     def pass_queue(self, account: bytes, frame: Frame) -> None:
-        """Allow `stage_run` to stage the account's next plain sends to the queue of a staged send, until the generation
-        changes."""
+        """Allow `stage_run` to stage the account's next plain sends to the queue of a send that has passed every
+        check, until the generation changes."""
         self._sending.pass_queue(account, _send_header(frame))
 
     def settle(self) -> Buffers:

@@ -6,15 +6,23 @@ import asyncio
 import gc
 
 import pytest
-from rocketlet.broker.config import BATCH_TURN_MESSAGES, HELD_PULL_BYTES, PULL_BYTES, Limits
+from rocketlet.broker.config import (
+    BATCH_RUN_BYTES,
+    BATCH_RUN_MESSAGES,
+    BATCH_TURN_MESSAGES,
+    HELD_PULL_BYTES,
+    PULL_BYTES,
+    Limits,
+)
 from rocketlet.broker.remoting.messages import store_batch
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.codes import RequestCode as Code
+from rocketlet.protocol.fast import IS_COMPILED
 from rocketlet.protocol.frame import JSON, ExtValue, Frame, encode
 from rocketlet.protocol.headers import FIRST_ID, SendMessage
-from rocketlet.protocol.message import PIECE_MESSAGES, BatchEntry, encode_batch, split
+from rocketlet.protocol.message import ENTRY_BYTES, PIECE_MESSAGES, BatchEntry, encode_batch, split
 
 from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually
 from ...support.peers import Peer
@@ -151,6 +159,32 @@ async def test_a_long_batch_is_answered_with_the_places_of_all_and_before_what_i
     assert (first.code, first.ext["queueOffset"], second.ext["queueOffset"]) == (0, "0", str(count))
     places = [int(found[-16:], 16) for found in str(first.ext["msgId"]).split(",")]
     assert places == [queue.entry(offset)[0] for offset in range(count)]
+    peer.hang_up()
+
+
+@pytest.mark.skipif(not IS_COMPILED, reason="without the compiled module each long batch is stored in pieces")
+async def test_long_batch_to_a_checked_queue_is_stored_in_one_call(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t")
+    queue = node.broker.store.queue("t", 0)
+    peer = Peer(node.server, 7)
+
+    def send(count: int, size: int = 0) -> int:
+        """Return the number of responses that are there at once."""
+        batch = encode_batch([BatchEntry(0, bytes(size), "")] * count)
+        peer.send(encode(Frame(Code.SEND_BATCH_MESSAGE, 1, {**send_v2(m="true"), FIRST_ID: "true"}, batch)))
+        return len(peer.received())
+
+    assert send(BATCH_TURN_MESSAGES + 1) == 0, "the first batch has to pass the checks of the queue"
+    await node.broker.turns.done()
+    assert (len(peer.received()), queue.next) == (1, BATCH_TURN_MESSAGES + 1)
+    assert send(BATCH_RUN_MESSAGES) == 1
+    before = queue.next
+    assert send(4, BATCH_RUN_BYTES // 4 - ENTRY_BYTES) == 1
+    assert queue.next == before + 4
+    for count, size in ((BATCH_RUN_MESSAGES + 1, 0), (4, BATCH_RUN_BYTES // 4 - ENTRY_BYTES + 1)):
+        assert send(count, size) == 0, "it is above the limit"
+        await node.broker.turns.done()
+        assert len(peer.received()) == 1
     peer.hang_up()
 
 
