@@ -224,7 +224,8 @@ class Figures:
 
 
 async def alternate(rounds: int, cases: Mapping[str, Cases], *, warm_ups: int = 0) -> Figures:
-    """Measure the cases of all systems in turn, in each round, until so many rounds count; those of the warm-ups do not."""
+    """Measure the cases of all systems in turn, in each round, until the wanted number of rounds count. Warm-ups do not
+    count."""
     measured: list[dict[tuple[str, str], Values]] = []
     calibrations: list[Calibration] = []
     counting: list[int] = []

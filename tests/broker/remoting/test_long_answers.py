@@ -27,7 +27,7 @@ from rocketlet.protocol.message import ENTRY_BYTES, PIECE_MESSAGES, BatchEntry, 
 from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually
 from ...support.peers import Peer
 from ...support.requests import heartbeat, join, pull, send, send_v2, write_send_v2
-from ...support.turns import stop_time
+from ...support.turns import give_no_turn, stop_time
 
 
 async def test_long_requests_are_limited_with_flush_sync_too(nodes: Nodes) -> None:
@@ -169,9 +169,11 @@ async def test_long_batch_to_a_checked_queue_is_stored_in_one_call(node: Node, w
     peer = Peer(node.server, 7)
 
     def send(count: int, size: int = 0) -> int:
-        """Return the number of responses that are there at once."""
+        """Return the number of responses that the broker wrote immediately."""
         batch = encode_batch([BatchEntry(0, bytes(size), "")] * count)
-        peer.send(encode(Frame(Code.SEND_BATCH_MESSAGE, 1, {**send_v2(m="true"), FIRST_ID: "true"}, batch)))
+        with pytest.MonkeyPatch.context() as patches:
+            give_no_turn(patches, node)  # so that a batch that is stored in pieces waits
+            peer.send(encode(Frame(Code.SEND_BATCH_MESSAGE, 1, {**send_v2(m="true"), FIRST_ID: "true"}, batch)))
         return len(peer.received())
 
     assert send(BATCH_TURN_MESSAGES + 1) == 0, "the first batch has to pass the checks of the queue"
