@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 import structlog
 
+from ..protocol import names
 from ..protocol.admin_bodies import Departed
 from ..protocol.bodies import LOOKS, SLICE, BrokerData, DataVersion, QueueData, Route, TopicConfig, Work
 from ..protocol.codes import PERM_READ_WRITE, PERM_WRITE
@@ -210,17 +211,18 @@ class Routes:
         broker.addresses = {number: other for number, other in broker.addresses.items() if other != address}
         if not broker.addresses:
             del self._brokers[name]
-            self._add_departed(Departed(name, broker.cluster, address, len(broker.topics), self.clock.time_ms()))
+            own = {*names.SYSTEM_TOPICS, name, broker.cluster, names.reply_topic(broker.cluster)}
+            topics = len(broker.topics) - sum(topic in broker.topics for topic in own)
+            if broker.topics:
+                self._add_departed(Departed(name, broker.cluster, address, topics, self.clock.time_ms()))
             self._add_usage(broker, broker.usage, -1)
             if len(broker.topics) > SLICE:
                 self._to_free.append(broker.topics)
             log.info("broker_gone", broker=name, address=address)
 
     def _add_departed(self, broker: Departed) -> None:
-        """Remember a departed broker if it had topics. Otherwise a client could displace other entries by registering
+        """Remember a departed broker that had topics. Without topics, a client could displace other entries by registering
         empty names."""
-        if not broker.topics:
-            return
         self._departed.pop(broker.name, None)
         self._departed[broker.name] = broker
         if len(self._departed) > self.limits.max_departed_brokers:

@@ -15,7 +15,7 @@ from .change import Planner, change
 from .console import Console
 from .guard import Guard
 from .metrics import metrics
-from .page import FOLDER, Handler, Page, page, rendered
+from .page import FOLDER, Handler, page, trouble_page
 from .pages import brokers, dead_letters, group_changes, groups, messages, overview, sending, topics
 
 _PAGES: dict[str, Handler] = {
@@ -58,7 +58,7 @@ async def _home(request: Request) -> Response:
 
 
 async def _missing(request: Request, error: Exception) -> Response:
-    return rendered(request, Page("trouble.html", {"reason": f"There is no page {request.url.path}."}, 404))
+    return trouble_page(request, f"There is no page {request.url.path}.", 404)
 
 
 def application(console: Console, *, hosts: Sequence[str] = ()) -> Starlette:
@@ -71,7 +71,7 @@ def application(console: Console, *, hosts: Sequence[str] = ()) -> Starlette:
             *(Route(path, page(handler), methods=["GET"]) for path, handler in _PAGES.items()),
         ],
         middleware=[Middleware(Guard, hosts=hosts, read_only=console.read_only)],
-        exception_handlers={404: _missing},
+        exception_handlers={404: _missing, 405: _missing},  # 405: a path that only takes a form
     )
     app.state.console = console
     return app

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ..client.admin.admin_client import Ownership
+from .config import GAP_INTERVALS, GAP_S
 from .text import clock_time, number
 
 Points = Sequence[tuple[int, float]]  # time in ms, value
@@ -20,8 +22,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """A chart. `line` and `area` are the points of a polyline and of the polygon below it, in a box of `width` x
-    `height`."""
+    """A chart. `line` and `area` are SVG paths of the line and of what is below it, in a box of `width` x `height`."""
 
     width: int
     height: int
@@ -69,9 +70,11 @@ def lines(points: Points, *, width: int = 1100, height: int = 150, what: str = "
     begin, end = points[0][0], points[-1][0]
     top = nice_ceiling(max(value for _, value in points))
     span = max(end - begin, 1)
-    placed = [((ms - begin) / span * width, height - value / top * height) for ms, value in points]
-    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in placed)
-    area = f"0,{height} {line} {width},{height}"
+    line, area = "", ""
+    for run in _runs(points):
+        drawn = [f"{(ms - begin) / span * width:.1f},{height - value / top * height:.1f}" for ms, value in run]
+        line += _path(drawn)
+        area += f"M{drawn[0].partition(',')[0]},{height} {' '.join(drawn)} {drawn[-1].partition(',')[0]},{height}Z"
     values = [value for _, value in points]
     summary = (
         f"{number(values[-1])} {what} now, at most {number(max(values))} and at least {number(min(values))} "
@@ -87,16 +90,40 @@ def lines_of(points: Points, *, what: str = "messages") -> dict[str, Lines]:
 
 
 def spark(points: Points, *, width: int = 120, height: int = 24, top: float = 0) -> str:
-    """Return the points of a sparkline as text; empty for fewer than two. The value at the upper edge is at least `top`."""
+    """Return the SVG path of a sparkline; empty for fewer than two points. The value at the upper edge is at least
+    `top`."""
     if len(points) < 2:
         return ""
     step = max(len(points) // 60, 1)
-    some = [*points[::-1][::step]][::-1]
-    begin, span = some[0][0], max(some[-1][0] - some[0][0], 1)
-    limit = max(top, *(value for _, value in some), 1)
-    return " ".join(
-        f"{(ms - begin) / span * width:.1f},{height - 1 - value / limit * (height - 2):.1f}" for ms, value in some
+    begin, span = points[0][0], max(points[-1][0] - points[0][0], 1)
+    limit = max(top, *(value for _, value in points), 1)
+    return "".join(
+        _path(
+            [
+                f"{(ms - begin) / span * width:.1f},{height - 1 - value / limit * (height - 2):.1f}"
+                for ms, value in run[::-step][::-1]
+            ]
+        )
+        for run in _runs(points)
     )
+
+
+def _runs(points: Points) -> Iterator[Points]:
+    """Split points at the times without samples, so that no line is drawn across them. With very many groups samples are
+    rare, so only a pause of several times the usual interval counts."""
+    steps = sorted(after[0] - before[0] for before, after in pairwise(points))
+    gap_ms = max(GAP_S * 1000, GAP_INTERVALS * steps[(len(steps) - 1) // 2])
+    begin = 0
+    for at, (before, after) in enumerate(pairwise(points), 1):
+        if after[0] - before[0] > gap_ms:
+            yield points[begin:at]
+            begin = at
+    yield points[begin:]
+
+
+def _path(drawn: Sequence[str]) -> str:
+    """Return the SVG path through points; a line of no length, which is a dot, for a single one."""
+    return f"M{' '.join(drawn if len(drawn) > 1 else (*drawn, *drawn))}"
 
 
 def nice_ceiling(value: float) -> float:

@@ -17,6 +17,8 @@ ASKING_SHARE: Final = 0.1  # fraction of time spent on samples; with many groups
 FIRST_SAMPLE_S: Final = 0.5  # time after which a page that is loaded queries no more samples; later ones update it
 RATE_S: Final = 30.0  # time span over which the rate of a group is computed, because commits may be seconds apart
 LAG_POINTS: Final = 360  # samples of a group's lag, which is an hour with one sample in 10 s
+GAP_S: Final = 60.0  # time without samples of a chart after which its line is interrupted
+GAP_INTERVALS: Final = 4  # usual intervals between two samples of a chart up to which its line is not interrupted
 
 MAX_OLDEST: Final = 10_000  # store times of queues' first messages that are cached
 MAX_WATCHES: Final = 32  # groups whose detailed samples are kept
@@ -57,4 +59,5 @@ PREVIEW_CHARS: Final = 160  # characters of a body that a list shows
 MAX_REPLAY: Final = 10_000  # maximum stored dead letters of a group of which a form may select all new ones
 
 OVERVIEW_ROWS: Final = 50  # groups on the first page
+OVERVIEW_FINDINGS: Final = 5  # findings on the first page; the page Doctor has all of them
 CATCH_UP_S: Final = 120.0  # time span of lag samples from which the time to catch up is estimated

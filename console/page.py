@@ -28,6 +28,7 @@ from ..client.errors import (
     RocketletError,
     TopicNotFound,
 )
+from ..protocol.names import counted
 from . import text
 from .config import LIVE_INTERVAL_S, MAX_STREAMS
 from .console import Console
@@ -62,6 +63,7 @@ _templates.filters |= {
     name: getattr(text, name)
     for name in "number size local_time clock_time duration age visible short short_id part language client_version".split()
 }
+_templates.filters["counted"] = counted
 _templates.globals["query"] = text.query
 _templates.globals["ui"] = _templates.get_template(
     "parts.html"
@@ -105,7 +107,11 @@ def rendered(request: Request, found: Page) -> Response:
 
 def trouble(request: Request, error: RocketletError) -> Response:
     """Return the page that shows an error."""
-    return rendered(request, Page("trouble.html", {"reason": str(error)}, status_of(error)))
+    return trouble_page(request, str(error), status_of(error))
+
+
+def trouble_page(request: Request, reason: str, status: int) -> Response:
+    return rendered(request, Page("trouble.html", {"reason": reason, "status": status}, status))
 
 
 def status_of(error: RocketletError) -> int:

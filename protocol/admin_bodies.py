@@ -239,8 +239,8 @@ def encode_all_consume_stats(
 
 
 class Departed(NamedTuple):
-    """A broker that has departed from its name server. `topics` is the number of its topics; `left_ms` is the time in
-    ms since the epoch."""
+    """A broker that has departed from its name server. `topics` is the number of its topics without those that each broker
+    creates for itself; `left_ms` is the time in ms since the epoch."""
 
     name: Text
     cluster: Text

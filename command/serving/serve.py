@@ -163,7 +163,11 @@ async def _start(options: argparse.Namespace) -> int:
 def _ready(config: BrokerConfig) -> str:
     if config.name_servers:
         return f"rocketlet broker {config.name}{READY.decode()}{config.address}"
-    return f"rocketlet is ready on {config.address}: name server and broker {config.name}\n{_hints(config.address)}"
+    outside = config.external_address
+    more = f"\n  Outside  {outside}: the same, for clients of other networks" if outside else ""
+    return (
+        f"rocketlet is ready on {config.address}: name server and broker {config.name}\n{_hints(config.address)}{more}"
+    )
 
 
 def _hints(address: str) -> str:
@@ -299,7 +303,7 @@ async def _nameserver(options: argparse.Namespace) -> int:
     async with Server(_listening(options, tls, acl_of(options)), broker=None, routes=routes) as server:
         done = _termination()
         async with _name_server_metrics(options, routes, server, tls):
-            print(f"rocketlet name server is ready on {options.host}:{server.port}", flush=True)
+            print(f"rocketlet name server is ready on {_reachable(options.host)}:{server.port}", flush=True)
             await done.wait()
         log.info("closing", port=server.port)
     return 0

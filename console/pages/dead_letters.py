@@ -28,6 +28,8 @@ _COLUMNS = ("message id", "topic", "body")
 async def listed(request: Request) -> Page:
     console, group = console_of(request), request.path_params["group"]
     letters = await dead_letters(console.admin, group)
+    if not letters.ranges:
+        await console.admin.group(group)  # raises if the group does not exist
     limit = query_of(request).number("limit", PAGE_ROWS, least=1, most=MAX_REPLAY)
     found = await newest(console, letters.ranges, limit, "*")
     return Page(

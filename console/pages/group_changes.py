@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from starlette.requests import Request
 
 from ...client.admin.admin_client import OffsetChange, To
-from ...client.errors import TopicNotFound
+from ...client.errors import ConfigError, TopicNotFound
 from ...protocol import names
 from ...protocol.bodies import GroupConfig
 from ...protocol.names import Queue, counted
@@ -20,15 +20,15 @@ from ..text import local_time, number, part
 
 
 async def new(request: Request) -> Page:
-    return Page("group_form.html", {"name": "", "config": GroupConfig(""), "members": 0})
+    return Page("group_form.html", {"name": "", "config": GroupConfig("")})
 
 
 async def settings(request: Request) -> Page:
     admin, name = console_of(request).admin, request.path_params["group"]
     known = await admin.group_configs(name)
-    online = await admin.connections(name)
-    config = next(iter(known.values()), GroupConfig(name))
-    return Page("group_form.html", {"name": name, "config": config, "members": len(online)})
+    if not known:
+        raise ConfigError(f"no broker knows the group {name}; `rocketlet groups list` shows all")
+    return Page("group_form.html", {"name": name, "config": next(iter(known.values()))})
 
 
 async def put(request: Request, form: Form) -> Change:
@@ -71,7 +71,8 @@ async def put(request: Request, form: Form) -> Change:
 def _words(config: GroupConfig) -> str:
     consumes = "consumption on" if config.consume_enable else "consumption off"
     strict = "refuses members with other subscriptions" if config.strict else "accepts members with other subscriptions"
-    return f"{config.retry_max_times} retries in {config.retry_queues} retry queues, {consumes}, {strict}"
+    retries = counted(config.retry_max_times, "retry", "retries")
+    return f"{retries} in {counted(config.retry_queues, 'retry queue')}, {consumes}, {strict}"
 
 
 async def delete(request: Request, form: Form) -> Change:

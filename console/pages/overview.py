@@ -10,7 +10,7 @@ from starlette.requests import Request
 from ...client.admin.findings import Harm
 from ...protocol import names
 from .. import charts
-from ..config import OVERVIEW_ROWS
+from ..config import OVERVIEW_FINDINGS, OVERVIEW_ROWS
 from ..page import Page, console_of, is_load
 from ..samples import GroupSample
 from .brokers import rows_of_brokers
@@ -32,10 +32,13 @@ async def shown(request: Request) -> Page:
     samples = [console.groups.found[name] for name in users if name in console.groups.found]
     rows = [OverviewRow(item, charts.spark(tuple(item.lags))) for item in samples]
     rows.sort(key=_trouble)
+    wrong = [finding for finding in console.findings() if finding.harm < Harm.RISK]
     return Page(
         "overview.html",
         {
-            "brokers": brokers,
+            "wrong": wrong[:OVERVIEW_FINDINGS],
+            "more_wrong": len(wrong[OVERVIEW_FINDINGS:]),
+            "brokers": sorted(brokers, key=lambda row: (row.state == "up", row.broker.name)),
             "sent": charts.lines_of(console.throughput(sent=True), what="messages/s"),
             "read": charts.lines_of(console.throughput(sent=False), what="messages/s"),
             "rows": rows[:OVERVIEW_ROWS],

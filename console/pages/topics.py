@@ -11,6 +11,7 @@ from ...client.admin.admin_client import Topic
 from ...client.errors import RocketletError
 from ...protocol import names
 from ...protocol.admin_bodies import Range
+from ...protocol.bodies import MAX_LITE_EXPIRATION_MIN
 from ...protocol.config import MAX_TOPIC_QUEUES
 from ...protocol.names import Queue, counted
 from .. import charts
@@ -25,6 +26,18 @@ from .listing import listing
 from .paging import part_of
 
 PERMS = {6: "send and read", 4: "only read", 2: "only send", 0: "neither"}
+
+TYPES = {
+    "": "not given: brokers of 4.9, and topics of any message",
+    "NORMAL": "NORMAL",
+    "FIFO": "FIFO: ordered in each message group",
+    "DELAY": "DELAY: delivered at a time",
+    "TRANSACTION": "TRANSACTION: with half messages",
+    "PRIORITY": "PRIORITY: a queue for each level",
+    "LITE": "LITE: the parent of lite topics",
+    "MIXED": "MIXED: any of these",
+}
+"""The attribute `message.type` of a new topic, which brokers of 5.x have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +141,11 @@ async def _retention(console: Console, topic: Topic) -> dict[str, str]:
 
 
 async def _producers(console: Console) -> dict[str, int]:
-    """Return the number of connected producers by group; empty if the query fails. Brokers do not report to which topics
-    they send."""
+    """Return the number of connected producers by group, without those that consumers contain to send messages back; empty
+    if the query fails. Brokers do not report to which topics they send."""
     try:
-        return {group: len(members) for group, members in (await console.admin.producers()).items()}
+        found = await console.admin.producers()
+        return {group: len(members) for group, members in found.items() if group != names.INNER_PRODUCER_GROUP}
     except RocketletError:
         return {}
 
@@ -149,7 +163,13 @@ async def settings(request: Request) -> Page:
 
 
 def _form(values: dict[str, object]) -> dict[str, object]:
-    return {**values, "perms": PERMS, "most_queues": MAX_TOPIC_QUEUES}
+    return {
+        **values,
+        "perms": PERMS,
+        "types": TYPES,
+        "most_queues": MAX_TOPIC_QUEUES,
+        "most_minutes": MAX_LITE_EXPIRATION_MIN,
+    }
 
 
 async def put(request: Request, form: Form) -> Change:
@@ -160,6 +180,8 @@ async def put(request: Request, form: Form) -> Change:
         raise FieldFault("topic", fault)
     queues = form.number("queues", 4, least=1, most=MAX_TOPIC_QUEUES)
     perm = form.number("perm", 6, most=7)
+    message_type = form.choice("type", tuple(TYPES))
+    lite_expiration_min = _lite_expiration_min(form, message_type)
     brokers = form.all("broker") or [broker.name for broker in await admin.brokers()]
     topic = await admin.topic(name) if name in await admin.topics(system=True) else None
     config = topic.config if topic is not None else {}
@@ -171,7 +193,10 @@ async def put(request: Request, form: Form) -> Change:
     unreadable = topic.unreadable(changed) if topic is not None else {}
 
     async def act() -> str:
-        await admin.create_topic(name, queues=queues, perm=perm, brokers=brokers)
+        await admin.create_topic(
+            name, queues=queues, perm=perm, brokers=brokers, message_type=message_type,
+            lite_expiration_min=lite_expiration_min,
+        )  # fmt: skip
         if changed:
             await admin.change_topic(
                 name, queues=queues, perm=perm, brokers=list(changed), allow_unreadable=bool(unreadable)
@@ -182,12 +207,22 @@ async def put(request: Request, form: Form) -> Change:
         return f"The topic {name} {done} {has} on {', '.join(brokers)}; clients may {PERMS.get(perm, perm)}."
 
     effects = [f"{counted(queues, 'queue')} on each of {', '.join(brokers)}. Clients may {PERMS.get(perm, perm)}."]
+    if message_type and not changed:
+        effects.append(f"Its type is {TYPES[message_type]}.")
     if unreadable:
         has = counted(sum(unreadable.values()), "message is", "messages are")
         effects.append(f"{has} in queues beyond {queues}, which groups will not read.")
     question = f"Change the topic {name}?" if changed else f"Create the topic {name}?"
     button = "Change it" if changed else "Create it"
     return Change(question, act, f"/topics/{part(name)}", button, effects, is_harmful=bool(unreadable))
+
+
+def _lite_expiration_min(form: Form, message_type: str) -> int | None:
+    if not form.text("lite_expiration"):
+        return None
+    if message_type != "LITE":
+        raise FieldFault("lite_expiration", "only topics of the type LITE have lite topics; leave it empty")
+    return form.number("lite_expiration", 0, least=1, most=MAX_LITE_EXPIRATION_MIN)
 
 
 async def delete(request: Request, form: Form) -> Change:

@@ -107,7 +107,7 @@ async def test_a_broker_that_left_with_topics_is_named_until_it_is_back_or_forgo
         await gone.stop()
         (finding,) = [found for found in await diagnose(admin, AT_ONCE) if found.kind == "broker_gone"]
         assert finding.subject == "broker-b"
-        assert "which cannot be read or sent to there" in finding.text
+        assert "with 1 topic, which cannot be read or sent to there" in finding.text
         run = run_on(replace(gone, address=name_server))
         listed = await run("brokers", "list", "--json")
         away = [row for row in listed.records if row["state"] == "gone"]

@@ -70,6 +70,7 @@ async def test_topics_and_one_of_them(site: Site, node: Node) -> None:
     assert "shipping" in one
     assert "72 hours" in one
     assert "checkout: 1" in one
+    assert "CLIENT_INNER_PRODUCER" not in one
     assert "broker-a 4 4 send and read" in one
     assert "no name server knows the topic nothing" in await site.text("/topics/nothing", 404)
 
@@ -102,6 +103,26 @@ async def test_pages_of_a_parent_topic_and_a_lite_group_show_lite_topics(site: S
         await eventually(lambda: node.broker.pops.pools.unfinished("chats") == 0)
 
 
+@pytest.mark.parametrize(
+    ("path", "reason", "leads_to"),
+    [
+        ("/no/such/page", "There is no page /no/such/page.", "the overview"),
+        ("/groups/g/delete", "There is no page /groups/g/delete.", "the groups or the overview"),
+        ("/groups/g", "no broker knows the group g", "the groups or the overview"),
+        ("/groups/g/dead", "no broker knows the group g", "the groups or the overview"),
+        ("/groups/g/settings", "no broker knows the group g", "the groups or the overview"),
+        ("/topics/t/tail", "no name server knows the topic t", "the topics or the overview"),
+        ("/brokers/b", "no broker knows the name b", "the brokers or the overview"),
+    ],
+)
+async def test_a_page_of_nothing_is_not_found(site: Site, path: str, reason: str, leads_to: str) -> None:
+    page = await site.text(path, 404)
+    assert "Not found" in page
+    assert reason in page
+    assert f"Go to {leads_to}" in page
+    assert "Retry" not in page
+
+
 async def test_topics_of_brokers_and_clusters_are_hidden_unless_asked_for(site: Site, node: Node) -> None:
     async with AdminClient(node.address) as admin:
         await admin.create_topic("orders")
@@ -130,6 +151,13 @@ async def test_a_topic_is_created_changed_and_deleted_after_a_question(site: Sit
     token = token_of(await site.get("/new/topic"))
     wrong = await site.post("/new/topic", {"token": token, "topic": "a b", "confirmed": "yes"})
     assert "characters other than letters" in plain(wrong.text)
+    wrong = await site.post("/new/topic", {"token": token, "topic": "t", "type": "FIFO", "lite_expiration": "5"})
+    assert "only topics of the type LITE have lite topics" in plain(wrong.text)
+    await site.change("/new/topic", "/new/topic", topic="chat", type="LITE", lite_expiration="5")
+    async with AdminClient(node.address) as admin:
+        parent = await admin.lite_parent("chat")
+    assert parent is not None
+    assert parent.expiration_min == 5
     many = await site.post("/new/topic", {"token": token, "topic": "t", "queues": "65537"})
     assert "'65537' is not a whole number from 1 to 65536" in plain(many.text)
 
@@ -292,7 +320,7 @@ async def test_a_page_says_where_a_message_was_consumed(site: Site, node: Node) 
         for group, state in wanted.items():
             while f"{group} {state}" not in page:
                 page = await site.text(place(sent))
-        assert "it was retried 1 times" in page
+        assert "it was retried 1 time and" in page
     async with Producer(node.address) as producer:
         late = await producer.send("orders", b"y", tag="A", queue_key="k")
     assert "done waiting 0 messages of the queue are before it" in await site.text(place(late))
@@ -316,11 +344,12 @@ async def test_dead_letters_are_sent_again_after_a_dry_run(site: Site, node: Nod
         Producer(node.address) as producer,
     ):
         await producer.send("orders", b"poison", keys="k1")
+        await rebalanced(node.address, "g", members=1)  # a group that no broker knows has no page
         html = ""
         while "poison" not in html:
             html = await site.get("/groups/g/dead")
         assert "1 message was dead-lettered; 1 of them is new" in plain(html)
-        assert "no such customer" in plain(html)
+        assert "no such customer 1 k1 poison" in plain(html), "a rejected message had one attempt"
         is_broken = False
         fields = {"which": "all"} if which == "all" else {"which": "some", "place": "broker-a:0:0"}
         asked, done = await site.change("/groups/g/dead", "/groups/g/replay", to="group", **fields)
@@ -776,7 +805,7 @@ async def test_the_first_page_shows_what_is_in_trouble_first(site: Site, node: N
         html = ""
         while "new dead letters 1" not in plain(html):
             html = await site.get("/overview")
-    assert html.index("b-rejects") < html.index("a-well")
+    assert html.index('id="g-b-rejects"') < html.index('id="g-a-well"')
     assert "broker-a up" in plain(html)
 
 
@@ -837,6 +866,7 @@ async def test_every_page_has_the_findings_of_doctor_when_a_handler_hangs(quick_
         await text_with(quick_site, "/groups/hangs", "Running handlers", sent.message_id[-8:], "handle")
         assert "There are no findings" in await text_with(quick_site, "/groups/well", "up to date")
         assert "There are no findings" in await text_with(quick_site, "/groups/news", "broadcasting")
+        assert '<a href="/groups/hangs#h-handlers">Running handlers</a>' in await quick_site.get("/overview")
         for path in ("/overview", "/groups"):
             await text_with(quick_site, path, "hangs stuck queue 1", "news broadcasting 1", "well up to date 1")
         doctor = await text_with(quick_site, "/doctor", blocked)

@@ -129,11 +129,29 @@ def test_each_change_of_an_owner_is_one_hand_over(moves: list[tuple[str, int, bo
 def test_a_line_stays_in_its_box(points: list[tuple[int, int]]) -> None:
     found = charts.lines(sorted(points))
     assert found is not None
-    for pair in found.line.split():
+    for pair in found.line.replace("M", " ").split():
         x, y = map(float, pair.split(","))
         assert -0.1 <= x <= found.width + 0.1
         assert -0.1 <= y <= found.height + 0.1
-    assert len(charts.spark(sorted(points)).split()) <= 2 * 60
+    assert len(charts.spark([(10 * number, value) for number, (_, value) in enumerate(points)]).split()) <= 2 * 60
+
+
+@pytest.mark.parametrize(
+    ("seconds", "runs"),
+    [
+        ((0, 10, 20, 80, 90), ["0.0 10.0 20.0 80.0 90.0"]),
+        ((0, 10, 20, 81, 90), ["0.0 10.0 20.0", "81.0 90.0"]),
+        ((0, 10, 20, 81, 150), ["0.0 10.0 20.0", "81.0 81.0", "150.0 150.0"]),
+        ((0, 30, 60, 180), ["0.0 30.0 60.0 180.0"]),
+        ((0, 30, 60, 181), ["0.0 30.0 60.0", "181.0 181.0"]),
+    ],
+)
+def test_a_line_is_interrupted_at_a_time_without_samples(seconds: tuple[int, ...], runs: list[str]) -> None:
+    found = charts.lines([(1000 * second, 1) for second in seconds], width=seconds[-1], height=1)
+    assert found is not None
+    drawn = [" ".join(pair.partition(",")[0] for pair in run.split()) for run in found.line.split("M")[1:]]
+    assert drawn == runs
+    assert found.area.count("Z") == len(runs)
 
 
 @given(st.floats(0, 1e15))
