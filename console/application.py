@@ -15,8 +15,8 @@ from .change import Planner, change
 from .console import Console
 from .guard import Guard
 from .metrics import metrics
-from .page import FOLDER, Handler, page, trouble_page
-from .pages import brokers, dead_letters, group_changes, groups, messages, overview, sending, topics
+from .page import FOLDER, Endpoint, Handler, guarded, page, trouble_page
+from .pages import brokers, dead_letters, downloads, group_changes, groups, messages, overview, sending, topics
 
 _PAGES: dict[str, Handler] = {
     "/overview": overview.shown,
@@ -37,6 +37,10 @@ _PAGES: dict[str, Handler] = {
     "/brokers": brokers.listed,
     "/brokers/{broker}": brokers.shown,
     "/doctor": brokers.doctor,
+}
+_FILES: dict[str, Endpoint] = {
+    "/messages.jsonl": downloads.listed,
+    "/messages/{topic}/{broker}/{queue:int}/{offset:int}/body": downloads.body,
 }
 # A change, and the page that its form is on.
 _CHANGES: dict[str, tuple[Planner, Handler]] = {
@@ -67,6 +71,7 @@ def application(console: Console, *, hosts: Sequence[str] = ()) -> Starlette:
             Route("/", _home),
             Mount("/static", StaticFiles(directory=FOLDER / "static")),
             Route("/metrics", metrics, methods=["GET"]),
+            *(Route(path, guarded(endpoint), methods=["GET"]) for path, endpoint in _FILES.items()),
             *(Route(path, change(*item), methods=["POST"]) for path, item in _CHANGES.items()),
             *(Route(path, page(handler), methods=["GET"]) for path, handler in _PAGES.items()),
         ],

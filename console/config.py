@@ -47,7 +47,7 @@ TYPED_BODY_BYTES: Final = 32 * 1024
 PRODUCER_GROUP: Final = "console"  # producer group of messages that the console sends
 MAX_SENT_DELAY_S: Final = 3_456_000  # maximum delay of a message that a form sends, as brokers allow it
 MAX_NOTICES: Final = 100  # notices of changes that are kept for the next page
-# newest messages of a topic that a search by text or property reads; it says if the topic has more
+# messages of a topic that a page of a search by text, property or tags reads; older pages continue the search
 MAX_SEARCHED: Final = 20_000
 MAX_FOUND: Final = 200  # maximum messages of one search
 LISTED_TOPICS: Final = 500  # maximum topics that a field suggests

@@ -6,9 +6,9 @@ import asyncio
 import secrets
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from ..client.admin.admin_client import AdminClient, Masters
 from ..client.admin.dead_letters import Marks, all_marks, dead_letters
@@ -26,6 +26,21 @@ from .rotation import Rotation
 from .samples import GroupSample, TopicSample, group_sample, now_ms, rate_of, sample_topic
 
 log = get_logger("rocketlet.console")
+
+
+class _BrokerSample(NamedTuple):
+    """Messages per second that were sent and read, and the end of the commit log in bytes."""
+
+    ms: int
+    sent: float
+    read: float
+    log_end: int
+
+
+def _written_per_s(points: Sequence[_BrokerSample]) -> float | None:
+    if len(points) < 2 or points[-1].ms <= points[-2].ms:
+        return None
+    return max(points[-1].log_end - points[-2].log_end, 0) * 1000 / (points[-1].ms - points[-2].ms)
 
 
 class Console:
@@ -51,7 +66,7 @@ class Console:
         self._tasks: list[asyncio.Task[None]] = []
         self._of_brokers: list[Finding] = []
         self._own_topics: set[str] = set()
-        self._rates: dict[str, deque[tuple[int, float, float]]] = {}
+        self._rates: dict[str, deque[_BrokerSample]] = {}
         self._marks: Marks = {}
         self._marks_read_s = float("-inf")
 
@@ -132,15 +147,30 @@ class Console:
             except RocketletError:  # `findings_of_brokers` reports it
                 continue
             points = self._rates.setdefault(name, deque(maxlen=LAG_POINTS))
-            points.append((now_ms(), rate_of(status, "putTps"), rate_of(status, "getTransferedTps")))
+            end = status.get("commitLogMaxOffset", "")
+            points.append(
+                _BrokerSample(
+                    now_ms(),
+                    rate_of(status, "putTps"),
+                    rate_of(status, "getTransferedTps"),
+                    int(end) if end.isdecimal() else 0,
+                )
+            )
 
     def throughput(self, broker: str = "", *, sent: bool) -> list[tuple[int, float]]:
         """Return times (ms) with the messages per second that were sent or read, for one broker, or the sum of all for the
         time that all were sampled."""
         if broker:
-            return [(ms, put if sent else get) for ms, put, get in self._rates.get(broker, ())]
+            return [(point.ms, point.sent if sent else point.read) for point in self._rates.get(broker, ())]
         rounds = zip(*(list(points)[::-1] for points in self._rates.values()), strict=False)
-        return [(points[0][0], sum(point[1 if sent else 2] for point in points)) for points in rounds][::-1]
+        return [(points[0].ms, sum(it.sent if sent else it.read for it in points)) for points in rounds][::-1]
+
+    def written_per_s(self, broker: str = "") -> float | None:
+        """Return the bytes per second that one broker, or all, wrote to the commit log between the last two samples; None
+        before them."""
+        found = [_written_per_s(points) for name, points in self._rates.items() if broker in ("", name)]
+        known = [rate for rate in found if rate is not None]
+        return sum(known) if known else None
 
     def findings(self) -> list[Finding]:
         """Return the last findings about brokers, topics and groups, worst first."""

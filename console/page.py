@@ -92,12 +92,21 @@ def page(handler: Handler) -> Endpoint:
     async def endpoint(request: Request) -> Response:
         if not is_load(request):
             return _streaming(request, handler)
+        return rendered(request, await handler(request))
+
+    return guarded(endpoint)
+
+
+def guarded(endpoint: Endpoint) -> Endpoint:
+    """Return an endpoint that responds with an error page where `endpoint` raises RocketletError."""
+
+    async def found(request: Request) -> Response:
         try:
-            return rendered(request, await handler(request))
+            return await endpoint(request)
         except RocketletError as error:
             return trouble(request, error)
 
-    return endpoint
+    return found
 
 
 def rendered(request: Request, found: Page) -> Response:

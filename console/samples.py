@@ -11,7 +11,7 @@ from ..client.admin.admin_client import AdminClient, are_broadcasting
 from ..client.admin.diagnosis import findings_of_dead_letters, findings_of_topic
 from ..client.admin.findings import Finding, Harm
 from ..client.config import SHORT_LAG_S
-from ..client.errors import TopicNotFound
+from ..client.errors import BrokerRefused, TopicNotFound
 from ..protocol import names
 from ..protocol.admin_bodies import GroupConnections, QueueProgress
 from ..protocol.names import Queue
@@ -112,7 +112,8 @@ class GroupSample:
 @dataclass(frozen=True, slots=True)
 class TopicSample:
     """The state of a topic at one time. `end` is the sum of the queues' end offsets. `rate` is the number of messages per
-    second since the previous sample; None without one, or if `end` has fallen."""
+    second since the previous sample; None without one, or if `end` has fallen. `bytes_rate` is the number of bytes that
+    were sent per second in the last minute; None if it is unknown."""
 
     name: str
     ms: int
@@ -122,6 +123,7 @@ class TopicSample:
     end: int
     last_ms: int
     rate: float | None = None
+    bytes_rate: float | None = None
     rates: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=LAG_POINTS))
     findings: tuple[Finding, ...] = ()
 
@@ -176,6 +178,7 @@ async def sample_topic(admin: AdminClient, name: str, before: TopicSample | None
         end,
         last_ms,
         rate,
+        await _bytes_rate(admin, name),
         findings=tuple(findings_of_topic(topic)),
     )
     if before is not None:
@@ -183,3 +186,10 @@ async def sample_topic(admin: AdminClient, name: str, before: TopicSample | None
     if rate is not None:
         sample.rates.append((ms, rate))
     return sample
+
+
+async def _bytes_rate(admin: AdminClient, topic: str) -> float | None:
+    try:
+        return await admin.put_bytes_per_s(topic)
+    except BrokerRefused:  # for example, the account may not query statistics
+        return None

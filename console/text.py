@@ -28,7 +28,10 @@ def number(value: float | None) -> str:
     return f"{value:.1f}"
 
 
-def size(value: float) -> str:
+def size(value: float | None) -> str:
+    """Format a number of bytes, such as `10 KiB`; a dash for None."""
+    if value is None:
+        return "–"
     for unit in _UNITS[:-1]:
         if abs(value) < 1024:
             return f"{number(round(value, 1))} {unit}"

@@ -606,6 +606,12 @@ def decode_consumer_connections(data: Any) -> GroupConnections:
     )
 
 
+@answers("statistics")
+def decode_rate(data: Any) -> float:
+    """Decode the response to VIEW_BROKER_STATS_DATA. Return the rate per second over the last minute."""
+    return float(data["statsMinute"]["tps"])
+
+
 @answers("producers")
 def decode_all_producers(data: Any) -> dict[str, tuple[MemberConnection, ...]]:
     """Decode the response to GET_ALL_PRODUCER_INFO: connected producers by group."""

@@ -59,6 +59,7 @@ from ...protocol.headers import (
     RunningInfoParts,
     TopicName,
     UpdateOffset,
+    ViewStats,
     WhiteAddresses,
     write,
 )
@@ -317,6 +318,14 @@ class AdminClient:
         """Return True if a topic has a queue for each priority level."""
         found = await self._topic_settings(topic, await self.masters())
         return any(config.has_priorities for config in found.values())
+
+    async def put_bytes_per_s(self, topic: str) -> float | None:
+        """Return the bytes per second that were sent to a topic in the last minute; None if no broker counts them, as
+        Apache's brokers before the first message since their start."""
+        code, ext = RequestCode.VIEW_BROKER_STATS_DATA, write(ViewStats("TOPIC_PUT_SIZE", topic))
+        answers = await self._each(await self.masters(), code, ext, ignored=(ResponseCode.SYSTEM_ERROR,))
+        rates = [body_of(answer, admin_bodies.decode_rate) for answer in answers.values()]
+        return sum(rates) if rates else None
 
     async def consumed_by(self, topic: str) -> list[str]:
         """Return the groups that subscribe to a topic, pop it, or have committed offsets in it."""

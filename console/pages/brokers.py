@@ -118,6 +118,7 @@ async def shown(request: Request) -> Page:
         "broker.html",
         {
             "row": row,
+            "written": console.written_per_s(name),
             "sent": charts.lines_of(console.throughput(name, sent=True), what="messages/s"),
             "read": charts.lines_of(console.throughput(name, sent=False), what="messages/s"),
             "settings": {key: HIDDEN if _SECRET.search(key) else value for key, value in sorted(settings.items())},

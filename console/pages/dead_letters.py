@@ -19,7 +19,8 @@ from ..console import Console
 from ..form import FieldFault, Form, query_of
 from ..page import Page, console_of
 from ..text import number, part
-from .messages import at_place, newest, rows_of
+from .history import NEWEST, page_back, position_of
+from .messages import at_place, rows_of
 
 SHOWN_PLAN = 20
 _COLUMNS = ("message id", "topic", "body")
@@ -30,8 +31,8 @@ async def listed(request: Request) -> Page:
     letters = await dead_letters(console.admin, group)
     if not letters.ranges:
         await console.admin.group(group)  # raises if the group does not exist
-    limit = query_of(request).number("limit", PAGE_ROWS, least=1, most=MAX_REPLAY)
-    found = await newest(console, letters.ranges, limit, "*")
+    form = query_of(request)
+    found = await page_back(console, letters.ranges, position_of(form), PAGE_ROWS)
     return Page(
         "dead_letters.html",
         {
@@ -40,9 +41,10 @@ async def listed(request: Request) -> Page:
             "new": letters.new,
             "rows": [
                 (row, place_of(row.message), origin_of(row.message), letters.state_of(row.message))
-                for row in await rows_of(reversed(found))
+                for row in await rows_of(found.messages)
             ],
-            "limit": limit,
+            "before": form.text("before"),
+            "older": found.older,
         },
     )
 
@@ -120,8 +122,8 @@ async def _wanted(console: Console, group: str, form: Form) -> list[Message]:
                 f"{letters.stored} dead letters are more than the {MAX_REPLAY} that one form takes: choose some, or "
                 f"use `rocketlet messages replay {group}`",
             )
-        found = await newest(console, letters.ranges, MAX_REPLAY, "*")
-        found = [message for message in found if letters.state_of(message) == "new"]
+        stored = await page_back(console, letters.ranges, NEWEST, MAX_REPLAY)
+        found = [message for message in stored.messages[::-1] if letters.state_of(message) == "new"]
         if not found:
             raise FieldFault(
                 "which", "no dead letter is new; select the replayed or discarded ones that you want to resend"

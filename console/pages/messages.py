@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from starlette.requests import Request
 
@@ -15,15 +15,15 @@ from ...client.admin.trace import tracks
 from ...client.errors import ConfigError, TopicNotFound
 from ...client.message import Message
 from ...protocol import names
-from ...protocol.admin_bodies import Range
 from ...protocol.names import Queue
-from ..config import LISTED_TOPICS, MAX_FOUND, MAX_SEARCHED, TAIL_BATCH, TAIL_MESSAGES
+from ..config import LISTED_TOPICS, MAX_FOUND, TAIL_BATCH, TAIL_MESSAGES
 from ..console import Console
 from ..form import FieldFault, Form, faults_of, query_of
 from ..message_text import body_of, preview
 from ..page import Page, console_of, is_load, status_of
 from ..samples import now_ms
 from ..text import part
+from .history import NEWEST, History, Position, page_back, position_of
 
 WAYS = {
     "newest": "newest",
@@ -33,6 +33,7 @@ WAYS = {
     "offset": "queue and offset",
     "content": "text or property",
 }
+_FIELDS = ("value", "tags", "begin", "end", "broker", "queue", "offset", "body", "property")
 DAY_MS = 86_400_000
 
 
@@ -48,27 +49,30 @@ class MessageRow:
 async def found(request: Request) -> Page:
     console, form = console_of(request), query_of(request)
     topic, way = form.text("topic"), form.text("by", "newest")
-    rows, faults, status = None, dict[str, str](), 200
+    history, rows, faults, status = None, None, dict[str, str](), 200
     try:
-        rows = await rows_of(await _search(console, form)) if topic or form.text("value") else None
+        if topic or form.text("value"):
+            history = await search(console, form)
+            rows = await rows_of(history.messages)
     except (ConfigError, TopicNotFound) as error:
         status = status_of(error)
         faults = {"topic": str(error)} if isinstance(error, TopicNotFound) else faults_of(error)
     topics = [name for name in await console.topics.list(now=is_load(request)) if not names.is_made_by_brokers(name)]
+    fields = {name: form.text(name) for name in _FIELDS}
     return Page(
         "messages.html",
         {
+            **fields,
             "topic": topic,
             "topics": topics[:LISTED_TOPICS],
             "way": way if way in WAYS else "newest",
             "ways": WAYS,
             "limit": form.text("limit", "20"),
-            **{
-                name: form.text(name)
-                for name in ("value", "tags", "begin", "end", "broker", "queue", "offset", "body", "property")
-            },
-            "searched": MAX_SEARCHED if way == "content" else 0,
+            "is_searching": way == "content" or form.text("tags", "*") != "*",
             "rows": rows,
+            "before": form.text("before"),
+            "older": history.older if history is not None else None,
+            "parameters": {**fields, "topic": topic, "by": form.text("by"), "limit": form.text("limit")},
             "most": MAX_FOUND,
             "faults": faults,
         },
@@ -76,33 +80,39 @@ async def found(request: Request) -> Page:
     )
 
 
-async def _search(console: Console, form: Form) -> list[Message]:
+async def search(console: Console, form: Form) -> History:
+    """Return a page of the messages that a form describes. Raises RocketletError; FieldFault if a field is invalid."""
     topic, way = form.text("topic"), form.text("by", "newest")
     limit = form.number("limit", 20, least=1, most=MAX_FOUND)
     tags = form.text("tags", "*")
     if way == "id":
-        return await _by_id(console, form.text("value"), topic)
+        return History(await _by_id(console, form.text("value"), topic), None)
     if not topic:
         raise FieldFault("topic", "name the topic to search")
     if way == "key":
-        key = form.text("value")
-        if not key:
-            raise FieldFault("value", "give the key to search for")
-        begin_ms, end_ms = form.time_ms("begin", 0), form.time_ms("end", now_ms() + DAY_MS)
-        return (await console.admin.messages_with_key(topic, key, begin_ms=begin_ms, end_ms=end_ms, limit=limit))[
-            -limit:
-        ]
-    if way == "time":
-        return await _by_time(console, topic, form, limit, tags)
-    if way == "content":
-        return await _by_content(console, topic, form, limit, tags)
+        return History(await _by_key(console, topic, form, limit), None)
+    ranges = (await console.admin.topic(topic)).ranges
     if way == "offset":
         queue = Queue(topic, form.text("broker"), form.number("queue", 0))
         begin = form.number("offset", 0)
-        if queue not in (await console.admin.topic(topic)).ranges:
+        if queue not in ranges:
             raise FieldFault("queue", f"the topic has no queue {queue}")
-        return await _read(console, queue, begin, begin + limit, tags)
-    return (await newest(console, (await console.admin.topic(topic)).ranges, limit, tags))[::-1]
+        return History(await _read(console, queue, begin, begin + limit, tags), None)
+    if way == "time":
+        begin_ms, end_ms = form.time_ms("begin", 0), form.time_ms("end", now_ms() + DAY_MS)
+        position = position_of(form, Position(end_ms))
+        return await page_back(console, ranges, position, limit, begin_ms=begin_ms, tags=tags)
+    is_wanted = _condition(form) if way == "content" else None
+    return await page_back(console, ranges, position_of(form), limit, tags=tags, is_wanted=is_wanted)
+
+
+async def _by_key(console: Console, topic: str, form: Form, limit: int) -> list[Message]:
+    key = form.text("value")
+    if not key:
+        raise FieldFault("value", "give the key to search for")
+    begin_ms, end_ms = form.time_ms("begin", 0), form.time_ms("end", now_ms() + DAY_MS)
+    found = await console.admin.messages_with_key(topic, key, begin_ms=begin_ms, end_ms=end_ms, limit=limit)
+    return found[-limit:]
 
 
 async def _by_id(console: Console, text: str, topic: str) -> list[Message]:
@@ -132,58 +142,15 @@ async def _placed(console: Console, message: Message) -> Message:
     return Message(message.record, message.queue._replace(broker_name=name), message.topic)
 
 
-async def _by_time(console: Console, name: str, form: Form, limit: int, tags: str) -> list[Message]:
-    """Return up to `limit` messages that have the tags and were stored between two times, oldest first, out of the first
-    `limit` of each queue."""
-    topic = await console.admin.topic(name)
-    begin_ms, end_ms = form.time_ms("begin", 0), form.time_ms("end", now_ms() + DAY_MS)
-
-    async def one(queue: Queue) -> list[Message]:
-        span = topic.ranges[queue]
-        begin = max(await console.admin.offset_at(queue, begin_ms), span.begin)
-        messages = await _read(console, queue, begin, min(begin + limit, span.end), tags)
-        return [message for message in messages if begin_ms <= message.store_ms <= end_ms]
-
-    parts = await asyncio.gather(*(one(queue) for queue, span in topic.ranges.items() if span.begin < span.end))
-    return _in_time([message for some in parts for message in some])[:limit]
-
-
-async def _by_content(console: Console, topic: str, form: Form, limit: int, tags: str) -> list[Message]:
-    """Return up to `limit` messages that have a text in their body and a property, newest first, out of the newest
-    MAX_SEARCHED of the topic."""
+def _condition(form: Form) -> Callable[[Message], bool]:
+    """Return the condition that messages have a text in their body and a property. Raises FieldFault."""
     text, pair = form.text("body"), form.text("property")
     name, separator, value = pair.partition("=")
     if pair and not (separator and name):
         raise FieldFault("property", f"{pair[:80]!r} is not NAME=VALUE")
     if not text and not pair:
         raise FieldFault("body", "give a text of the body, or a property")
-    wanted = {name: value} if pair else {}
-    found: list[Message] = []
-    spans = {queue: span for queue, span in (await console.admin.topic(topic)).ranges.items() if span.begin < span.end}
-    for queue, span in spans.items():
-        newest: deque[Message] = deque(maxlen=limit)
-        begin = max(span.begin, span.end - MAX_SEARCHED // len(spans))
-        async for some in console.admin.read(queue, begin, span.end, expression=tags):
-            # a thread compares them, because bodies may be compressed and a broker may use the event loop
-            newest += await asyncio.to_thread(_matching, some, text or None, wanted)
-        found += newest
-    return _in_time(found)[: -limit - 1 : -1]
-
-
-def _matching(messages: Iterable[Message], text: str | None, wanted: Mapping[str, str]) -> list[Message]:
-    return [message for message in messages if matches(message, text, wanted)]
-
-
-async def newest(console: Console, ranges: Mapping[Queue, Range], limit: int, tags: str) -> list[Message]:
-    """Return up to `limit` messages that have the tags, oldest first, out of the newest `limit` of each queue."""
-    parts = await asyncio.gather(
-        *(
-            _read(console, queue, max(span.begin, span.end - limit), span.end, tags)
-            for queue, span in ranges.items()
-            if span.begin < span.end
-        )
-    )
-    return _in_time([message for some in parts for message in some])[-limit:]
+    return partial(matches, text=text or None, wanted={name: value} if pair else {})
 
 
 async def _read(console: Console, queue: Queue, begin: int, end: int, tags: str) -> list[Message]:
@@ -231,6 +198,7 @@ async def shown(request: Request) -> Page:
         "message.html",
         {
             "message": message,
+            "here": href_of(message),
             "queue": queue,
             "body": body,
             "form": form,
@@ -258,9 +226,8 @@ async def tailed(request: Request) -> Page:
     tail: _Tail | None = getattr(request.state, "tail", None)
     if tail is None:
         ends = {queue: span.end for queue, span in topic.ranges.items()}
-        tail = request.state.tail = _Tail(
-            ends, _holding(await newest(console, topic.ranges, TAIL_MESSAGES, tags), text)
-        )
+        newest = await page_back(console, topic.ranges, NEWEST, TAIL_MESSAGES, tags=tags)
+        tail = request.state.tail = _Tail(ends, _holding(newest.messages[::-1], text))
     else:
         fresh = [message async for message in _fresh(console, topic, tail, tags)]
         tail.messages = (tail.messages + _holding(_in_time(fresh), text))[-TAIL_MESSAGES:]

@@ -45,6 +45,7 @@ async def shown(request: Request) -> Page:
             "left_out": max(len(users) - OVERVIEW_ROWS, 0),
             "put_rate": sum(row.put_rate for row in brokers),
             "get_rate": sum(row.get_rate for row in brokers),
+            "written": console.written_per_s(),
             "lag": sum(item.lag for item in samples),
             "abandoned": sum(not item.members and item.lag > 0 for item in samples),
             "dead": sum(item.dead for item in samples),

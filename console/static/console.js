@@ -63,8 +63,18 @@ function replace(part, html) {
   same?.focus({ preventScroll: true });
 }
 
+let isPaused = false;
+const pause = document.getElementById("pause");
+pause.hidden = !parts.length;
+pause.addEventListener("click", () => {
+  isPaused = !isPaused;
+  pause.textContent = isPaused ? "Resume" : "Pause";
+  if (isPaused) stop();
+  else start();
+});
+
 function start() {
-  if (source || !parts.length) return;
+  if (source || !parts.length || isPaused) return;
   source = new EventSource(location.pathname + location.search);
   source.addEventListener("open", () => setPulse("on", "live"));
   source.addEventListener("error", () => setPulse("off", "the console does not answer"));
@@ -113,6 +123,7 @@ async function openPanel(link) {
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
   for (const inner of page.querySelectorAll("main a[href]")) inner.href = new URL(inner.getAttribute("href"), link.href).href;
   shown.replaceChildren(...page.querySelectorAll("main > section"));
+  offerCopies();
   document.getElementById("panel-title").textContent = link.title || link.textContent;
   document.getElementById("panel-page").href = link.href;
   panel.hidden = false;
@@ -135,4 +146,18 @@ document.addEventListener("click", (event) => {
 document.getElementById("panel-close").addEventListener("click", closePanel);
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && !panel.hidden) closePanel();
+});
+
+// Copies the text of an element. Only pages over HTTPS, or from this machine, may write to the clipboard.
+function offerCopies() {
+  if (navigator.clipboard) for (const button of document.querySelectorAll("[data-copy]")) button.hidden = false;
+}
+offerCopies();
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("[data-copy]");
+  if (!button) return;
+  await navigator.clipboard.writeText(document.getElementById(button.dataset.copy).textContent);
+  const label = button.textContent;
+  button.textContent = "Copied";
+  setTimeout(() => (button.textContent = label), 1500);
 });

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import html
+import json
 import re
 from collections.abc import AsyncIterator, Mapping
 from datetime import datetime, timedelta
@@ -219,6 +221,60 @@ async def test_messages_are_found_by_id_key_time_and_place(site: Site, node: Nod
     }.items():
         status = 200 if question == "by=id" else 400
         assert reason in await site.text(f"/messages?{question}", status)
+
+
+async def browsed(site: Site, path: str) -> list[list[str]]:
+    """The bodies on a page of messages and on all that its links to older or later ones lead to."""
+    pages: list[list[str]] = []
+    question = path
+    while question:
+        page = await site.get(f"/messages{question}")
+        pages.append(re.findall(r"<code>(.*?)</code>", page))
+        found = re.search(r'rel="next" href="([^"]+)"', page)
+        question = html.unescape(found[1]) if (found and pages[-1:] != [[]]) or "continues" in page else ""
+    return pages
+
+
+async def test_messages_are_browsed_back_to_the_first(site: Site, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = [f"soup {number}" for number in range(9)]
+    async with Producer(node.address) as producer:
+        for number, text in enumerate(wanted):
+            node.clock.advance(0.01)  # the order of messages of one millisecond in several queues means nothing
+            sent = await producer.send("orders", text.encode(), tag="AB"[number % 2])
+        await producer.send_batch("bulk", [b"1", b"2", b"3", b"4", b"5"])
+    newest_first = wanted[::-1]
+    pages = await browsed(site, "?topic=orders&limit=4")
+    assert pages == [newest_first[:4], newest_first[4:8], newest_first[8:]]
+    bulk = await browsed(site, "?topic=bulk&limit=2")
+    assert bulk == [["5", "4"], ["3", "2"], ["1"]], "messages of one millisecond"
+    monkeypatch.setattr("rocketlet.console.pages.history.MAX_SEARCHED", 8)  # 2 messages of each queue
+    for question, bodies in {
+        "&by=content&body=soup": newest_first,
+        "&by=content&body=soup+3": ["soup 3"],
+        "&tags=A": newest_first[::2],
+        "&by=time&tags=B": newest_first[1::2],
+    }.items():
+        pages = await browsed(site, f"?topic=orders&limit=2{question}")
+        assert [body for page in pages for body in page] == bodies, question
+    place = f"?topic=orders&by=offset&broker=broker-a&queue={sent.queue.queue_id}&limit=1"
+    assert wanted[-1] in (await browsed(site, place))[sent.queue_offset]
+    wrong = await site.text("/messages?topic=orders&before=5-x", 400)
+    assert "'5-x' is not the position of a page" in wrong
+    lines = (await site.get("/messages.jsonl?topic=orders&limit=2&tags=B")).splitlines()
+    assert [(item["body"], item["tag"]) for item in map(json.loads, lines)] == [("soup 7", "B"), ("soup 5", "B")]
+
+
+async def test_a_body_is_downloaded_as_it_was_sent(site: Site, node: Node) -> None:
+    async with Producer(node.address, compress_over_bytes=100) as producer:
+        sent = await producer.send("orders", bytes(range(256)) * 8)
+    answer = await site.http.get(f"{site.url}{place(sent)}/body")
+    assert answer.content == bytes(range(256)) * 8
+    assert answer.headers["content-type"] == "application/octet-stream"
+    assert answer.headers["content-disposition"].startswith('attachment; filename="orders-')
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert "Not found" in await site.text(f"{place(sent)}9/body", 404)
+    (line,) = (await site.get("/messages.jsonl?topic=orders")).splitlines()
+    assert base64.b64decode(json.loads(line)["body_base64"]) == answer.content
 
 
 async def test_messages_are_found_by_a_text_of_the_body_and_a_property(site: Site, node: Node) -> None:
