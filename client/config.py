@@ -141,6 +141,7 @@ SEARCH_TIMEOUT_S: Final = 30.0  # timeout of a query by key, which may read much
 SEARCH_MESSAGES: Final = 256  # messages of a pull without a group
 
 TRACE_FLUSH_S: Final = 0.1  # time for which trace records are collected
+MAX_TRACE_MESSAGES: Final = 64  # trace messages of each broker from which the trace of a message is read
 
 ONEWAY_AT_ONCE: Final = 256  # unwritten buffers of a connection, at which a one-way send yields to the event loop
 BATCH_MESSAGES: Final = 1000  # single sends in one SEND_BATCH_MESSAGE

@@ -34,6 +34,7 @@ _PAGES: dict[str, Handler] = {
     "/new/message": sending.new,
     "/messages": messages.found,
     "/messages/{topic}/{broker}/{queue:int}/{offset:int}": messages.shown,
+    "/trace": messages.traced,
     "/brokers": brokers.listed,
     "/brokers/{broker}": brokers.shown,
     "/doctor": brokers.doctor,

@@ -132,13 +132,13 @@ def status_of(error: RocketletError) -> int:
 
 
 def _values(request: Request, found: Page) -> dict[str, Any]:
-    console = console_of(request)
+    console, section = console_of(request), request.url.path.split("/")[1]
     return {
         "cluster": console.cluster,
         "read_only": console.read_only,
         "token": token(request),
         "path": text.own_path(request.scope["raw_path"]),
-        "section": request.url.path.split("/")[1],
+        "section": {"trace": "messages", "new": ""}.get(section, section),
         "troubles": sum(finding.harm < Harm.RISK for finding in console.findings()),
         "notice": console.notice_of(request.query_params.get("notice", "")),
         "typed": typed_of(request),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from functools import lru_cache
 from itertools import repeat
@@ -911,6 +911,77 @@ def after_handling(
     return _record(
         "SubAfter", handling_id, about.message_id, took_ms, is_success, about.keys, int(outcome), time_ms, group
     )
+
+
+class TraceRecord(NamedTuple):
+    """A record of the trace, without the fields that tools do not show. A field that the record does not have is empty.
+
+    Attributes:
+        kind: Pub for a send, SubBefore and SubAfter for the start and end of a handler, or EndTransaction.
+        time_ms: the time of the event, in ms since the epoch; 0 if the record has none, as of older clients.
+        handling_id: equal in the records of the start and the end of a handler.
+        took_ms: the duration of the send or of the handler.
+        attempt: the number of failed attempts before this handler.
+        state: the outcome that was sent to the broker, of a transaction.
+    """
+
+    kind: str
+    message_id: str
+    time_ms: int = 0
+    group: str = ""
+    topic: str = ""
+    store_host: str = ""
+    handling_id: str = ""
+    took_ms: int = 0
+    is_success: bool = True
+    attempt: int = 0
+    state: str = ""
+
+
+def decode_trace(body: bytes) -> list[TraceRecord]:
+    """Decode the records in a message of the trace topic. Any client may write to it, so records that cannot be decoded are
+    left out."""
+    found = []
+    for text in body.decode(errors="replace").split(_RECORD):
+        fields = text.split(_FIELD)
+        decode = _TRACE_DECODERS.get(fields[0])
+        try:
+            if decode is not None:
+                found.append(decode(fields))
+        except (ValueError, IndexError):
+            continue
+    return found
+
+
+def _decode_sent(fields: Sequence[str]) -> TraceRecord:
+    return TraceRecord(
+        "Pub", fields[5], int(fields[1]), fields[3], fields[4], fields[8], took_ms=int(fields[10]),
+        is_success=(fields[12] if len(fields) == 13 else fields[13]) == "true",
+    )  # fmt: skip
+
+
+def _decode_transaction_ended(fields: Sequence[str]) -> TraceRecord:
+    return TraceRecord("EndTransaction", fields[5], int(fields[1]), fields[3], fields[4], fields[8], state=fields[11])
+
+
+def _decode_before_handling(fields: Sequence[str]) -> TraceRecord:
+    return TraceRecord("SubBefore", fields[5], int(fields[1]), fields[3], handling_id=fields[4], attempt=int(fields[6]))
+
+
+def _decode_after_handling(fields: Sequence[str]) -> TraceRecord:
+    time_ms, group = (int(fields[7]), fields[8]) if len(fields) > 8 else (0, "")
+    return TraceRecord(
+        "SubAfter", fields[2], time_ms, group, handling_id=fields[1], took_ms=int(fields[3]),
+        is_success=fields[4] == "true",
+    )  # fmt: skip
+
+
+_TRACE_DECODERS: Final[Mapping[str, Callable[[Sequence[str]], TraceRecord]]] = {
+    "Pub": _decode_sent,
+    "EndTransaction": _decode_transaction_ended,
+    "SubBefore": _decode_before_handling,
+    "SubAfter": _decode_after_handling,
+}
 
 
 def _record(*fields: str | int) -> str:

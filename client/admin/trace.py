@@ -11,9 +11,10 @@ from typing import Any, Literal, Self
 
 from ...protocol import admin_bodies, names
 from ...protocol import properties as props
-from ...protocol.admin_bodies import About, Kind
+from ...protocol.admin_bodies import About, Kind, TraceRecord
+from ...protocol.message import MessageError
 from ...protocol.names import parse_subscription
-from ..config import CLIENT_LIMITS, TRACE_FLUSH_S, ClientLimits, check_group
+from ..config import CLIENT_LIMITS, MAX_TRACE_MESSAGES, TRACE_FLUSH_S, ClientLimits, check_group
 from ..consuming.handling import Middleware, Outcome, Settled
 from ..errors import BrokerRefused, RocketletError, TopicNotFound, get_logger
 from ..message import Message, Outgoing, SendResult
@@ -255,6 +256,74 @@ def _about(message: Message) -> About:
 
 def _now_ms() -> int:
     return int(time.time() * 1000)
+
+
+# ------------------------------------------------------------------------------
+# Reads the trace of a message, whichever client wrote it.
+
+
+@dataclass(frozen=True, slots=True)
+class TraceEvent:
+    """A send, an outcome of a transaction, or a handler call in the trace of a message.
+
+    Attributes:
+        what: `sent`, `transaction ended` or `handled`.
+        time_ms: its start, in ms since the epoch; 0 if it is unknown.
+        took_ms: its duration; None for a transaction, and for a handler without a record of its end.
+        outcome: `success`, `failed`, the outcome of the transaction, or `running` for a handler without a record of its end.
+        attempt: the number of the handler's attempt, from 1; 0 for other events.
+    """
+
+    what: Literal["sent", "transaction ended", "handled"]
+    time_ms: int
+    group: str
+    took_ms: int | None
+    outcome: str
+    attempt: int = 0
+    store_host: str = ""
+
+
+async def trace_of(admin: AdminClient, message_id: str, *, topic: str = admin_bodies.TOPIC) -> list[TraceEvent]:
+    """Return the events of a message in the trace, oldest first; an empty list if no client has traced it. Raises
+    RocketletError."""
+    messages = await admin.messages_with_key(topic, message_id, limit=MAX_TRACE_MESSAGES)
+    records = [record for message in messages for record in _records(message) if record.message_id == message_id]
+    began = {record.handling_id: record for record in records if record.kind == "SubBefore"}
+    ended = {record.handling_id: record for record in records if record.kind == "SubAfter"}
+    events = [_event_of(record) for record in dict.fromkeys(records) if record.kind in ("Pub", "EndTransaction")]
+    events += [_handled(record, ended.get(key)) for key, record in began.items()]
+    events += [_handled_without_start(record) for key, record in ended.items() if key not in began]
+    return sorted(events, key=lambda event: event.time_ms)
+
+
+def _event_of(record: TraceRecord) -> TraceEvent:
+    if record.kind == "Pub":
+        return TraceEvent(
+            "sent", record.time_ms, record.group, record.took_ms, _outcome(record), store_host=record.store_host
+        )
+    state = record.state.removesuffix("_MESSAGE").lower()
+    return TraceEvent("transaction ended", record.time_ms, record.group, None, state, store_host=record.store_host)
+
+
+def _handled(began: TraceRecord, ended: TraceRecord | None) -> TraceEvent:
+    took_ms, outcome = (None, "running") if ended is None else (ended.took_ms, _outcome(ended))
+    return TraceEvent("handled", began.time_ms, began.group, took_ms, outcome, began.attempt + 1)
+
+
+def _handled_without_start(ended: TraceRecord) -> TraceEvent:
+    begin_ms = max(ended.time_ms - ended.took_ms, 0)
+    return TraceEvent("handled", begin_ms, ended.group, ended.took_ms, _outcome(ended))
+
+
+def _outcome(record: TraceRecord) -> str:
+    return "success" if record.is_success else "failed"
+
+
+def _records(message: Message) -> list[TraceRecord]:
+    try:
+        return admin_bodies.decode_trace(message.body)
+    except MessageError:  # any client may write to the topic
+        return []
 
 
 # ------------------------------------------------------------------------------

@@ -6,11 +6,11 @@ import asyncio
 import base64
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from ...client.errors import ConfigError
 from ...client.message import Message
@@ -30,19 +30,26 @@ async def body(request: Request) -> Response:
         data = await asyncio.to_thread(lambda: message.body)
     except MessageError as error:
         raise ConfigError(f"the body cannot be read: {error}") from error
-    return _file(data, f"{queue.topic}-{queue.queue_id}-{message.queue_offset}.bin", "application/octet-stream")
+    name = f"{queue.topic}-{queue.queue_id}-{message.queue_offset}.bin"
+    return Response(data, media_type="application/octet-stream", headers=_headers(name))
 
 
 async def listed(request: Request) -> Response:
     """Return the messages that the page of the same parameters lists, one line of JSON for each."""
     form = query_of(request)
     history = await search(console_of(request), form)
-    lines = await asyncio.to_thread(_lines, history.messages)
-    return _file(lines, f"{form.text('topic', 'messages')}.jsonl", "application/jsonl")
+    headers = _headers(f"{form.text('topic', 'messages')}.jsonl")
+    return StreamingResponse(_lines(history.messages), media_type="application/jsonl", headers=headers)
 
 
-def _lines(messages: Sequence[Message]) -> bytes:
-    return b"".join(json.dumps(_record(message)).encode() + b"\n" for message in messages)
+async def _lines(messages: Sequence[Message]) -> AsyncIterator[bytes]:
+    """Iterate over the lines. Only one decompressed body is in memory at a time."""
+    for message in messages:
+        yield await asyncio.to_thread(_line, message)
+
+
+def _line(message: Message) -> bytes:
+    return json.dumps(_record(message)).encode() + b"\n"
 
 
 def _record(message: Message) -> dict[str, Any]:
@@ -71,6 +78,6 @@ def _record(message: Message) -> dict[str, Any]:
         return {**found, "body_base64": base64.b64encode(data).decode()}
 
 
-def _file(data: bytes, name: str, content_type: str) -> Response:
+def _headers(name: str) -> dict[str, str]:
     safe = re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)
-    return Response(data, media_type=content_type, headers={"Content-Disposition": f'attachment; filename="{safe}"'})
+    return {"Content-Disposition": f'attachment; filename="{safe}"'}

@@ -11,11 +11,11 @@ from starlette.requests import Request
 
 from ...client.admin.admin_client import Topic
 from ...client.admin.messages import matches
-from ...client.admin.trace import tracks
+from ...client.admin.trace import trace_of, tracks
 from ...client.errors import ConfigError, TopicNotFound
 from ...client.message import Message
 from ...protocol import names
-from ...protocol.names import Queue
+from ...protocol.names import TRACE_TOPIC, Queue
 from ..config import LISTED_TOPICS, MAX_FOUND, TAIL_BATCH, TAIL_MESSAGES
 from ..console import Console
 from ..form import FieldFault, Form, faults_of, query_of
@@ -207,6 +207,14 @@ async def shown(request: Request) -> Page:
             "tracks": await tracks(console.admin, message) if not queue.topic.startswith("%") else [],
         },
     )
+
+
+async def traced(request: Request) -> Page:
+    """Return the page with the message trace of Apache's format, which clients write."""
+    console, form = console_of(request), query_of(request)
+    message_id, topic = form.text("id"), form.text("topic", TRACE_TOPIC)
+    events = await trace_of(console.admin, message_id, topic=topic) if message_id else []
+    return Page("trace.html", {"id": message_id, "topic": topic, "events": events, "default": TRACE_TOPIC})
 
 
 @dataclass(slots=True)

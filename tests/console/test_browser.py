@@ -74,6 +74,7 @@ async def test_every_page_opens_and_can_be_read_aloud(windows: Windows, node: No
             "/messages?topic=orders",
             "/messages?topic=orders&by=key&value=order-1",
             message,
+            "/trace",
             "/brokers",
             "/brokers/broker-a",
             "/doctor",

@@ -24,6 +24,7 @@ from rocketlet.client import (
     Consumer,
     LiteConsumer,
     Message,
+    MessageTrace,
     Producer,
     Reject,
     RetryLater,
@@ -262,6 +263,30 @@ async def test_messages_are_browsed_back_to_the_first(site: Site, node: Node, mo
     assert "'5-x' is not the position of a page" in wrong
     lines = (await site.get("/messages.jsonl?topic=orders&limit=2&tags=B")).splitlines()
     assert [(item["body"], item["tag"]) for item in map(json.loads, lines)] == [("soup 7", "B"), ("soup 5", "B")]
+
+
+async def test_the_trace_of_a_message_shows_its_send_and_each_attempt(site: Site, node: Node) -> None:
+    inbox = Inbox()
+
+    async def handle(message: Message) -> RetryLater | None:
+        await inbox(message)
+        return RetryLater(delay_level=1) if len(inbox.messages) == 1 else None
+
+    async with (
+        MessageTrace(node.address) as trace,
+        Producer(node.address, "shop", middleware=[trace.sends("shop")]) as producer,
+        Consumer(node.address, "kitchen", "orders", handle, start="first", middleware=[trace.handlers("kitchen")]),
+    ):
+        sent = await producer.send("orders", b"soup")
+        await eventually(lambda: len(inbox.messages) == 2)
+    async with Producer(node.address) as producer:  # any client may write to the topic of traces
+        await producer.send("RMQ_SYS_TRACE_TOPIC", b"Pub\x01x\x02\xff", keys=sent.message_id)
+    page = await text_with(site, f"/trace?id={sent.message_id}", "kitchen 2 success")
+    assert "sent shop – success" in page
+    assert "handled kitchen 1 failed" in page
+    assert page.index("sent shop") < page.index("kitchen 1 failed") < page.index("kitchen 2 success")
+    assert f'href="/trace?id={sent.message_id}"' in await site.get(place(sent))
+    assert "No client has traced this message" in await site.text("/trace?id=x")
 
 
 async def test_a_body_is_downloaded_as_it_was_sent(site: Site, node: Node) -> None:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from rocketlet.protocol import admin_bodies, bodies, config, group_bodies, headers, names
+from rocketlet.protocol.admin_bodies import decode_trace
 from rocketlet.protocol.allocation import (
     AVG,
     AveragelyByCircle,
@@ -684,3 +685,26 @@ def test_names_of_queues_are_shared_between_responses_up_to_a_limit() -> None:
         assert first == second
         assert len(first) == count
         assert (first[0] is second[0]) is are_shared
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        (("Pub", 5, "r", "g", "t", "id", "tag", "k", "h:1", 9, 3, 0, "true"), ("g", 5, 3, True)),
+        (("Pub", 5, "r", "g", "t", "id", "tag", "k", "h:1", 9, 3, 0, "offset", "false"), ("g", 5, 3, False)),
+        (("Pub", 5, "r", "g", "t", "id", "tag", "k", "h:1", 9, 3, 0, "offset", "true", "c:2"), ("g", 5, 3, True)),
+        (("SubBefore", 5, "r", "g", "call", "id", 2, "k"), ("g", 5, 0, True)),
+        (("SubAfter", "call", "id", 7, "false", "k", 4), ("", 0, 7, False)),
+        (("SubAfter", "call", "id", 7, "true", "k", 0, 5, "g"), ("g", 5, 7, True)),
+        (
+            ("EndTransaction", 5, "r", "g", "t", "id", "tag", "k", "h:1", 2, "tx", "COMMIT_MESSAGE", "false"),
+            ("g", 5, 0, True),
+        ),
+    ],
+)
+def test_trace_records_of_each_release_are_decoded(fields: tuple[object, ...], wanted: tuple[object, ...]) -> None:
+    text = "\x01".join(map(str, fields)) + "\x02"
+    broken = "\x01".join(map(str, fields[:4])) + "\x02"
+    (found,) = decode_trace(f"{broken}{text}unknown\x02".encode())
+    assert (found.kind, found.message_id) == (fields[0], "id")
+    assert (found.group, found.time_ms, found.took_ms, found.is_success) == wanted
