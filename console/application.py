@@ -14,9 +14,21 @@ from starlette.staticfiles import StaticFiles
 from .change import Planner, change
 from .console import Console
 from .guard import Guard
+from .login import Sessions
 from .metrics import metrics
 from .page import FOLDER, Endpoint, Handler, guarded, page, trouble_page
-from .pages import brokers, dead_letters, downloads, group_changes, groups, messages, overview, sending, topics
+from .pages import (
+    brokers,
+    dead_letters,
+    downloads,
+    group_changes,
+    groups,
+    logging_in,
+    messages,
+    overview,
+    sending,
+    topics,
+)
 
 _PAGES: dict[str, Handler] = {
     "/overview": overview.shown,
@@ -66,18 +78,22 @@ async def _missing(request: Request, error: Exception) -> Response:
     return trouble_page(request, f"There is no page {request.url.path}.", 404)
 
 
-def application(console: Console, *, hosts: Sequence[str] = ()) -> Starlette:
+def application(console: Console, *, hosts: Sequence[str] = (), sessions: Sessions | None = None) -> Starlette:
     app = Starlette(
         routes=[
             Route("/", _home),
             Mount("/static", StaticFiles(directory=FOLDER / "static")),
+            Route("/login", logging_in.form, methods=["GET"]),
+            Route("/login", logging_in.log_in, methods=["POST"]),
+            Route("/logout", guarded(logging_in.log_out), methods=["POST"]),
             Route("/metrics", metrics, methods=["GET"]),
             *(Route(path, guarded(endpoint), methods=["GET"]) for path, endpoint in _FILES.items()),
             *(Route(path, change(*item), methods=["POST"]) for path, item in _CHANGES.items()),
             *(Route(path, page(handler), methods=["GET"]) for path, handler in _PAGES.items()),
         ],
-        middleware=[Middleware(Guard, hosts=hosts, read_only=console.read_only)],
+        middleware=[Middleware(Guard, hosts=hosts, read_only=console.read_only, sessions=sessions)],
         exception_handlers={404: _missing, 405: _missing},  # 405: a path that only takes a form
     )
     app.state.console = console
+    app.state.sessions = sessions
     return app

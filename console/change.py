@@ -59,9 +59,8 @@ def change(plan: Planner, form_page: Handler) -> Endpoint:
             done = await planned.act()
         except RocketletError as error:
             return trouble(request, error) if form is None else await _again(request, form_page, form, error)
-        log.info(
-            "console_changed", path=request.url.path, peer=request.client.host if request.client else "", done=done
-        )
+        peer = request.client.host if request.client else ""
+        log.info("console_changed", path=request.url.path, user=request.state.user, peer=peer, done=done)
         return RedirectResponse(planned.then + query(notice=console_of(request).notice(done)), 303)
 
     return endpoint

@@ -9,6 +9,12 @@ LIVE_INTERVAL_S: Final = 1.0  # pause between two updates of an open page
 MAX_STREAMS: Final = 64  # maximum open pages that are updated concurrently
 STOP_S: Final = 3.0  # time that open requests may take when the console stops
 
+MIN_PASSWORD_CHARS: Final = 8  # minimum length of a user's password
+SESSION_S: Final = 12 * 3600.0  # time after which a user must log in again
+MAX_SESSIONS: Final = 1000  # open sessions of users; the oldest one ends when there are more
+FAILED_LOGIN_S: Final = 1.0  # time after which the console responds to a wrong password
+MAX_FAILING_LOGINS: Final = 8  # wrong passwords that are responded to concurrently; more logins are refused
+
 PAGE_ROWS: Final = 50  # rows of a list on one page
 NAMES_INTERVAL_S: Final = 5.0  # age at which the lists of groups and topics are queried again, as when a page is loaded
 SHOWN_INTERVAL_S: Final = 2.0  # minimum interval of samples of a group or topic on open pages

@@ -4,6 +4,9 @@
   machine (DNS rebinding) sends the name of that site.
 - A POST request must come from a page of the console: its Origin or Sec-Fetch-Site header has to show it, and the form
   must have the token that belongs to its cookie (SameSite=Strict), which `form.check_token` checks.
+- If users have to log in, a request must have the cookie of a session, and a POST request that of a user who may operate.
+  Programs may use basic authentication for `/metrics` and `/api/`. Their POST requests have JSON, which no page of another
+  site can send without the permission of this one.
 - A page loads scripts, styles and pictures only from the console, and no other page may show it in a frame.
 """
 
@@ -19,8 +22,11 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .login import Role, Sessions, TooManyLogins
+from .text import own_path, query
 
 COOKIE: Final = "rocketlet-console"
 TOKEN: Final = "token"
@@ -39,12 +45,19 @@ _HEADERS: Final = {
 }
 
 
+_FOR_PROGRAMS: Final = ("/metrics", "/api/")
+_OPEN: Final = ("/login", "/static/")
+
+
 class Guard:
     """ASGI middleware that checks requests. `hosts` are the allowed host names besides addresses and this machine's own
-    name."""
+    name; without `sessions` nobody has to log in."""
 
-    def __init__(self, app: ASGIApp, *, hosts: Iterable[str] = (), read_only: bool = False) -> None:
+    def __init__(
+        self, app: ASGIApp, *, hosts: Iterable[str] = (), read_only: bool = False, sessions: Sessions | None = None
+    ) -> None:
         self._app = app
+        self._sessions = sessions
         self._hosts = {"localhost", socket.gethostname().lower(), *(host.lower() for host in hosts)}
         self._read_only = read_only
 
@@ -55,7 +68,7 @@ class Guard:
         headers = Headers(scope=scope)
         cookie = Request(scope).cookies.get(COOKIE, "")
         scope["state"]["cookie"] = cookie or secrets.token_urlsafe(32)
-        refusal = self._refusal(scope, headers)
+        refusal = self._refusal(scope, headers) or await self._login_refusal(scope, headers, cookie)
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -65,8 +78,7 @@ class Guard:
                 if "cache-control" not in found:
                     found["Cache-Control"] = "no-store"
                 if not cookie and refusal is None:
-                    new = scope["state"]["cookie"]
-                    found.append("Set-Cookie", f"{COOKIE}={new}; Path=/; HttpOnly; SameSite=Strict")
+                    found.append("Set-Cookie", cookie_header(scope["state"]["cookie"]))
             await send(message)
 
         await (refusal or self._app)(scope, receive, sending)
@@ -80,11 +92,38 @@ class Guard:
             return None
         if scope["method"] != "POST":
             return PlainTextResponse("Only GET and POST are served.", 405)
-        if self._read_only:
+        if self._read_only and scope["path"] not in ("/login", "/logout"):
             return PlainTextResponse("This console is read-only (--read-only): it changes nothing.", 403)
-        origin = headers.get("origin")
-        is_ours = origin.partition("://")[2] == host if origin else headers.get("sec-fetch-site") == "same-origin"
-        return None if is_ours else PlainTextResponse("The form does not come from a page of this console.", 403)
+        origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+        is_ours = origin.partition("://")[2] == host if origin else site == "same-origin"
+        is_json = headers.get("content-type") == "application/json" and scope["path"].startswith("/api/")
+        if is_ours or (is_json and origin is site is None):  # browsers send these headers with a POST request
+            return None
+        return PlainTextResponse("The form does not come from a page of this console.", 403)
+
+    async def _login_refusal(self, scope: Scope, headers: Headers, cookie: str) -> Response | None:
+        """Find the user of the request. Return the response for one who has to log in, or may not do this."""
+        state, path = scope["state"], scope["path"]
+        state["user"], state["may_change"] = "", not self._read_only
+        if self._sessions is None:
+            return None
+        user = self._sessions.user_of(cookie)
+        if user is None and path.startswith(_FOR_PROGRAMS):
+            try:
+                user = await self._sessions.user_of_header(headers.get("authorization", ""))
+            except TooManyLogins as error:
+                return PlainTextResponse(str(error), 429)
+        if user is None:
+            state["may_change"] = False
+            if path.startswith(_OPEN):
+                return None
+            if scope["method"] == "GET" and not path.startswith(_FOR_PROGRAMS):
+                return RedirectResponse("/login" + query(then=own_path(scope["raw_path"])), 303)
+            return PlainTextResponse("Log in first.", 401, {"WWW-Authenticate": "Basic"})
+        state["user"], state["may_change"] = user.name, not self._read_only and user.role is Role.OPERATE
+        if scope["method"] == "POST" and not state["may_change"] and path not in ("/login", "/logout"):
+            return PlainTextResponse(f"The user {user.name} may look, and not change anything.", 403)
+        return None
 
     def _is_known(self, host: str) -> bool:
         try:
@@ -96,6 +135,10 @@ class Guard:
         except ValueError:
             return name in self._hosts
         return True  # DNS rebinding needs a name
+
+
+def cookie_header(value: str) -> str:
+    return f"{COOKIE}={value}; Path=/; HttpOnly; SameSite=Strict"
 
 
 def token(request: Request) -> str:

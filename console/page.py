@@ -135,7 +135,8 @@ def _values(request: Request, found: Page) -> dict[str, Any]:
     console, section = console_of(request), request.url.path.split("/")[1]
     return {
         "cluster": console.cluster,
-        "read_only": console.read_only,
+        "read_only": not request.state.may_change,
+        "user": request.state.user,
         "token": token(request),
         "path": text.own_path(request.scope["raw_path"]),
         "section": {"trace": "messages", "new": ""}.get(section, section),

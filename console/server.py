@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Self
 
@@ -14,6 +14,7 @@ from ..web.server import WebServer
 from .application import application
 from .config import PRODUCER_GROUP, STOP_S
 from .console import Console
+from .login import Sessions, User
 
 
 class ConsoleServer:
@@ -27,6 +28,7 @@ class ConsoleServer:
         listening: a listening socket, used instead of `host` and `port`
         hosts: further host names that requests may have
         read_only: True to reject all changes
+        users: the users that have to log in, by name, such as from `login.read_users`; None if nobody has to
     Raises:
         OSError: it cannot listen
     """
@@ -41,13 +43,16 @@ class ConsoleServer:
         listening: socket.socket | None = None,
         hosts: Sequence[str] = (),
         read_only: bool = False,
+        users: Mapping[str, User] | None = None,
     ) -> None:
         self._admin = AdminClient(name_server, access=access)
         producer = partial(Producer[bytes], name_server, PRODUCER_GROUP, access=access)
         self._console = Console(self._admin, producer, cluster=name_server, read_only=read_only)
         self._host = host
         self._socket = listening or _listening(host, port)
-        self._server = WebServer(application(self._console, hosts=(*hosts, host)), self._socket, stop_s=int(STOP_S))
+        sessions = None if users is None else Sessions(users)
+        app = application(self._console, hosts=(*hosts, host), sessions=sessions)
+        self._server = WebServer(app, self._socket, stop_s=int(STOP_S))
 
     @property
     def port(self) -> int:

@@ -11,8 +11,10 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -23,6 +25,9 @@ from ..config import NAME_SERVER, NAME_SERVER_VARIABLE
 from ..plumbing import logs, numbers
 from ..plumbing.access import access_of, add_client_options
 from .listening import listening_fault, listening_socket
+
+if TYPE_CHECKING:
+    from ...console.login import User
 
 log = structlog.get_logger("rocketlet")
 
@@ -53,6 +58,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         help="a host name that browsers may use, besides localhost, this machine's name and addresses; may be repeated",
     )
     parser.add_argument("--read-only", action="store_true", help="disable all changes")
+    _add_login_options(parser, "")
     parser.add_argument("--log-level", choices=logs.LEVELS, default="info")
     add_client_options(parser)
     parser.set_defaults(run=_console)
@@ -69,6 +75,39 @@ def add_start_options(parser: argparse.ArgumentParser) -> None:
         "--console-host", default="127.0.0.1", help="the address to serve the console on (default: 127.0.0.1)"
     )
     group.add_argument("--console-read-only", action="store_true", help="disable all changes in the console")
+    _add_login_options(group, "console-")
+
+
+def _add_login_options(group: argparse._ActionsContainer, side: str) -> None:
+    group.add_argument(
+        f"--{side}logins",
+        type=Path,
+        metavar="FILE",
+        help="the users of the console, a line NAME look PASSWORD or NAME operate PASSWORD for each",
+    )
+    group.add_argument(
+        f"--{side}no-login",
+        action="store_true",
+        help="serve the console without a login at an address that other machines reach, such as behind a proxy with one",
+    )
+
+
+def _users(options: argparse.Namespace, side: str) -> Mapping[str, User] | None:
+    """Return the users that have to log in; None if nobody has to. Raises ConfigError."""
+    host, logins, no_login = (getattr(options, f"{side}{name}") for name in ("host", "logins", "no_login"))
+    option = f"--{side}".replace("_", "-")
+    if logins is not None:
+        if no_login:
+            raise ConfigError(f"{option}no-login: {option}logins is given, too; remove one of them")
+        from ...console.login import read_users
+
+        return read_users(logins)
+    if not (no_login or _is_loopback(host)):
+        raise ConfigError(
+            f"{option}host: other machines reach {host}, and the console has no users; give {option}logins FILE, or "
+            f"{option}no-login if a proxy with a login is in front of it"
+        )
+    return None
 
 
 async def _console(options: argparse.Namespace) -> int:
@@ -83,8 +122,11 @@ async def _console(options: argparse.Namespace) -> int:
 
 async def _served(options: argparse.Namespace) -> int:
     cluster, hosts = (options.nameserver, access_of(options)), tuple(options.allow_host)
+    users = _users(options, "")
     with listening_socket(options.host, options.port) as listening:
-        async with _serving(*cluster, options.host, listening, read_only=options.read_only, hosts=hosts) as url:
+        async with _serving(
+            *cluster, options.host, listening, read_only=options.read_only, users=users, hosts=hosts
+        ) as url:
             await _shown(url)
     return 0
 
@@ -101,11 +143,12 @@ async def _shown(url: str) -> None:
 @contextmanager
 def reserved(options: argparse.Namespace) -> Iterator[None]:
     """Listen on the console's port for `beside_broker`. This happens before the broker starts, because a port that is in
-    use would otherwise stop the broker after its start. Raises OSError."""
+    use would otherwise stop the broker after its start. Raises OSError, and ConfigError for wrong users."""
     options.console_socket = None
     if getattr(options, "console_port", None) is None:  # `rocketlet broker` has no such option
         yield
         return
+    options.console_users = _users(options, "console_")
     with listening_socket(options.console_host, options.console_port) as options.console_socket:
         yield
 
@@ -124,7 +167,8 @@ async def beside_broker(options: argparse.Namespace, address: str) -> AsyncItera
         verify_tls=False,  # certificates need not name the addresses that it uses
     )
     host, read_only = options.console_host, options.console_read_only
-    async with _serving(address, access, host, options.console_socket, read_only=read_only) as url:
+    users = options.console_users
+    async with _serving(address, access, host, options.console_socket, read_only=read_only, users=users) as url:
         yield url
 
 
@@ -136,17 +180,18 @@ async def _serving(
     listening: socket.socket,
     *,
     read_only: bool,
+    users: Mapping[str, User] | None,
     hosts: tuple[str, ...] = (),
 ) -> AsyncIterator[str]:
     if not all(map(importlib.util.find_spec, _NEEDED)):
         raise ConfigError("the console needs its extra: pip install '.[console]'")
     from ...console.server import ConsoleServer
 
-    if not _is_loopback(host):
+    if users is None and not _is_loopback(host):
         hint = "it has no login: whoever reaches it can do what its keys can; put a proxy with a login before it"
         log.warning("console_open", host=host, read_only=read_only, hint=hint)
     async with ConsoleServer(
-        name_server, access=access, host=host, listening=listening, hosts=hosts, read_only=read_only
+        name_server, access=access, host=host, listening=listening, hosts=hosts, read_only=read_only, users=users
     ) as server:
         yield server.url
 

@@ -7,6 +7,7 @@ dead_letters   show, replay and discard dead letters
 topics         all topics, and one topic; create, change and delete
 messages       find and follow messages, and show one
 history        messages from the newest back, in pages
+logging_in     log in and out
 downloads      a body, and a list of messages, as files
 sending        send a message that the user writes or copies
 brokers        the state of brokers; findings about the cluster

@@ -1,0 +1,122 @@
+"""Users of the console: who is let in, what each role may do, and how sessions end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+from rocketlet.client import ConfigError
+from rocketlet.console import login
+from rocketlet.console.config import MAX_FAILING_LOGINS, MAX_SESSIONS, MIN_PASSWORD_CHARS
+from rocketlet.console.login import Role, Sessions, TooManyLogins, read_users
+from rocketlet.console.server import ConsoleServer
+
+from ..conftest import PATIENCE_S, Node
+from .conftest import Site, plain, token_of
+
+USERS = "# name role password\nanna operate long-secret\n\nben look other-secret\n"
+
+
+@pytest.fixture
+async def users_site(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
+    monkeypatch.setattr(login, "FAILED_LOGIN_S", 0.0)
+    (tmp_path / "logins").write_text(USERS)
+    users = read_users(tmp_path / "logins")
+    async with ConsoleServer(node.address, users=users) as server, httpx.AsyncClient(timeout=PATIENCE_S) as http:
+        yield Site(server.url, http)
+
+
+async def log_in(site: Site, name: str, password: str, then: str = "/groups") -> httpx.Response:
+    token = token_of(await site.get("/login"))
+    return await site.post("/login", {"token": token, "name": name, "password": password, "then": then})
+
+
+async def test_users_log_in_and_do_what_their_role_allows(users_site: Site) -> None:
+    site = users_site
+    for path, leads_to in {"/groups?q=a": "/login?then=%2Fgroups", "/": "/login?then=%2F"}.items():
+        answer = await site.http.get(site.url + path)
+        assert (answer.status_code, answer.headers["location"]) == (303, leads_to)
+    assert (await site.http.get(f"{site.url}/static/console.css")).status_code == 200
+    assert (await site.post("/new/topic", {"topic": "t", "confirmed": "yes"})).status_code == 401
+    for name, password in {"anna": "other-secret", "nobody": "long-secret", "": ""}.items():
+        answer = await log_in(site, name, password)
+        assert (answer.status_code, "the name or the password is wrong" in answer.text) == (403, True)
+    forged = await site.post("/login", {"token": "0" * 64, "name": "anna", "password": "long-secret"})
+    assert forged.status_code == 403
+    before = site.http.cookies["rocketlet-console"]
+    assert (await log_in(site, "ben", "other-secret")).headers["location"] == "/groups"
+    assert site.http.cookies["rocketlet-console"] != before
+    page = await site.get("/groups")
+    assert "read-only" in page
+    assert "/new/group" not in page
+    fields = {"token": token_of(page), "topic": "t", "confirmed": "yes"}
+    refused = await site.post("/new/topic", fields)
+    assert (refused.status_code, refused.text) == (403, "The user ben may look, and not change anything.")
+    assert (await log_in(site, "anna", "long-secret", "//evil.example")).headers["location"] == "/evil.example"
+    _, done = await site.change("/new/topic", "/new/topic", topic="t")
+    assert "The topic t was created" in done
+    session = site.http.cookies["rocketlet-console"]
+    left = await site.post("/logout", {"token": token_of(await site.get("/groups"))})
+    assert left.headers["location"] == "/login"
+    site.http.cookies.set("rocketlet-console", session)
+    assert (await site.http.get(f"{site.url}/groups")).status_code == 303, "the session has ended"
+
+
+async def test_programs_authenticate_where_only_programs_go(users_site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = users_site
+    assert (await site.http.get(f"{site.url}/metrics")).status_code == 401
+    for given, status in {("ben", "other-secret"): 200, ("ben", "wrong"): 401, ("ben", ""): 401}.items():
+        assert (await site.http.get(f"{site.url}/metrics", auth=given)).status_code == status
+    wrong = await site.http.get(f"{site.url}/metrics", headers={"authorization": "Basic ?"})
+    assert wrong.status_code == 401
+    assert (await site.http.get(f"{site.url}/groups", auth=("anna", "long-secret"))).status_code == 303
+    monkeypatch.setattr(login, "MAX_FAILING_LOGINS", 0)
+    answer = await log_in(site, "anna", "long-secret")
+    assert (answer.status_code, "too many logins have failed" in plain(answer.text)) == (429, True)
+    assert (await site.http.get(f"{site.url}/metrics", auth=("ben", "other-secret"))).status_code == 429
+
+
+async def test_sessions_end_with_their_time_and_when_there_are_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "logins").write_text(USERS)
+    users = read_users(tmp_path / "logins")
+    assert [(user.name, user.role) for user in users.values()] == [("anna", Role.OPERATE), ("ben", Role.LOOK)]
+    sessions = Sessions(users)
+    first, *_, last = [sessions.open(users["ben"]) for _ in range(MAX_SESSIONS)]
+    assert sessions.user_of(first) is users["ben"]
+    sessions.open(users["ben"])
+    assert (sessions.user_of(first), sessions.user_of(last)) == (None, users["ben"])
+    monkeypatch.setattr(login, "SESSION_S", 0.0)
+    assert sessions.user_of(sessions.open(users["ben"])) is None
+    monkeypatch.setattr(login, "FAILED_LOGIN_S", PATIENCE_S)
+    failing = [asyncio.create_task(sessions.user_with("ben", "wrong")) for _ in range(MAX_FAILING_LOGINS)]
+    await asyncio.sleep(0)  # each checks its password, and waits
+    with pytest.raises(TooManyLogins):
+        await sessions.user_with("ben", "other-secret")
+    for task in failing:
+        task.cancel()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "has no user; add a line: NAME operate PASSWORD"),
+        ("anna admin long-secret", "line 1 of FILE: expected NAME look PASSWORD or NAME operate PASSWORD"),
+        ("anna look", "line 1 of FILE: expected NAME look PASSWORD"),
+        (f"anna look {'x' * (MIN_PASSWORD_CHARS - 1)}", "the password has 7 characters; use 8 or more"),
+        ("a look 12345678\na operate 12345678", "line 2 of FILE: a has two lines"),
+        ("\udcff", "it is not UTF-8 text"),
+        (None, "cannot be read: No such file or directory"),
+    ],
+)
+def test_a_file_of_users_that_is_invalid_is_refused(tmp_path: Path, text: str | None, reason: str) -> None:
+    file = tmp_path / "logins"
+    if text is not None:
+        file.write_text(text, errors="surrogateescape")
+    with pytest.raises(ConfigError) as caught:
+        read_users(file)
+    assert reason.replace("FILE", str(file)) in str(caught.value)
