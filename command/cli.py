@@ -22,6 +22,7 @@ _MODULES = {
     "groups": "nouns.groups",
     "offsets": "nouns.offsets",
     "messages": "nouns.messages",
+    "jobs": "nouns.jobs",
     "brokers": "nouns.brokers",
     "acl": "nouns.acl",
     "bench": "tools.bench",

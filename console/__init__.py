@@ -4,6 +4,7 @@ server      starts and stops the web server
 application the routes, from paths to pages
 console     the state that all pages share: one client, samples, notices
 guard       checks of requests: a known host, and a token for changes
+jobs        replays of dead letters as jobs, kept over a restart
 login       users with a role, and their sessions
 page        renders a page, then sends the parts of it that change (server-sent events)
 form        the checked values of a form

@@ -16,13 +16,14 @@ from .console import Console
 from .guard import Guard
 from .login import Sessions
 from .metrics import metrics
-from .page import FOLDER, Endpoint, Handler, guarded, page, trouble_page
+from .page import FOLDER, Endpoint, Handler, for_programs, guarded, page, trouble_page
 from .pages import (
     brokers,
     dead_letters,
     downloads,
     group_changes,
     groups,
+    jobs,
     logging_in,
     messages,
     overview,
@@ -47,6 +48,8 @@ _PAGES: dict[str, Handler] = {
     "/messages": messages.found,
     "/messages/{topic}/{broker}/{queue:int}/{offset:int}": messages.shown,
     "/trace": messages.traced,
+    "/jobs": jobs.listed,
+    "/jobs/{job}": jobs.shown,
     "/brokers": brokers.listed,
     "/brokers/{broker}": brokers.shown,
     "/doctor": brokers.doctor,
@@ -63,6 +66,7 @@ _CHANGES: dict[str, tuple[Planner, Handler]] = {
     "/groups/{group}/reset": (group_changes.reset, group_changes.reset_form),
     "/groups/{group}/replay": (dead_letters.replay, dead_letters.listed),
     "/groups/{group}/discard": (dead_letters.discard, dead_letters.listed),
+    "/jobs/{job}/stop": (jobs.stop, jobs.shown),
     "/new/topic": (topics.put, topics.new),
     "/topics/{topic}/settings": (topics.put, topics.settings),
     "/topics/{topic}/delete": (topics.delete, topics.settings),
@@ -83,6 +87,9 @@ def application(console: Console, *, hosts: Sequence[str] = (), sessions: Sessio
         routes=[
             Route("/", _home),
             Mount("/static", StaticFiles(directory=FOLDER / "static")),
+            Route("/api/jobs", for_programs(jobs.listed_for_programs), methods=["GET"]),
+            Route("/api/jobs", for_programs(jobs.add), methods=["POST"]),
+            Route("/api/jobs/{job}/stop", for_programs(jobs.stop_for_programs), methods=["POST"]),
             Route("/login", logging_in.form, methods=["GET"]),
             Route("/login", logging_in.log_in, methods=["POST"]),
             Route("/logout", guarded(logging_in.log_out), methods=["POST"]),

@@ -63,6 +63,10 @@ SHOWN_BODY_BYTES: Final = 64 * 1024  # bytes of a body that a page shows as text
 SHOWN_HEX_BYTES: Final = 4096  # bytes of a body that a page shows in hex
 PREVIEW_CHARS: Final = 160  # characters of a body that a list shows
 MAX_REPLAY: Final = 10_000  # maximum stored dead letters of a group of which a form may select all new ones
+MAX_JOBS: Final = 100  # replays that the console keeps; the oldest one that has ended is dropped for a new one
+JOB_SAVE_S: Final = 1.0  # how often the progress of a running replay is written to the disk
+JOB_POLL_S: Final = 60.0  # maximum time between two comparisons of the clock with the start of a replay
+JOB_RETRY_S: Final = 10.0  # pause after which a running replay whose broker does not respond continues
 
 OVERVIEW_ROWS: Final = 50  # groups on the first page
 OVERVIEW_FINDINGS: Final = 5  # findings on the first page; the page Doctor has all of them

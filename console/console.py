@@ -8,6 +8,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Final, NamedTuple, Self
 
 from ..client.admin.admin_client import AdminClient, Masters
@@ -21,6 +22,7 @@ from ..protocol.admin_bodies import GroupConnections, QueueProgress
 from ..protocol.names import Queue
 from .config import BROKERS_INTERVAL_S, LAG_POINTS, MARKS_INTERVAL_S, MAX_NOTICES, MAX_WATCHES
 from .group_watch import GroupWatch
+from .jobs import Jobs
 from .oldest import Oldest
 from .rotation import Rotation
 from .samples import GroupSample, TopicSample, group_sample, now_ms, rate_of, sample_topic
@@ -45,15 +47,22 @@ def _written_per_s(points: Sequence[_BrokerSample]) -> float | None:
 
 class Console:
     """The state of the console. `cluster` is the text that identifies the cluster on pages, `read_only` is True to disable
-    changes, and `producer` creates a producer."""
+    changes, `producer` creates a producer, and `folder` keeps the jobs."""
 
     def __init__(
-        self, admin: AdminClient, producer: Callable[[], Producer[bytes]], *, cluster: str, read_only: bool = False
+        self,
+        admin: AdminClient,
+        producer: Callable[[], Producer[bytes]],
+        *,
+        cluster: str,
+        read_only: bool = False,
+        folder: Path | None = None,
     ) -> None:
         self.admin: Final = admin
         self.producer: Final = producer
         self.cluster: Final = cluster
         self.read_only: Final = read_only
+        self.jobs: Final = Jobs(admin, folder)
         self.examiner = Examiner(admin)
         self.groups = Rotation[GroupSample](self._group_names, self._sample_group)
         self.topics = Rotation[TopicSample](self._topic_names, partial(sample_topic, admin))
@@ -71,12 +80,14 @@ class Console:
         self._marks_read_s = float("-inf")
 
     async def __aenter__(self) -> Self:
+        self.jobs.start()
         running = (self.groups.run(), self.topics.run(), self._examine_brokers())
         self._tasks = [asyncio.create_task(item, name="samples") for item in running]
         return self
 
     async def __aexit__(self, *exception: object) -> None:
         self.closing.set()
+        await self.jobs.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

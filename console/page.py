@@ -34,6 +34,7 @@ from .config import LIVE_INTERVAL_S, MAX_STREAMS
 from .console import Console
 from .form import Form
 from .guard import token
+from .jobs import JobNotFound
 
 FOLDER: Final = Path(__file__).parent
 LIVE: Final = "live_"
@@ -109,6 +110,18 @@ def guarded(endpoint: Endpoint) -> Endpoint:
     return found
 
 
+def for_programs(endpoint: Endpoint) -> Endpoint:
+    """Return an endpoint that responds with an error as text where `endpoint` raises RocketletError."""
+
+    async def found(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except RocketletError as error:
+            return PlainTextResponse(str(error), status_of(error))
+
+    return found
+
+
 def rendered(request: Request, found: Page) -> Response:
     template = _templates.get_template(found.template)
     return HTMLResponse(template.render(_values(request, found)), found.status)
@@ -126,7 +139,9 @@ def trouble_page(request: Request, reason: str, status: int) -> Response:
 def status_of(error: RocketletError) -> int:
     if isinstance(error, ConnectionFailed | RequestTimeout | AnswerUnreadable):
         return 502
-    if isinstance(error, TopicNotFound) or (isinstance(error, ConfigError) and "no broker knows" in str(error)):
+    if isinstance(error, TopicNotFound | JobNotFound):
+        return 404
+    if isinstance(error, ConfigError) and "no broker knows" in str(error):
         return 404
     return 400
 
@@ -139,7 +154,7 @@ def _values(request: Request, found: Page) -> dict[str, Any]:
         "user": request.state.user,
         "token": token(request),
         "path": text.own_path(request.scope["raw_path"]),
-        "section": {"trace": "messages", "new": ""}.get(section, section),
+        "section": {"trace": "messages", "jobs": "groups", "new": ""}.get(section, section),
         "troubles": sum(finding.harm < Harm.RISK for finding in console.findings()),
         "notice": console.notice_of(request.query_params.get("notice", "")),
         "typed": typed_of(request),

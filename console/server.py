@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Self
 
 from ..client.admin.admin_client import AdminClient
@@ -29,6 +30,7 @@ class ConsoleServer:
         hosts: further host names that requests may have
         read_only: True to reject all changes
         users: the users that have to log in, by name, such as from `login.read_users`; None if nobody has to
+        folder: where the jobs are kept; None to keep them in memory
     Raises:
         OSError: it cannot listen
     """
@@ -44,10 +46,11 @@ class ConsoleServer:
         hosts: Sequence[str] = (),
         read_only: bool = False,
         users: Mapping[str, User] | None = None,
+        folder: Path | None = None,
     ) -> None:
         self._admin = AdminClient(name_server, access=access)
         producer = partial(Producer[bytes], name_server, PRODUCER_GROUP, access=access)
-        self._console = Console(self._admin, producer, cluster=name_server, read_only=read_only)
+        self._console = Console(self._admin, producer, cluster=name_server, read_only=read_only, folder=folder)
         self._host = host
         self._socket = listening or _listening(host, port)
         sessions = None if users is None else Sessions(users)

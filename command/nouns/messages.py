@@ -23,7 +23,8 @@ from ...protocol.admin_bodies import Range
 from ...protocol.names import Queue, counted
 from ..plumbing.access import access_of
 from ..plumbing.administration import Commands, changing, confirmed, noun, pairs, verb
-from ..plumbing.numbers import rate, seconds, since, whole
+from ..plumbing.console import ConsoleClient, add_console_option, show_jobs
+from ..plumbing.numbers import moment, rate, seconds, since, whole
 from ..plumbing.output import Instant, Output
 from ..tools.frames import body_fields
 
@@ -104,6 +105,15 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
     replay.add_argument(
         "--stop-after", type=whole(1), default=1, metavar="N", help="stop after this many failed messages (default: 1)"
     )
+    replay.add_argument(
+        "--detach",
+        action="store_true",
+        help="let the console send them, and keep the progress over a restart; `rocketlet jobs` shows it",
+    )
+    replay.add_argument(
+        "--at", type=moment, metavar="TIME", help="like --detach, but the console starts at this time, such as 02:00"
+    )
+    add_console_option(replay)
     replay.add_argument("--dry-run", action="store_true", help="only show the messages that would be sent")
     discard = verb(verbs, "discard", "mark a group's dead letters as discarded", _discard)
     discard.add_argument("group")
@@ -324,6 +334,8 @@ async def _replay(options: argparse.Namespace, admin: AdminClient, output: Outpu
         return 1
     if not confirmed(options, f"Send {counted(wanted, 'message')} again, to {target}?"):
         return 1
+    if options.detach or options.at is not None:
+        return await _detached(options, admin, output, letters, sorted(origins))
     to_group, limits = options.to == "group", {"rate_per_s": options.rate, "stop_after": options.stop_after}
     replayed = Replay(admin, options.group, to_group=to_group, **limits)
     await replayed.run(_wanted(admin, letters, options), partial(_report, output))
@@ -333,6 +345,33 @@ async def _replay(options: argparse.Namespace, admin: AdminClient, output: Outpu
         rest = "; the replay has stopped" if replayed.is_stopped else ""
         output.text(f"{counted(replayed.failed, 'message')} could not be sent{rest}")
     return 1 if replayed.failed else 0
+
+
+async def _detached(
+    options: argparse.Namespace, admin: AdminClient, output: Output, letters: DeadLetterTopic, origins: list[str]
+) -> int:
+    """Let the console resend the selected dead letters."""
+    places = []
+    if options.id or options.again:
+        places = [
+            {"broker": message.queue.broker_name, "queue": message.queue_id, "offset": message.queue_offset}
+            async for message in _wanted(admin, letters, options)
+        ]
+    job = await ConsoleClient(options.console).post(
+        "/api/jobs",
+        {
+            "group": options.group,
+            "to": options.to,
+            "topics": origins if options.to == "topic" else [],
+            "places": places,
+            "rate_per_s": options.rate if options.rate < math.inf else None,
+            "stop_after": options.stop_after,
+            "at_ms": options.at or 0,
+        },
+    )
+    show_jobs(output, [job])
+    output.text(f"the console sends them; `rocketlet jobs list` shows it, `rocketlet jobs stop {job['id']}` stops it")
+    return 0
 
 
 def _report(output: Output, message: Message, error: RocketletError | None) -> None:

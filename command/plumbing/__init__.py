@@ -5,6 +5,7 @@ access          how a command connects: TLS and accounts
 output          columns for people, JSON for programs
 bar             a progress bar on a terminal
 numbers         parsers of numbers and times
+console         requests to a console
 logs            configures logging
 repeats         limits equal warnings and errors in the log
 """

@@ -6,7 +6,8 @@ import argparse
 import math
 import time
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
+from datetime import time as clock
 from typing import Final
 
 from ...client.errors import ConfigError
@@ -51,6 +52,18 @@ def rate(text: str) -> float:
     if not 0 < found < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a rate; use N/s, N/m or N/h, such as 20/s")
     return found
+
+
+def moment(text: str) -> int:
+    """Parse the next time of the day, such as `02:00`, or a local time (ISO 8601), to ms since the epoch."""
+    try:
+        if "T" in text:
+            return int(datetime.fromisoformat(text).timestamp() * 1000)
+        now = datetime.now()
+        found = datetime.combine(now.date(), clock.fromisoformat(text))
+        return int((found if found > now else found + timedelta(days=1)).timestamp() * 1000)
+    except (ValueError, OverflowError, OSError):
+        raise argparse.ArgumentTypeError(f"{text[:40]} is not a time; use 02:00 or 2026-01-31T02:00") from None
 
 
 def since(text: str) -> int:

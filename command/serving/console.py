@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("rocketlet")
 
+DEFAULT_FOLDER = "rocketlet-console"
 _NEEDED = ("jinja2", "starlette", "uvicorn")
 
 
@@ -59,6 +60,13 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )
     parser.add_argument("--read-only", action="store_true", help="disable all changes")
     _add_login_options(parser, "")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=Path(DEFAULT_FOLDER),
+        metavar="DIR",
+        help=f"the folder that keeps replays over a restart, created with the first one (default: {DEFAULT_FOLDER})",
+    )
     parser.add_argument("--log-level", choices=logs.LEVELS, default="info")
     add_client_options(parser)
     parser.set_defaults(run=_console)
@@ -125,7 +133,13 @@ async def _served(options: argparse.Namespace) -> int:
     users = _users(options, "")
     with listening_socket(options.host, options.port) as listening:
         async with _serving(
-            *cluster, options.host, listening, read_only=options.read_only, users=users, hosts=hosts
+            *cluster,
+            options.host,
+            listening,
+            read_only=options.read_only,
+            users=users,
+            folder=options.data,
+            hosts=hosts,
         ) as url:
             await _shown(url)
     return 0
@@ -154,9 +168,9 @@ def reserved(options: argparse.Namespace) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def beside_broker(options: argparse.Namespace, address: str) -> AsyncIterator[str | None]:
+async def beside_broker(options: argparse.Namespace, address: str, data: Path) -> AsyncIterator[str | None]:
     """Run the console of `rocketlet start` while the block runs, and yield its URL; None without a console. The console
-    signs with the keys in the environment, if there are any."""
+    signs with the keys in the environment, if there are any, and keeps its jobs in the data folder."""
     if options.console_socket is None:
         yield None
         return
@@ -168,7 +182,9 @@ async def beside_broker(options: argparse.Namespace, address: str) -> AsyncItera
     )
     host, read_only = options.console_host, options.console_read_only
     users = options.console_users
-    async with _serving(address, access, host, options.console_socket, read_only=read_only, users=users) as url:
+    async with _serving(
+        address, access, host, options.console_socket, read_only=read_only, users=users, folder=data / "console"
+    ) as url:
         yield url
 
 
@@ -181,6 +197,7 @@ async def _serving(
     *,
     read_only: bool,
     users: Mapping[str, User] | None,
+    folder: Path,
     hosts: tuple[str, ...] = (),
 ) -> AsyncIterator[str]:
     if not all(map(importlib.util.find_spec, _NEEDED)):
@@ -191,8 +208,9 @@ async def _serving(
         hint = "it has no login: whoever reaches it can do what its keys can; put a proxy with a login before it"
         log.warning("console_open", host=host, read_only=read_only, hint=hint)
     async with ConsoleServer(
-        name_server, access=access, host=host, listening=listening, hosts=hosts, read_only=read_only, users=users
-    ) as server:
+        name_server, access=access, host=host, listening=listening, hosts=hosts, read_only=read_only, users=users,
+        folder=folder,
+    ) as server:  # fmt: skip
         yield server.url
 
 

@@ -150,7 +150,7 @@ async def _start(options: argparse.Namespace) -> int:
     broker = BrokerController(config, routes, tls=tls, acl=acl)
     async with (
         Server(_listening(options, tls, acl), broker=broker, routes=routes) as server,
-        console.beside_broker(options, address) as page,
+        console.beside_broker(options, address, _data(options)) as page,
     ):
         done = _termination()
         _announce(broker)
@@ -192,7 +192,7 @@ async def _start_controlled(
     listening = _listening(options, tls, acl)
     async with (
         control.controlled(options, config, listening, networks) as url,
-        console.beside_broker(options, config.address) as page,
+        console.beside_broker(options, config.address, config.data_dir) as page,
     ):
         done = _termination(options)
         print(f"{_ready(config)}{_line_of(page)}\n  Control  {url}/openapi.json", flush=True)
@@ -226,7 +226,10 @@ async def _start_several(options: argparse.Namespace) -> int:
         commands = [layout.arguments(options, place, f"{host}:{server.port}") for place in places]
         brokers = [Supervised(place.name, command) for place, command in zip(places, commands, strict=True)]
         async with Supervisor(options.cluster, brokers, done) as supervisor:
-            async with _metrics(options, supervisor) as port, console.beside_broker(options, address) as page:
+            async with (
+                _metrics(options, supervisor) as port,
+                console.beside_broker(options, address, _data(options)) as page,
+            ):
                 if not done.is_set():
                     print(_ready_several(address, places) + _line_of_metrics(port) + _line_of(page), flush=True)
                 await done.wait()

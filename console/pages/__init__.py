@@ -3,6 +3,7 @@
 groups         all groups, and one group
 group_changes  create, change and delete a group, reset its offsets
 overview       message rates and findings
+jobs           replays as jobs: list, progress, stop, and the requests of the command line
 dead_letters   show, replay and discard dead letters
 topics         all topics, and one topic; create, change and delete
 messages       find and follow messages, and show one

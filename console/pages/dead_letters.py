@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+import math
+from collections.abc import Sequence
 
 from starlette.requests import Request
 
-from ...client.admin.dead_letters import Replay, dead_letters, mark
+from ...client.admin.dead_letters import dead_letters, mark
 from ...client.config import parse_place
 from ...client.message import Message
 from ...protocol import names
@@ -17,8 +17,9 @@ from ..change import Change
 from ..config import MAX_REPLAY, PAGE_ROWS
 from ..console import Console
 from ..form import FieldFault, Form, query_of
+from ..jobs import Place, ReplayOrder, words_of
 from ..page import Page, console_of
-from ..text import number, part
+from ..text import local_time, number, part
 from .history import NEWEST, page_back, position_of
 from .messages import at_place, rows_of
 
@@ -59,22 +60,31 @@ def origin_of(message: Message) -> str:
 
 
 async def replay(request: Request, form: Form) -> Change:
-    """Return the change that resends the selected dead letters, or all new ones, and marks those that were sent as
-    replayed. They stay in their topic."""
+    """Return the change that adds a job, which resends the selected dead letters or all new ones, and marks those that were
+    sent as replayed. They stay in their topic."""
     console, group = console_of(request), request.path_params["group"]
     to_group = form.choice("to", ("group", "topic"), "group") == "group"
     found = await _wanted(console, group, form)
+    is_all = form.text("which") == "all"
+    topics = sorted({*map(origin_of, found)})
+    job = await console.jobs.plan(
+        ReplayOrder(
+            group=group,
+            to="group" if to_group else "topic",
+            topics=[] if to_group else topics,
+            places=[] if is_all else [_place(message) for message in found],
+            rate_per_s=_rate_per_s(form),
+            stop_after=form.number("stop_after", 1, least=1),
+            at_ms=form.time_ms("at", 0),
+        ),
+        by=request.state.user,
+    )
 
     async def act() -> str:
-        replayed = Replay(console.admin, group, to_group=to_group)
-        await replayed.run(_each(found))
-        if replayed.error is not None:
-            raise replayed.error
-        again = counted(len(found), "message was", "messages were")
-        return f"{again} resent {target}. The dead letters stay in {names.dlq_topic(group)}."
+        console.jobs.add(job)
+        starts = f"starts at {local_time(job.order.at_ms)}" if job.order.at_ms else "has started"
+        return f"The replay of {words_of(job)} {starts}. The dead letters stay in {names.dlq_topic(group)}."
 
-    origins = Counter(map(origin_of, found))
-    target = f"to the retry topic of {group}" if to_group else f"to {', '.join(sorted(origins))}"
     effects = [
         f"Only members of {group} receive them."
         if to_group
@@ -82,8 +92,29 @@ async def replay(request: Request, form: Form) -> Change:
         "The dead letters stay in their topic and are marked as replayed. A message that is resent twice arrives twice.",
         "This page is the dry run: nothing has been sent yet.",
     ]
+    target = f"to the retry topic of {group}" if to_group else f"to {', '.join(topics)}"
+    if job.order.at_ms:
+        effects.insert(0, f"The console starts it at {local_time(job.order.at_ms)}.")
     question = f"Resend {counted(len(found), 'message')} {target}?"
-    return Change(question, act, f"/groups/{part(group)}/dead", "Resend", effects, _COLUMNS, await _plan(found))
+    return Change(question, act, f"/jobs/{job.id}", "Resend", effects, _COLUMNS, await _plan(found))
+
+
+def _place(message: Message) -> Place:
+    return Place(message.queue.broker_name, message.queue_id, message.queue_offset)
+
+
+def _rate_per_s(form: Form) -> float | None:
+    """Return the rate of a replay; None without a limit."""
+    given = form.text("rate")
+    if not given:
+        return None
+    try:
+        rate_per_s = float(given)
+    except ValueError:
+        rate_per_s = 0.0
+    if not 0 < rate_per_s < math.inf:
+        raise FieldFault("rate", f"{given[:40]!r} is not a number of messages per second above 0")
+    return rate_per_s
 
 
 async def discard(request: Request, form: Form) -> Change:
@@ -98,11 +129,6 @@ async def discard(request: Request, form: Form) -> Change:
     effects = ["They stay in their topic until they expire, and are no longer reported or replayed with the new ones."]
     question = f"Discard {counted(len(found), 'dead letter')} of {group}?"
     return Change(question, act, f"/groups/{part(group)}/dead", "Discard", effects, _COLUMNS, await _plan(found))
-
-
-async def _each(found: Sequence[Message]) -> AsyncIterator[Message]:
-    for message in found:
-        yield message
 
 
 async def _plan(found: Sequence[Message]) -> list[tuple[str, str, str]]:

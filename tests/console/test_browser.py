@@ -75,6 +75,7 @@ async def test_every_page_opens_and_can_be_read_aloud(windows: Windows, node: No
             "/messages?topic=orders&by=key&value=order-1",
             message,
             "/trace",
+            "/jobs",
             "/brokers",
             "/brokers/broker-a",
             "/doctor",
@@ -136,13 +137,15 @@ async def test_dead_letters_are_replayed_with_the_mouse(windows: Windows, node: 
         assert "Resend 1 message to the retry topic of g?" in await window.text("h1")
         assert mended.messages == []
         await window.page.click("button:has-text('Resend')")
-        assert "1 message was resent" in await window.text("#notice")
+        assert "The replay of 1 message to the retry topic of g has started" in await window.text("#notice")
         await eventually(lambda: mended.bodies == [b"two"])
+        await window.has("#live_job >> text=done")
+        await window.page.click("text=Dead letters")
         await window.page.check("[data-all=place]")
         await window.page.select_option("[name=to]", "topic")
         await window.page.click("text=Dry run")
         await window.page.click("button:has-text('Resend')")
-        assert "3 messages were resent to orders" in await window.text("#notice")
+        assert "The replay of 3 messages to orders has started" in await window.text("#notice")
         await eventually(lambda: len(mended.messages) == 4)
 
 

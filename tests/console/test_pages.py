@@ -436,10 +436,11 @@ async def test_dead_letters_are_sent_again_after_a_dry_run(site: Site, node: Nod
         asked, done = await site.change("/groups/g/dead", "/groups/g/replay", to="group", **fields)
         assert "Resend 1 message to the retry topic of g?" in asked
         assert "nothing has been sent yet" in asked
-        assert "1 message was resent to the retry topic of g." in done
+        assert "The replay of 1 message to the retry topic of g has started." in done
         await eventually(lambda: mended.bodies == [b"poison"])
         await eventually(lambda: others.bodies == [b"poison"])
-        assert "0 of them are new" in await site.text("/groups/g/dead")
+        await text_with(site, "/groups/g/dead", "0 of them are new")
+        await text_with(site, "/jobs", "g done 1 0 0 immediately")
         if which == "all":
             token = token_of(await site.get("/groups/g/dead"))
             for path in ("replay", "discard"):

@@ -72,7 +72,7 @@ async def test_apaches_cluster_is_shown_and_changed(system: System) -> None:
             assert "<code>&lt;script&gt;</code>" in await site.get("/messages?topic=orders&by=key&value=k1")
             is_broken = False
             _, said = await site.change("/groups/billing/dead", "/groups/billing/replay", which="all", to="group")
-            assert "1 message was resent to the retry topic of billing" in said
+            assert "The replay of 1 message to the retry topic of billing has started" in said
             await eventually(lambda: mended.bodies == [b"<script>"])
             await until(site, "/topics/orders", "shipping")
             assert "up" in await site.text("/brokers")

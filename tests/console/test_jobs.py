@@ -1,0 +1,189 @@
+"""Replays as jobs of the console: over a restart, at a time, with a limit, stopped, and from the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from rocketlet.client import AdminClient, ConfigError, Consumer, Message, Producer, Reject, rebalanced
+from rocketlet.client.admin.dead_letters import dead_letters
+from rocketlet.command.cli import main
+from rocketlet.console import jobs
+from rocketlet.console.config import MAX_JOBS
+from rocketlet.console.jobs import Jobs, JobState, Place, ReplayJob, ReplayOrder
+from rocketlet.console.server import ConsoleServer
+
+from ..conftest import PATIENCE_S, Node, eventually
+from ..support.handlers import Inbox
+from .conftest import Site
+from .test_pages import text_with
+
+
+@asynccontextmanager
+async def rejected(node: Node, count: int) -> AsyncIterator[Inbox]:
+    """A group g with dead letters, whose member handles what is sent to it from now on."""
+    is_broken, inbox = True, Inbox()
+
+    async def handle(message: Message) -> Reject | None:
+        if is_broken:
+            return Reject("no such customer")
+        await inbox(message)
+        return None
+
+    async with Consumer(node.address, "g", "orders", handle, start="first"), Producer(node.address) as producer:
+        for number in range(count):
+            await producer.send("orders", b"%d" % number, queue_key="k")
+        await rebalanced(node.address, "g", members=1)
+        async with AdminClient(node.address) as admin:
+
+            async def are_dead() -> bool:
+                return (await dead_letters(admin, "g")).new == count
+
+            await eventually(are_dead)
+        is_broken = False
+        yield inbox
+
+
+@asynccontextmanager
+async def console(node: Node, folder: Path) -> AsyncIterator[Site]:
+    async with ConsoleServer(node.address, folder=folder) as server, httpx.AsyncClient(timeout=PATIENCE_S) as http:
+        yield Site(server.url, http)
+
+
+async def test_a_replay_continues_after_a_restart_and_is_stopped(node: Node, tmp_path: Path) -> None:
+    async with rejected(node, 3) as inbox:
+        async with console(node, tmp_path / "console") as site:
+            fields = {"which": "all", "to": "group", "rate": "0.001", "stop_after": "2"}
+            _, done = await site.change("/groups/g/dead", "/groups/g/replay", **fields)
+            assert "The replay of 3 messages to the retry topic of g has started" in done
+            await text_with(site, "/jobs", "g running 1 0 2 immediately")
+        (file,) = (tmp_path / "console").iterdir()
+        assert (file.name, file.stat().st_mode & 0o777) == ("jobs.json", 0o600)
+        async with console(node, tmp_path / "console") as site:
+            await text_with(site, "/jobs", "g running 2 0 1 immediately")
+            await eventually(lambda: inbox.bodies == [b"0", b"1"])
+            (job,) = json.loads((await site.http.get(f"{site.url}/api/jobs")).text)
+            asked, done = await site.change(f"/jobs/{job['id']}", f"/jobs/{job['id']}/stop")
+            assert "2 of 3 messages have been sent" in asked
+            assert done == "The replay is stopped. It has sent 2 of 3 messages."
+            page = await site.text(f"/jobs/{job['id']}")
+            assert "stopped" in page
+            assert "at most 0.0 messages/s" in page
+            assert "2 failed messages" in page
+            assert "Stop…" not in page
+            again = await site.http.post(f"{site.url}/api/jobs/{job['id']}/stop", json={})
+            assert (again.status_code, "has ended already: it is stopped" in again.text) == (400, True)
+            assert "no job has the id" in await site.text("/jobs/x", 404)
+        async with console(node, tmp_path / "console") as site, AdminClient(node.address) as admin:
+            await text_with(site, "/jobs", "g stopped 2 0 1 immediately")
+            assert (await dead_letters(admin, "g")).new == 1
+
+
+async def test_a_replay_waits_for_its_time_on_the_command_line(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ahead_ms = 0
+    monkeypatch.setattr(jobs, "now_ms", lambda: int(time.time() * 1000) + ahead_ms)
+    monkeypatch.setattr(jobs, "JOB_POLL_S", 0.01)
+    monkeypatch.setattr("rocketlet.command.plumbing.logs.configure", lambda level: None)
+
+    async def run(*arguments: str) -> tuple[int, str, str]:
+        status = await asyncio.to_thread(main, arguments)
+        return status, *capsys.readouterr()
+
+    async with rejected(node, 2) as inbox, console(node, tmp_path) as site:
+        url, where = ("--console", site.url), ("--nameserver", node.address)
+        assert "the console has no replay\n" in (await run("jobs", "list", *url))[1]
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 3600))
+        command = ("messages", "replay", "g", "--to", "topic", "--at", moment, "--yes", *url, *where)
+        status, out, _ = await run(*command)
+        assert (status, "`rocketlet jobs list` shows it" in out) == (0, True)
+        status, out, _ = await run("jobs", "list", "--json", *url)
+        (job,) = (json.loads(line) for line in out.splitlines() if line.startswith("{"))
+        assert (job["state"], job["total"], job["sent"], job["to"]) == ("waiting", 2, 0, "topic")
+        ahead_ms = 3_700_000
+        await eventually(lambda: sorted(inbox.bodies) == [b"0", b"1"])
+        while "done" not in (out := (await run("jobs", "list", *url))[1]):
+            pass
+        assert "no job has the id" in (await run("jobs", "stop", "x", *url))[2]
+        _, _, said = await run("jobs", "list", "--console", "http://127.0.0.1:1")
+        assert "the console at http://127.0.0.1:1 does not respond" in said
+        _, _, said = await run("jobs", "list", "--console", "localhost")
+        assert "use http://HOST:PORT" in said
+
+
+async def test_requests_of_programs_come_from_no_page_of_another_site(site: Site) -> None:
+    url, order = f"{site.url}/api/jobs", {"group": "g"}
+    for headers, status in (
+        ({"origin": "https://evil.example", "content-type": "application/json"}, 403),
+        ({"sec-fetch-site": "cross-site", "content-type": "application/json"}, 403),
+        ({"content-type": "text/plain"}, 403),
+        ({"content-type": "application/json"}, 400),
+    ):
+        answer = await site.http.post(url, content=json.dumps(order), headers=headers)
+        assert answer.status_code == status, headers
+    assert "the group g has no new dead letters" in answer.text
+    for wrong, reason in {
+        "{}": "missing required field `group`",
+        '{"group": "g", "unknown": 1}': "unknown field `unknown`",
+        '{"group": "g", "to": "moon"}': "to: expected group or topic, got 'moon'",
+        '{"group": "g", "to": "topic"}': "topics: got none",
+        '{"group": "g", "rate_per_s": 0}': "rate_per_s: expected a number above 0",
+        '{"group": "g", "stop_after": 0}': "stop_after",
+    }.items():
+        answer = await site.http.post(url, content=wrong, headers={"content-type": "application/json"})
+        assert (answer.status_code, reason in answer.text) == (400, True), answer.text
+
+
+async def test_a_job_sends_only_to_confirmed_topics_and_counts_what_is_gone(node: Node, tmp_path: Path) -> None:
+    async with rejected(node, 1), AdminClient(node.address) as admin:
+        running = Jobs(admin)
+        for order, reason in (
+            (ReplayOrder(group="g", to="topic", topics=["bills"]), "which was not confirmed"),
+            (ReplayOrder(group="g", places=[Place("broker-a", 0, 9)]), "there is no message at %DLQ%g@broker-a:0 9"),
+        ):
+            job = await running.plan(order)
+            running.add(job)
+            await eventually(lambda job=job: job.has_ended)  # type: ignore[misc]
+            assert (job.state, job.sent, job.failed) == (JobState.DONE, 0, 1)
+            assert reason in job.reason
+        assert (await dead_letters(admin, "g")).new == 1
+        await running.close()
+
+
+async def test_jobs_are_limited_and_a_file_that_is_none_is_refused(node: Node, tmp_path: Path) -> None:
+    def waiting(number: int) -> ReplayJob:
+        order = ReplayOrder(group="g", at_ms=1 << 60)
+        return ReplayJob(id=str(number), order=order, ends={}, total=1, created_ms=number)
+
+    async with AdminClient(node.address) as admin:
+        kept = Jobs(admin, tmp_path)
+        for number in range(MAX_JOBS):
+            kept.add(waiting(number))
+        with pytest.raises(ConfigError, match="100 jobs have not ended"):
+            kept.add(waiting(MAX_JOBS))
+        await kept.stop("7")
+        kept.add(waiting(MAX_JOBS))
+        assert len(kept.all()) == MAX_JOBS
+        assert kept.all()[0].id == str(MAX_JOBS)
+        with pytest.raises(ConfigError, match="no job has the id '7'"):
+            kept.find("7")
+        await kept.close()
+        again = Jobs(admin, tmp_path)
+        again.start()
+        assert [job.id for job in again.all()] == [job.id for job in kept.all()]
+        await again.close()
+        (tmp_path / "jobs.json").write_text("[{]")
+        with pytest.raises(ConfigError, match="it has no jobs of the console"):
+            Jobs(admin, tmp_path).start()
+        (tmp_path / "file").write_text("")
+        elsewhere = Jobs(admin, tmp_path / "file")
+        with pytest.raises(ConfigError, match="cannot be written"):
+            elsewhere.add(waiting(0))
+        assert elsewhere.all() == []
