@@ -64,7 +64,7 @@ def read_users(path: Path) -> dict[str, User]:
 
 
 class TooManyLogins(ConfigError):
-    """So many logins have failed that no password is checked now."""
+    """No password is checked, because MAX_FAILING_LOGINS logins are failing now."""
 
     def __init__(self) -> None:
         super().__init__("too many logins have failed; wait some seconds, then retry")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import re
 from collections.abc import AsyncIterator, Mapping
@@ -85,6 +86,18 @@ def token_of(page: str) -> str:
     found = _TOKEN.search(page)
     assert found, "the page has no form that changes something"
     return found[1]
+
+
+async def text_with(site: Site, path: str, *wanted: str) -> str:
+    """The text of a page as soon as it has all of these."""
+    text = ""
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while not all(words in text for words in wanted):
+                text = await site.text(path)
+    except TimeoutError:
+        pytest.fail(f"{path} does not show {wanted}: {text}")
+    return text
 
 
 @pytest.fixture

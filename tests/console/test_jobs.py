@@ -21,8 +21,7 @@ from rocketlet.console.server import ConsoleServer
 
 from ..conftest import PATIENCE_S, Node, eventually
 from ..support.handlers import Inbox
-from .conftest import Site
-from .test_pages import text_with
+from .conftest import Site, text_with
 
 
 @asynccontextmanager

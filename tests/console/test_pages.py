@@ -51,7 +51,7 @@ from rocketlet.testing import Broker, Cluster, Fault
 from ..conftest import PATIENCE_S, Node, eventually
 from ..support.handlers import Inbox
 from ..support.topics import put
-from .conftest import Site, plain, token_of
+from .conftest import Site, plain, text_with, token_of
 
 HOSTILE = b'<script>alert(1)</script><img src=x onerror="alert(2)">'
 
@@ -912,18 +912,6 @@ async def quick_site(node: Node, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     monkeypatch.setattr("rocketlet.console.console.Examiner", partial(Examiner, watch_s=0.3, stuck_s=0.0))
     async with ConsoleServer(node.address) as server, httpx.AsyncClient(timeout=PATIENCE_S) as http:
         yield Site(server.url, http)
-
-
-async def text_with(site: Site, path: str, *wanted: str) -> str:
-    """The text of a page as soon as it has all of these."""
-    text = ""
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            while not all(words in text for words in wanted):
-                text = await site.text(path)
-    except TimeoutError:
-        pytest.fail(f"{path} does not show {wanted}: {text}")
-    return text
 
 
 async def test_every_page_has_the_findings_of_doctor_when_a_handler_hangs(quick_site: Site, node: Node) -> None:
