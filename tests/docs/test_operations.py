@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 from rocketlet.broker.config import Limits
 from rocketlet.client.config import ClientLimits
 from rocketlet.command.cli import parser
@@ -39,7 +40,8 @@ def test_every_metric_that_is_named_is_one_of_the_brokers() -> None:
 def test_every_alert_leads_to_its_section_with_commands_that_exist() -> None:
     rules = (ROOT / "docker/observe/alerts.yml").read_text()
     alerts = re.findall(r"alert: (\w+)", rules)
-    assert re.findall(r"runbook: (\S+)", rules) == [f"docs/alerts.md#{alert.lower()}" for alert in alerts]
+    leads_to = re.findall(r'runbook_url: "{{ \$externalLabels.docs_url }}/(\S+)"', rules)
+    assert leads_to == [f"alerts/#{alert.lower()}" for alert in alerts]
     sections = re.split(r"^## ", (ROOT / "docs/alerts.md").read_text(), flags=re.MULTILINE)[1:]
     commands = {section.split("\n", 1)[0]: re.findall(r"```sh\n(.*?)```", section, re.DOTALL) for section in sections}
     assert sorted(commands) == sorted(alerts)
@@ -215,3 +217,27 @@ def test_share_of_queues_that_a_join_or_leave_moves_is_that_of_the_page(strategy
 
 def owners(strategy: Strategy, queues: list[Queue], members: list[str]) -> dict[Queue, str]:
     return {queue: member for member in members for queue in strategy.allocate(member, queues, members)}
+
+
+def test_the_example_for_keda_has_documented_fields() -> None:
+    """The fields of ScaledObject and of the trigger `prometheus` in KEDA's documentation of 2.13, which are strings."""
+    example = yaml.safe_load((ROOT / "examples/keda/scaledobject.yaml").read_text())
+    assert (example["apiVersion"], example["kind"]) == ("keda.sh/v1alpha1", "ScaledObject")
+    spec = example["spec"]
+    of_spec = {
+        "scaleTargetRef", "pollingInterval", "cooldownPeriod", "idleReplicaCount", "minReplicaCount", "maxReplicaCount",
+        "fallback", "advanced", "triggers",
+    }  # fmt: skip
+    assert spec.keys() <= of_spec
+    assert spec["scaleTargetRef"].keys() <= {"apiVersion", "kind", "name", "envSourceContainerName"}
+    (trigger,) = spec["triggers"]
+    assert trigger["type"] == "prometheus"
+    required = {"serverAddress", "query", "threshold"}
+    optional = {
+        "activationThreshold", "queryParameters", "namespace", "cortexOrgID", "customHeaders", "ignoreNullValues",
+        "unsafeSsl", "authModes", "timeout",
+    }  # fmt: skip
+    assert required <= trigger["metadata"].keys() <= required | optional
+    assert all(isinstance(value, str) for value in trigger["metadata"].values())
+    (metric,) = re.findall(r"rocketmq_\w+", trigger["metadata"]["query"])
+    assert f'"{metric}"' in (ROOT / "broker/metrics.py").read_text()

@@ -74,7 +74,7 @@ class Prometheus:
 @asynccontextmanager
 async def prometheus(folder: Path, target: str) -> AsyncIterator[Prometheus]:
     """With the configuration of compose, but for the target and the pace."""
-    config = (OBSERVE / "prometheus.yml").read_text()
+    config = (OBSERVE / "prometheus.yml").read_text().replace("${DOCS_URL}", "http://docs.example")
     config = re.sub(r"targets: .*", f'targets: ["{target}"]', re.sub(r"interval: \S+", "interval: 250ms", config))
     (folder / "prometheus.yml").write_text(config)
     shutil.copy(RULES, folder)
@@ -142,5 +142,7 @@ async def test_the_dashboards_queries_have_data_and_the_rules_are_evaluated(tmp_
                 rounds += 1
             firing = 'ALERTS{alertname="RocketletDeadLetters", alertstate="firing", group="shop"}'
             await eventually(lambda: server.has_data(firing))
+            (alert,) = (await server.get("alerts"))["alerts"]
+            assert alert["annotations"]["runbook_url"] == "http://docs.example/alerts/#rocketletdeadletters"
         (group,) = (await server.get("rules"))["groups"]
         assert {rule["health"] for rule in group["rules"]} == {"ok"}
