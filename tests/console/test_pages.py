@@ -232,7 +232,7 @@ async def browsed(site: Site, path: str) -> list[list[str]]:
         page = await site.get(f"/messages{question}")
         pages.append(re.findall(r"<code>(.*?)</code>", page))
         found = re.search(r'rel="next" href="([^"]+)"', page)
-        question = html.unescape(found[1]) if (found and pages[-1:] != [[]]) or "continues" in page else ""
+        question = html.unescape(found[1]) if found else ""
     return pages
 
 
