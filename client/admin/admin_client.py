@@ -314,10 +314,10 @@ class AdminClient:
         answers = await self._each(masters, RequestCode.GET_TOPIC_CONFIG, write(TopicName(name)), ignored=ignored)
         return {broker: body_of(answer, admin_bodies.decode_topic_config) for broker, answer in answers.items()}
 
-    async def has_priorities(self, topic: str) -> bool:
-        """Return True if a topic has a queue for each priority level."""
+    async def message_type(self, topic: str) -> str:
+        """Return the type of message that a topic is for, such as PRIORITY; empty if no broker has a type for it."""
         found = await self._topic_settings(topic, await self.masters())
-        return any(config.has_priorities for config in found.values())
+        return next((config.message_type for config in found.values() if config.message_type), "")
 
     async def put_bytes_per_s(self, topic: str) -> float | None:
         """Return the bytes per second that were sent to a topic in the last minute; None if no broker counts them, as

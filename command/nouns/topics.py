@@ -120,7 +120,7 @@ async def _show(options: argparse.Namespace, admin: AdminClient, output: Output)
                 }
             )
         output.text(f"parent of {counted(lite.lite_topics, 'lite topic')}, {_expiration(lite)}")
-    if await admin.has_priorities(topic.name):
+    if await admin.message_type(topic.name) == "PRIORITY":
         await _show_levels(admin, topic.name, groups, output)
     output.text(f"read by: {', '.join(groups) or 'no group'}")
     return 0

@@ -95,7 +95,7 @@ async def shown(request: Request) -> Page:
     name = request.path_params["topic"]
     await console.topics.show([name], now=is_load(request))
     topic = await console.admin.topic(name)
-    lite = await console.admin.lite_parent(name)
+    lite, message_type = await asyncio.gather(console.admin.lite_parent(name), console.admin.message_type(name))
     readers = sorted({*await console.admin.consumed_by(name), *(lite.groups if lite is not None else ())})
     shown_readers = readers[:PAGE_ROWS]
     await console.groups.show(shown_readers, now=is_load(request))
@@ -106,6 +106,7 @@ async def shown(request: Request) -> Page:
         {
             "topic": topic,
             "lite": lite,
+            "message_type": message_type,
             "part": shown,
             "rows": await asyncio.gather(*(_queue_row(console, topic, queue) for queue in shown.items)),
             "sample": sample,

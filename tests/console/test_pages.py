@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 from datetime import datetime, timedelta
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -31,11 +32,14 @@ from rocketlet.client import (
     SendResult,
     rebalanced,
 )
+from rocketlet.client.admin import findings as admin_findings
 from rocketlet.client.admin.diagnosis import Examiner, ObservationTimes, diagnose
-from rocketlet.client.admin.findings import Harm
+from rocketlet.client.admin.findings import Finding, Harm
 from rocketlet.client.config import ADMIN_TIMEOUT_S
 from rocketlet.client.wire.connection import Connection
-from rocketlet.console.config import COLOURS, TYPED_BODY_BYTES
+from rocketlet.console import page as console_page
+from rocketlet.console.config import COLOURS, OVERVIEW_FINDINGS, TYPED_BODY_BYTES
+from rocketlet.console.console import Console
 from rocketlet.console.group_watch import GroupSnapshot, GroupWatch, MemberRow
 from rocketlet.console.samples import GroupSample, group_sample
 from rocketlet.console.server import ConsoleServer
@@ -161,6 +165,7 @@ async def test_a_topic_is_created_changed_and_deleted_after_a_question(site: Sit
         parent = await admin.lite_parent("chat")
     assert parent is not None
     assert parent.expiration_min == 5
+    assert "is its type of messages LITE" in await site.text("/topics/chat")
     many = await site.post("/new/topic", {"token": token, "topic": "t", "queues": "65537"})
     assert "'65537' is not a whole number from 1 to 65536" in plain(many.text)
 
@@ -889,6 +894,26 @@ async def test_the_first_page_shows_what_is_in_trouble_first(site: Site, node: N
             html = await site.get("/overview")
     assert html.index('id="g-b-rejects"') < html.index('id="g-a-well"')
     assert "broker-a up" in plain(html)
+
+
+async def test_the_first_page_shows_the_worst_findings_and_leads_to_the_others(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [Finding(Harm.SLOW, "growing_lag", f"g{number}", "text", "cure") for number in range(OVERVIEW_FINDINGS + 1)]
+    monkeypatch.setattr(Console, "findings", lambda self: found)
+    page = await site.get("/overview")
+    assert page.count("[growing_lag]") == OVERVIEW_FINDINGS
+    assert '<a href="/groups/g0#h-lag">Lag</a>' in page
+    assert '<a href="/doctor">1 more finding</a>' in page
+
+
+def test_each_finding_that_leads_to_a_page_is_one_of_doctors() -> None:
+    console, admin = Path(console_page.__file__).parent, Path(admin_findings.__file__).parent
+    cures = (console / "templates/parts.html").read_text().partition("{% set cures")[2].partition("%}")[0]
+    kinds = re.findall(r'"(\w+)": \("', cures)
+    source = (admin / "findings.py").read_text() + (admin / "diagnosis.py").read_text()
+    assert len(kinds) > 15
+    assert [kind for kind in kinds if f'"{kind}"' not in source] == []
 
 
 async def test_a_broadcasting_group_shows_no_lag_and_no_queue_without_an_owner(site: Site, node: Node) -> None:
