@@ -62,9 +62,9 @@ class ConsoleClient:
                 reason = f"it needs a login; give --console http://NAME:PASSWORD@HOST:PORT, or set ${VARIABLE}"
             raise ConfigError(f"the console at {self._base}: {reason}") from None
         except (OSError, ValueError) as error:
-            reason = error.reason if isinstance(error, urllib.error.URLError) else error
+            cause = error.reason if isinstance(error, urllib.error.URLError) else error
             raise ConfigError(
-                f"the console at {self._base} does not respond: {reason}; start it, or give its URL with --console"
+                f"the console at {self._base} does not respond: {cause}; start it, or give its URL with --console"
             ) from None
 
 
