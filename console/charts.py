@@ -63,6 +63,9 @@ class Timeline:
     x_ticks: tuple[Tick, ...]
 
 
+_LAST_LABEL = 8  # distance from the right edge at which the label of a tick fits into the picture
+
+
 def lines(points: Points, *, width: int = 1100, height: int = 150, what: str = "messages") -> Lines | None:
     """Return a chart; None for fewer than two points."""
     if len(points) < 2:
@@ -80,7 +83,8 @@ def lines(points: Points, *, width: int = 1100, height: int = 150, what: str = "
         f"{number(values[-1])} {what} now, at most {number(max(values))} and at least {number(min(values))} "
         f"since {clock_time(begin)[:8]}"
     )
-    return Lines(width, height, line, area, time_ticks(begin, end, 0, width), _value_ticks(top, height), summary)
+    x_ticks = tuple(tick for tick in time_ticks(begin, end, 0, width) if tick.at <= width - _LAST_LABEL)
+    return Lines(width, height, line, area, x_ticks, _value_ticks(top, height), summary)
 
 
 def lines_of(points: Points, *, what: str = "messages") -> dict[str, Lines]:
