@@ -29,15 +29,17 @@ os.environ["COLUMNS"] = "100"  # how wide argparse writes
 
 
 MERMAID = ROOT / ".docs" / "node_modules" / "mermaid" / "dist" / "mermaid.min.js"  # which `make docs` installs
+LOGO = ROOT / "console" / "static" / "icon.svg"
 _FOUND_FIRST = ("index.md", "how-to/", "tutorial.md", "testing.md", "faq.md", "troubleshooting.md")  # by the search
 _FOUND_LAST = ("reference/", "architecture.md", "decisions/")
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Bundle mermaid, so that the pages load nothing from other hosts."""
-    if MERMAID.exists():
-        from mkdocs.structure.files import File
+    """Add the logo, and mermaid, so that the pages load nothing from other hosts."""
+    from mkdocs.structure.files import File
 
+    files.append(File.generated(config, config.theme["logo"], abs_src_path=str(LOGO)))
+    if MERMAID.exists():
         files.append(File.generated(config, "javascripts/mermaid.min.js", abs_src_path=str(MERMAID)))
         config.extra_javascript.append("javascripts/mermaid.min.js")
     return files
