@@ -80,7 +80,7 @@ class Console:
         self._marks_read_s = float("-inf")
 
     async def __aenter__(self) -> Self:
-        self.jobs.start()
+        self.jobs.start(is_read_only=self.read_only)
         running = (self.groups.run(), self.topics.run(), self._examine_brokers())
         self._tasks = [asyncio.create_task(item, name="samples") for item in running]
         return self

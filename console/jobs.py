@@ -127,8 +127,9 @@ class Jobs:
         self._jobs: dict[str, ReplayJob] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
 
-    def start(self) -> None:
-        """Read the jobs of an earlier run, and continue those that had not ended. Raises ConfigError."""
+    def start(self, *, is_read_only: bool = False) -> None:
+        """Read the jobs of an earlier run, and continue those that had not ended, unless `is_read_only`. Raises
+        ConfigError."""
         if self._path is not None and self._path.exists():
             try:
                 jobs = msgspec.json.decode(self._path.read_bytes(), type=list[ReplayJob])
@@ -136,7 +137,7 @@ class Jobs:
                 raise ConfigError(f"{self._path}: it has no jobs of the console: {error}; move it away") from None
             self._jobs = {job.id: job for job in jobs}
         for job in self._jobs.values():
-            if not job.has_ended:
+            if not job.has_ended and not is_read_only:
                 self._run(job)
 
     async def close(self) -> None:

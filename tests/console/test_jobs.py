@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 from rocketlet.client import AdminClient, ConfigError, Consumer, Message, Producer, Reject, rebalanced
 from rocketlet.client.admin.dead_letters import dead_letters
@@ -154,6 +155,20 @@ async def test_a_job_sends_only_to_confirmed_topics_and_counts_what_is_gone(node
             assert reason in job.reason
         assert (await dead_letters(admin, "g")).new == 1
         await running.close()
+
+
+async def test_a_read_only_console_shows_jobs_and_runs_none(node: Node, tmp_path: Path) -> None:
+    folder = tmp_path / "console"
+    folder.mkdir()
+    job = ReplayJob(id="1", order=ReplayOrder(group="g"), ends={}, total=1, created_ms=1)
+    (folder / "jobs.json").write_bytes(msgspec.json.encode([job]))
+    async with (
+        ConsoleServer(node.address, folder=folder, read_only=True) as server,
+        httpx.AsyncClient(timeout=PATIENCE_S) as http,
+    ):
+        assert "g waiting 0 0 1" in await Site(server.url, http).text("/jobs")
+    async with console(node, folder) as site:
+        await text_with(site, "/jobs", "g done 0 0 1")
 
 
 async def test_jobs_are_limited_and_a_file_that_is_none_is_refused(node: Node, tmp_path: Path) -> None:
