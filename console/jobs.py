@@ -201,9 +201,10 @@ class Jobs:
         job = self.find(id_)
         if job.has_ended:
             raise ConfigError(f"the job {id_} has ended already: it is {job.state}")
-        task = self._running[id_]
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        task = self._running.get(id_)
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
         if not job.has_ended:
             self._end(job, JobState.STOPPED)
         return job
@@ -227,6 +228,11 @@ class Jobs:
                 self._save_progress()
             except RocketletError as error:
                 job.reason = str(error)
+                self._end(job, JobState.FAILED)
+                return
+            except Exception as error:
+                log.exception("job_crashed", job=job.id)
+                job.reason = f"a fault of the console: {error!r}; its log has more"
                 self._end(job, JobState.FAILED)
                 return
             await asyncio.sleep(JOB_RETRY_S)
