@@ -48,7 +48,7 @@ _NEXT: Final = {
 """The states that may follow a state; none follows the others."""
 
 
-class Place(msgspec.Struct, frozen=True):
+class DeadLetterPlace(msgspec.Struct, frozen=True):
     """The position of a dead letter."""
 
     broker: str
@@ -71,7 +71,7 @@ class ReplayOrder(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     group: str
     to: str = "group"
     topics: list[str] = []
-    places: list[Place] = []
+    places: list[DeadLetterPlace] = []
     rate_per_s: float | None = None
     stop_after: int = 1
     at_ms: int = 0
@@ -121,8 +121,9 @@ class JobNotFound(ConfigError):
 class Jobs:
     """The jobs of a console. Without a `folder` they end with the console."""
 
-    def __init__(self, admin: AdminClient, folder: Path | None = None) -> None:
+    def __init__(self, admin: AdminClient, folder: Path | None = None, *, poll_s: float = JOB_POLL_S) -> None:
         self._admin = admin
+        self._poll_s = poll_s
         self._path = None if folder is None else folder / FILE
         self._jobs: dict[str, ReplayJob] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -215,7 +216,7 @@ class Jobs:
 
     async def _work(self, job: ReplayJob) -> None:
         while job.state is JobState.WAITING and now_ms() < job.order.at_ms:  # noqa: ASYNC110 # the clock may be set
-            await asyncio.sleep(min((job.order.at_ms - now_ms()) / 1000, JOB_POLL_S))
+            await asyncio.sleep(min((job.order.at_ms - now_ms()) / 1000, self._poll_s))
         if job.state is JobState.WAITING:
             job.move(JobState.RUNNING)
             self._save_progress()

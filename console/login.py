@@ -71,10 +71,20 @@ class TooManyLogins(ConfigError):
 
 
 class Sessions:
-    """The users that are logged in. `users` has the users that may log in, by name."""
+    """The users that are logged in. `users` has the users that may log in, by name; the others are limits."""
 
-    def __init__(self, users: Mapping[str, User]) -> None:
+    def __init__(
+        self,
+        users: Mapping[str, User],
+        *,
+        session_s: float = SESSION_S,
+        failed_login_s: float = FAILED_LOGIN_S,
+        max_failing: int = MAX_FAILING_LOGINS,
+    ) -> None:
         self._users = users
+        self._session_s = session_s
+        self._failed_login_s = failed_login_s
+        self._max_failing = max_failing
         self._open: OrderedDict[str, tuple[User, float]] = OrderedDict()
         self._failing = 0
 
@@ -85,14 +95,14 @@ class Sessions:
     async def user_with(self, name: str, password: str) -> User | None:
         """Return the user with a password; None, after FAILED_LOGIN_S, if the name or the password is wrong. Raises
         TooManyLogins."""
-        if self._failing >= MAX_FAILING_LOGINS:
+        if self._failing >= self._max_failing:
             raise TooManyLogins
         user = self._users.get(name)
         if hmac.compare_digest(_digest(password), user.digest if user is not None else b"") and user is not None:
             return user
         self._failing += 1
         try:
-            await asyncio.sleep(FAILED_LOGIN_S)
+            await asyncio.sleep(self._failed_login_s)
         finally:
             self._failing -= 1
         return None
@@ -111,7 +121,7 @@ class Sessions:
     def open(self, user: User) -> str:
         """Start a session. Return its cookie."""
         cookie = secrets.token_urlsafe(32)
-        self._open[cookie] = user, time.monotonic() + SESSION_S
+        self._open[cookie] = user, time.monotonic() + self._session_s
         if len(self._open) > MAX_SESSIONS:
             self._open.popitem(last=False)
         return cookie

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -15,7 +15,7 @@ from ..web.server import WebServer
 from .application import application
 from .config import PRODUCER_GROUP, STOP_S
 from .console import Console
-from .login import Sessions, User
+from .login import Sessions
 
 
 class ConsoleServer:
@@ -29,7 +29,7 @@ class ConsoleServer:
         listening: a listening socket, used instead of `host` and `port`
         hosts: further host names that requests may have
         read_only: True to reject all changes
-        users: the users that have to log in, by name, such as from `login.read_users`; None if nobody has to
+        sessions: the sessions of the users that have to log in; None if nobody has to
         folder: where the jobs are kept; None to keep them in memory
     Raises:
         OSError: it cannot listen
@@ -45,7 +45,7 @@ class ConsoleServer:
         listening: socket.socket | None = None,
         hosts: Sequence[str] = (),
         read_only: bool = False,
-        users: Mapping[str, User] | None = None,
+        sessions: Sessions | None = None,
         folder: Path | None = None,
     ) -> None:
         self._admin = AdminClient(name_server, access=access)
@@ -53,7 +53,6 @@ class ConsoleServer:
         self._console = Console(self._admin, producer, cluster=name_server, read_only=read_only, folder=folder)
         self._host = host
         self._socket = listening or _listening(host, port)
-        sessions = None if users is None else Sessions(users)
         app = application(self._console, hosts=(*hosts, host), sessions=sessions)
         self._server = WebServer(app, self._socket, stop_s=int(STOP_S))
 

@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +27,7 @@ from ..plumbing.access import access_of, add_client_options
 from .listening import listening_fault, listening_socket
 
 if TYPE_CHECKING:
-    from ...console.login import User
+    from ...console.login import Sessions
 
 log = structlog.get_logger("rocketlet")
 
@@ -100,16 +100,16 @@ def _add_login_options(group: argparse._ActionsContainer, side: str) -> None:
     )
 
 
-def _users(options: argparse.Namespace, side: str) -> Mapping[str, User] | None:
-    """Return the users that have to log in; None if nobody has to. Raises ConfigError."""
+def _sessions(options: argparse.Namespace, side: str) -> Sessions | None:
+    """Return the sessions of the users that have to log in; None if nobody has to. Raises ConfigError."""
     host, logins, no_login = (getattr(options, f"{side}{name}") for name in ("host", "logins", "no_login"))
     option = f"--{side}".replace("_", "-")
     if logins is not None:
         if no_login:
             raise ConfigError(f"{option}no-login: {option}logins is given, too; remove one of them")
-        from ...console.login import read_users
+        from ...console.login import Sessions, read_users
 
-        return read_users(logins)
+        return Sessions(read_users(logins))
     if not (no_login or _is_loopback(host)):
         raise ConfigError(
             f"{option}host: other machines reach {host}, and the console has no users; give {option}logins FILE, or "
@@ -130,14 +130,14 @@ async def _console(options: argparse.Namespace) -> int:
 
 async def _served(options: argparse.Namespace) -> int:
     cluster, hosts = (options.nameserver, access_of(options)), tuple(options.allow_host)
-    users = _users(options, "")
+    sessions = _sessions(options, "")
     with listening_socket(options.host, options.port) as listening:
         async with _serving(
             *cluster,
             options.host,
             listening,
             read_only=options.read_only,
-            users=users,
+            sessions=sessions,
             folder=options.data,
             hosts=hosts,
         ) as url:
@@ -162,7 +162,7 @@ def reserved(options: argparse.Namespace) -> Iterator[None]:
     if getattr(options, "console_port", None) is None:  # `rocketlet broker` has no such option
         yield
         return
-    options.console_users = _users(options, "console_")
+    options.console_sessions = _sessions(options, "console_")
     with listening_socket(options.console_host, options.console_port) as options.console_socket:
         yield
 
@@ -181,9 +181,9 @@ async def beside_broker(options: argparse.Namespace, address: str, data: Path) -
         verify_tls=False,  # certificates need not name the addresses that it uses
     )
     host, read_only = options.console_host, options.console_read_only
-    users = options.console_users
+    sessions = options.console_sessions
     async with _serving(
-        address, access, host, options.console_socket, read_only=read_only, users=users, folder=data / "console"
+        address, access, host, options.console_socket, read_only=read_only, sessions=sessions, folder=data / "console"
     ) as url:
         yield url
 
@@ -196,7 +196,7 @@ async def _serving(
     listening: socket.socket,
     *,
     read_only: bool,
-    users: Mapping[str, User] | None,
+    sessions: Sessions | None,
     folder: Path,
     hosts: tuple[str, ...] = (),
 ) -> AsyncIterator[str]:
@@ -204,11 +204,11 @@ async def _serving(
         raise ConfigError("the console needs its extra: pip install '.[console]'")
     from ...console.server import ConsoleServer
 
-    if users is None and not _is_loopback(host):
+    if sessions is None and not _is_loopback(host):
         hint = "it has no login: whoever reaches it can do what its keys can; put a proxy with a login before it"
         log.warning("console_open", host=host, read_only=read_only, hint=hint)
     async with ConsoleServer(
-        name_server, access=access, host=host, listening=listening, hosts=hosts, read_only=read_only, users=users,
+        name_server, access=access, host=host, listening=listening, hosts=hosts, read_only=read_only, sessions=sessions,
         folder=folder,
     ) as server:  # fmt: skip
         yield server.url

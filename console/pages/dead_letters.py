@@ -17,7 +17,7 @@ from ..change import Change
 from ..config import MAX_REPLAY, PAGE_ROWS
 from ..console import Console
 from ..form import FieldFault, Form, query_of
-from ..jobs import Place, ReplayOrder, words_of
+from ..jobs import DeadLetterPlace, ReplayOrder, words_of
 from ..page import Page, console_of
 from ..text import local_time, number, part
 from .history import NEWEST, page_back, position_of
@@ -99,8 +99,8 @@ async def replay(request: Request, form: Form) -> Change:
     return Change(question, act, f"/jobs/{job.id}", "Resend", effects, _COLUMNS, await _plan(found))
 
 
-def _place(message: Message) -> Place:
-    return Place(message.queue.broker_name, message.queue_id, message.queue_offset)
+def _place(message: Message) -> DeadLetterPlace:
+    return DeadLetterPlace(message.queue.broker_name, message.queue_id, message.queue_offset)
 
 
 def _rate_per_s(form: Form) -> float | None:

@@ -21,7 +21,7 @@ from ..form import FieldFault, Form
 _NONE_MS: Final = -1
 
 
-class Position(NamedTuple):
+class PagePosition(NamedTuple):
     """The place where a page starts: `skip` messages that were stored at `until_ms` are on earlier pages."""
 
     until_ms: int
@@ -31,14 +31,14 @@ class Position(NamedTuple):
         return f"{self.until_ms}-{self.skip}"
 
 
-NEWEST: Final = Position(2**63 - 1)
+NEWEST: Final = PagePosition(2**63 - 1)
 
 
-class History(NamedTuple):
+class MessagePage(NamedTuple):
     """One page: `messages`, newest first, and the position of the next page; None if there are no older messages."""
 
     messages: list[Message]
-    older: Position | None
+    older: PagePosition | None
 
 
 class _Part(NamedTuple):
@@ -48,7 +48,7 @@ class _Part(NamedTuple):
     floor_ms: int
 
 
-def position_of(form: Form, newest: Position = NEWEST) -> Position:
+def position_of(form: Form, newest: PagePosition = NEWEST) -> PagePosition:
     """Return the position in the field `before` of a form. Raises FieldFault."""
     given = form.text("before")
     if not given:
@@ -56,29 +56,30 @@ def position_of(form: Form, newest: Position = NEWEST) -> Position:
     until, _, skip = given.partition("-")
     if not (len(given) < 40 and until.isdecimal() and skip.isdecimal() and int(skip) <= MAX_SEARCHED):
         raise FieldFault("before", f"{given[:40]!r} is not the position of a page")
-    return Position(int(until), int(skip))
+    return PagePosition(int(until), int(skip))
 
 
 async def page_back(
     console: Console,
     ranges: Mapping[Queue, Range],
-    position: Position,
+    position: PagePosition,
     limit: int,
     *,
     begin_ms: int = 0,
     tags: str = "*",
     is_wanted: Callable[[Message], bool] | None = None,
-) -> History:
+    searched: int = MAX_SEARCHED,
+) -> MessagePage:
     """Return up to `limit` messages that were stored since `begin_ms`, have the tags and are wanted.
 
-    A page of a search reads up to MAX_SEARCHED messages. It may have fewer messages than `limit`, or none, and an older
+    A page of a search reads up to `searched` messages. It may have fewer messages than `limit`, or none, and an older
     page that continues the search.
     """
     spans = {queue: span for queue, span in ranges.items() if span.begin < span.end}
     searches = tags != "*" or is_wanted is not None
     window = limit + position.skip
     if searches:
-        window = max(window, MAX_SEARCHED // max(len(spans), 1))
+        window = max(window, searched // max(len(spans), 1))
     while True:
         parts = await asyncio.gather(
             *(_read(console, *item, position, window, limit, tags, is_wanted) for item in spans.items())
@@ -99,15 +100,15 @@ async def page_back(
     if len(found) > limit or (shown and not searches and floor_ms >= begin_ms):
         last_ms = shown[-1].store_ms
         skip = sum(message.store_ms == last_ms for message in shown)
-        return History(shown, Position(last_ms, skip + (position.skip if last_ms == position.until_ms else 0)))
-    return History(shown, Position(floor_ms) if floor_ms >= begin_ms else None)
+        return MessagePage(shown, PagePosition(last_ms, skip + (position.skip if last_ms == position.until_ms else 0)))
+    return MessagePage(shown, PagePosition(floor_ms) if floor_ms >= begin_ms else None)
 
 
 async def _read(
     console: Console,
     queue: Queue,
     span: Range,
-    position: Position,
+    position: PagePosition,
     window: int,
     limit: int,
     tags: str,

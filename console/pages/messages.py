@@ -23,7 +23,7 @@ from ..message_text import body_of, preview
 from ..page import Page, console_of, is_load, status_of
 from ..samples import now_ms
 from ..text import part
-from .history import NEWEST, History, Position, page_back, position_of
+from .history import NEWEST, MessagePage, PagePosition, page_back, position_of
 
 WAYS = {
     "newest": "newest",
@@ -80,27 +80,27 @@ async def found(request: Request) -> Page:
     )
 
 
-async def search(console: Console, form: Form) -> History:
+async def search(console: Console, form: Form) -> MessagePage:
     """Return a page of the messages that a form describes. Raises RocketletError; FieldFault if a field is invalid."""
     topic, way = form.text("topic"), form.text("by", "newest")
     limit = form.number("limit", 20, least=1, most=MAX_FOUND)
     tags = form.text("tags", "*")
     if way == "id":
-        return History(await _by_id(console, form.text("value"), topic), None)
+        return MessagePage(await _by_id(console, form.text("value"), topic), None)
     if not topic:
         raise FieldFault("topic", "name the topic to search")
     if way == "key":
-        return History(await _by_key(console, topic, form, limit), None)
+        return MessagePage(await _by_key(console, topic, form, limit), None)
     ranges = (await console.admin.topic(topic)).ranges
     if way == "offset":
         queue = Queue(topic, form.text("broker"), form.number("queue", 0))
         begin = form.number("offset", 0)
         if queue not in ranges:
             raise FieldFault("queue", f"the topic has no queue {queue}")
-        return History(await _read(console, queue, begin, begin + limit, tags), None)
+        return MessagePage(await _read(console, queue, begin, begin + limit, tags), None)
     if way == "time":
         begin_ms, end_ms = form.time_ms("begin", 0), form.time_ms("end", now_ms() + DAY_MS)
-        position = position_of(form, Position(end_ms))
+        position = position_of(form, PagePosition(end_ms))
         return await page_back(console, ranges, position, limit, begin_ms=begin_ms, tags=tags)
     is_wanted = _condition(form) if way == "content" else None
     return await page_back(console, ranges, position_of(form), limit, tags=tags, is_wanted=is_wanted)

@@ -17,7 +17,7 @@ from rocketlet.client.admin.dead_letters import dead_letters
 from rocketlet.command.cli import main
 from rocketlet.console import jobs
 from rocketlet.console.config import MAX_JOBS
-from rocketlet.console.jobs import Jobs, JobState, Place, ReplayJob, ReplayOrder
+from rocketlet.console.jobs import DeadLetterPlace, Jobs, JobState, ReplayJob, ReplayOrder
 from rocketlet.console.server import ConsoleServer
 
 from ..conftest import PATIENCE_S, Node, eventually
@@ -85,12 +85,24 @@ async def test_a_replay_continues_after_a_restart_and_is_stopped(node: Node, tmp
             assert (await dead_letters(admin, "g")).new == 1
 
 
-async def test_a_replay_waits_for_its_time_on_the_command_line(
-    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_replay_waits_for_its_time(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     ahead_ms = 0
     monkeypatch.setattr(jobs, "now_ms", lambda: int(time.time() * 1000) + ahead_ms)
-    monkeypatch.setattr(jobs, "JOB_POLL_S", 0.01)
+    async with rejected(node, 2) as inbox, AdminClient(node.address) as admin:
+        waiting = Jobs(admin, poll_s=0.01)
+        job = await waiting.plan(ReplayOrder(group="g", to="topic", topics=["orders"], at_ms=jobs.now_ms() + 3_600_000))
+        waiting.add(job)
+        await asyncio.sleep(0)
+        assert job.state is JobState.WAITING
+        ahead_ms = 3_700_000
+        await eventually(lambda: sorted(inbox.bodies) == [b"0", b"1"])
+        await eventually(lambda: job.state is JobState.DONE)
+        await waiting.close()
+
+
+async def test_a_replay_is_given_to_a_console_on_the_command_line(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("rocketlet.command.plumbing.logs.configure", lambda level: None)
 
     async def run(*arguments: str) -> tuple[int, str, str]:
@@ -101,16 +113,18 @@ async def test_a_replay_waits_for_its_time_on_the_command_line(
         url, where = ("--console", site.url), ("--nameserver", node.address)
         assert "the console has no replay\n" in (await run("jobs", "list", *url))[1]
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 3600))
-        command = ("messages", "replay", "g", "--to", "topic", "--at", moment, "--yes", *url, *where)
-        status, out, _ = await run(*command)
+        command = ("messages", "replay", "g", "--yes", *url, *where)
+        status, out, _ = await run(*command, "--to", "topic", "--at", moment)
         assert (status, "`rocketlet jobs list` shows it" in out) == (0, True)
         status, out, _ = await run("jobs", "list", "--json", *url)
         (job,) = (json.loads(line) for line in out.splitlines() if line.startswith("{"))
         assert (job["state"], job["total"], job["sent"], job["to"]) == ("waiting", 2, 0, "topic")
-        ahead_ms = 3_700_000
-        await eventually(lambda: sorted(inbox.bodies) == [b"0", b"1"])
-        while "done" not in (out := (await run("jobs", "list", *url))[1]):
+        assert "stopped" in (await run("jobs", "stop", job["id"], *url))[1]
+        assert inbox.messages == []
+        await run(*command, "--detach")
+        while "done" not in (await run("jobs", "list", *url))[1]:
             pass
+        assert sorted(inbox.bodies) == [b"0", b"1"]
         assert "no job has the id" in (await run("jobs", "stop", "x", *url))[2]
         _, _, said = await run("jobs", "list", "--console", "http://127.0.0.1:1")
         assert "the console at http://127.0.0.1:1 does not respond" in said
@@ -146,7 +160,10 @@ async def test_a_job_sends_only_to_confirmed_topics_and_counts_what_is_gone(node
         running = Jobs(admin)
         for order, reason in (
             (ReplayOrder(group="g", to="topic", topics=["bills"]), "which was not confirmed"),
-            (ReplayOrder(group="g", places=[Place("broker-a", 0, 9)]), "there is no message at %DLQ%g@broker-a:0 9"),
+            (
+                ReplayOrder(group="g", places=[DeadLetterPlace("broker-a", 0, 9)]),
+                "there is no message at %DLQ%g@broker-a:0 9",
+            ),
         ):
             job = await running.plan(order)
             running.add(job)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 from rocketlet.client import ConfigError
-from rocketlet.console import login
 from rocketlet.console.config import MAX_FAILING_LOGINS, MAX_SESSIONS, MIN_PASSWORD_CHARS
-from rocketlet.console.login import Role, Sessions, TooManyLogins, read_users
+from rocketlet.console.login import Role, Sessions, TooManyLogins, User, read_users
 from rocketlet.console.server import ConsoleServer
 
 from ..conftest import PATIENCE_S, Node
@@ -21,12 +21,24 @@ USERS = "# name role password\nanna operate long-secret\n\nben look other-secret
 
 
 @pytest.fixture
-async def users_site(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
-    monkeypatch.setattr(login, "FAILED_LOGIN_S", 0.0)
+def users(tmp_path: Path) -> dict[str, User]:
     (tmp_path / "logins").write_text(USERS)
-    users = read_users(tmp_path / "logins")
-    async with ConsoleServer(node.address, users=users) as server, httpx.AsyncClient(timeout=PATIENCE_S) as http:
+    return read_users(tmp_path / "logins")
+
+
+@asynccontextmanager
+async def site_of(node: Node, sessions: Sessions) -> AsyncIterator[Site]:
+    async with (
+        ConsoleServer(node.address, sessions=sessions) as server,
+        httpx.AsyncClient(timeout=PATIENCE_S) as http,
+    ):
         yield Site(server.url, http)
+
+
+@pytest.fixture
+async def users_site(node: Node, users: dict[str, User]) -> AsyncIterator[Site]:
+    async with site_of(node, Sessions(users, failed_login_s=0.0)) as site:
+        yield site
 
 
 async def log_in(site: Site, name: str, password: str, then: str = "/groups") -> httpx.Response:
@@ -65,7 +77,9 @@ async def test_users_log_in_and_do_what_their_role_allows(users_site: Site) -> N
     assert (await site.http.get(f"{site.url}/groups")).status_code == 303, "the session has ended"
 
 
-async def test_programs_authenticate_where_only_programs_go(users_site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_programs_authenticate_where_only_programs_go(
+    users_site: Site, node: Node, users: dict[str, User]
+) -> None:
     site = users_site
     assert (await site.http.get(f"{site.url}/metrics")).status_code == 401
     for given, status in {("ben", "other-secret"): 200, ("ben", "wrong"): 401, ("ben", ""): 401}.items():
@@ -73,32 +87,27 @@ async def test_programs_authenticate_where_only_programs_go(users_site: Site, mo
     wrong = await site.http.get(f"{site.url}/metrics", headers={"authorization": "Basic ?"})
     assert wrong.status_code == 401
     assert (await site.http.get(f"{site.url}/groups", auth=("anna", "long-secret"))).status_code == 303
-    monkeypatch.setattr(login, "MAX_FAILING_LOGINS", 0)
-    answer = await log_in(site, "anna", "long-secret")
-    assert (answer.status_code, "too many logins have failed" in plain(answer.text)) == (429, True)
-    assert (await site.http.get(f"{site.url}/metrics", auth=("ben", "other-secret"))).status_code == 429
+    async with site_of(node, Sessions(users, max_failing=0)) as busy:
+        answer = await log_in(busy, "anna", "long-secret")
+        assert (answer.status_code, "too many logins have failed" in plain(answer.text)) == (429, True)
+        assert (await busy.http.get(f"{busy.url}/metrics", auth=("ben", "other-secret"))).status_code == 429
 
 
-async def test_sessions_end_with_their_time_and_when_there_are_too_many(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "logins").write_text(USERS)
-    users = read_users(tmp_path / "logins")
+async def test_sessions_end_with_their_time_and_when_there_are_too_many(users: dict[str, User]) -> None:
     assert [(user.name, user.role) for user in users.values()] == [("anna", Role.OPERATE), ("ben", Role.LOOK)]
-    sessions = Sessions(users)
+    sessions = Sessions(users, failed_login_s=PATIENCE_S)
     first, *_, last = [sessions.open(users["ben"]) for _ in range(MAX_SESSIONS)]
     assert sessions.user_of(first) is users["ben"]
     sessions.open(users["ben"])
     assert (sessions.user_of(first), sessions.user_of(last)) == (None, users["ben"])
-    monkeypatch.setattr(login, "SESSION_S", 0.0)
-    assert sessions.user_of(sessions.open(users["ben"])) is None
-    monkeypatch.setattr(login, "FAILED_LOGIN_S", PATIENCE_S)
     failing = [asyncio.create_task(sessions.user_with("ben", "wrong")) for _ in range(MAX_FAILING_LOGINS)]
     await asyncio.sleep(0)  # each checks its password, and waits
     with pytest.raises(TooManyLogins):
         await sessions.user_with("ben", "other-secret")
     for task in failing:
         task.cancel()
+    short = Sessions(users, session_s=0.0)
+    assert short.user_of(short.open(users["ben"])) is None
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ from rocketlet.console import page as console_page
 from rocketlet.console.config import COLOURS, OVERVIEW_FINDINGS, TYPED_BODY_BYTES
 from rocketlet.console.console import Console
 from rocketlet.console.group_watch import GroupSnapshot, GroupWatch, MemberRow
+from rocketlet.console.pages.history import NEWEST, PagePosition, page_back
 from rocketlet.console.samples import GroupSample, group_sample
 from rocketlet.console.server import ConsoleServer
 from rocketlet.protocol.admin_bodies import QueueProgress
@@ -241,7 +242,7 @@ async def browsed(site: Site, path: str) -> list[list[str]]:
     return pages
 
 
-async def test_messages_are_browsed_back_to_the_first(site: Site, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_messages_are_browsed_back_to_the_first(site: Site, node: Node) -> None:
     wanted = [f"soup {number}" for number in range(9)]
     async with Producer(node.address) as producer:
         for number, text in enumerate(wanted):
@@ -253,7 +254,6 @@ async def test_messages_are_browsed_back_to_the_first(site: Site, node: Node, mo
     assert pages == [newest_first[:4], newest_first[4:8], newest_first[8:]]
     bulk = await browsed(site, "?topic=bulk&limit=2")
     assert bulk == [["5", "4"], ["3", "2"], ["1"]], "messages of one millisecond"
-    monkeypatch.setattr("rocketlet.console.pages.history.MAX_SEARCHED", 8)  # 2 messages of each queue
     for question, bodies in {
         "&by=content&body=soup": newest_first,
         "&by=content&body=soup+3": ["soup 3"],
@@ -268,6 +268,30 @@ async def test_messages_are_browsed_back_to_the_first(site: Site, node: Node, mo
     assert "'5-x' is not the position of a page" in wrong
     lines = (await site.get("/messages.jsonl?topic=orders&limit=2&tags=B")).splitlines()
     assert [(item["body"], item["tag"]) for item in map(json.loads, lines)] == [("soup 7", "B"), ("soup 5", "B")]
+
+
+@pytest.mark.parametrize("searched", [0, 4, 8, 100])
+async def test_a_search_that_ends_within_a_page_continues_on_the_next_one(node: Node, searched: int) -> None:
+    async with Producer(node.address) as producer, AdminClient(node.address) as admin:
+        for number in range(9):
+            node.clock.advance(0.01)
+            await producer.send("orders", b"soup %d" % number, tag="AB"[number % 2])
+        await producer.send_batch("orders", [b"bulk"] * 7)  # of one millisecond
+        ranges = (await admin.topic("orders")).ranges
+        console = Console(admin, partial(Producer[bytes], node.address), cluster="")
+        searches: list[tuple[dict[str, Any], int]] = [
+            ({"tags": "A"}, 5),
+            ({"is_wanted": lambda message: b"bulk" in message.body}, 7),
+            ({}, 16),
+        ]
+        for options, count in searches:
+            position: PagePosition | None = NEWEST
+            found = list[tuple[Queue, int]]()
+            while position is not None:
+                part = await page_back(console, ranges, position, 3, searched=searched, **options)
+                found += [(message.queue, message.queue_offset) for message in part.messages]
+                position = part.older
+            assert (len(found), len(set(found))) == (count, count), options
 
 
 async def test_the_trace_of_a_message_shows_its_send_and_each_attempt(site: Site, node: Node) -> None:
