@@ -15,7 +15,6 @@ import pytest
 from rocketlet.client import AdminClient, ConfigError, Consumer, Message, Producer, Reject, rebalanced
 from rocketlet.client.admin.dead_letters import dead_letters
 from rocketlet.command.cli import main
-from rocketlet.console import jobs
 from rocketlet.console.config import MAX_JOBS
 from rocketlet.console.jobs import DeadLetterPlace, Jobs, JobState, ReplayJob, ReplayOrder
 from rocketlet.console.server import ConsoleServer
@@ -87,10 +86,12 @@ async def test_a_replay_continues_after_a_restart_and_is_stopped(node: Node, tmp
 
 async def test_a_replay_waits_for_its_time(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     ahead_ms = 0
-    monkeypatch.setattr(jobs, "now_ms", lambda: int(time.time() * 1000) + ahead_ms)
+    monkeypatch.setattr("rocketlet.console.jobs.now_ms", lambda: int(time.time() * 1000) + ahead_ms)
     async with rejected(node, 2) as inbox, AdminClient(node.address) as admin:
         waiting = Jobs(admin, poll_s=0.01)
-        job = await waiting.plan(ReplayOrder(group="g", to="topic", topics=["orders"], at_ms=jobs.now_ms() + 3_600_000))
+        job = await waiting.plan(
+            ReplayOrder(group="g", to="topic", topics=["orders"], at_ms=int(time.time() * 1000) + 3_600_000)
+        )
         waiting.add(job)
         await asyncio.sleep(0)
         assert job.state is JobState.WAITING
