@@ -28,7 +28,7 @@ from .paging import part_of
 PERMS = {6: "send and read", 4: "only read", 2: "only send", 0: "neither"}
 
 TYPES = {
-    "": "not given: brokers of 4.9, and topics of any message",
+    "": "not given, as on brokers of 4.9",
     "NORMAL": "NORMAL",
     "FIFO": "FIFO: ordered in each message group",
     "DELAY": "DELAY: delivered at a time",
