@@ -104,6 +104,15 @@ def test_addresses_that_kubernetes_sets_are_ignored_and_logged_once(tmp_path: Pa
     assert all(name in line for name in addresses)
 
 
+def test_address_for_other_networks_is_reported_when_the_broker_is_ready(tmp_path: Path) -> None:
+    process = run(tmp_path, "--port", "0", "--advertise-external", "localhost:7")
+    assert process.stdout is not None
+    lines = [process.stdout.readline() for _ in range(5)]
+    process.terminate()
+    process.communicate(timeout=PATIENCE_S)
+    assert "  Outside  localhost:7: the same, for clients of other networks\n" in lines
+
+
 def test_advertised_host_that_is_unknown_is_named(tmp_path: Path) -> None:
     process = run(tmp_path, "--port", "0", "--advertise", "nowhere.invalid:9876")
     _, err = process.communicate(timeout=PATIENCE_S)
