@@ -140,7 +140,7 @@ async def test_dead_letters_are_replayed_with_the_mouse(windows: Windows, node: 
         assert "The replay of 1 message to the retry topic of g has started" in await window.text("#notice")
         await eventually(lambda: mended.bodies == [b"two"])
         await window.has("#live_job >> text=done")
-        await window.page.click("text=Dead letters")
+        await window.page.click("a.button >> text=Dead letters")
         await window.page.check("[data-all=place]")
         await window.page.select_option("[name=to]", "topic")
         await window.page.click("text=Dry run")
