@@ -306,10 +306,13 @@ class Clients:
     def _may_have(self, session: Session, client_id: str) -> bool:
         """Return True if a session may take over a client id: the id is free, its session is closed, or both sessions are of
         one account. A session of another account would receive the first one's replies."""
-        former, accounts = self._by_id.get(client_id, session), self._accounts
-        if former is session or former.is_closed or accounts is None:
-            return True
-        return accounts.account_name(former) == accounts.account_name(session)
+        former = self._by_id.get(client_id, session)
+        return former is session or former.is_closed or self.account_of(former) == self.account_of(session)
+
+    def account_of(self, session: Session) -> str:
+        """Return the access key of a session's account; empty without one, and for each session of a broker without
+        accounts."""
+        return self._accounts.account_name(session) if self._accounts is not None else ""
 
     def _take(self, session: Session, client_id: str, groups: tuple[str, ...]) -> None:
         """Register a client id or producer group that is new to the session. Raises LimitExceeded."""

@@ -176,18 +176,24 @@ class Order:
 @dataclass(frozen=True, slots=True)
 class PopClient:
     """The identity of a client that pops, as its protocol server has checked it: the remoting connection, or the account and
-    id of a gRPC client. `client_id` is not compared, because any remoting client may claim any id."""
+    id of a gRPC client. `client_id` is not compared, because any remoting client may claim any id.
+
+    Attributes:
+        account: the access key of a remoting client's account; empty without accounts.
+    """
 
     client_id: str = field(compare=False)
     session: Session | None = None
     account_id: tuple[str, str] | None = None
+    account: str = field(default="", compare=False)
 
     def is_reconnect_of(self, earlier: PopClient) -> bool:
-        """Return True if both are remoting clients with one id, and the connection of `earlier` is older. That connection may
-        stay open for long after its client has lost it."""
-        if self.session is None or earlier.session is None or self.client_id != earlier.client_id:
+        """Return True if both are remoting clients of one account with one id, and the connection of `earlier` is older. That
+        connection may stay open for long after its client has lost it."""
+        if self.session is None or earlier.session is None:
             return False
-        return self.session.number > earlier.session.number
+        is_same = (self.account, self.client_id) == (earlier.account, earlier.client_id)
+        return is_same and self.session.number > earlier.session.number
 
 
 class PopAttempt(NamedTuple):

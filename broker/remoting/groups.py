@@ -140,6 +140,8 @@ def _check(broker: BrokerController, connection: RemotingConnection, beat: bodie
         if settings is None:
             continue
         fault = broker.group_configs.bound_fault(settings)
+        if fault is None and connection not in broker.groups.members_of(consumer.group):
+            fault = _id_fault(broker, connection, beat.client_id, consumer.group)
         if fault is None and settings.strict:
             fault = _strict_fault(broker, connection, consumer)
         if fault:
@@ -176,6 +178,22 @@ def _beat_of(connection: RemotingConnection, body: bytes) -> bodies.Heartbeat:
         if fault:
             raise names.IllegalName(fault)
     return beat
+
+
+def _id_fault(broker: BrokerController, connection: RemotingConnection, client_id: str, name: str) -> str | None:
+    """Return the reason why a connection may not use a client id in a group: a member with this id is of another account.
+    None if it may, and without accounts. The number of members is limited (`max_members`)."""
+    if broker.acl is None:
+        return None
+    account = broker.clients.account_of(connection)
+    for session, member in broker.groups.members_of(name).items():
+        # a member that stands for a client that pops owns nothing by its id
+        if member.client_id == client_id and not member.pops and broker.clients.account_of(session) != account:
+            return (
+                f"the client id {client_id} of the group {name} is in use by a client of another account; "
+                "give each client an id of its own"
+            )
+    return None
 
 
 def _strict_fault(broker: BrokerController, connection: RemotingConnection, consumer: ConsumerData) -> str | None:
@@ -368,12 +386,12 @@ def _unlock(broker: BrokerController, connection: RemotingConnection, request: g
 def _foreign_client(
     broker: BrokerController, connection: RemotingConnection, request: group_bodies.LockRequest
 ) -> str | None:
-    """Return the reason why the connection of a Rocketlet client may not lock or unlock queues for a client id; None if it
-    may. Apache's clients are not checked."""
+    """Return the reason why a connection may not lock or unlock queues for a client id; None if it may. Apache's clients may
+    use any id that is not a member's of another account."""
+    member = broker.groups.members_of(request.group).get(connection)
     if not request.handover:
-        return None
-    group = broker.groups.get(request.group)
-    member = group.members.get(connection) if group else None
+        is_own = member is not None and member.client_id == request.client_id
+        return None if is_own else _id_fault(broker, connection, request.client_id, request.group)
     if member is None:
         return f"this connection is not a member of the group {request.group}; send a heartbeat first"
     if member.client_id != request.client_id:

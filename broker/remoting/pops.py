@@ -149,7 +149,7 @@ def pop_lite_message(broker: BrokerController, connection: RemotingConnection, f
     request = PopRequest(
         header.consumer_group,
         header.topic,
-        _lite_client(connection, header.client_id),
+        _lite_client(broker, connection, header.client_id),
         max(header.max_msg_num, 1),
         header.invisible_time,
         min(max(header.poll_time, 0), int(MAX_POLL_S * 1000)),
@@ -187,7 +187,7 @@ def _syncing(broker: BrokerController, connection: RemotingConnection, frame: Fr
             continue
         broker.ensure_retry_topic(group, connection)
         connection.on_lost(broker.pops.session_gone)
-        client = _lite_client(connection, change.client_id)
+        client = _lite_client(broker, connection, change.client_id)
         names = dict.fromkeys(change.names).keys()
         yield from broker.pops.lite.sync(
             LiteSync(client, connection, group.name, change.topic, change.action, names, change.offset)
@@ -195,10 +195,10 @@ def _syncing(broker: BrokerController, connection: RemotingConnection, frame: Fr
     return answer(frame)
 
 
-def _lite_client(connection: RemotingConnection, client_id: str) -> PopClient:
+def _lite_client(broker: BrokerController, connection: RemotingConnection, client_id: str) -> PopClient:
     """Return the client of a connection that uses lite topics. A connection has one such client. The client's id is
-    used in reports, and to find the client's earlier connections."""
-    return PopClient(client_id[:MAX_NAMED_CHARS], session=connection)
+    used in reports, and with its account to find the client's earlier connections."""
+    return PopClient(client_id[:MAX_NAMED_CHARS], session=connection, account=broker.clients.account_of(connection))
 
 
 def client_of(broker: BrokerController, connection: RemotingConnection, group: str) -> PopClient:

@@ -24,17 +24,28 @@ from rocketlet.protocol import bodies, group_bodies
 from rocketlet.protocol.bodies import ConsumerData, GroupConfig, Heartbeat, TopicConfig
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ
-from rocketlet.protocol.group_bodies import LiteAction, LiteSubscription, LockRequest, encode_topics
+from rocketlet.protocol.group_bodies import (
+    LiteAction,
+    LiteSubscription,
+    LockRequest,
+    decode_locked,
+    encode_lite_subscription,
+    encode_lock_request,
+    encode_topics,
+)
 from rocketlet.protocol.headers import Signer
+from rocketlet.protocol.message import decode_records
 from rocketlet.protocol.names import MARKS_TOPIC, TRACE_TOPIC, Queue, parse_subscription, retry_topic
+from rocketlet.protocol.properties import find
 from rocketlet.testing.ports import free_port
 from structlog.testing import capture_logs
 
-from ...conftest import PATIENCE_S, Node, Nodes, eventually
+from ...conftest import PATIENCE_S, Node, Nodes, Wire, eventually
 from ...support.accounts import ACCOUNTS, ADMIN, KEYS, SECRETS, SEND, AccountsFile, Wired, access, account, signed_wire
 from ...support.grpc_client import grpc_client, signed
 from ...support.handlers import Inbox
-from ...support.requests import pop, pull, send
+from ...support.requests import beat, pop, pull, send
+from ...support.topics import put
 from ..grpc.receives import NOTHING, begin, received, request
 
 # Every request code
@@ -303,6 +314,72 @@ async def test_only_administrators_replay_and_mark_dead_letters(
         assert replayed.sent == 1
         assert (await dead_letters(admin, "g")).new == 0
     assert guarded.broker.store.queue("orders", 0).next == 1
+
+
+# Client ids
+
+
+HANDLE_FIELDS = {"extraInfo": "POP_CK", "offset": "INNER_MULTI_QUEUE_OFFSET"}
+OTHER_ACCOUNT = (
+    "the client id c of the group shipping is in use by a client of another account; give each client an id of its own"
+)
+
+
+async def test_client_id_of_another_account_gives_no_queue_and_no_lite_topic(
+    guarded: Node, wired: Wired, file: AccountsFile
+) -> None:
+    members = [
+        account(key, defaultTopicPerm="PUB|SUB", defaultGroupPerm="SUB") for key in ("orders-key", "readers-key")
+    ]
+    file.rewrite([account(ADMIN, admin=True), *members])
+    put(guarded, message_type="LITE")
+    guarded.broker.topics.put(TopicConfig("orders", 1, 1), guarded.broker.store.end)
+    attributes = {"lite.bind.topic": "t", "lite.sub.model": "Exclusive"}
+    guarded.broker.group_configs.put(GroupConfig("lite", attributes=attributes))
+    member, other, again = await wired("orders-key"), await wired("readers-key"), await wired("orders-key")
+
+    async def sync(wire: Wire, *names: str, action: LiteAction = LiteAction.COMPLETE_ADD) -> None:
+        change = LiteSubscription(action, "c", "lite", "t", names)
+        body = encode_lite_subscription(change)
+        assert (await wire.call(RequestCode.LITE_SUBSCRIPTION_CTL, body=body)).code == 0
+
+    async def receives(wire: Wire) -> bool:
+        assert (await send(member, b"1", properties="__LITE_TOPIC\x01a")).code == 0
+        fields = {"consumerGroup": "lite", "clientId": "c", "topic": "t", "maxMsgNum": 1, "pollTime": 0, "bornTime": 0}
+        answer = await wire.call(RequestCode.POP_LITE_MESSAGE, {**fields, "invisibleTime": 60_000})
+        if answer.code == 0:
+            (record,) = decode_records(answer.body)
+            place = {"consumerGroup": "lite", "topic": "t", "queueId": 0, "liteTopic": "a"}
+            place |= {name: find(record.properties, key) for name, key in HANDLE_FIELDS.items()}
+            assert (await wire.call(RequestCode.ACK_MESSAGE, place)).code == 0
+        return answer.code == 0
+
+    await sync(member, "a")
+    await sync(other, "a")
+    taken = {"liteTopic": "a", "consumerGroup": "lite", "clientId": "c"}
+    assert (await other.request(RequestCode.NOTIFY_UNSUBSCRIBE_LITE)).ext == taken, "the whole set is refused"
+    assert (await receives(other), await receives(member)) == (False, True)
+    await sync(other, "a", action=LiteAction.PARTIAL_ADD)
+    assert (await member.request(RequestCode.NOTIFY_UNSUBSCRIBE_LITE)).ext == taken, "the loss is not silent"
+    assert (await receives(member), await receives(other)) == (False, True)
+    await sync(member, "a", action=LiteAction.PARTIAL_ADD)
+    await sync(again, "a")
+    assert (await receives(member), await receives(again)) == (False, True), "a reconnect of its own account"
+    assert member.requests == []
+
+    assert (await beat(member, "c", {"orders": "*"}, "shipping")).code == 0
+    refused = await beat(other, "c", {"orders": "*"}, "shipping")
+    assert (refused.code, refused.remark) == (ResponseCode.NO_PERMISSION, OTHER_ACCOUNT)
+    assert (await beat(other, "c", {"orders": "*"}, "others")).code == 0, "another group has its own ids"
+    assert (await beat(again, "c", {"orders": "*"}, "shipping")).code == 0
+    lock = encode_lock_request(LockRequest("c", "shipping", (Queue("orders", guarded.config.name, 0),)))
+    assert decode_locked((await again.call(RequestCode.LOCK_BATCH_MQ, body=lock)).body)
+    refused = await other.call(RequestCode.LOCK_BATCH_MQ, body=lock)
+    assert (refused.code, refused.remark) == (ResponseCode.SYSTEM_ERROR, OTHER_ACCOUNT)
+    await again.close()
+    await member.close()
+    await eventually(lambda: not guarded.broker.groups.members_of("shipping"))
+    assert (await beat(other, "c", {"orders": "*"}, "shipping")).code == 0, "nobody has the id any more"
 
 
 # Hostile requests
