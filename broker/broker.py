@@ -96,7 +96,7 @@ class BrokerController:
         self._make_members(config)
         self.pops = self._make_pops(config.name, pop_frames)
         self.commits = Commits(
-            self.runtime, self.topics, self.store, self.offsets, self.locks, self.draining, self.pops
+            self.runtime, self.topics, self.store, self.offsets, self.groups, self.locks, self.draining, self.pops
         )
         self.pulling = self._make_pulling()
         self.progress = LiteGroupProgress(

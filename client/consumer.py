@@ -546,7 +546,8 @@ class Consumer(AnyConsumer):
         async def position(process_queue: ProcessQueue) -> Position:
             connection = await self._cluster.broker(process_queue.queue.broker_name)
             end = await begin_offset(connection, process_queue.queue, "last")
-            return Position(await offsets.committed(process_queue.queue), process_queue.commit_offset, end)
+            committed = await offsets.committed(process_queue.queue)
+            return Position(committed, process_queue.acknowledged(committed), end)
 
         owned = dict(self.queues)
         positions = await asyncio.gather(*map(position, owned.values()))

@@ -187,6 +187,8 @@ class GroupQueue:
         has_committed: True if the reader has committed an offset of the queue.
         foreign_reader: the foreign member that pulled last, also after its connection has closed, until another client
             reads or leases the queue.
+        passed: messages that matched no subscription while a pull of the reader was held: the first offset, and the offset
+            after the last one. None without any.
         contest: another client wants to read the queue of its foreign reader.
         version: increases when the lease or the contest changes, so that pulls are checked again.
     """
@@ -199,6 +201,7 @@ class GroupQueue:
         "has_committed",
         "key",
         "lease",
+        "passed",
         "place",
         "previous_reader",
         "reader",
@@ -217,6 +220,7 @@ class GroupQueue:
         self.given_offset = 0
         self.has_committed = False
         self.foreign_reader: ForeignReader | None = None
+        self.passed: tuple[int, int] | None = None
         self.contest: Contest | None = None
         self.version = 0
 

@@ -268,6 +268,8 @@ class Offsets:
         item = self._find(name, topic)
         if (group := self._groups.get(name)) is not None:
             self.take_ahead(group, topic, queue_id, is_ended=True)
+            if (queue := group.queues.get((topic, queue_id))) is not None:
+                queue.passed = None
         if item is not None and item.of_owners:
             item.of_owners.pop(queue_id, None)
 
@@ -573,7 +575,7 @@ class Watch:
         last, before, since_s = queue.reader, queue.previous_reader, queue.reader_since_s
         now_s = self._clock.monotonic_s()
         queue.reader, queue.previous_reader, queue.reader_since_s = connection, last, now_s
-        queue.given_offset, queue.has_committed = 0, False
+        queue.given_offset, queue.has_committed, queue.passed = 0, False, None
         if before is not None and before is not connection:
             self._unlist(before, queue)
         self._locks.record_pull(queue)
@@ -604,7 +606,7 @@ class Watch:
             if session is not None:
                 self._unlist(session, queue)
         queue.reader = queue.previous_reader = None
-        queue.given_offset, queue.has_committed = 0, False
+        queue.given_offset, queue.has_committed, queue.passed = 0, False, None
 
     def release_topic(self, connection: Session, group: str, topic: str) -> None:
         """Forget a reader that does not pull the topic any more."""
@@ -622,12 +624,12 @@ class Watch:
         return any(queue.reader is connection and queue.group is group for queue in self._queues.get(connection, ()))
 
     def topic_deleted(self, topic: str) -> None:
-        """Forget which messages of a deleted topic readers were given, because a recreated topic does not have
-        them."""
+        """Forget which messages of a deleted topic readers were given or have passed, because a recreated topic does not
+        have them."""
         for group in self._groups.of_topic(topic):
             for queue in group.queues.values():
                 if queue.key[0] == topic:
-                    queue.given_offset = 0
+                    queue.given_offset, queue.passed = 0, None
 
     def connection_gone(self, connection: Session) -> None:
         """Remove a closed connection as the reader and previous reader of its queues, and release its memory charge."""
@@ -638,7 +640,7 @@ class Watch:
                 queue.previous_reader = None
             if queue.reader is connection:
                 queue.reader = None
-                queue.given_offset, queue.has_committed = 0, False
+                queue.given_offset, queue.has_committed, queue.passed = 0, False, None
                 self._locks.lose_reader(queue)
             self._groups.release_queue(queue)
 

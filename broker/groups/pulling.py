@@ -235,6 +235,7 @@ class Pulling:
                 lambda: answer(self._read_held(pull, queue, subscription, matches)),
                 size=_held_bytes(header, subscription, matches),
                 is_done=has_handled_all(header),
+                passed=partial(self._commits.passed, session, group.name, key, header.queue_offset),
             )
             if self._held_pulls.hold(held, min(header.suspend_timeout_millis / 1000, MAX_HOLD_S)):
                 return None
@@ -702,12 +703,14 @@ class Commits:
         topics: Topics,
         store: Store,
         offsets: Offsets,
+        groups: ConsumerGroups,
         locks: Locks,
         draining: Draining,
         pops: Pops,
     ) -> None:
         self._clock = runtime.clock
         self._pops = pops
+        self._groups = groups
         self._locks = locks
         self._draining = draining
         self._offsets = offsets
@@ -738,6 +741,8 @@ class Commits:
         self, session: Session, group: ConsumerGroup, queue: GroupQueue, key: QueueKey, offset: int, *, by_owner: bool
     ) -> None:
         topic, queue_id = key
+        if queue.passed is not None and queue.reader is session and queue.passed[0] <= offset < queue.passed[1]:
+            offset = queue.passed[1]  # the client does not know yet that it continues there
         drain, end = group.drain, offset
         if drain is not None and not drain.is_over and offset > (group.offset(topic, queue_id) or 0):
             self._draining.record_progress(group, session)
@@ -769,6 +774,24 @@ class Commits:
         if fault is None:
             by_owner = queue.lease is not None and queue.is_leased_to(session)
             self.store(session, group, queue, key, offset, by_owner=by_owner)
+
+    def passed(self, session: Session, name: str, key: QueueKey, begin: int, end: int) -> None:
+        """Count messages as finished that matched no subscription while a pull was held. The client gets their end offset
+        with the response, which may come much later, and may commit lower offsets until then. If messages before `begin` are
+        not committed yet, the commit of the last one counts as that of `end`.
+
+        Args:
+            begin: the offset of the pull.
+            end: the offset after the last of the messages.
+        """
+        group = self._groups.get(name)
+        queue = group.queues.get(key) if group is not None else None
+        if group is None or queue is None or queue.reader is not session:
+            return
+        queue.passed = (begin, end)
+        committed = group.offset(*key)
+        if committed is not None and begin <= committed < end:
+            self.carried(session, group, key, end)
 
     def offset_fault(self, queue: GroupQueue, key: QueueKey, offset: int) -> str | None:
         """Return why a queue does not have an offset; None if the offset is between the start and the end of the queue.

@@ -44,6 +44,7 @@ class HeldPull:
     Attributes:
         answer: reads the queue again, and sends the response
         seen: offset up to which no message matched
+        passed: called with `seen` when it has increased while the pull waits
         size: bytes of the pull's texts, which are charged to the session
         is_done: True if the member has handled all messages that it got from the queue
     """
@@ -58,6 +59,7 @@ class HeldPull:
     size: int = 0
     is_done: bool = False
     until: Until = Until.MESSAGE
+    passed: Callable[[int], None] | None = None
 
     def is_wanted(self) -> bool:
         """Return True if a message that may match has arrived since the last call, or if the queue was recreated."""
@@ -123,8 +125,11 @@ class HeldPulls:
 
     def _waking(self, queue: ConsumeQueue, _: object) -> Work[None]:
         for pull in list(self._held.get(queue, ())):
+            before = pull.seen
             if _is_wanted(pull):
                 self.release(pull)
+            elif pull.passed is not None and pull.seen > before and self.is_held(pull):
+                pull.passed(pull.seen)
             yield
 
     def _do_some(self, work: Work[None]) -> None:

@@ -241,6 +241,13 @@ class ProcessQueue:
         run = self.runs[0]
         return run.messages[run.done].queue_offset
 
+    def acknowledged(self, committed: int | None) -> int:
+        """Return the commit offset, or the offset that the broker has committed, if that is higher and this member has
+        nothing to commit: the broker commits offsets of messages that match no subscription while a pull waits."""
+        offset = self.commit_offset
+        known = self.begin_offset if self.committed is None else self.committed
+        return max(offset, committed or 0) if offset == known and not self.runs else offset
+
     def exceeds(self, limits: PullLimits, unhandled: int | None) -> bool:
         """Return True if flow control must stop pulling: too many messages or bytes in memory, or too wide a span of
         offsets.

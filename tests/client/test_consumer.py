@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rocketlet.broker.runtime import MovableClock
 from rocketlet.client import ConfigError, Consumer, Message, Outgoing, Producer, Reject, RetryLater
 from rocketlet.client.application import stop_signal
 from rocketlet.client.config import CLIENT_LIMITS, ClientLimits, PullLimits
@@ -36,6 +37,7 @@ from rocketlet.protocol.names import Queue
 
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
 from ..support.handlers import Inbox, fill
+from ..support.requests import send
 
 
 @pytest.fixture
@@ -445,6 +447,30 @@ async def test_a_consumer_knows_how_far_it_is(node: Node, wire: Wire) -> None:
         await consumer.ack(seen[-1])
         await consumer.commit()
         assert (await consumer.positions())[queue] == Position(4, 4, 4)
+        assert await consumer.lag() == 0
+
+
+async def test_lag_does_not_count_messages_that_no_member_wants(nodes: Nodes, connect: Connect) -> None:
+    node = await nodes.start(clock=MovableClock(stands=True))  # no held pull ends
+    wire = await connect(node.address)
+    await create_topic(wire, "t", 1)
+    async with Consumer(node.address, "g", {"t": "a"}, start="first", commit_interval_s=300) as consumer:
+        await send(wire, b"0", tag="a")
+        message = await anext(consumer)
+        for body in (b"1", b"2"):
+            await send(wire, body, tag="b")
+        assert await consumer.lag() == 3
+        await consumer.ack(message)
+        await consumer.commit()
+        assert await consumer.lag() == 0
+        await send(wire, b"3", tag="b")
+        await eventually(lambda: node.broker.offsets.get("g", "t", 0) == 4)
+        assert await consumer.lag() == 0
+        await consumer.seek({Queue("t", "broker-a", 0): 0})
+        message = await anext(consumer)
+        assert (message.body, await consumer.lag()) == (b"0", 4)
+        await consumer.ack(message)
+        await consumer.commit()
         assert await consumer.lag() == 0
 
 

@@ -25,7 +25,7 @@ from rocketlet.broker.sessions import Session
 from rocketlet.broker.store.files import Unreadable
 from rocketlet.protocol import bodies, fast
 from rocketlet.protocol.admin_bodies import encode_running_info
-from rocketlet.protocol.bodies import GroupConfig, TopicConfig
+from rocketlet.protocol.bodies import GroupConfig, TopicConfig, finish
 from rocketlet.protocol.codes import PULL_COMMIT_OFFSET, Language, RequestCode, ResponseCode
 from rocketlet.protocol.fast import IS_COMPILED
 from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ, ExtValue, Frame, encode
@@ -234,6 +234,42 @@ async def test_a_held_pull_sleeps_through_messages_of_other_tags(still: Node, co
     answer = await waiting.answer(opaque)
     assert [record.body for record in decode_records(answer.body)] == [b"this"]
     assert int(answer.ext["nextBeginOffset"]) == 2
+
+
+async def test_messages_that_a_held_pull_passes_are_progress_and_lower_commits_are_no_reset(
+    still: Node, connect: Connect
+) -> None:
+    wire, waiting = await connect(still.address), await connect(still.address)
+    await create_topic(wire, "t")
+    await heartbeat(waiting, expression="A")
+    await send(wire, b"for it", tag="A")
+    flags = SUBSCRIBED | SUSPEND
+    assert (await waiting.call(RequestCode.PULL_MESSAGE, pull(flags=flags, subscription="A"))).code == 0
+    waiting.send(RequestCode.PULL_MESSAGE, pull(offset=1, flags=flags, subscription="A"))
+
+    def progress() -> tuple[int | None, int, int]:
+        lag = finish(still.broker.progress.lag("g", "t")).messages
+        return still.broker.offsets.get("g", "t", 0), lag, still.broker.offsets.rewinds("g", "t")
+
+    await commit(waiting, 0)
+    for _ in range(2):
+        await send(wire, b"for others", tag="B")
+    assert progress() == (0, 3, 0), "the first message may still be handled"
+    await commit(waiting, 1)
+    assert progress() == (3, 0, 0)
+    await send(wire, b"for others", tag="B")
+    await eventually(lambda: progress() == (4, 0, 0))
+    await commit(waiting, 1)
+    assert progress() == (4, 0, 0), "the member does not know yet that it continues at 4"
+    await commit(waiting, 0)
+    assert progress() == (0, 4, 1), "a lower offset than its own is a reset"
+    await commit(waiting, 1)
+    await commit(wire, 2)
+    assert progress() == (2, 2, 2), "an administrator's offset is a reset"
+    await commit(waiting, 1)
+    await waiting.close()
+    await eventually(lambda: not still.broker.groups.members_of("g"))
+    assert progress() == (4, 0, 2)
 
 
 async def test_a_held_pull_ends_when_its_time_is_up(wire: Wire) -> None:
