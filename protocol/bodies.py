@@ -368,6 +368,7 @@ MESSAGE_TYPE: Final = "message.type"
 MESSAGE_TYPES: Final = frozenset(("NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "LITE", "MIXED", "UNSPECIFIED"))
 LITE_EXPIRATION: Final = "lite.topic.expiration"
 NO_EXPIRATION: Final = -1
+RETRIED_FIRST: Final = "priority.retried.first"
 MAX_LITE_EXPIRATION_MIN: Final = 43_200
 
 
@@ -379,6 +380,8 @@ class TopicConfig:
         message_type: the attribute `message.type` of 5.x, the type of message that the topic is for; empty if it is not set
         lite_expiration_min: the attribute `lite.topic.expiration` of 5.5: minutes without a message after which a lite
             topic of this parent topic is deleted; -1 for never
+        retried_first: the attribute `priority.retried.first`, which Apache's brokers do not have: True if a redelivered
+            message of a topic with priorities keeps its level; otherwise it comes after the waiting messages of all levels
     """
 
     name: str
@@ -390,6 +393,7 @@ class TopicConfig:
     order: bool = False
     message_type: str = ""
     lite_expiration_min: int = NO_EXPIRATION
+    retried_first: bool = False
 
     @property
     def is_lite(self) -> bool:
@@ -412,6 +416,8 @@ def topic_json(topic: TopicConfig) -> dict[str, Any]:
     attributes = {MESSAGE_TYPE: topic.message_type} if topic.message_type else {}
     if topic.lite_expiration_min != NO_EXPIRATION:
         attributes[LITE_EXPIRATION] = str(topic.lite_expiration_min)
+    if topic.retried_first:
+        attributes[RETRIED_FIRST] = "true"
     return {
         **({"attributes": attributes} if attributes else {}),
         "order": topic.order,
@@ -452,6 +458,7 @@ def topic_of(data: TopicShape) -> TopicConfig:
         bool(data.order),
         _message_type(data.attributes),
         _lite_expiration_min(data.attributes),
+        isinstance(data.attributes, dict) and data.attributes.get(RETRIED_FIRST) == "true",
     )
 
 
@@ -491,11 +498,16 @@ def altered_attributes(topic: TopicConfig, changes: str) -> TopicConfig:
     for change in filter(None, changes.split(",")):
         name, _, value = change[1:].partition("=")
         is_set = change[0] == "+"
-        if change[0] not in "+-" or name not in (MESSAGE_TYPE, LITE_EXPIRATION):
+        if change[0] not in "+-" or name not in (MESSAGE_TYPE, LITE_EXPIRATION, RETRIED_FIRST):
             raise BodyError(
-                f"the topic attribute {change[:100]!r} is not supported; use +{MESSAGE_TYPE}=NORMAL or "
-                f"+{LITE_EXPIRATION}=60"
+                f"the topic attribute {change[:100]!r} is not supported; use +{MESSAGE_TYPE}=NORMAL, "
+                f"+{LITE_EXPIRATION}=60 or +{RETRIED_FIRST}=true"
             )
+        if name == RETRIED_FIRST:
+            if is_set and value not in ("true", "false"):
+                raise BodyError(f"{RETRIED_FIRST}: got {value[:40]!r}; expected true or false")
+            topic = replace(topic, retried_first=is_set and value == "true")
+            continue
         if name == LITE_EXPIRATION:
             topic = replace(topic, lite_expiration_min=_minutes(value) if is_set else NO_EXPIRATION)
             continue

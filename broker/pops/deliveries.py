@@ -342,6 +342,14 @@ class AckStatus(Enum):
         return self in (AckStatus.DONE, AckStatus.LATE)
 
 
+class Part(Enum):
+    """Which messages of a queue a receive takes."""
+
+    ALL = "those to redeliver, then new ones"
+    NEW = "new ones"
+    RETRIED = "those to redeliver"
+
+
 class TakenDelivery(NamedTuple):
     """A delivery that a receive may get, with its record."""
 

@@ -53,6 +53,7 @@ from .deliveries import (
     DeliveryState,
     Handle,
     KeptQueue,
+    Part,
     PopClient,
     PopRequest,
     TakenDelivery,
@@ -254,7 +255,9 @@ class LiteDeliveries(QueueDeliveries):
             return first.state is DeliveryState.VISIBLE
         return max(self.next, self.lite.begin) < self.lite.next
 
-    def take(self, request: PopRequest, wanted: int, room: int, allowed: int) -> list[TakenDelivery]:
+    def take(
+        self, request: PopRequest, wanted: int, room: int, allowed: int, part: Part = Part.ALL
+    ) -> list[TakenDelivery]:
         if not self.unfinished:
             return self._take_next(request, min(wanted, allowed), room)
         taken: list[TakenDelivery] = []
@@ -557,7 +560,7 @@ class LitePool(Pool):
         else:
             self._serveable.pop(subscriber, None)
 
-    def places(self, request: PopRequest) -> Iterator[LiteDeliveries]:
+    def places(self, request: PopRequest) -> Iterator[tuple[LiteDeliveries, Part]]:
         """Yield the deliveries of lite topics that may have a message. Raises LimitExceeded if the group cannot have another
         offset in the first of them; the next receive then begins with another one."""
         subscriber = self.subscribers.get(request.client)
@@ -571,7 +574,7 @@ class LitePool(Pool):
                 if number:
                     return
                 raise
-            yield deliveries
+            yield deliveries, Part.ALL
 
     def _open(self, lite: LiteTopic) -> LiteDeliveries:
         """Return the deliveries of a lite topic. Raises LimitExceeded."""

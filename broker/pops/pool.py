@@ -46,6 +46,7 @@ from .deliveries import (
     Handle,
     KeptQueue,
     Order,
+    Part,
     PopClient,
     PopNumbers,
     PopRequest,
@@ -130,10 +131,19 @@ class QueueDeliveries:
     @property
     def is_ready(self) -> bool:
         """True if a receive may find a message here."""
+        return self.has_retried or self.has_new
+
+    @property
+    def has_retried(self) -> bool:
+        """True if a receive may find a message to redeliver."""
         if self._visible:
             self._skip_stale()
-        has_new = self.next < self.queue.next and len(self.unfinished) < self.limit
-        return (self.gives_again and bool(self._visible)) or (self.gives_new and has_new)
+        return self.gives_again and bool(self._visible)
+
+    @property
+    def has_new(self) -> bool:
+        """True if a receive may find a message that was not read yet."""
+        return self.gives_new and self.next < self.queue.next and len(self.unfinished) < self.limit
 
     def _skip_stale(self) -> None:
         """Remove offsets from the top of the heap that are not visible any more."""
@@ -151,7 +161,9 @@ class QueueDeliveries:
 
     # Popping
 
-    def take(self, request: PopRequest, wanted: int, room: int, allowed: int) -> list[TakenDelivery]:
+    def take(
+        self, request: PopRequest, wanted: int, room: int, allowed: int, part: Part = Part.ALL
+    ) -> list[TakenDelivery]:
         """Return messages for a receive. They count as popped once `deliver` is called.
 
         Args:
@@ -164,9 +176,9 @@ class QueueDeliveries:
             return taken
         whole: set[str | None] = set()  # message groups of which everything unfinished is taken
         try:
-            if self._visible:
+            if self._visible and part is not Part.NEW:
                 room = self._take_visible(taken, request, wanted, room, whole)
-            if room > 0 and self.gives_new:
+            if room > 0 and self.gives_new and part is not Part.RETRIED:
                 self._take_new(taken, request, wanted, room, allowed, whole)
         except BaseException:
             self.put_back(taken)
@@ -613,9 +625,9 @@ class Pool(ABC):
         """Take a queue out of the pool."""
 
     @abstractmethod
-    def places(self, request: PopRequest) -> Iterator[QueueDeliveries]:
-        """Yield the deliveries of the ready queues that a receive tries, in this order. The caller calls `rotate` for each.
-        Raises LimitExceeded if the group has too many offsets."""
+    def places(self, request: PopRequest) -> Iterator[tuple[QueueDeliveries, Part]]:
+        """Yield the deliveries of the ready queues that a receive tries, in this order, and which messages it takes of them.
+        The caller calls `rotate` for each. Raises LimitExceeded if the group has too many offsets."""
 
     @abstractmethod
     def has_some(self, request: PopRequest) -> bool:
@@ -723,6 +735,8 @@ class QueuePool(Pool):
         ready: the queues that may have a message, in the order in which they were served or became ready.
         urgent_percent: how many of 100 receives begin with the highest level, unless another level has waited for
             LEVEL_WAIT_S; -1 for a topic without priorities, and for an ordered group.
+        retried_first: True if messages that are redelivered come before new messages of lower levels; otherwise they come
+            after the new messages of all levels, as at Apache's broker.
         owned: the queues that the pool may serve; None if they are all of the topic (`division`).
         leaving: owned queues that other members are to get, and since when.
         epochs: the epochs of the pool's leases.
@@ -734,6 +748,8 @@ class QueuePool(Pool):
         self.queues: dict[int, QueueDeliveries] = {}
         self.ready: OrderedDict[int, None] = OrderedDict()
         self.urgent_percent = -1
+        self.retried_first = False
+        self._retried_s = 0.0  # since when receives have passed over messages to redeliver
         self._other_percent = 0  # increases with each receive; at 100, one of them begins with another level
         # the level that has waited longest, and when a receive first passed it over
         self._passed: tuple[int, float] | None = None
@@ -769,46 +785,58 @@ class QueuePool(Pool):
 
     # Readiness
 
-    def places(self, request: PopRequest) -> Iterator[QueueDeliveries]:
-        return map(self._open, self._tried(request))
+    def places(self, request: PopRequest) -> Iterator[tuple[QueueDeliveries, Part]]:
+        for queue_id, part in self._tried(request):
+            yield self._open(queue_id), part
 
     def _open(self, queue_id: int) -> QueueDeliveries:
         return self.queues.get(queue_id) or self._pools.open_queue(self, queue_id)
 
     def has_some(self, request: PopRequest) -> bool:
-        for queue_id in self._tried(request):
+        for queue_id, _ in self._tried(request):
             self.rotate(self._open(queue_id))
             if queue_id in self.ready:
                 return True
         return False
 
-    def _tried(self, request: PopRequest) -> Iterator[int]:
-        """Yield the ready queues that a receive tries."""
+    def _tried(self, request: PopRequest) -> Iterator[tuple[int, Part]]:
+        """Yield the ready queues that a receive tries, and which messages it takes of them."""
         if self.urgent_percent >= 0 and not request.is_strict:
             yield from self._levels(request) if self.ready else ()
             return
         if request.queue_id is not None and request.queue_id in self.ready:
-            yield request.queue_id
+            yield request.queue_id, Part.ALL
         if request.is_strict:
             return
-        yield from firsts(self.ready)
+        for queue_id in firsts(self.ready):
+            yield queue_id, Part.ALL
 
-    def _levels(self, request: PopRequest) -> list[int]:
-        """Return the ready levels in the order in which a receive tries them: from the highest to the lowest. The level
-        that has waited longest comes first if receives have passed it over for LEVEL_WAIT_S, so that it does not starve,
-        and in 100 - `urgent_percent` of 100 receives."""
-        levels = sorted(self.ready, reverse=True)
-        longest = next(iter(self.ready))
+    def _levels(self, request: PopRequest) -> list[tuple[int, Part]]:
+        """Return the ready levels in the order in which a receive tries them: from the highest to the lowest, and then
+        their messages to redeliver, unless `retried_first` is set. What receives have passed over for LEVEL_WAIT_S comes
+        first, so that it does not starve: the level that has waited longest, and the messages to redeliver. The former also
+        comes first in 100 - `urgent_percent` of 100 receives."""
+        ordered = sorted(self.ready, reverse=True)
+        levels, retried = [(level, Part.ALL) for level in ordered], False
+        now_s, longest = self._pools.now_s(), next(iter(self.ready))
+        if not self.retried_first:
+            opened = [(level, self.queues.get(level)) for level in ordered]
+            # also levels without messages, which are then no longer ready
+            levels = [(level, Part.NEW) for level, of in opened if of is None or of.has_new or not of.has_retried]
+            again = [(level, Part.RETRIED) for level, of in opened if of is not None and of.has_retried]
+            retried = bool(again)
+            is_due = retried and now_s - self._retried_s >= LEVEL_WAIT_S
+            levels = [*again, *levels] if is_due else [*levels, *again]
         if request.count <= 0:  # a receive that only checks whether there is a message
             return levels
+        if not retried or levels[0][1] is Part.RETRIED:
+            self._retried_s = now_s
         self._other_percent += 100 - self.urgent_percent
-        now_s = self._pools.now_s()
         if self._passed is None or self._passed[0] != longest:
             self._passed = (longest, now_s)
         if self._other_percent >= 100 or now_s - self._passed[1] >= LEVEL_WAIT_S:
             self._other_percent %= 100
-            levels.remove(longest)
-            levels.insert(0, longest)
+            levels.insert(0, (longest, Part.ALL))
         return levels
 
     def rotate(self, deliveries: QueueDeliveries) -> None:

@@ -260,21 +260,21 @@ class Pops:
         is_ordered = settings is not None and settings.consume_orderly
         is_in_order = isinstance(pool, QueuePool) and (pool.is_in_order or is_ordered)
         topic = self._topics.get(request.topic)
-        has_levels = not is_in_order and topic is not None and topic.has_priorities
         if isinstance(pool, QueuePool):
             pool.urgent_percent = -1
-            if has_levels:
+            if topic is not None and topic.has_priorities and not is_in_order:
                 pool.urgent_percent = settings.priority_factor if settings is not None else DEFAULT_PRIORITY_FACTOR
+                pool.retried_first = topic.retried_first
         found: list[Delivered] = []
         given: list[GivenDelivery] = []
         pool.is_cut = False
-        for deliveries in pool.places(request):
+        for deliveries, part in pool.places(request):
             self._writer.follow_reset(deliveries)
             if deliveries.is_in_order is not is_in_order:
                 deliveries.set_order(is_in_order)
             before = deliveries.next
             allowed = self._limits.max_unfinished_of_group - pool.of.unfinished
-            taken = deliveries.take(request, wanted - len(found), room, allowed)
+            taken = deliveries.take(request, wanted - len(found), room, allowed, part)
             if taken:
                 room -= self._deliver(deliveries, taken, request, now_ms, found)
                 if request.attempt_id and (is_in_order or isinstance(pool, LitePool)):

@@ -920,11 +920,15 @@ def create_topic(broker: BrokerController, connection: RemotingConnection, frame
 
 
 def _with_attributes(topic: TopicConfig, former: TopicConfig | None) -> TopicConfig:
-    """Return new settings of a topic with the attributes (message type, expiration of lite topics) that the topic had
-    before."""
+    """Return new settings of a topic with the attributes that the topic had before."""
     if former is None:
         return topic
-    return replace(topic, message_type=former.message_type, lite_expiration_min=former.lite_expiration_min)
+    return replace(
+        topic,
+        message_type=former.message_type,
+        lite_expiration_min=former.lite_expiration_min,
+        retried_first=former.retried_first,
+    )
 
 
 def _new_topic_fault(broker: BrokerController, name: str) -> str | None:

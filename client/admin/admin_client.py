@@ -34,6 +34,7 @@ from ...protocol.bodies import (
     MESSAGE_TYPES,
     NO_EXPIRATION,
     PRIORITY_FACTOR,
+    RETRIED_FIRST,
     BrokerData,
     GroupConfig,
     TopicConfig,
@@ -206,6 +207,7 @@ class AdminClient:
         perm: int | None = None,
         message_type: str = "",
         lite_expiration_min: int | None = None,
+        retried_first: bool = False,
         brokers: Iterable[str] | None = None,
     ) -> dict[str, TopicConfig]:
         """Create a topic on all brokers, or on the named ones, that do not have it. Return its settings there by broker
@@ -215,7 +217,8 @@ class AdminClient:
         queues and all permissions that brokers have for the topic, or 4 queues that may be written and read if no broker
         has it. `message_type`: what the topic is for, such as FIFO or PRIORITY; brokers of 4.9 ignore it.
         `lite_expiration_min`: minutes without a message after which a lite topic of a topic of the type LITE is deleted;
-        default: never.
+        default: never. `retried_first`: True if redelivered messages of a topic of the type PRIORITY keep their level;
+        otherwise they come after the waiting messages of all levels. Apache's brokers refuse it.
 
         Raises:
             ConfigError: the topic's name, its type, the number of queues or minutes, or the name of a broker is invalid.
@@ -227,6 +230,8 @@ class AdminClient:
             if message_type != "LITE":
                 raise ConfigError(f"lite_expiration_min: expected message_type='LITE', got {message_type!r}")
             check_count("lite_expiration_min", lite_expiration_min, least=1, most=MAX_LITE_EXPIRATION_MIN)
+        if retried_first and message_type != "PRIORITY":
+            raise ConfigError(f"retried_first: expected message_type='PRIORITY', got {message_type!r}")
         if fault:
             raise ConfigError(f"topic: {fault}")
         route = await self._cluster.find_route(name)
@@ -240,10 +245,20 @@ class AdminClient:
         attributes = f"+{MESSAGE_TYPE}={message_type}" if message_type else ""
         if lite_expiration_min is not None:
             attributes += f",+{LITE_EXPIRATION}={lite_expiration_min}"
+        if retried_first:
+            attributes += f",+{RETRIED_FIRST}=true"
         header = CreateTopic(name, queues, queues, perm, attributes=attributes)
         await self._change(missing, RequestCode.UPDATE_AND_CREATE_TOPIC, dict.fromkeys(missing, (write(header), b"")))
         expiration_min = NO_EXPIRATION if lite_expiration_min is None else lite_expiration_min
-        config = TopicConfig(name, queues, queues, perm, message_type=message_type, lite_expiration_min=expiration_min)
+        config = TopicConfig(
+            name,
+            queues,
+            queues,
+            perm,
+            message_type=message_type,
+            lite_expiration_min=expiration_min,
+            retried_first=retried_first,
+        )
         return dict.fromkeys(sorted(missing), config)
 
     async def change_topic(

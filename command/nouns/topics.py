@@ -54,6 +54,11 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
         metavar="MINUTES",
         help="time without a message after which a lite topic is deleted (default: never)",
     )
+    create.add_argument(
+        "--retried-first",
+        action="store_true",
+        help="redelivered messages of a topic of the type PRIORITY keep their level (default: they come last)",
+    )
     create.add_argument("--broker", action="append", help="only on this broker; repeatable")
     set_ = verb(verbs, "set", "change a topic's queues or permission", _set)
     set_.add_argument("topic")
@@ -158,6 +163,7 @@ async def _create(options: argparse.Namespace, admin: AdminClient, output: Outpu
         perm=options.perm,
         message_type=options.type,
         lite_expiration_min=options.lite_expiration,
+        retried_first=options.retried_first,
         brokers=options.broker,
     )
     for broker, config in sorted({**known, **created}.items()):

@@ -92,8 +92,9 @@ Intended differences from Apache's proxy and broker, of which Apache's own tests
   (decision 23). Apache's broker returns another handle, and the first one is no longer valid.
 - RecallMessage of a message that was delivered or recalled, or never waited, is refused: 208 (NO_MESSAGE) in remoting.
   Apache's broker does not look for the message and returns success.
-- A message of a topic of the type PRIORITY that is redelivered keeps its level, so it comes before messages of lower
-  levels. On Apache's broker it is in the group's retry topic, from which most receives read last.
+- A message of a topic of the type PRIORITY that is redelivered comes after the waiting messages of all levels, as on
+  Apache's broker, but among redelivered messages the levels count. With the topic attribute
+  `priority.retried.first=true`, which Apache's broker does not have, it comes before waiting messages of lower levels.
 
 Properties of lite topics have a meaning only in messages of lite topics. What the broker does with them elsewhere:
 

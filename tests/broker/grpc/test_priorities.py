@@ -47,22 +47,45 @@ async def test_urgent_messages_are_received_first(node: Node, client: GrpcClient
     assert [item.body for item in await receive(client)] == [b"3", b"2", b"2", b"1", b"1", b"0", b"0"]
 
 
-async def test_urgent_message_that_was_returned_comes_before_waiting_ones(node: Node, client: GrpcClient) -> None:
+async def test_returned_message_comes_after_all_waiting_ones_unless_the_topic_says_otherwise(
+    node: Node, client: GrpcClient
+) -> None:
     put(node, message_type=PRIORITY)
     await joined(client)
-    await send(client, 3, 0, 0, 1)
-    (handle,) = handles(await receive(client, count=1))
-    assert (await change(client, handle, 0)).status.code == OK
-    found = [(item.body, item.system_properties.delivery_attempt) for item in await receive(client)]
-    assert found == [(b"3", 2), (b"1", 1), (b"0", 1), (b"0", 1)]
+    await send(client, 3, 2, 0)
+    first, second = handles(await receive(client, count=2))
+    for handle in (second, first):
+        assert (await change(client, handle, 0)).status.code == OK
+    await send(client, 3, 0)
+    assert [item.body for item in await receive(client, count=1)] == [b"3"]
+    found = await receive(client, count=4)
+    attempts = [(item.body, item.system_properties.delivery_attempt) for item in found]
+    assert attempts == [(b"0", 1), (b"0", 1), (b"3", 2), (b"2", 2)], "retried ones last, by their level"
+    put(node, message_type=PRIORITY, retried_first=True)
+    assert (await change(client, handles(found)[2], 0)).status.code == OK
+    await send(client, 1)
+    assert [item.body for item in await receive(client)] == [b"3", b"1"]
 
 
-async def test_urgent_message_whose_visibility_timeout_expires_comes_before_waiting_ones(
+async def test_retried_message_does_not_starve_while_new_messages_keep_coming(nodes: Nodes, dial: Dial) -> None:
+    node = await nodes.start(clock=MovableClock(stands=True))
+    client = await dial(node.address)
+    put(node, message_type=PRIORITY)
+    await joined(client)
+    await send(client, 0)
+    assert (await change(client, *handles(await receive(client)), 0)).status.code == OK
+    await send(client, *[3] * 5)
+    assert [item.body for item in await receive(client, count=1)] == [b"3"]
+    node.clock.advance(LEVEL_WAIT_S)
+    assert [item.body for _ in range(2) for item in await receive(client, count=1)] == [b"0", b"3"]
+
+
+async def test_urgent_message_whose_visibility_timeout_expires_comes_before_waiting_ones_if_the_topic_says_so(
     nodes: Nodes, dial: Dial
 ) -> None:
     node = await nodes.start(clock=MovableClock(stands=True))
     client = await dial(node.address)
-    put(node, message_type=PRIORITY)
+    put(node, message_type=PRIORITY, retried_first=True)
     await joined(client)
     await send(client, 3, 2, *[0] * 5)
     late, returned = handles(await receive(client, count=2, invisible_ms=20_000))
