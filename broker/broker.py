@@ -453,7 +453,7 @@ class _Changes(GroupChanges, LiteChanges):
 
     def topic_changed(self, topic: TopicConfig) -> None:
         self._broker.registration.topic_changed(topic)
-        self._broker.pops.expiry.settings_changed(topic)
+        self._broker.pops.topic_changed(topic)
 
     def appended(self, queues: list[ConsumeQueue]) -> None:
         broker = self._broker

@@ -410,11 +410,12 @@ class Limits:
     max_unfinished_of_lite_client: int = 100  # unacknowledged messages of a client in lite topics of a parent topic
     # synchronizations of clients' subscriptions to lite topics in a second; one address may use half of them
     max_lite_syncs_per_s: int = 5000
-    # subscriptions to lite topics of all clients, about 250 bytes each; one address may have half of them
+    # subscriptions to lite topics of all clients, about 250 bytes each; one address or account may have half of them
     max_lite_subscriptions: int = 500_000
     # lite topics of all parent topics, about 365 bytes each; one address may create half of them
     max_lite_topics: int = 500_000
-    max_lite_offsets: int = 1_000_000  # committed offsets of all groups in all lite topics, about 100 bytes each
+    # committed offsets of all groups in all lite topics, about 100 bytes each; one address or account may open half of them
+    max_lite_offsets: int = 1_000_000
     # unacknowledged deliveries of an ordered group in one queue, with messages that wait for them
     max_unfinished_in_order: int = 2000
     max_attempt_ids: int = 10_000  # pops of ordered groups whose batch is returned again to the same attempt id

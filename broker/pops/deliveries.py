@@ -187,6 +187,11 @@ class PopClient:
     account_id: tuple[str, str] | None = None
     account: str = field(default="", compare=False)
 
+    @property
+    def owner(self) -> str:
+        """The access key of the client's account, by either protocol server; empty without accounts."""
+        return self.account_id[0] if self.account_id is not None else self.account
+
     def is_reconnect_of(self, earlier: PopClient) -> bool:
         """Return True if both are remoting clients of one account with one id, and the connection of `earlier` is older. That
         connection may stay open for long after its client has lost it."""

@@ -42,7 +42,7 @@ from ..messages.appender import Appender
 from ..messages.lite import LiteTopic, LiteTopics
 from ..messages.topics import Topics
 from ..runtime import Job, Runtime, run
-from ..sessions import Session
+from ..sessions import AddressShares, Session
 from ..store.files import Damaged, StoreFull, replace_state
 from ..store.index import ConsumeQueue
 from ..store.store import Store
@@ -73,30 +73,41 @@ _GROUPS_IN_TUPLE: Final = (
 )
 
 
+class Payer(NamedTuple):
+    """The client for which an offset counts (`AddressShares`)."""
+
+    address: str
+    account: str = ""
+
+
+NOBODY: Final = Payer("")  # the offsets of an earlier run count for no client
+
+
 class GroupLiteOffsets(dict[str, int]):
     """The committed offsets of a group in the lite topics of a parent topic, by the lite topic's name.
 
     Attributes:
         lost: how many messages expired before the group had finished them, since the start.
+        payers: for which clients these offsets count, and how many for each. Which of them are whose is not kept.
     """
 
-    __slots__ = ("lost",)
+    __slots__ = ("lost", "payers")
 
     def __init__(self, offsets: Mapping[str, int] = MappingProxyType({})) -> None:
         super().__init__(offsets)
         self.lost = 0
+        self.payers: Counter[Payer] = Counter()
 
 
 class LiteOffsets:
     """The committed offsets of all groups in lite topics, by group and parent topic.
 
     Attributes:
-        count: how many there are.
         is_unsaved: True while offsets are saved, and after a save that failed or was cancelled.
     """
 
     def __init__(self, runtime: Runtime, lites: LiteTopics, topics: Topics) -> None:
-        self._limits = runtime.limits
+        self._shares = AddressShares(runtime.limits.max_lite_offsets)
         self._topics = topics
         self.lites = lites
         self._file = file = lites.file
@@ -117,8 +128,8 @@ class LiteOffsets:
             self._clamp(lites, group, parent, stored)
             for name, offset in stored.items():
                 kept[self._note_group(group, parent, name)] = offset
+                self._pay(kept, NOBODY)
             self.all[group, parent] = kept
-        self.count = sum(map(len, self.all.values()))
         if lites.is_cut:
             self._dirty = True
             try:
@@ -154,22 +165,31 @@ class LiteOffsets:
             found = self.all[group, parent] = GroupLiteOffsets()
         return found
 
-    def put(self, group: str, parent: str, name: str, offset: int) -> None:
-        """Commit a group's offset in a lite topic."""
+    @property
+    def count(self) -> int:
+        """How many offsets there are."""
+        return self._shares.count
+
+    def put(self, group: str, parent: str, name: str, offset: int, payer: Payer = NOBODY) -> None:
+        """Commit a group's offset in a lite topic. The first one counts for the client that opens it."""
         offsets = self.of(group, parent)
         if name not in offsets:
             name = self._note_group(group, parent, name)
-            self.count += 1
+            self._pay(offsets, payer)
         offsets[name] = offset
         self._dirty = True
 
-    def check_room(self, offsets: GroupLiteOffsets, name: str) -> None:
-        """Raises LimitExceeded if a group has no offset in a lite topic, and cannot get one because there are too many."""
-        most = self._limits.max_lite_offsets
-        if name not in offsets and self.count >= most:
+    def _pay(self, offsets: GroupLiteOffsets, payer: Payer) -> None:
+        self._shares.take(*payer)
+        offsets.payers[payer] += 1
+
+    def check_room(self, offsets: GroupLiteOffsets, name: str, payer: Payer) -> None:
+        """Raises LimitExceeded if a group has no offset in a lite topic, and cannot get one because there are too many, of
+        all clients or of the address or account of this one."""
+        if name not in offsets and not self._shares.has_room(payer.address, account=payer.account):
             raise LimitExceeded(
-                f"this broker keeps {most} offsets of groups in lite topics, which is the maximum; "
-                "delete groups that are not needed, or set an expiration for the parent topics"
+                f"this broker keeps {self._shares.most} offsets of groups in lite topics, half of them for one "
+                "address or account; delete groups that are not needed, or set an expiration for the parent topics"
             )
 
     def _note_group(self, group: str, parent: str, name: str) -> str:
@@ -195,7 +215,11 @@ class LiteOffsets:
         for group in lite.groups:
             offsets = self.all.get((group, lite.queue.topic))
             if offsets is not None and offsets.pop(lite.name, None) is not None:
-                self.count -= 1
+                payer = next(iter(offsets.payers))
+                self._shares.give_back(payer.address, account=payer.account)
+                offsets.payers[payer] -= 1
+                if not offsets.payers[payer]:
+                    del offsets.payers[payer]
 
     def topic_deleted(self, parent: str) -> None:
         for key in [key for key in self.all if key[1] == parent]:
@@ -206,7 +230,8 @@ class LiteOffsets:
             self._delete(key)
 
     def _delete(self, key: tuple[str, str]) -> None:
-        self.count -= len(self.all.pop(key))
+        for payer, count in self.all.pop(key).payers.items():
+            self._shares.give_back(payer.address, count, payer.account)
         self._dirty = True
 
     def saving(self, is_synced: bool) -> Job[None]:
@@ -457,9 +482,9 @@ class LitePool(Pool):
         self.is_scanned = False
         self.awaited = 0
 
-    def set_offset(self, name: str, offset: int) -> None:
+    def set_offset(self, name: str, offset: int, payer: Payer = NOBODY) -> None:
         """Commit the group's offset in a lite topic."""
-        self.of_all.put(self.group, self.topic, name, offset)
+        self.of_all.put(self.group, self.topic, name, offset, payer)
 
     def allows(self, request: PopRequest, most: int) -> int:
         """Return how many messages a receive may pop, so that its client has up to `most` in flight that it has not delayed;
@@ -566,7 +591,7 @@ class LitePool(Pool):
         subscriber = self.subscribers.get(request.client)
         for number, lite in enumerate(firsts(subscriber.ready) if subscriber is not None else ()):
             try:
-                deliveries = self._open(lite)
+                deliveries = self._open(lite, request)
             except LimitExceeded:
                 for other in self.subscribers_of(lite.name):
                     if lite in other.ready:
@@ -576,13 +601,15 @@ class LitePool(Pool):
                 raise
             yield deliveries, Part.ALL
 
-    def _open(self, lite: LiteTopic) -> LiteDeliveries:
+    def _open(self, lite: LiteTopic, request: PopRequest) -> LiteDeliveries:
         """Return the deliveries of a lite topic. Raises LimitExceeded."""
         found = self.queues.get(lite)
         if found is None:
-            self.of_all.check_room(self.offsets, lite.name)
+            session = request.session
+            payer = Payer(session.address, request.client.owner) if session is not None else NOBODY
+            self.of_all.check_room(self.offsets, lite.name, payer)
             start = self.offsets.get(lite.name, 0)
-            self.set_offset(lite.name, start)  # takes the place of the offset that acknowledgements will commit
+            self.set_offset(lite.name, start, payer)  # takes the place of the offset that acknowledgements will commit
             found = self._pools.open_lite(self, lite, start)
         return found
 
@@ -705,11 +732,10 @@ class LitePool(Pool):
         if lite is not None and self._may_return(subscriber) and self.lag(lite):
             self._pools.note_left(self, lite)
 
-    def remove_subscriptions(self) -> Counter[str]:
-        """Remove the subscriptions of all subscribers, because the pool is deleted. Return their number by address."""
-        counts: Counter[str] = Counter()
-        for subscriber in list(self.subscribers.values()):
-            counts[subscriber.address] += len(subscriber.names)
+    def remove_subscriptions(self) -> list[tuple[LiteSubscriber, int]]:
+        """Remove the subscriptions of all subscribers, because the pool is deleted. Return their number by subscriber."""
+        counts = [(subscriber, len(subscriber.names)) for subscriber in self.subscribers.values()]
+        for subscriber, _ in counts:
             subscriber.names.clear()
             self.leave(subscriber.client)
         self._of_name.clear()

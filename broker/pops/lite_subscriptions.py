@@ -42,7 +42,7 @@ from ..store.files import StoreFull
 from .deliveries import (
     PopClient,
 )
-from .lite import LitePool, LitePools, LiteSubscriber
+from .lite import LitePool, LitePools, LiteSubscriber, Payer
 
 log = structlog.get_logger("rocketlet.lite")
 
@@ -271,12 +271,14 @@ class LiteSubscriptions:
             reason = f"the client subscribes to {wanted} lite topics; the group {group.name} allows {group.lite_quota}"
             raise Refusal(Reason.TOO_MANY_LITE_SUBSCRIPTIONS, reason)
         address = subscriber.address if subscriber is not None and subscriber.address else change.session.address
-        self._check_room(address, wanted - len(held))
+        self._check_room(address, change.client.owner, wanted - len(held))
 
-    def _check_room(self, address: str, more: int = 1) -> None:
-        if not self._shares.has_room(address, more):
+    def _check_room(self, address: str, account: str, more: int = 1) -> None:
+        if not self._shares.has_room(address, more, account):
             most = self._shares.most
-            reason = f"this broker has up to {most} subscriptions to lite topics, half of them of one address"
+            reason = (
+                f"this broker has up to {most} subscriptions to lite topics, half of them of one address or account"
+            )
             raise Refusal(Reason.TOO_MANY_LITE_SUBSCRIPTIONS, f"{reason}; unsubscribe from some, or use another broker")
 
     def _changes(
@@ -301,26 +303,26 @@ class LiteSubscriptions:
         for name in change.names:
             if change.action is LiteAction.PARTIAL_REMOVE:
                 if self._remove(pool, subscriber, name) and group.resets_lite(LITE_RESET_UNSUBSCRIBED):
-                    self._set_offset(pool, name, LiteOffset(OffsetPolicy.MIN))
+                    self._set_offset(pool, subscriber, name, LiteOffset(OffsetPolicy.MIN))
             else:
                 if group.lite_is_exclusive:
                     self._evict(group, pool, subscriber, name)
-                self._set_offset(pool, name, change.offset or _LAST)
+                self._set_offset(pool, subscriber, name, change.offset or _LAST)
                 self._add(pool, subscriber, name)
             yield
 
     def _add(self, pool: LitePool, subscriber: LiteSubscriber, name: str) -> None:
         if name not in subscriber.names:
-            self._check_room(subscriber.address)  # others may have subscribed meanwhile
+            self._check_room(subscriber.address, subscriber.client.owner)  # others may have subscribed meanwhile
             pool.subscribe(subscriber, name)
-            self._shares.take(subscriber.address)
+            self._shares.take(subscriber.address, subscriber.client.owner)
 
     def _remove(self, pool: LitePool, subscriber: LiteSubscriber, name: str) -> bool:
         """Remove a subscription. Return False if the client did not have it."""
         if name not in subscriber.names:
             return False
         pool.unsubscribe(subscriber, name)
-        self._shares.give_back(subscriber.address)
+        self._give_back(subscriber)
         return True
 
     def _take_over(self, pool: LitePool, subscriber: LiteSubscriber, name: str) -> None:
@@ -333,7 +335,7 @@ class LiteSubscriptions:
     def _take_from(self, pool: LitePool, other: LiteSubscriber, name: str) -> None:
         pool.unsubscribe(other, name)
         other.pay()
-        self._shares.give_back(other.address)
+        self._give_back(other)
 
     def _evict(self, group: GroupConfig, pool: LitePool, subscriber: LiteSubscriber, name: str) -> None:
         """Take a lite topic from the client of an exclusive group that has it. Messages that the previous client has in
@@ -342,12 +344,12 @@ class LiteSubscriptions:
         for other in _others(pool, subscriber, name):
             self._take_from(pool, other, name)
             if group.resets_lite(LITE_RESET_EXCLUSIVE):
-                self._set_offset(pool, name, LiteOffset(OffsetPolicy.MIN))
+                self._set_offset(pool, subscriber, name, LiteOffset(OffsetPolicy.MIN))
             _notify(group, other, name)
 
-    def _set_offset(self, pool: LitePool, name: str, option: LiteOffset) -> None:
-        """Set the group's offset in a lite topic that has messages. If the offset changes or the group has deliveries there,
-        receipt handles from before no longer acknowledge anything. Raises LimitExceeded."""
+    def _set_offset(self, pool: LitePool, subscriber: LiteSubscriber, name: str, option: LiteOffset) -> None:
+        """Set the group's offset in a lite topic that has messages, for a client. If the offset changes or the group has
+        deliveries there, receipt handles from before no longer acknowledge anything. Raises LimitExceeded."""
         policy, value = option
         lite = self._pools.lites.of(pool.topic).get(name)
         if policy is OffsetPolicy.LAST or lite is None:
@@ -363,8 +365,9 @@ class LiteSubscriptions:
         }[policy]()
         offset = max(offset, begin)
         if offset != max(committed or 0, begin) or lite in pool.queues:
-            self._pools.lite_offsets.check_room(pool.offsets, name)
-            pool.set_offset(name, offset)
+            payer = Payer(subscriber.address, subscriber.client.owner)
+            self._pools.lite_offsets.check_room(pool.offsets, name, payer)
+            pool.set_offset(name, offset, payer)
             self._pops.lite_offset_reset(pool, lite)
 
     # Clients that are gone
@@ -390,15 +393,18 @@ class LiteSubscriptions:
             for number, name in enumerate(list(subscriber.names), 1):
                 if name in subscriber.names:  # else removed meanwhile
                     pool.remove_left(subscriber, name)
-                    self._shares.give_back(subscriber.address)
+                    self._give_back(subscriber)
                 if number % SLICE == 0:
                     yield
             yield
 
     def pool_deleted(self, pool: LitePool) -> None:
         """Remove the subscriptions of a pool whose group or parent topic is deleted."""
-        for address, count in pool.remove_subscriptions().items():
-            self._shares.give_back(address, count)
+        for subscriber, count in pool.remove_subscriptions():
+            self._give_back(subscriber, count)
+
+    def _give_back(self, subscriber: LiteSubscriber, count: int = 1) -> None:
+        self._shares.give_back(subscriber.address, count, subscriber.client.owner)
 
     def expire(self) -> None:
         """Remove the subscriptions of clients that have not synchronized them for LITE_SYNC_S."""

@@ -923,6 +923,12 @@ class Pops:
         self.pools.lite_offsets.topic_deleted(topic)
         self.expiry.topic_deleted(topic)
 
+    def topic_changed(self, topic: TopicConfig) -> None:
+        """End the lite pools of a topic that is no longer the parent of lite topics. The offsets there stay."""
+        self.expiry.settings_changed(topic)
+        if not topic.is_lite and (pools := self.pools.lite_pools(topic.name)):
+            self._delete(pools, Why.GROUP_GONE)
+
     def _delete(self, pools: Iterable[Pool], why: Why) -> None:
         ended: list[Work[None]] = []
         for pool in pools:

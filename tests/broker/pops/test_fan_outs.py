@@ -12,10 +12,10 @@ import pytest
 from rocketlet.broker.config import LIMITS, MAX_POP_MESSAGES, POSTPONED_AT_ONCE, STANDSTILL_S
 from rocketlet.broker.pops.deliveries import PopClient, PopResult, Why
 from rocketlet.broker.pops.lite_subscriptions import LiteSync
-from rocketlet.protocol.bodies import GroupConfig, TopicConfig, finish
+from rocketlet.protocol.bodies import GroupConfig, finish
 from rocketlet.protocol.group_bodies import LiteAction
 
-from .world import FakeSession, World, bodies, client_of, handles
+from .world import WILDCARD, FakeSession, World, bodies, client_of, handles, lite_sender
 
 AT_ONCE = LIMITS.affected_at_once
 MANY = 10 * AT_ONCE
@@ -85,26 +85,8 @@ def test_messages_that_arrive_while_groups_are_woken_reach_all_of_them(world: Wo
         assert sorted(body for result in found for body in bodies(result)) == ["first", "second"]
 
 
-def lite(world: World) -> Callable[[str, str], None]:
-    world.topics.put(TopicConfig("CHAT", 1, 1, message_type="LITE"), world.store.end)
-    lites = world.state.pools.lites
-
-    def send(name: str, body: str) -> None:
-        staged = lites.place("CHAT", f"__LITE_TOPIC\x01{name}", bytes(8), is_first=True)
-        with world.appender.batch():
-            queue = world.store.queue("CHAT", staged.queue_id)
-            _, offset = world.appender.stage(queue, body.encode(), staged.text.encode(), 0, 0, 0, 1, bytes(8))
-        lites.append([(staged, offset)])
-        world.state.lite_appended([lites.of("CHAT")[name]])
-
-    return send
-
-
-WILDCARD = {"lite.bind.topic": "CHAT", "lite.sub.wildcard": "true"}
-
-
 def test_lite_message_wakes_the_receives_of_many_groups_in_pieces(world: World) -> None:
-    send = lite(world)
+    send = lite_sender(world)
     send("a", "0")
     waiting: Waiting = []
     for number in range(MANY):
@@ -160,7 +142,7 @@ def test_receives_of_many_groups_of_a_deleted_topic_end_in_pieces(world: World) 
 
 
 def test_group_of_a_deleted_parent_starts_again_while_its_former_receives_end(world: World) -> None:
-    send = lite(world)
+    send = lite_sender(world)
     world.groups.put(GroupConfig("g", attributes=WILDCARD))
     waiting = [world.wait(client=f"c{number}", topic="CHAT") for number in range(MANY)]
     turn_s, world.turns.turn_s = world.turns.turn_s, -1
@@ -178,7 +160,7 @@ def test_group_of_a_deleted_parent_starts_again_while_its_former_receives_end(wo
 
 
 def test_lite_client_that_returns_while_its_former_receives_end_keeps_its_new_subscriptions(world: World) -> None:
-    send = lite(world)
+    send = lite_sender(world)
     world.groups.put(GroupConfig("g", attributes={"lite.bind.topic": "CHAT"}))
     session: Any = FakeSession()
     subscribe = LiteSync(client_of("c"), session, "g", "CHAT", LiteAction.COMPLETE_ADD, ("a",))
@@ -239,7 +221,7 @@ def test_deadlines_are_postponed_in_pieces_after_a_suspension(world: World) -> N
 def test_unreadable_messages_of_a_lite_topic_are_passed_some_at_a_time(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    send = lite(world)
+    send = lite_sender(world)
     world.groups.put(GroupConfig("g", attributes=WILDCARD))
     assert not world.receive(topic="CHAT").messages
     waiting = world.wait(topic="CHAT", invisible_ms=1000)

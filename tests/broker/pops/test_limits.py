@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rocketlet.broker.config import MAX_POP_MESSAGES, POOL_IDLE_S, POP_CLIENT_SILENT_S
+from rocketlet.broker.config import MAX_POP_MESSAGES, POOL_IDLE_S, POP_CLIENT_SILENT_S, LimitExceeded
 from rocketlet.broker.pops.deliveries import AckStatus, PopClient, Why
 from rocketlet.broker.pops.lite_subscriptions import LiteSync
 from rocketlet.broker.sessions import Refusal, Session
@@ -14,7 +14,7 @@ from rocketlet.protocol.bodies import GroupConfig, TopicConfig, finish
 from rocketlet.protocol.group_bodies import LiteAction
 
 from ...conftest import limits_of
-from .world import FakeSession, World, bodies, handles
+from .world import WILDCARD, FakeSession, World, bodies, client_of, handles, lite_sender
 
 
 class Client(FakeSession):
@@ -191,3 +191,70 @@ def test_address_has_half_of_the_subscriptions_to_lite_topics(world: World) -> N
     world.state.group_deleted("g")
     world.turn()
     assert lite.count == 0
+
+
+@pytest.mark.limits(max_lite_subscriptions=4)
+def test_account_has_half_of_the_subscriptions_to_lite_topics_from_all_its_addresses(world: World) -> None:
+    world.topics.put(TopicConfig("CHAT", 1, 1, message_type="LITE"), world.store.end)
+    world.groups.put(GroupConfig("g", attributes={"lite.bind.topic": "CHAT"}))
+    lite = world.state.lite
+
+    def sync(number: int, account: str, *names: str, action: LiteAction = LiteAction.PARTIAL_ADD) -> None:
+        session = FakeSession()
+        session.address = f"10.0.0.{number}"
+        client = PopClient(f"c{number}", account_id=(account, f"c{number}"))
+        finish(lite.sync(LiteSync(client, session, "g", "CHAT", action, names)))
+
+    sync(1, "one", "a")
+    sync(2, "one", "a")
+    with pytest.raises(Refusal, match="half of them of one address or account"):
+        sync(3, "one", "a")
+    sync(4, "two", "a")
+    sync(2, "one", action=LiteAction.COMPLETE_REMOVE)
+    world.turn()
+    sync(3, "one", "a")
+    assert lite.count == 3
+
+
+@pytest.mark.limits(max_lite_offsets=4)
+def test_address_opens_half_of_the_offsets_in_lite_topics(world: World) -> None:
+    send, sessions = lite_sender(world), [FakeSession() for _ in range(3)]
+    world.groups.put(GroupConfig("g", attributes=WILDCARD))
+    world.groups.put(GroupConfig("h", attributes=WILDCARD))
+    for session, address in zip(sessions, ("10.0.0.1", "10.0.0.1", "10.0.0.2"), strict=True):
+        session.address = address
+
+    def found(number: int, group: str = "g") -> list[str]:
+        client = PopClient(f"c{number}", account_id=("", f"c{number}"))
+        finish(world.state.lite.sync(LiteSync(client, sessions[number], group, "CHAT", LiteAction.COMPLETE_ADD, ())))
+        world.turn()
+        return bodies(world.receive(1, group=group, topic="CHAT", client=client, session=sessions[number]))
+
+    for name in "abc":
+        send(name, name)
+    assert found(0) + found(1) == ["a", "b"]
+    for number, group in ((0, "g"), (1, "h")):
+        with pytest.raises(LimitExceeded, match="half of them for one address"):
+            found(number, group)
+    assert (found(2), found(2, "h"), world.state.pools.lite_offsets.count) == (["c"], ["b"], 4)
+    world.state.group_deleted("g")
+    assert (found(1, "h"), found(0, "h")) == (["c"], ["a"])
+    world.state.expiry.delete(world.state.pools.lites.of("CHAT")["b"])
+    assert world.state.pools.lite_offsets.count == 2
+
+
+def test_pool_of_lite_topics_ends_when_its_topic_has_none_any_more(world: World) -> None:
+    send = lite_sender(world)
+    world.groups.put(GroupConfig("g", attributes=WILDCARD))
+    send("a", "0")
+    client = client_of("c")
+    finish(world.state.lite.sync(LiteSync(client, FakeSession(), "g", "CHAT", LiteAction.COMPLETE_ADD, ())))
+    world.turn()
+    assert bodies(world.receive(group="g", topic="CHAT", client=client)) == ["0"]
+    waiting = world.wait(group="g", topic="CHAT", client=client)
+    settings = TopicConfig("CHAT", 1, 1)
+    world.topics.put(settings, world.store.end)
+    world.state.topic_changed(settings)
+    assert [result.why for result in waiting] == [Why.GROUP_GONE]
+    world.groups.put(GroupConfig("g"))
+    assert bodies(world.receive(group="g", topic="CHAT", client=client)) == ["0"], "by the queue of the topic"

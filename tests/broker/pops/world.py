@@ -35,6 +35,7 @@ from rocketlet.protocol.names import Queue, Subscription, tag_code
 from ...support.locks import Changes, queues_until
 from ...support.stores import open_store
 
+WILDCARD = {"lite.bind.topic": "CHAT", "lite.sub.wildcard": "true"}
 HOST = encode_host("127.0.0.1", 1)
 
 
@@ -271,3 +272,19 @@ def bodies(received: PopResult) -> list[str]:
 
 def handles(received: PopResult) -> list[str]:
     return [message.handle for message in received.messages]
+
+
+def lite_sender(world: World) -> Callable[[str, str], None]:
+    """Make CHAT the parent of lite topics. The result sends a message to one of them, by its name."""
+    world.topics.put(TopicConfig("CHAT", 1, 1, message_type="LITE"), world.store.end)
+    lites = world.state.pools.lites
+
+    def send(name: str, body: str) -> None:
+        staged = lites.place("CHAT", f"__LITE_TOPIC\x01{name}", bytes(8), is_first=True)
+        with world.appender.batch():
+            queue = world.store.queue("CHAT", staged.queue_id)
+            _, offset = world.appender.stage(queue, body.encode(), staged.text.encode(), 0, 0, 0, 1, bytes(8))
+        lites.append([(staged, offset)])
+        world.state.lite_appended([lites.of("CHAT")[name]])
+
+    return send
