@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from heapq import heappop, heappush
+from math import ceil
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import orjson
@@ -679,6 +680,68 @@ class Runtime:
         self.generation = generation if generation is not None else Generation()
         self.tasks = tasks if tasks is not None else Tasks(clock)
         self.turns = turns if turns is not None else Turns(call_soon=clock.call_soon)
+
+
+# ------------------------------------------------------------------------------
+# The ends of waits, of which very many may be due together: those of clients that began to wait together.
+
+
+_TICK_S: Final = 0.01
+
+
+class Timeouts:
+    """Calls of actions after a time. One timer is for all calls that are due within 10 ms, and the calls are work in turns,
+    one per piece."""
+
+    def __init__(self, clock: Clock, turns: Turns) -> None:
+        self._clock = clock
+        self._turns = turns
+        self._began_s = clock.monotonic_s()
+        self._ticks: dict[int, _Tick] = {}
+
+    def call_later(self, delay_s: float, action: Callable[[], object]) -> Timer:
+        """Call `action` after this time, up to 10 ms later, unless the result is cancelled before."""
+        now_s = self._clock.monotonic_s() - self._began_s
+        number = ceil((now_s + delay_s) / _TICK_S - 1e-6)
+        tick = self._ticks.get(number)
+        if tick is None:
+            timer = self._clock.call_later(max(number * _TICK_S - now_s, 0.0), self._fire, number)
+            tick = self._ticks[number] = _Tick(timer)
+        return _Timeout(tick, action)
+
+    def _fire(self, number: int) -> None:
+        self._turns.do(self._ticks.pop(number).calling())
+
+
+class _Tick:
+    """The calls that are due together, and their timer."""
+
+    __slots__ = ("timeouts", "timer")
+
+    def __init__(self, timer: Timer) -> None:
+        self.timer = timer
+        self.timeouts: dict[_Timeout, None] = {}
+
+    def calling(self) -> Work[None]:
+        for timeout in list(self.timeouts):
+            if timeout in self.timeouts:  # else cancelled meanwhile
+                try:
+                    timeout.action()
+                except Exception:  # the others must not miss their calls
+                    log.exception("work_failed")
+            yield
+
+
+class _Timeout:
+    __slots__ = ("_tick", "action")
+
+    def __init__(self, tick: _Tick, action: Callable[[], object]) -> None:
+        self._tick = tick
+        self.action = action
+        tick.timeouts[self] = None
+
+    def cancel(self) -> None:
+        self._tick.timeouts.pop(self, None)
 
 
 # ------------------------------------------------------------------------------

@@ -88,6 +88,7 @@ class Locks:
         limits = self._limits = runtime.limits
         self._path = path
         self._clock = clock = runtime.clock
+        self._turns = runtime.turns
         self.groups = groups
         self._queues: dict[Session, dict[GroupQueue, None]] = {}  # queues that each connection owns or waits for
         self._left: dict[Session, dict[str, None]] = {}  # the groups that foreign members have left
@@ -278,6 +279,10 @@ class Locks:
         until they expire, and the client can reconnect as after a restart."""
         queues = self._queues.pop(connection, {})
         connection.charge(-PLACE_BYTES * (len(queues) + len(self._left.pop(connection, ()))))
+        self._turns.do_some(self._losing(connection, queues), self._limits.affected_at_once)
+
+    def _losing(self, connection: Session, queues: Iterable[GroupQueue]) -> Work[None]:
+        """End what a closed connection had, a queue per piece. Its client may have come back since."""
         for queue in queues:
             lease = queue.lease
             if lease is None:
@@ -293,7 +298,8 @@ class Locks:
                 else:
                     lease.connection = None
                     queue.version += 1
-        self._report_change()
+                self._report_change()
+            yield
 
     def owned_by(self, connection: Session, name: str) -> list[GroupQueue]:
         """Return the queues of a group that a client owns."""

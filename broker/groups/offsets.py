@@ -547,6 +547,7 @@ class Watch:
         self._limits = runtime.limits
         self._groups = groups
         self._locks = locks
+        self._turns = runtime.turns
         self.is_restarted = locks.is_restarted  # True if queues had readers or owners before the last restart
         self._history = history
         self._queues_of = topics.queues_of
@@ -635,6 +636,9 @@ class Watch:
         """Remove a closed connection as the reader and previous reader of its queues, and release its memory charge."""
         queues = self._queues.pop(connection, {})
         connection.charge(-PLACE_BYTES * len(queues))
+        self._turns.do_some(self._losing(connection, queues), self._limits.affected_at_once)
+
+    def _losing(self, connection: Session, queues: Iterable[GroupQueue]) -> Work[None]:
         for queue in queues:
             if queue.previous_reader is connection:
                 queue.previous_reader = None
@@ -643,6 +647,7 @@ class Watch:
                 queue.given_offset, queue.has_committed, queue.passed = 0, False, None
                 self._locks.lose_reader(queue)
             self._groups.release_queue(queue)
+            yield
 
     def _unlist(self, connection: Session, queue: GroupQueue) -> None:
         held = self._queues.get(connection)
@@ -659,7 +664,9 @@ class Watch:
         if now_s < self._due_s:
             return
         looks = unread_count = reported = 0
-        for group in self._groups:
+        for number, group in enumerate(self._groups, 1):
+            if number % LOOKS == 0:  # most groups may have no members
+                yield
             is_broadcasting = group.is_broadcasting
             for topic, subscribed in sorted(group.topics.items()):
                 # If clients pop the topic and no member pulls it, no queue of it has a reader

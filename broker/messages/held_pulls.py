@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 from struct import iter_unpack
 from typing import TypeVar
 
@@ -17,7 +18,7 @@ import structlog
 
 from ...protocol.bodies import SLICE, Work
 from ...protocol.names import Subscription
-from ..runtime import Arrivals, Runtime, Timer
+from ..runtime import Arrivals, Runtime, Timeouts, Timer
 from ..sessions import AddressShares, Session
 from ..store.index import ConsumeQueue
 
@@ -90,8 +91,8 @@ def _is_wanted(pull: HeldPull) -> bool:
 class HeldPulls:
     def __init__(self, runtime: Runtime) -> None:
         limits = self._limits = runtime.limits
-        self._clock = runtime.clock
         self._turns = runtime.turns
+        self._timeouts = Timeouts(runtime.clock, runtime.turns)
         self._held: dict[ConsumeQueue, dict[HeldPull, None]] = {}
         self._of: dict[Session, dict[HeldPull, None]] = {}
         self._shares = AddressShares(limits.max_held_pulls)
@@ -114,7 +115,7 @@ class HeldPulls:
         pull.session.held_pulls += 1
         pull.session.charge(pull.size)
         self._shares.take(address)
-        pull.timer = self._clock.call_later(wait_s, self._turns.call, self.release, pull)
+        pull.timer = self._timeouts.call_later(wait_s, partial(self.release, pull))
         return True
 
     def wake(self, queues: list[ConsumeQueue]) -> None:

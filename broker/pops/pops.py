@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from itertools import count, repeat
 from typing import Any, Final, NamedTuple
 
@@ -14,7 +14,7 @@ import structlog
 
 from ...protocol import names
 from ...protocol import properties as props
-from ...protocol.bodies import DEFAULT_PRIORITY_FACTOR, SLICE, TopicConfig, Work
+from ...protocol.bodies import DEFAULT_PRIORITY_FACTOR, LOOKS, SLICE, TopicConfig, Work
 from ...protocol.config import MAX_PROPERTY_BYTES
 from ...protocol.message import MessageError, Record, reconsume_times_in, tried
 from ...protocol.names import SQL92, tag_code
@@ -43,7 +43,7 @@ from ..messages.filters import Filters
 from ..messages.lite import LiteTopic
 from ..messages.sending import is_last_attempt, sent_back
 from ..messages.topics import Topics
-from ..runtime import Adoption, Arrivals, Clock, Job, Runtime, Timer, run
+from ..runtime import Adoption, Arrivals, Clock, Job, Runtime, Timeouts, Timer, run
 from ..sessions import Reason, Recent, Refusal, Reports, Session
 from ..store.files import Damaged, StoreError, StoreFull
 from ..store.index import ConsumeQueue
@@ -125,6 +125,7 @@ class Pops:
         self._clock = clock
         self.unburied, self._reports = Recent(clock), Reports(clock)
         self._turns = runtime.turns
+        self._timeouts = Timeouts(runtime.clock, runtime.turns)
         self._dead_letters = DeadLetterWriter(topics, appender, self._settings, groups)
         self._deadlines = Deadlines(clock, self)
         self._attempts: OrderedDict[PopAttempt, list[GivenDelivery]] = OrderedDict()
@@ -218,7 +219,7 @@ class Pops:
             return PopResult(Why.TOO_MANY_WAIT)
         pool.hold(receive)
         wait_s, nothing = request.wait_ms / 1000, PopResult(Why.NOTHING_NEW)
-        receive.timer = self._clock.call_later(wait_s, self._turns.call, self._end, receive, nothing)
+        receive.timer = self._timeouts.call_later(wait_s, partial(self._end, receive, nothing))
         if pool.is_cut:
             self._serve_later(pool)
         return None
@@ -816,10 +817,8 @@ class Pops:
         """Handle the loss of a connection whose last data arrived at `heard_s`. Messages popped since then may not have
         reached the client, so the broker does not extend them again."""
         found = self.pools.clients.get(client)
-        for delivery in found.extended if found is not None else ():
-            if delivery.since_s >= heard_s:
-                # The maximum extension counts as used up, so the broker does not extend this delivery again
-                delivery.since_s = float("-inf")
+        if found is not None:
+            self._turns.do(_giving_up(list(found.extended), heard_s, self._clock.monotonic_s()))
 
     def response_lost(self, client: PopClient, times_ms: Collection[int]) -> None:
         """Handle a client that cancelled a receive after its response was written. The client may not have got the messages
@@ -980,6 +979,16 @@ class Pops:
         return pool is not None and pool.is_used(self._clock.monotonic_s())
 
 
+def _giving_up(deliveries: Iterable[Delivery], from_s: float, until_s: float) -> Work[None]:
+    """Extend deliveries that were popped in a time no more."""
+    for number, delivery in enumerate(deliveries, 1):
+        if from_s <= delivery.since_s <= until_s:
+            # The maximum extension counts as used up, so the broker does not extend this delivery again
+            delivery.since_s = float("-inf")
+        if number % LOOKS == 0:
+            yield
+
+
 def _in_order(works: Iterable[Work[None]]) -> Work[None]:
     for work in works:
         yield from work
@@ -1111,10 +1120,12 @@ def _answer(waiting: Iterable[tuple[list[AckStatus], Answered]], *, is_kept: boo
 #
 # An entry is a batch, so 32 messages that a receive pops from one queue cost one entry. A delivery that gets another
 # deadline gets another entry, and its earlier entry does not count for it any more. Entries of finished deliveries are
-# removed when they are due or the heap has doubled, so acknowledging costs nothing.
+# removed when they are due or the heap has doubled, so acknowledging costs nothing. For their removal a heap that has doubled
+# is set aside, and each further entry moves some of its entries to a new heap.
 
 
-_MIN_ENTRIES = 1024
+_MIN_ENTRIES: Final = 1024
+_MOVED_AT_ONCE: Final = 4
 _Entry = tuple[float, int, QueueDeliveries, Sequence[Delivery]]
 
 
@@ -1125,6 +1136,7 @@ class Deadlines:
         self._clock = clock
         self._pops = pops
         self._heap: list[_Entry] = []
+        self._former: list[_Entry] = []  # a heap that had doubled, with entries that are not moved yet
         self._numbers = count()
         self._compacted = 0
         self._timer: Timer | None = None
@@ -1136,27 +1148,36 @@ class Deadlines:
 
     def put(self, deliveries: QueueDeliveries, batch: Sequence[Delivery], deadline_s: float) -> None:
         """Give a batch of deliveries of one queue a deadline."""
-        heap = self._heap
-        if len(heap) > 2 * self._compacted + _MIN_ENTRIES:
-            self._compact()
+        if not self._former and len(self._heap) > 2 * self._compacted + _MIN_ENTRIES:
+            self._former, self._heap = self._heap, []
+        if self._former:
+            self._move_some()
         number = next(self._numbers)
         for delivery in batch:
             delivery.entry = number
-        heappush(heap, (deadline_s, number, deliveries, batch))
+        heappush(self._heap, (deadline_s, number, deliveries, batch))
         if self._timer is None or deadline_s < self._due_s:
             self._set_timer()
 
-    def _compact(self) -> None:
-        self._heap[:] = [entry for entry in self._heap if any(_counts_for(item, entry[1]) for item in entry[3])]
-        heapify(self._heap)
-        self._compacted = len(self._heap)
+    def _move_some(self) -> None:
+        for _ in range(min(_MOVED_AT_ONCE, len(self._former))):
+            entry = self._former.pop()  # a heap without its last entry is a heap
+            if any(_counts_for(item, entry[1]) for item in entry[3]):
+                heappush(self._heap, entry)
+        if not self._former:
+            self._compacted = len(self._heap)
+
+    def _first(self) -> list[_Entry]:
+        """Return the heap whose first entry is due first; an empty one without entries."""
+        heap, former = self._heap, self._former
+        return former if former and (not heap or former[0] < heap[0]) else heap
 
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._heap and not self._is_stopped:
-            self._due_s = self._heap[0][0]
+        if (heap := self._first()) and not self._is_stopped:
+            self._due_s = heap[0][0]
             self._timer = self._clock.call_later(max(self._due_s - self._clock.monotonic_s(), 0.0), self._fire)
 
     def _fire(self) -> None:
@@ -1177,17 +1198,18 @@ class Deadlines:
     def _postpone(self, until_s: float) -> None:
         """Postpone deadlines that had passed when a suspension ended, some per event-loop iteration."""
         for _ in range(POSTPONED_AT_ONCE):
-            if not self._heap or self._heap[0][0] > self._resumed_s:
+            heap = self._first()
+            if not heap or heap[0][0] > self._resumed_s:
                 return
-            _, number, deliveries, batch = heappop(self._heap)
+            _, number, deliveries, batch = heappop(heap)
             for item in batch:
                 if _counts_for(item, number) and item.deadline_s <= self._resumed_s:
                     item.deadline_s = until_s
             heappush(self._heap, (until_s, number, deliveries, batch))
 
     def _expire_until(self, now_s: float) -> None:
-        heap = self._heap
         for _ in range(EXPIRED_AT_ONCE):
+            heap = self._first()
             if not heap or heap[0][0] > now_s:
                 return
             _, number, deliveries, batch = heappop(heap)

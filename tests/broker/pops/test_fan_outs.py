@@ -4,14 +4,17 @@ Turns have no time in these tests, so only what is done immediately is done. The
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from rocketlet.broker.config import LIMITS, MAX_POP_MESSAGES, POSTPONED_AT_ONCE, STANDSTILL_S
-from rocketlet.broker.pops.deliveries import PopClient, PopResult, Why
+from rocketlet.broker.pops.deliveries import Delivery, DeliveryState, PopClient, PopResult, Why
+from rocketlet.broker.pops.deliveries import Event as DeliveryEvent
 from rocketlet.broker.pops.lite_subscriptions import LiteSync
+from rocketlet.broker.pops.pool import QueueDeliveries
+from rocketlet.broker.pops.pops import Deadlines, Pops
 from rocketlet.protocol.bodies import GroupConfig, finish
 from rocketlet.protocol.group_bodies import LiteAction
 
@@ -239,3 +242,42 @@ def test_unreadable_messages_of_a_lite_topic_are_passed_some_at_a_time(
     assert 0 < len(reads) <= 3 * MAX_POP_MESSAGES
     assert not again
     assert world.state.pools.lite_pool("g", "CHAT").lag(lites.of("CHAT")["a"]) == 0
+
+
+class Batch(list[Delivery]):
+    """Counts how often a batch is examined."""
+
+    examined = 0
+
+    def __iter__(self) -> Iterator[Delivery]:
+        Batch.examined += 1
+        return super().__iter__()
+
+
+class Expired(list[int]):
+    def expire(self, deliveries: QueueDeliveries, due: list[Delivery]) -> None:
+        for delivery in due:
+            delivery.transition(DeliveryEvent.RELEASE)
+            self.append(delivery.offset)
+
+
+def test_deadlines_of_finished_deliveries_are_removed_a_few_at_a_time(world: World) -> None:
+    world.send("0")
+    world.receive()
+    deliveries = next(world.state.pools.deliveries())
+    expired = Expired()
+    deadlines, most, live = Deadlines(world.clock, cast("Pops", expired)), 0, set()
+    for number in range(20 * MANY):
+        delivery = Delivery(number, DeliveryState.IN_FLIGHT)
+        delivery.deadline_s = world.clock.monotonic_s() + 10 + number % 7
+        Batch.examined = 0
+        deadlines.put(deliveries, Batch([delivery]), delivery.deadline_s)
+        most = max(most, Batch.examined)
+        if number % 10:
+            delivery.transition(DeliveryEvent.FORGET)
+        else:
+            live.add(number)
+    assert 0 < most <= 8, "few of them, however many there are"
+    world.clock.advance(17)
+    world.turn()
+    assert (set(expired), len(expired)) == (live, len(live))

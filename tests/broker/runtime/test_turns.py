@@ -8,7 +8,7 @@ import inspect
 import socket
 import ssl
 import weakref
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any, cast
@@ -31,7 +31,7 @@ from rocketlet.broker.groups.offsets import Watch
 from rocketlet.broker.machine import Garbage
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.remoting.dispatch import BROKER_REQUESTS
-from rocketlet.broker.runtime import Moment, MovableClock, OnePerIteration, Runtime, Tasks, Turns
+from rocketlet.broker.runtime import Moment, MovableClock, OnePerIteration, Runtime, Tasks, Timeouts, Timer, Turns
 from rocketlet.broker.tls import Tls
 from rocketlet.protocol import bodies
 from rocketlet.protocol.bodies import (
@@ -314,6 +314,35 @@ async def test_each_sweep_is_done_in_pieces(node: Node, monkeypatch: pytest.Monk
     assert pieces(node.server.memory.sweeping()) > least
     for peer in peers:
         peer.hang_up()
+
+
+async def test_queues_of_a_closed_connection_are_freed_in_pieces(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker, count = node.broker, 300
+    put(node, "t")
+    (peer,) = members_of(node, 1)
+    await broker.turns.done()
+    broker.topics.put(TopicConfig("t", count, count), 0)
+    queues = tuple(Queue("t", "broker-a", number) for number in range(count))
+    group = broker.groups.obtain("other")
+    assert len(broker.locks.lock(LockRequest("c0", "other", queues, handover=True), peer.connection)) == count
+    for queue in queues:
+        broker.watch.record_pull(peer.connection, group, (queue.topic, queue.queue_id))
+    monkeypatch.setattr(broker.turns, "turn_s", -1)
+    broker.locks.connection_gone(peer.connection)
+    broker.watch.connection_gone(peer.connection)
+    assert len(broker.locks) == count - broker.limits.affected_at_once
+    assert sum(queue.reader is not None for queue in group.queues.values()) == count - broker.limits.affected_at_once
+    monkeypatch.undo()
+    await broker.turns.done()
+    assert (len(broker.locks), len(group.queues)) == (0, 0)
+    peer.hang_up()
+
+
+async def test_groups_without_members_are_watched_in_pieces(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocketlet.broker.groups.offsets.LOOKS", SLICE)
+    for number in range(10 * SLICE):
+        node.broker.group_configs.put(GroupConfig(f"g{number}"))
+    assert pieces(node.broker.watch.looking()) > 10
 
 
 @pytest.mark.limits(watched_per_s=SLICE)
@@ -850,3 +879,49 @@ async def _come_and_go(node: Node, context: ssl.SSLContext | None, words: bytes,
     await eventually(lambda: not node.server.connections)
     await node.broker.turns.done()
     await asyncio.sleep(0)
+
+
+# Timeouts that are due together
+
+
+def test_one_timer_is_for_all_timeouts_that_are_due_together() -> None:
+    timers: list[float] = []
+
+    class Clock(MovableClock):
+        def call_later(self, delay_s: float, action: Callable[..., object], *arguments: Any) -> Timer:
+            timers.append(delay_s)
+            return super().call_later(delay_s, action, *arguments)
+
+        def call_soon(self, action: Callable[..., object], *arguments: Any) -> None:
+            soon.append(action)
+
+    soon: list[Callable[..., object]] = []
+    clock = Clock(stands=True)
+    turns = Turns(turn_s=-1, call_soon=clock.call_soon)
+    timeouts, called = Timeouts(clock, turns), list[int]()
+
+    def fail() -> None:
+        raise ValueError("one that fails")
+
+    made = [timeouts.call_later(30 + number % 3 / 1000, partial(called.append, number)) for number in range(1000)]
+    failing = timeouts.call_later(30, fail)
+    assert len(timers) <= 2
+    for timer in made[1::2]:
+        timer.cancel()
+    clock.advance(29.9)
+    assert (called, soon) == ([], [])
+    clock.advance(0.12)
+    assert called == [], "they are called in turns"
+    made[0].cancel()
+    turns.turn_s = 1
+    with capture_logs() as logs:
+        while soon:
+            soon.pop()()
+    assert sorted(called) == list(range(2, 1000, 2))
+    assert [entry["event"] for entry in logs] == ["work_failed"]
+    failing.cancel()
+    timeouts.call_later(-1, partial(called.append, -1))
+    clock.advance(0)
+    while soon:
+        soon.pop()()
+    assert called[-1] == -1
