@@ -73,7 +73,8 @@ async def test_retried_message_does_not_starve_while_new_messages_keep_coming(no
     put(node, message_type=PRIORITY)
     await joined(client)
     await send(client, 0)
-    assert (await change(client, *handles(await receive(client)), 0)).status.code == OK
+    (handle,) = handles(await receive(client))
+    assert (await change(client, handle, 0)).status.code == OK
     await send(client, *[3] * 5)
     assert [item.body for item in await receive(client, count=1)] == [b"3"]
     node.clock.advance(LEVEL_WAIT_S)
