@@ -347,7 +347,7 @@ class AckStatus(Enum):
         return self in (AckStatus.DONE, AckStatus.LATE)
 
 
-class Part(Enum):
+class PopPart(Enum):
     """Which messages of a queue a receive takes."""
 
     ALL = "those to redeliver, then new ones"

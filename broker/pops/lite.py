@@ -53,8 +53,8 @@ from .deliveries import (
     DeliveryState,
     Handle,
     KeptQueue,
-    Part,
     PopClient,
+    PopPart,
     PopRequest,
     TakenDelivery,
 )
@@ -281,7 +281,7 @@ class LiteDeliveries(QueueDeliveries):
         return max(self.next, self.lite.begin) < self.lite.next
 
     def take(
-        self, request: PopRequest, wanted: int, room: int, allowed: int, part: Part = Part.ALL
+        self, request: PopRequest, wanted: int, room: int, allowed: int, part: PopPart = PopPart.ALL
     ) -> list[TakenDelivery]:
         if not self.unfinished:
             return self._take_next(request, min(wanted, allowed), room)
@@ -585,7 +585,7 @@ class LitePool(Pool):
         else:
             self._serveable.pop(subscriber, None)
 
-    def places(self, request: PopRequest) -> Iterator[tuple[LiteDeliveries, Part]]:
+    def places(self, request: PopRequest) -> Iterator[tuple[LiteDeliveries, PopPart]]:
         """Yield the deliveries of lite topics that may have a message. Raises LimitExceeded if the group cannot have another
         offset in the first of them; the next receive then begins with another one."""
         subscriber = self.subscribers.get(request.client)
@@ -599,7 +599,7 @@ class LitePool(Pool):
                 if number:
                     return
                 raise
-            yield deliveries, Part.ALL
+            yield deliveries, PopPart.ALL
 
     def _open(self, lite: LiteTopic, request: PopRequest) -> LiteDeliveries:
         """Return the deliveries of a lite topic. Raises LimitExceeded."""

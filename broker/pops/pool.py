@@ -46,9 +46,9 @@ from .deliveries import (
     Handle,
     KeptQueue,
     Order,
-    Part,
     PopClient,
     PopNumbers,
+    PopPart,
     PopRequest,
     PopResult,
     TakenDelivery,
@@ -162,7 +162,7 @@ class QueueDeliveries:
     # Popping
 
     def take(
-        self, request: PopRequest, wanted: int, room: int, allowed: int, part: Part = Part.ALL
+        self, request: PopRequest, wanted: int, room: int, allowed: int, part: PopPart = PopPart.ALL
     ) -> list[TakenDelivery]:
         """Return messages for a receive. They count as popped once `deliver` is called.
 
@@ -176,9 +176,9 @@ class QueueDeliveries:
             return taken
         whole: set[str | None] = set()  # message groups of which everything unfinished is taken
         try:
-            if self._visible and part is not Part.NEW:
+            if self._visible and part is not PopPart.NEW:
                 room = self._take_visible(taken, request, wanted, room, whole)
-            if room > 0 and self.gives_new and part is not Part.RETRIED:
+            if room > 0 and self.gives_new and part is not PopPart.RETRIED:
                 self._take_new(taken, request, wanted, room, allowed, whole)
         except BaseException:
             self.put_back(taken)
@@ -625,7 +625,7 @@ class Pool(ABC):
         """Take a queue out of the pool."""
 
     @abstractmethod
-    def places(self, request: PopRequest) -> Iterator[tuple[QueueDeliveries, Part]]:
+    def places(self, request: PopRequest) -> Iterator[tuple[QueueDeliveries, PopPart]]:
         """Yield the deliveries of the ready queues that a receive tries, in this order, and which messages it takes of them.
         The caller calls `rotate` for each. Raises LimitExceeded if the group has too many offsets."""
 
@@ -785,7 +785,7 @@ class QueuePool(Pool):
 
     # Readiness
 
-    def places(self, request: PopRequest) -> Iterator[tuple[QueueDeliveries, Part]]:
+    def places(self, request: PopRequest) -> Iterator[tuple[QueueDeliveries, PopPart]]:
         for queue_id, part in self._tried(request):
             yield self._open(queue_id), part
 
@@ -799,44 +799,44 @@ class QueuePool(Pool):
                 return True
         return False
 
-    def _tried(self, request: PopRequest) -> Iterator[tuple[int, Part]]:
+    def _tried(self, request: PopRequest) -> Iterator[tuple[int, PopPart]]:
         """Yield the ready queues that a receive tries, and which messages it takes of them."""
         if self.urgent_percent >= 0 and not request.is_strict:
             yield from self._levels(request) if self.ready else ()
             return
         if request.queue_id is not None and request.queue_id in self.ready:
-            yield request.queue_id, Part.ALL
+            yield request.queue_id, PopPart.ALL
         if request.is_strict:
             return
         for queue_id in firsts(self.ready):
-            yield queue_id, Part.ALL
+            yield queue_id, PopPart.ALL
 
-    def _levels(self, request: PopRequest) -> list[tuple[int, Part]]:
+    def _levels(self, request: PopRequest) -> list[tuple[int, PopPart]]:
         """Return the ready levels in the order in which a receive tries them: from the highest to the lowest, and then
         their messages to redeliver, unless `retried_first` is set. What receives have passed over for LEVEL_WAIT_S comes
         first, so that it does not starve: the level that has waited longest, and the messages to redeliver. The former also
         comes first in 100 - `urgent_percent` of 100 receives."""
         ordered = sorted(self.ready, reverse=True)
-        levels, retried = [(level, Part.ALL) for level in ordered], False
+        levels, retried = [(level, PopPart.ALL) for level in ordered], False
         now_s, longest = self._pools.now_s(), next(iter(self.ready))
         if not self.retried_first:
             opened = [(level, self.queues.get(level)) for level in ordered]
             # also levels without messages, which are then no longer ready
-            levels = [(level, Part.NEW) for level, of in opened if of is None or of.has_new or not of.has_retried]
-            again = [(level, Part.RETRIED) for level, of in opened if of is not None and of.has_retried]
+            levels = [(level, PopPart.NEW) for level, of in opened if of is None or of.has_new or not of.has_retried]
+            again = [(level, PopPart.RETRIED) for level, of in opened if of is not None and of.has_retried]
             retried = bool(again)
             is_due = retried and now_s - self._retried_s >= LEVEL_WAIT_S
             levels = [*again, *levels] if is_due else [*levels, *again]
         if request.count <= 0:  # a receive that only checks whether there is a message
             return levels
-        if not retried or levels[0][1] is Part.RETRIED:
+        if not retried or levels[0][1] is PopPart.RETRIED:
             self._retried_s = now_s
         self._other_percent += 100 - self.urgent_percent
         if self._passed is None or self._passed[0] != longest:
             self._passed = (longest, now_s)
         if self._other_percent >= 100 or now_s - self._passed[1] >= LEVEL_WAIT_S:
             self._other_percent %= 100
-            levels.insert(0, (longest, Part.ALL))
+            levels.insert(0, (longest, PopPart.ALL))
         return levels
 
     def rotate(self, deliveries: QueueDeliveries) -> None:

@@ -338,11 +338,10 @@ async def test_queues_of_a_closed_connection_are_freed_in_pieces(node: Node, mon
     peer.hang_up()
 
 
-async def test_groups_without_members_are_watched_in_pieces(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketlet.broker.groups.offsets.LOOKS", SLICE)
-    for number in range(10 * SLICE):
-        node.broker.group_configs.put(GroupConfig(f"g{number}"))
-    assert pieces(node.broker.watch.looking()) > 10
+async def test_groups_without_members_are_watched_in_pieces(node: Node) -> None:
+    for number in range(2 * LOOKS):
+        node.broker.groups.obtain(f"g{number}")
+    assert pieces(node.broker.watch.looking()) > 2
 
 
 @pytest.mark.limits(watched_per_s=SLICE)
