@@ -27,7 +27,7 @@ from .options import LiteOptions
 from .shared_consumer import PopConsumer
 from .sharing.member import Sharing
 from .sharing.receiving import LiteSource
-from .wire.connection import Connection, body_of
+from .wire.connection import Connection, KeptTask, body_of
 
 log = get_logger("rocketlet.sharing")
 
@@ -107,7 +107,8 @@ class LiteConsumer(PopConsumer):
         await super()._join(sharing)
         await sharing.begin()
         self._has_joined = True
-        self._running.append(asyncio.create_task(self._synchronize_forever(), name="lite subscriptions"))
+        restart_s = self._cluster.limits.restart_s
+        self._running.append(KeptTask(self._synchronize_forever, "lite subscriptions", restart_s))
 
     async def _unregister(self, address: str) -> None:
         if address in self._synced:

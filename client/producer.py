@@ -46,7 +46,7 @@ from .sending.accumulator import (
 from .sending.options import ProducerOptions
 from .sending.requests import ProducerTransactions, Requests, half_properties, reply_properties, request_properties
 from .sending.sender import Delay, Sender, checked_handle, is_over, later_text, needs_time, own_text, waits
-from .wire.connection import cancelled, running_timeout
+from .wire.connection import KeptTask, cancelled, running_timeout
 
 log = get_logger("rocketlet.producer")
 
@@ -81,7 +81,7 @@ class Producer(Sender, Generic[Body]):
         self._transactions = (
             ProducerTransactions(self._cluster, group, check, self._middleware) if check is not None else None
         )
-        self._heartbeats: asyncio.Task[None] | None = None
+        self._heartbeats: KeptTask | None = None
         self._requests = Requests(self._cluster)
         self._call: Callable[[Sending], Awaitable[SendResult]] = self._send_plainly
         for layer in reversed(self._middleware):
@@ -89,7 +89,7 @@ class Producer(Sender, Generic[Body]):
 
     async def _begin(self) -> None:
         await self._cluster.find_route(names.DEFAULT_TOPIC)
-        self._heartbeats = asyncio.create_task(self._heartbeat(), name="producer heartbeat")
+        self._heartbeats = KeptTask(self._heartbeat, "producer heartbeat", self._cluster.limits.restart_s)
 
     async def _undo(self) -> None:
         await self._cluster.close()

@@ -25,7 +25,7 @@ from .sending.requests import is_awaited, reply_failure
 from .sharing.member import DeliveryDispatcher, Sharing
 from .sharing.receiving import Source, Wanted
 from .wire.cluster import new_client_id
-from .wire.connection import body_of, cancelled
+from .wire.connection import KeptTask, body_of, cancelled
 
 log = get_logger("rocketlet.sharing")
 
@@ -60,7 +60,7 @@ class PopConsumer(AnyConsumer):
         self._heartbeats = Heartbeats(self._cluster, self._described, self._addresses)
         self._cluster.listen(on_lost=self._heartbeats.lost)
         self._sharing: Sharing | None = None
-        self._running: list[asyncio.Task[None]] = []
+        self._running: list[KeptTask] = []
 
     # Start and stop
     async def _begin(self) -> None:
@@ -91,9 +91,10 @@ class PopConsumer(AnyConsumer):
             self._held = sharing
         AdminRequests(self._cluster, self, sharing.spawn)
         await self._join(sharing)
+        limits = self._cluster.limits
         self._running += [
-            asyncio.create_task(self._heartbeats.beat_forever(), name="heartbeat"),
-            asyncio.create_task(StallDetector(self.group, self._cluster.limits).watch(), name="standing"),
+            KeptTask(self._heartbeats.beat_forever, "heartbeat", limits.restart_s),
+            KeptTask(StallDetector(self.group, limits).watch, "standing", limits.restart_s),
         ]
 
     async def _join(self, sharing: Sharing) -> None:

@@ -37,7 +37,7 @@ from ..config import (
 from ..errors import ConfigError, ConnectionFailed, RequestTimeout, RocketletError, get_logger
 from ..message import Lease, Message, record_fault
 from ..wire.cluster import ClusterView
-from ..wire.connection import cancelled, finished
+from ..wire.connection import KeptTask, cancelled, finished
 
 log = get_logger("rocketlet.consumer")
 pull_log = get_logger("rocketlet.pull")
@@ -944,12 +944,13 @@ class OffsetCommitter:
         self._idle_checks = 0
         self._idle_timer: asyncio.TimerHandle | None = None
         self._stalls = StallDetector(group, limits)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._limits = limits
+        self._tasks: list[KeptTask] = []
 
     def start(self) -> None:
         self._tasks = [
-            asyncio.create_task(self._commit_forever(), name="commit"),
-            asyncio.create_task(self._stalls.watch(), name="watch the loop"),
+            KeptTask(self._commit_forever, "commit", self._limits.restart_s),
+            KeptTask(self._stalls.watch, "watch the loop", self._limits.restart_s),
         ]
 
     async def stop(self) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -27,7 +28,7 @@ from ..config import HEARTBEAT_BYTES, HEARTBEAT_QUEUE_BYTES, MAX_INT, MAX_LONG, 
 from ..errors import BrokerRefused, ConfigError, ConnectionFailed, RequestTimeout, RocketletError, get_logger
 from ..message import Lease, clock_s
 from ..wire.cluster import ClusterView, new_client_id
-from ..wire.connection import Connection, cancelled
+from ..wire.connection import Connection, KeptTask, cancelled
 from ..wire.late_queues import LateQueues
 from .leases import Heartbeats, Leases, QueueUser
 from .offsets import GroupOffsets, begin_offset
@@ -73,7 +74,7 @@ class Membership:
         self._start = start
         self._strategy = strategy
         self._consume_type = consume_type
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Task[None] | KeptTask] = []
         self._wake = asyncio.Event()
         self._rebalanced = asyncio.Event()
         self._has_left = False
@@ -116,13 +117,14 @@ class Membership:
         for topic in self._subscriptions:
             await self.cluster.find_route(topic)
         await self._offsets.fix_latest(self._subscriptions)
+        restart_s = self.cluster.limits.restart_s
         await self._heartbeats.beat()
         if self._heartbeats.refusal is not None:
             raise self._heartbeats.refusal
         self._tasks = [
-            asyncio.create_task(self._rebalance.run_forever(), name="rebalance"),
-            asyncio.create_task(self._heartbeats.beat_forever(), name="heartbeat"),
-            asyncio.create_task(self._leases.renew_forever(), name="lock renewal"),
+            KeptTask(self._rebalance.run_forever, "rebalance", restart_s),
+            KeptTask(self._heartbeats.beat_forever, "heartbeat", restart_s),
+            KeptTask(self._leases.renew_forever, "lock renewal", restart_s),
         ]
 
     async def leave(self) -> None:
@@ -131,10 +133,12 @@ class Membership:
         self._has_left = True
         try:
             await cancelled(self._tasks[:1])  # the rebalance, so that no more queues are acquired
-            self._tasks.append(asyncio.create_task(self._rebalance.run_forever(leaving=True), name="leave"))
+            leaving = partial(self._rebalance.run_forever, leaving=True)
+            self._tasks.append(KeptTask(leaving, "leave", self.cluster.limits.restart_s))
             if self.owned:  # announce the leave, so that other members can prepare while handlers end here
-                self._tasks.append(asyncio.create_task(self._heartbeats.beat(), name="leaving heartbeat"))
-                await asyncio.wait(self._tasks[-1:], timeout=self.cluster.limits.register_timeout_s)
+                beating = asyncio.create_task(self._heartbeats.beat(), name="leaving heartbeat")
+                self._tasks.append(beating)
+                await asyncio.wait([beating], timeout=self.cluster.limits.register_timeout_s)
             await self._leases.give_all()
         finally:  # also if `leave` was cancelled
             await self.abandon()
@@ -660,7 +664,7 @@ class Broadcast:
         self._lock: BinaryIO | None = None
         self._at_joining: frozenset[Queue] = frozenset()
         self._late = LateQueues(cluster)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: list[KeptTask] = []
         self._wake = asyncio.Event()
         self._rebalanced = asyncio.Event()
         self._heartbeats = Heartbeats(cluster, self._described, lambda: cluster.masters().values())
@@ -686,7 +690,7 @@ class Broadcast:
         )
         await self._heartbeats.beat()
         await self._take_queues()
-        self._tasks = [asyncio.create_task(self._keep_up(), name="broadcast")]
+        self._tasks = [KeptTask(self._keep_up, "broadcast", self._cluster.limits.restart_s)]
 
     async def leave(self) -> None:
         await cancelled(self._tasks)

@@ -23,7 +23,7 @@ from ..consuming.handling import (
 from ..errors import ConfigError
 from ..message import Message
 from ..wire.cluster import ClusterView
-from ..wire.connection import cancelled
+from ..wire.connection import KeptTask, cancelled
 from ..wire.late_queues import LateQueues
 from .receiving import Register, SharedDelivery, SlotDispatcher, Source, Sources, Wanted
 from .settling import Renewing, Settling
@@ -69,7 +69,7 @@ class Sharing:
         self.dispatcher = SlotDispatcher(self.give_back)
         self._renewing = Renewing(cluster, wanted.group, wanted.invisible_s, self._is_unwanted)
         self.sources = Sources(cluster, subscriptions, self._source, self.dispatcher)
-        self._running: list[asyncio.Task[None]] = []
+        self._running: list[KeptTask] = []
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -99,8 +99,8 @@ class Sharing:
             await self._late.join()
         await self.sources.begin()
         self._running = [
-            asyncio.create_task(self.sources.run(), name="sources"),
-            asyncio.create_task(self._renewing.run(), name="renewals"),
+            KeptTask(self.sources.run, "sources", self._limits.restart_s),
+            KeptTask(self._renewing.run, "renewals", self._limits.restart_s),
         ]
 
     async def stop(self, handled: Callable[[], Coroutine[Any, Any, None]]) -> None:

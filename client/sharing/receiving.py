@@ -48,7 +48,7 @@ from ..config import (
 from ..errors import AnswerUnreadable, BrokerRefused, ConnectionFailed, RocketletError, get_logger
 from ..message import Lease, Message, clock_s
 from ..wire.cluster import ClusterView
-from ..wire.connection import Connection, cancelled
+from ..wire.connection import Connection, KeptTask, cancelled
 from ..wire.late_queues import LateQueues
 
 log = get_logger("rocketlet.sharing")
@@ -565,7 +565,7 @@ class Sources:
         self._subscriptions = subscriptions
         self._make = make
         self._dispatcher = dispatcher
-        self._running: dict[tuple[str, str], tuple[Source, asyncio.Task[None]]] = {}
+        self._running: dict[tuple[str, str], tuple[Source, KeptTask]] = {}
         self._changed = asyncio.Event()
         cluster.listen(on_change=lambda topic: self._changed.set())
 
@@ -608,7 +608,8 @@ class Sources:
         await cancelled(gone)
 
     def _run(self, source: Source) -> None:
-        task = asyncio.create_task(source.run(), name=f"receive {source.topic} at {source.broker_name}")
+        name = f"receive {source.topic} at {source.broker_name}"
+        task = KeptTask(source.run, name, self._limits.restart_s)
         self._running[source.topic, source.broker_name] = source, task
 
     def _places(self) -> set[tuple[str, str]]:
@@ -622,7 +623,7 @@ class Sources:
 
     async def quiet(self, timeout_s: float) -> None:
         """Stop sending receives and wait for those in flight, up to `timeout_s`, because a broker may hold one for long."""
-        asking = [task for source, task in self._running.values() if source.is_asking]
+        asking = [kept.task for source, kept in self._running.values() if source.is_asking]
         idle = [task for source, task in self._running.values() if not source.is_asking]
         await cancelled(idle)
         if asking:

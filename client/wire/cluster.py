@@ -36,7 +36,7 @@ from ..errors import (
     TopicNotFound,
     get_logger,
 )
-from .connection import Access, Connection, Connections, body_of, cancelled, header_of
+from .connection import Access, Connection, Connections, KeptTask, body_of, cancelled, header_of
 
 log = get_logger("rocketlet.cluster")
 
@@ -78,7 +78,7 @@ class ClusterView:
         self._masters: dict[str, str] = {}
         self.keeps_brokers = False
         self._missing_s: dict[tuple[str, str], float] = {}
-        self._refresher: asyncio.Task[None] | None = None
+        self._refresher: KeptTask | None = None
         self._unreached = asyncio.Event()
         self._unrefreshed: set[str] = set()  # topics whose last lookup of the route failed
         self._answers: dict[int, RequestHandler] = {}
@@ -96,7 +96,7 @@ class ClusterView:
     def start(self) -> None:
         """Start refreshing routes. Raises ConfigError in a process that was forked after this object was created."""
         self._connections.home.begin()
-        self._refresher = asyncio.create_task(self._refresh_all(), name="routes")
+        self._refresher = KeptTask(self._refresh_all, "routes", self.limits.restart_s)
 
     async def close(self) -> None:
         try:

@@ -9,7 +9,7 @@ import os
 import socket
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Set
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Set
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -871,12 +871,52 @@ class LoopAffinity:
 # The end of background tasks.
 
 
-async def cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
+class KeptTask:
+    """A background task that runs until its work returns or `cancel` is called. If it fails, or if other code cancels it, for
+    example together with all tasks of the event loop, it is replaced after `restart_s`, unless the loop has ended.
+
+    Attributes:
+        task: the current task.
+    """
+
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, restart_s: float) -> None:
+        self._work = work
+        self._name = name
+        self._restart_s = restart_s
+        self._restart: asyncio.TimerHandle | None = None
+        self._is_cancelled = False
+        self._start()
+
+    def _start(self) -> None:
+        self._restart = None
+        self.task = asyncio.create_task(self._work(), name=self._name)
+        self.task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("task_failed", task=self._name, exc_info=error)
+        if not self._is_cancelled and (task.cancelled() or error is not None):
+            self._restart = task.get_loop().call_later(self._restart_s, self._replace)
+
+    def _replace(self) -> None:
+        log.warning("task_replaced", task=self._name, hint="it failed, or code outside of Rocketlet cancelled it")
+        self._start()
+
+    def cancel(self) -> None:
+        self._is_cancelled = True
+        self.task.cancel()
+        if self._restart is not None:
+            self._restart.cancel()
+
+
+async def cancelled(tasks: Iterable[asyncio.Task[Any] | KeptTask]) -> None:
     """Cancel tasks and wait until they have ended. Ignore their exceptions."""
     ending = list(tasks)
-    for task in ending:
-        task.cancel()
-    await asyncio.gather(*ending, return_exceptions=True)
+    for item in ending:
+        item.cancel()
+    waited = (item.task if isinstance(item, KeptTask) else item for item in ending)
+    await asyncio.gather(*waited, return_exceptions=True)
 
 
 async def finished(tasks: Set[asyncio.Task[Any]], timeout_s: float) -> None:

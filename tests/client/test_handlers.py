@@ -10,6 +10,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any
@@ -22,6 +23,7 @@ from rocketlet.client import (
     ConfigError,
     Consumer,
     GroupConfig,
+    LiteConsumer,
     Message,
     Producer,
     PullLimits,
@@ -31,7 +33,7 @@ from rocketlet.client import (
     RetryPolicy,
     SharedConsumer,
 )
-from rocketlet.client.config import MAX_REPORTED_HANDLERS, ClientLimits
+from rocketlet.client.config import CLIENT_LIMITS, MAX_REPORTED_HANDLERS, ClientLimits
 from rocketlet.client.sending.requests import ProducerTransactions
 from rocketlet.client.wire.cluster import ClusterView
 from rocketlet.client.wire.connection import Connection, finished
@@ -42,7 +44,7 @@ from rocketlet.testing import Broker, Fault
 
 from ..client.conftest import set_send_timeout, tasks_named
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
-from ..support.handlers import fill
+from ..support.handlers import Inbox, fill
 
 
 async def raise_cancelled(message: Message) -> None:
@@ -1072,6 +1074,40 @@ async def test_only_worker_is_replaced_when_it_is_cancelled_while_it_is_idle(
     assert workers[1] is not worker
     assert fields_of(caplog, "worker_cancelled")
     assert not fields_of(caplog, "consumer_not_stopped")
+
+
+SHARES = {"heartbeat", "routes", "sources", "renewals", "receive t at broker-a"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "wanted"),
+    [
+        (Consumer, {"heartbeat", "routes", "rebalance", "lock renewal", "commit"}),
+        (SharedConsumer, SHARES),
+        (LiteConsumer, {*SHARES, "lite subscriptions"}),
+    ],
+)
+async def test_consumer_continues_after_all_its_tasks_were_cancelled(
+    caplog: pytest.LogCaptureFixture, kind: type[Consumer | SharedConsumer | LiteConsumer], wanted: set[str]
+) -> None:
+    is_lite = kind is LiteConsumer
+    inbox, before = Inbox(), asyncio.all_tasks()
+    limits = replace(CLIENT_LIMITS, lite_sync_interval_s=0.05)
+    more: dict[str, Any] = {"lite_topics": ["a", "b"]} if is_lite else {"start": "first"}
+    with Broker() as broker:
+        broker.create_topic("t", 1, message_type="LITE" if is_lite else "")
+        producer = Producer(broker.address)
+        await producer.start()
+        async with kind(broker.address, "g", "t", inbox, limits=limits, **more):
+            await producer.send("t", b"1", lite_topic="a" if is_lite else None)
+            await eventually(lambda: len(inbox.messages) == 1)
+            for task in asyncio.all_tasks() - before:
+                task.cancel()
+            await eventually(lambda: wanted <= {fields["task"] for fields in fields_of(caplog, "task_replaced")})
+            for name in ("a", "b"):  # the first one is the response to a receive that was cancelled
+                await producer.send("t", b"2", lite_topic=name if is_lite else None)
+            await eventually(lambda: len(inbox.messages) >= 2)
+        await producer.stop()
 
 
 async def test_consumer_retries_after_a_delay_that_is_a_level(
