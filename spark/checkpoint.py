@@ -185,19 +185,30 @@ def from_offset(offset: Mapping[str, Any]) -> MicroBatch:
         messages = {Queue(*fields[:3]): Fingerprint(*fields[3:]) for fields in about.get("messages", ())}
         ends = {Queue(*fields[:3]): fields[3] for fields in about.get("ends", ())}
         kept = {name: value for name, value in about.items() if name in ("membership", "group", "rewound")}
-        return MicroBatch(_ranges(offset), marks, messages=messages, start=_start(about), ends=ends, **kept)
+        ranges = _ranges(offset)
+        return MicroBatch(ranges, marks, messages=messages, start=_start(about, ranges), ends=ends, **kept)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"the checkpoint holds no offset of this source: {offset!r} ({error})") from None
 
 
-def _start(about: Mapping[str, Any]) -> QueryStart | None:
+def _start(about: Mapping[str, Any], ranges: Ranges) -> QueryStart | None:
     if "began_ms" in about:  # of an earlier release, which recorded the driver's time alone
-        return QueryStart(about["began_ms"])
+        # The ranges of a query without membership have all queues that it knew, so another one is later, whatever the
+        # driver's clock was
+        queues = {} if about.get("membership") else _counts(ranges)
+        return QueryStart(about["began_ms"], frozenset(broker_name for _, broker_name in queues), queues)
     found = about.get("start")
     if found is None:
         return None
     queues = {(topic, broker_name): count for topic, broker_name, count in found["queues"]}
     return QueryStart(found["time_ms"], frozenset(found["brokers"]), queues)
+
+
+def _counts(ranges: Ranges) -> dict[Part, int]:
+    counts: dict[Part, int] = {}
+    for queue in ranges:
+        counts[part_of(queue)] = max(counts.get(part_of(queue), 0), queue.queue_id + 1)
+    return counts
 
 
 def group_of(offset: Any) -> str | None:

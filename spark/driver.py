@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import tempfile
 import time
 from pathlib import Path
@@ -72,9 +73,22 @@ class Ledger:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _path(self, name: str) -> Path:
-        """Return the path of a file to write."""
+        """Return the path of a file to write. Raises OSError if another user may have made the folder."""
         self.folder.mkdir(mode=0o700, exist_ok=True)
+        if not self._is_own():
+            raise PermissionError(
+                f"{self.folder}: this is no folder of this user; delete it, or set TMPDIR for the driver"
+            )
         return self.folder / name
+
+    def _is_own(self) -> bool:
+        """Return True if the folder exists, is no link, and belongs to this user. Any user may create a folder or a link of
+        this name in the temporary folder once a cleaner has deleted the folder."""
+        try:
+            status = self.folder.lstat()
+        except OSError:
+            return False
+        return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
 
     def record(self, group: str, run: str, source: int, offset: dict[str, Any], *, has_ended: bool = False) -> None:
         """Record the newest finished offset of a source.
@@ -107,7 +121,8 @@ class Ledger:
 
     def is_held(self, group: str) -> bool:
         """Return True while a hold is in force. Remove and log a hold that was not renewed within `HOLD_S`."""
-        return any(self._is_in_force(self.folder / name) for name in (f"{_prefix(group)}{HOLD}", HOLD))
+        names = (f"{_prefix(group)}{HOLD}", HOLD) if self._is_own() else ()
+        return any(self._is_in_force(self.folder / name) for name in names)
 
     def _is_in_force(self, path: Path) -> bool:
         try:
@@ -161,12 +176,13 @@ class Ledger:
 
     def _records(self, group: str) -> list[tuple[Path, tuple[dict[str, Any], bool]]]:
         """Return the file, the last finished offset, and the end flag of each source of each run."""
-        found = [(path, self._read(path.name)) for path in self.folder.glob(f"{_prefix(group)}*.json")]
+        paths = self.folder.glob(f"{_prefix(group)}*.json") if self._is_own() else ()
+        found = [(path, self._read(path.name)) for path in paths]
         return [(path, json.loads(text)) for path, text in found if text]
 
     def _read(self, name: str) -> str:
         try:
-            return (self.folder / name).read_text()
+            return (self.folder / name).read_text() if self._is_own() else ""
         except OSError:
             return ""
 
@@ -204,7 +220,7 @@ def _is_abandoned(folder: Path) -> bool:
     """Return True if a ledger belongs to a driver of this user that has ended. A driver that has written lately may run in
     another container."""
     try:
-        status = folder.stat()
+        status = folder.lstat()
     except OSError:
         return False
     is_old = time.time() - status.st_mtime > LEDGER_AGE_S

@@ -234,6 +234,7 @@ class MemberQueues:
             span = batch.ranges.get(queue)
             if item.span is not None and item.span != span:
                 item.position = item.span[0]
+                self._course.unplan(queue, item.position)
             elif span is not None and is_fresh and self._continues(item, span):
                 item.position = span[1]
                 item.done = max(item.done, span[1])

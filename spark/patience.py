@@ -5,18 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ..client.errors import (
-    get_logger,
-)
-from .config import (
-    MAX_PATIENCE_STEP_S,
-)
-
-log = get_logger("rocketlet.spark")
-
-
-# ------------------------------------------------------------------------------
-# A timeout for repeated failures.
+from .config import MAX_PATIENCE_STEP_S
 
 
 class FailureTimeout:

@@ -58,6 +58,12 @@ class Course:
         marks, messages = dict(self.marks), dict(self.messages)
         return MicroBatch(ranges, marks, is_member, group, self.rewound, messages, self.start, others)
 
+    def unplan(self, queue: Queue, begin: int) -> None:
+        """Take back the last planned range of a queue, which starts at `begin`, because Spark has not run its batch."""
+        for ends in (self.read_ends, self.ends):
+            if queue in ends:
+                ends[queue] = begin
+
     def start_of(self, queue: Queue) -> int | Literal["first"]:
         """Return where a queue without an offset starts: at its first message, or at a store time in ms since the epoch if
         the queue may be older than a query that started at the latest messages."""

@@ -206,3 +206,22 @@ def test_time_of_the_folder_is_that_of_the_last_record(tmp_path: Path) -> None:
     os.utime(ledger.folder, (1, 1))
     ledger.record("g", "run", 0, {"t": 2})
     assert ledger.folder.stat().st_mtime > time.time() - 3600
+
+
+def test_ledger_is_no_link_and_no_folder_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cleaner may have deleted the folder, and anybody may create one of its name in the temporary folder."""
+    elsewhere, ledger = Ledger(tmp_path / "elsewhere"), Ledger(tmp_path / "folder")
+    elsewhere.record("g", "run", 0, {"t": 1})
+    elsewhere.hold_all()
+    ledger.folder.symlink_to(elsewhere.folder)
+
+    def is_refused(folder: Ledger) -> bool:
+        with pytest.raises(PermissionError, match="is no folder of this user; delete it"):
+            folder.record("g", "run", 0, {"t": 2})
+        return not (folder.has_records("g") or folder.is_held("g"))
+
+    assert is_refused(ledger)
+    monkeypatch.setattr("os.getuid", lambda: 12345)
+    assert is_refused(elsewhere)
+    monkeypatch.undo()
+    assert elsewhere.is_finished("g", {"t": 1}) and elsewhere.is_held("g")

@@ -211,3 +211,15 @@ def test_each_transition_of_a_queue_is_in_the_table(state: MemberQueueState, eve
 
 def test_the_batch_of_another_member_is_no_part_of_an_empty_checkpoint() -> None:
     assert Course.after(MicroBatch()).batch({}, "g", is_member=True).ends == {}
+
+
+def test_end_of_a_batch_that_was_planned_and_not_run_is_not_in_the_checkpoint() -> None:
+    course = Course()
+    queues = MemberQueues(EMPTY, course, is_unfinished=False)
+    queues.assign(QUEUE, 3, Lease(1, math.inf))
+    queues.locate(BrokerOffsets({QUEUE: Extent(0, 9)}))
+    ranges = queues.take({QUEUE: (3, 9)})
+    assert course.batch(ranges, "g", is_member=True).ranges == {QUEUE: (3, 9)}
+    queues.finish(EMPTY)
+    assert queues.free() == {QUEUE: 3}
+    assert course.batch({}, "g", is_member=True).ends == {QUEUE: 3}
