@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -18,8 +19,10 @@ from hypothesis import strategies as st
 from rocketlet.client import ConfigError, ConnectionFailed
 from rocketlet.client.config import CLIENT_LIMITS
 from rocketlet.protocol import admin_bodies
+from rocketlet.protocol.bodies import DataVersion, TopicConfig, encode_registration
 from rocketlet.protocol.codes import RequestCode
-from rocketlet.protocol.headers import CreateTopic, ResetOffset, UpdateOffset, write
+from rocketlet.protocol.frame import Frame, encode
+from rocketlet.protocol.headers import CreateTopic, RegisterBroker, ResetOffset, UpdateOffset, write
 from rocketlet.protocol.names import Queue
 from rocketlet.sync import Consumer
 
@@ -35,6 +38,7 @@ from rocketlet.spark.reading import read_task
 from rocketlet.spark.source import make_planner
 from rocketlet.spark.worker import DataLossError
 from rocketlet.testing import Broker
+from rocketlet.testing.ports import free_port
 
 from .conftest import StoppableBroker
 from .planners import BOTH, delete_topic, member_of, opened, read_all, request
@@ -576,6 +580,49 @@ def test_a_query_from_the_latest_reads_no_history_of_a_broker_that_was_away(memb
                     planner.finish(following)
                     read += rows_of(following)
             assert read == 100
+
+
+def test_broker_that_has_failed_is_named_at_the_start_and_its_messages_come_when_it_is_back(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its machine has lost its power: the name server has it, and nothing responds at its address."""
+    monkeypatch.setattr("rocketlet.spark.member.SETTLE_TIMEOUT_S", 0.5)
+    port = free_port()
+    body = encode_registration(DataVersion(1), [TopicConfig("t", QUEUES, QUEUES)])
+    header = RegisterBroker("broker-b", f"127.0.0.1:{port}", "DefaultCluster", "", 0)
+    registration = encode(Frame(RequestCode.REGISTER_BROKER, 1, write(header), body))
+    with Broker() as first:
+        first.create_topic("t", QUEUES)
+        fill(first.address, range(100))
+        host, _, at = first.address.rpartition(":")
+        with socket.create_connection((host, int(at))) as failed:
+            failed.sendall(registration)
+            assert failed.recv(1000)
+            with (
+                pytest.raises(ConnectionFailed, match=r"the broker broker-b does not answer: .*; start it"),
+                opened(first.address, False),
+            ):
+                pass
+            with opened(first.address, True) as planner:
+                assert rows_until(planner, 100) == 100
+                assert "broker_away broker='broker-b'" in caplog.text
+                assert "queues_missing" in caplog.text and "the broker broker-b does not respond" in caplog.text
+                with Broker(name="broker-b", port=port, name_server=first.address) as second:
+                    second.create_topic("t", QUEUES)
+                    fill(first.address, range(100, 200))
+                    assert second.messages("t")
+                    assert rows_until(planner, 100) == 100
+
+
+def rows_until(planner: Planner, count: int) -> int:
+    """Plan batches until they have this many rows, and return how many they have."""
+    rows = 0
+    while rows < count:
+        batch = planner.plan()
+        if batch is not None:
+            planner.finish(batch)
+            rows += rows_of(batch)
+    return rows
 
 
 # A batch that Spark runs again, as the planner of a member sees it.
