@@ -42,8 +42,10 @@ class FirstHot(StatefulProcessor):
 
 def send_some(spark: SparkSession, name_server: str, numbers: range) -> None:
     readings = [(json.dumps({"sensor": f"s{n % 3}", "celsius": float(n)}), f"s{n % 3}") for n in numbers]
-    rows = spark.createDataFrame(readings, "body STRING, messageGroup STRING")  # the readings of a sensor stay in order
-    rows.write.format("rocketlet").options(nameServer=name_server, topic="readings").mode("append").save()
+    rows = spark.createDataFrame(readings, "body STRING, messageGroup STRING")
+    # one task sends all rows of a sensor, so that they stay in order in the queue of their message group
+    in_order = rows.coalesce(1)
+    in_order.write.format("rocketlet").options(nameServer=name_server, topic="readings").mode("append").save()
 
 
 def run_once(spark: SparkSession, name_server: str, checkpoint: str) -> None:

@@ -108,7 +108,8 @@ class Sink:
 
     @property
     def numbers(self) -> Counter[int]:
-        return Counter(int(bytes(row.body)) for rows in self.batches.values() for row in rows)
+        batches = list(self.batches.values())  # another thread adds some
+        return Counter(int(bytes(row.body)) for rows in batches for row in rows)
 
 
 def run_once(frame: DataFrame, sink: Sink, checkpoint: Path) -> None:
