@@ -693,6 +693,14 @@ def test_apache_s_check_points_stay_apart_and_ours_are_one_entry() -> None:
     assert (first.start_offset, offsets, second.start_offset, others) == (7, [7], 8, [8, 9])
 
 
+def test_acknowledgements_of_one_receive_that_lie_far_apart_are_entries_of_their_own() -> None:
+    """A filter may match one message of thousands, and an entry has a bit for each offset that it spans."""
+    offsets = [0, 4095, 4096, 1_000_000]
+    entries = _by_pop([delivery(offset) for offset in offsets], is_ours=True)
+    assert [found for _, _, found in entries] == [[0, 4095], [4096], [1_000_000]]
+    assert len(encode_batch_acks("b", "g", entries)) < 5000
+
+
 def test_a_lease_that_is_over_is_not_renewed_by_an_answer_that_comes_late() -> None:
     found = delivery()
     assert found.lease.is_over

@@ -583,10 +583,9 @@ def test_a_query_from_the_latest_reads_no_history_of_a_broker_that_was_away(memb
 
 
 def test_broker_that_has_failed_is_named_at_the_start_and_its_messages_come_when_it_is_back(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Its machine has lost its power: the name server has it, and nothing responds at its address."""
-    monkeypatch.setattr("rocketlet.spark.member.SETTLE_TIMEOUT_S", 0.5)
     port = free_port()
     body = encode_registration(DataVersion(1), [TopicConfig("t", QUEUES, QUEUES)])
     header = RegisterBroker("broker-b", f"127.0.0.1:{port}", "DefaultCluster", "", 0)
