@@ -265,6 +265,20 @@ def test_unfinished_messages_with_nothing_finished_behind_them_stay_where_they_a
     assert [item.body for item in sent_back_to(world)] == [b"m"]
 
 
+def test_messages_are_redelivered_after_a_member_that_waited_long_for_their_queues_has_left(world: World) -> None:
+    for queue in range(4):
+        world.send(f"m{queue}", queue=queue)
+    got = handles(world.receive(client="p", invisible_ms=60_000))
+    puller = world.join("a")
+    world.advance(POOL_LEAVE_S + 1)
+    assert bodies(world.receive(client="p")) == []
+    world.leave(puller)
+    for handle in got:
+        world.state.change("g", "t", handle, 0)
+    world.turn()
+    assert sorted(bodies(world.receive(client="p"))) == ["m0", "m1", "m2", "m3"]
+
+
 def restart(world: World, *, saves: bool = False) -> None:
     if saves:
         world.save()

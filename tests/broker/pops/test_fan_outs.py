@@ -11,7 +11,6 @@ from typing import Any, cast
 import pytest
 from rocketlet.broker.config import LIMITS, MAX_POP_MESSAGES, POSTPONED_AT_ONCE, STANDSTILL_S
 from rocketlet.broker.pops.deliveries import Delivery, DeliveryState, PopClient, PopResult, Why
-from rocketlet.broker.pops.deliveries import Event as DeliveryEvent
 from rocketlet.broker.pops.lite_subscriptions import LiteSync
 from rocketlet.broker.pops.pool import QueueDeliveries
 from rocketlet.broker.pops.pops import Deadlines, Pops
@@ -257,7 +256,7 @@ class Batch(list[Delivery]):
 class Expired(list[int]):
     def expire(self, deliveries: QueueDeliveries, due: list[Delivery]) -> None:
         for delivery in due:
-            delivery.transition(DeliveryEvent.RELEASE)
+            delivery.state = DeliveryState.VISIBLE
             self.append(delivery.offset)
 
 
@@ -274,7 +273,7 @@ def test_deadlines_of_finished_deliveries_are_removed_a_few_at_a_time(world: Wor
         deadlines.put(deliveries, Batch([delivery]), delivery.deadline_s)
         most = max(most, Batch.examined)
         if number % 10:
-            delivery.transition(DeliveryEvent.FORGET)
+            delivery.state = DeliveryState.FINISHED
         else:
             live.add(number)
     assert 0 < most <= 8, "few of them, however many there are"
