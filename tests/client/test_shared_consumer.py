@@ -360,7 +360,7 @@ async def test_urgent_messages_are_handled_first_as_the_groups_priority_factor_s
         return RetryLater(delay=0) if len(seen) == 1 else None
 
     async with AdminClient(node.address) as admin, Producer(node.address) as producer:
-        await admin.create_topic("t", queues=3, message_type="PRIORITY")
+        await admin.create_topic("t", queues=3, message_type="PRIORITY", retried_first=True)
         await admin.create_group(GroupConfig("g"))
         await admin.change_group("g", priority_factor=factor)
         for priority in (0, 0, 1, 1, 2, 2):
