@@ -8,6 +8,7 @@ drain       a backlog consumed
 churn       members that come and go
 start, restart, testkit   until a broker is ready, also over what it has stored, and in a test suite
 cpu, cpu_paths, steps   the cost of each path, against a table
+scale, scale_broker     the cost of growth: members, topics, timers and so on, each with its slope
 ways        the functions and files of each path
 spark       the Spark source and sink
 versus      the demo with Java members on Apache's broker

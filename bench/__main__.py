@@ -12,7 +12,7 @@ from importlib import import_module
 from . import runner
 
 USUAL = ("sends", "drain", "start", "spark")
-NAMES = (*USUAL, "churn", "cpu", "five", "foreign", "latency", "publish", "restart", "testkit", "ways")
+NAMES = (*USUAL, "churn", "cpu", "five", "foreign", "latency", "publish", "restart", "scale", "testkit", "ways")
 
 
 def main() -> int:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -18,9 +20,10 @@ from rocketlet.protocol.bodies import GroupConfig
 from rocketlet.protocol.fast import MODULE
 from rocketlet.protocol.properties import appended
 
-from bench import calibration, cpu, five, peers, publish, restart, runner, versions
+from bench import calibration, cpu, five, peers, publish, restart, runner, scale, versions
 from bench.calibration import Calibration
 from bench.cpu import Measured
+from bench.scale_broker import Row, started
 from bench.steps import Meter
 
 from ..conftest import Node
@@ -238,3 +241,26 @@ async def test_five_ends_when_a_java_client_fails_after_its_start(
     server = five.Server(peers.Peer("ours", node.address, os.getpid()), node.address, ready_s=0.0)
     with pytest.raises(RuntimeError, match=r"the java client on ours: .*g2"):
         await five.run_client(server, "java", await five.command_of("java"), 16, 0, tmp_path / "log")
+
+
+# The cost of growth: `python -m bench.scale`.
+
+
+async def test_each_dimension_grows_and_its_operations_are_measured() -> None:
+    async with started() as world:
+        for dimension in sorted(scale.DIMENSIONS.values(), key=lambda item: item.grow in scale.OF_LITE_TOPICS):
+            assert (await world.measured(2, partial(dimension.grow, world, 2))).us > 0
+            for do in dimension.operations.values():
+                row = await world.measured(2, partial(do, world), 2)
+                assert row.us > 0
+                assert row.step_ms > 0
+
+
+def test_the_slope_is_that_of_the_largest_sizes() -> None:
+    assert scale.slope([1, 10, 100, 1000], [50.0, 1.0, 10.0, 100.0]) == pytest.approx(1)
+    assert scale.slope([10, 100, 1000], [7.0, 7.0, 7.0]) == pytest.approx(0)
+    assert math.isnan(scale.slope([10], [1.0]))
+
+
+def test_the_cheapest_batch_counts_and_its_shortest_longest_step() -> None:
+    assert scale.cheapest([Row(3, 1, 0), Row(2, 5, 8)]) == Row(2, 1, 0)
