@@ -87,6 +87,9 @@ async def test_programs_authenticate_where_only_programs_go(
     wrong = await site.http.get(f"{site.url}/metrics", headers={"authorization": "Basic ?"})
     assert wrong.status_code == 401
     assert (await site.http.get(f"{site.url}/groups", auth=("anna", "long-secret"))).status_code == 303
+    for given, status in {("ben", "other-secret"): 403, ("anna", "long-secret"): 400, ("anna", "wrong"): 401}.items():
+        answer = await site.http.post(f"{site.url}/api/jobs", json={"group": "g"}, auth=given)
+        assert answer.status_code == status, answer.text
     async with site_of(node, Sessions(users, max_failing=0)) as busy:
         answer = await log_in(busy, "anna", "long-secret")
         assert (answer.status_code, "too many logins have failed" in plain(answer.text)) == (429, True)
