@@ -21,6 +21,7 @@ from rocketlet.client import (
     Consumer,
     Message,
     Producer,
+    RequestTimeout,
     SharedConsumer,
     Sql,
 )
@@ -36,7 +37,7 @@ from rocketlet.client.sending.requests import ProducerTransactions
 from rocketlet.client.wire.cluster import ClusterView
 from rocketlet.client.wire.connection import Connection, Connections
 from rocketlet.protocol.bodies import BodyError, QueueData, Route, decode_route, encode_route
-from rocketlet.protocol.codes import RequestCode, ResponseCode
+from rocketlet.protocol.codes import PULL_COMMIT_OFFSET, RequestCode, ResponseCode
 from rocketlet.protocol.config import MAX_ROUTE_QUEUES, MAX_TOPIC_QUEUES
 from rocketlet.protocol.frame import Frame, encode
 from rocketlet.protocol.message import encode_host, encode_record, offset_in, split_records
@@ -150,10 +151,11 @@ async def test_a_record_that_cannot_be_read_is_a_dead_letter_or_skipped_and_stop
 class Pulls:
     """A queue's puller, and the broker that answers it."""
 
-    def __init__(self, **limits: Any) -> None:
+    def __init__(self, *, commits: bool = False, **limits: Any) -> None:
         self.asked = 0
-        self.queue = ProcessQueue(QUEUE, 0, Lease(0))
-        self._answered: Callable[[Frame], None] | None = None
+        self.committed: list[int | None] = []  # by each pull
+        self.queue = ProcessQueue(QUEUE, 0, Lease(1 if commits else 0))
+        self._answered: Callable[[Frame | Exception], None] | None = None
         cluster = Mock(connected=lambda name: self, limits=ClientLimits(**{"pull_busy_delay_s": 3600.0, **limits}))
         self.puller = Puller(
             cluster,
@@ -161,7 +163,7 @@ class Pulls:
             {"t": parse_subscription("t", "*", version=1)},
             PullLimits(),
             span_counts=False,
-            commits=False,
+            commits=commits,
             on_messages=lambda queue, messages, offset: cast("None", queue.add(messages, offset, 1)),
             on_moved=self._moved,
         )
@@ -170,13 +172,20 @@ class Pulls:
     def running_s(self) -> float:
         return 0.0
 
-    def call(self, code: int, ext: Any, body: bytes, answered: Callable[[Frame], None], due_s: float) -> None:
+    def call(
+        self, code: int, ext: Any, body: bytes, answered: Callable[[Frame | Exception], None], due_s: float
+    ) -> None:
         self.asked += 1
+        self.committed.append(ext["commitOffset"] if ext["sysFlag"] & PULL_COMMIT_OFFSET else None)
         self._answered = answered
 
     def _moved(self, queue: ProcessQueue, offset: int) -> None:
         queue.move(offset)
         self.puller.pull(queue)
+
+    def fail(self) -> None:
+        assert self._answered is not None
+        self._answered(RequestTimeout("the broker does not respond"))
 
     def answer(self, code: int, next_offset: int, remark: str | None = None) -> int:
         """How many pulls there were then."""
@@ -223,6 +232,14 @@ async def test_refusal_that_repeats_is_logged_once_and_then_with_a_count(caplog:
     await refuse("another")
     pulls.puller._limits = ClientLimits(pull_error_delay_s=0.0, log_repeat_s=0.0)
     assert (await refuse("another"))[-1]["repeated"] == 1
+
+
+async def test_offset_that_a_failed_pull_carried_is_committed_by_the_next_one() -> None:
+    pulls = Pulls(commits=True, pull_error_delay_s=0.0)
+    pulls.answer(ResponseCode.PULL_NOT_FOUND, 5)
+    pulls.fail()
+    await eventually(lambda: pulls.asked == 3)
+    assert pulls.committed == [None, 5, 5], "it is unknown whether the broker has stored it"
 
 
 # Administrative requests of brokers

@@ -368,6 +368,7 @@ class World:
     def __init__(self, **limits: Any) -> None:
         self.limits: ClientLimits = replace(CLIENT_LIMITS, **limits)
         self.address = "a:1"
+        self.port = 1
         self.asked: list[tuple[int, tuple[Queue, ...]]] = []
         self.faults: dict[int, RocketletError] = {}
         self.refused: set[Queue] = set()
@@ -392,7 +393,7 @@ class World:
     # The brokers
 
     def master(self, name: str) -> str:
-        return f"{name}:1"
+        return f"{name}:{self.port}"
 
     def masters(self) -> dict[str, str]:
         return {"a": "a:1", "b": "b:1"}
@@ -744,6 +745,17 @@ async def test_only_a_fenced_commit_costs_the_queue(fault: RocketletError, *, is
     assert (A in world.leases.owned) is not is_lost
     world.commit_fault = None
     assert await world.leases.commit(offsets) == ({A} if not is_lost else set())
+
+
+async def test_offsets_are_committed_at_the_new_address_of_a_broker_only_after_the_lease_was_renewed_there() -> None:
+    world = World()
+    (lease,) = world.owns(A)
+    world.port = 2
+    assert await world.leases.commit({A: 3}) == set()
+    assert world.stored == [], "the broker there does not know the connection yet"
+    lease.address = "a:2"
+    assert await world.leases.commit({A: 3}) == {A}
+    assert world.stored == [(A, 3, False)]
 
 
 # A member's steps follow from events. None of its timers goes off here, so nothing makes up later for a missing

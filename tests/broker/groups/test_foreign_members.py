@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
-from rocketlet.broker.config import DROPPED_AFTER_S, LIMITS, TOLD_AGAIN
+from rocketlet.broker.config import DROPPED_AFTER_S, HANDOVER_LEASE_S, LIMITS, TOLD_AGAIN
 from rocketlet.broker.groups.group import ConsumerGroup
+from rocketlet.broker.runtime import MovableClock
 from rocketlet.protocol import bodies, group_bodies
 from rocketlet.protocol.admin_bodies import RunningQueue, encode_running_info
 from rocketlet.protocol.allocation import AVG
@@ -632,6 +633,23 @@ async def test_another_foreign_member_waits_for_the_reader_from_before(again: No
     assert await members(back) == [], "it would drop its queues by a list without itself"
     answer = await back.call(RequestCode.PULL_MESSAGE, pull(queue=1, flags=SUSPEND))
     assert answer.code == ResponseCode.SUBSCRIPTION_NOT_EXIST
+
+
+@pytest.mark.parametrize("pulls", [True, False])
+async def test_queue_stays_reserved_for_its_reader_from_before_as_long_as_that_pulls_or_for_20_s(
+    nodes: Nodes, connect: Connect, pulls: bool
+) -> None:
+    node = await nodes.start()
+    await reading(node, await connect(node.address))
+    await node.stop()
+    again = await nodes.start(port=int(node.address.split(":")[1]), clock=MovableClock(stands=True))
+    ours, back = await one_of_ours(again, connect), await connect(again.address)
+    for _ in range(2):
+        again.clock.advance(0.75 * HANDOVER_LEASE_S)
+        if pulls:
+            back.send(RequestCode.PULL_MESSAGE, pull(queue=1, offset=1, flags=SUSPEND, sub_version=1))
+            await back.call(RequestCode.GET_BROKER_CLUSTER_INFO)
+    assert bool(await locks(ours, "c2", 1)) is not pulls
 
 
 async def test_a_reader_that_has_left_before_the_restart_is_not_waited_for(nodes: Nodes, connect: Connect) -> None:
