@@ -386,6 +386,20 @@ async def test_lag_of_a_lite_group_in_all_reports_is_that_of_its_lite_topics(nod
     assert len(orjson.loads(spans.body)["consumeTimeSpanSet"]) == 4
 
 
+async def test_messages_of_a_lite_topic_that_its_last_member_has_left_are_no_lag(
+    node: Node, wire: Wire, connect: Connect
+) -> None:
+    ready(node)
+    other = await connect(node.address)
+    await fill(wire, "a", b"1")
+    lags = []
+    for action in (LiteAction.PARTIAL_ADD, LiteAction.PARTIAL_REMOVE):
+        for member, client_id in ((wire, "c1"), (other, "c2")):
+            assert (await sync(member, "a", client_id=client_id, action=action)).code == 0
+            lags.append(finish(node.broker.progress.lag("g", "t")).messages)
+    assert lags == [1, 1, 1, 0]
+
+
 async def test_evicted_client_of_an_exclusive_group_is_notified(node: Node, wire: Wire, connect: Connect) -> None:
     ready(node, lite_sub_model="Exclusive")
     other = await connect(node.address)
