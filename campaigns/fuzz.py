@@ -20,12 +20,13 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 from rocketlet.broker.broker import BrokerController
-from rocketlet.broker.config import MAX_QUEUES_PER_TOPIC, MAX_RETRY_QUEUES, BrokerConfig
+from rocketlet.broker.config import MAX_QUEUES_PER_TOPIC, BrokerConfig
 from rocketlet.broker.grpc import schema
 from rocketlet.broker.grpc.server import METHODS
 from rocketlet.protocol import http2
 from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.config import MAX_RETRY_QUEUES
 from rocketlet.protocol.frame import FrameError
 
 from tests.support import grpc_client

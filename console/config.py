@@ -45,8 +45,6 @@ MAX_REPORTING_MEMBERS: Final = 100  # members of a group up to which its page sh
 MEMBER_TIMEOUT_S: Final = 1.0  # time that the page of a group waits for the running handlers of a member
 SHOWN_HANDLERS: Final = 20  # running handlers that the page of a group shows, the longest first
 
-MAX_RETRIES: Final = 1000  # maximum retries in a group's form
-MAX_RETRY_QUEUES: Final = 64  # maximum retry queues in a group's form
 MAX_FORM_BYTES: Final = 256 * 1024  # maximum size of a form, as browsers encode it
 # maximum body that a form shows when its message is copied; larger bodies are copied without being shown
 TYPED_BODY_BYTES: Final = 32 * 1024

@@ -51,7 +51,8 @@ class Form:
         given = self.text(name)
         if not given:
             return default
-        if not given.isascii() or not given.isdigit() or not least <= int(given) <= most:
+        digits = given.removeprefix("-")
+        if not digits.isascii() or not digits.isdigit() or not least <= int(given) <= most:
             raise FieldFault(name, f"{given[:40]!r} is not a whole number from {least} to {most}")
         return int(given)
 

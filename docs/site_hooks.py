@@ -3,6 +3,7 @@
 <!-- help: start -->              the output of `rocketlet start --help`
 <!-- metrics: broker/metrics.py --> a table of what is measured
 <!-- options: client.options.ConsumerOptions --> a table of what a client takes
+<!-- settings: GROUP_OPTIONS --> a table of protocol/settings.py
 <!-- limits: client/config.py --> a table of its constants, and of the fields of its class Limits
 """
 
@@ -21,6 +22,7 @@ from typing import Any
 
 from rocketlet.client.config import options_of
 from rocketlet.command.cli import parser
+from rocketlet.protocol import settings
 
 ROOT = Path(__file__).parents[1]
 
@@ -56,6 +58,7 @@ def on_page_markdown(markdown: str, page: Any = None, **_: Any) -> str:
     markdown = re.sub(r"<!-- log events: (.*?) -->", lambda found: _events(ROOT / found[1]), markdown)
     markdown = re.sub(r"<!-- options: (.*?)\.(\w+) -->", lambda found: options(found[1], found[2]), markdown)
     markdown = re.sub(r"<!-- metrics: (.*?) -->", lambda found: _metrics(ROOT / found[1]), markdown)
+    markdown = re.sub(r"<!-- settings: (.*?) -->", lambda found: settings_table(found[1]), markdown)
     return re.sub(r"<!-- limits: (.*?) -->", lambda found: limits(ROOT / found[1]), markdown)
 
 
@@ -115,6 +118,21 @@ def options(module: str, name: str) -> str:
         for option, found in options_of(kind).items()
     ]
     return "\n".join(("| Option | Default | Meaning |", "|---|---|---|", *rows))
+
+
+def settings_table(name: str) -> str:
+    """A table of settings: option, name, default, bounds, meaning, name on the wire, and whether Apache's tools reset it."""
+    rows = []
+    for option, item in getattr(settings, name).items():
+        bounds = "on or off" if isinstance(item.default, bool) else f"{item.least:,} to {item.most:,}"
+        bounds = ", ".join(map(str, item.choices)) or ("-1 or 1 to 43,200" if item.check else bounds)
+        text = item.help[:1].upper() + item.help[1:]
+        cells = (f"`--{option}`", f"`{item.argument}`", item.shown(item.default), bounds, text)
+        kept = "attribute" if item.is_attribute else "field"
+        resets = "no" if item.is_attribute or item.is_own else "yes"
+        rows.append(f"| {' | '.join(map(str, cells))} | {kept} `{item.name}` | {resets} |")
+    head = "| Option | Name | Default | Values | Meaning | On the wire | Apache's tools reset it |"
+    return "\n".join((head, "|---|---|---|---|---|---|---|", *rows))
 
 
 _UNITS = {

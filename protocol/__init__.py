@@ -16,5 +16,6 @@ http2         HTTP/2 for a server
 hpack         header compression of HTTP/2
 grpc          gRPC over HTTP/2: messages, status, deadlines
 codes         codes of requests, responses and languages; flags
+settings      the settings of groups and topics, in one table each
 config        the limits
 """

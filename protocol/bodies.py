@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import Annotated, Any, Final, TypeVar
 
@@ -33,7 +33,7 @@ from .config import (
     MAX_TABLE_BYTES,
     MAX_TOPIC_QUEUES,
 )
-from .names import Queue, Subscription, SubscriptionError, parse_subscription, topic_fault
+from .names import Queue, Subscription, SubscriptionError, parse_subscription
 
 # ------------------------------------------------------------------------------
 # Checks of JSON bodies. msgspec checks types, counts and lengths once, when a body is decoded.
@@ -468,53 +468,17 @@ def _message_type(attributes: Any) -> str:
 
 
 def _lite_expiration_min(attributes: Any) -> int:
-    found = attributes.get(LITE_EXPIRATION) if isinstance(attributes, dict) else None
-    try:
-        return _minutes(str(found))
-    except BodyError:  # an invalid value of another broker
-        return NO_EXPIRATION
+    found = str(attributes.get(LITE_EXPIRATION)) if isinstance(attributes, dict) else ""
+    return NO_EXPIRATION if expiration_fault(found) else int(found)  # invalid: a value of another broker
 
 
-def _minutes(text: str) -> int:
-    """Return the minutes of an expiration. Raises BodyError."""
-    if text != str(NO_EXPIRATION) and not (
+def expiration_fault(text: str) -> str | None:
+    """Return why the minutes of an expiration are invalid; None if they are valid."""
+    if text == str(NO_EXPIRATION) or (
         text.isascii() and text.isdecimal() and 0 < int(text[:9]) <= MAX_LITE_EXPIRATION_MIN
     ):
-        raise BodyError(
-            f"{LITE_EXPIRATION}: got {text[:40]!r}; expected {NO_EXPIRATION} or 1 to {MAX_LITE_EXPIRATION_MIN} minutes"
-        )
-    return int(text)
-
-
-def altered_attributes(topic: TopicConfig, changes: str) -> TopicConfig:
-    """Return the topic with changed attributes.
-
-    Args:
-        topic: the topic
-        changes: changes as in UPDATE_AND_CREATE_TOPIC: `+name=value` and `-name`, separated by commas
-    Raises:
-        BodyError: a change is invalid, or is for an unsupported attribute
-    """
-    for change in filter(None, changes.split(",")):
-        name, _, value = change[1:].partition("=")
-        is_set = change[0] == "+"
-        if change[0] not in "+-" or name not in (MESSAGE_TYPE, LITE_EXPIRATION, RETRIED_FIRST):
-            raise BodyError(
-                f"the topic attribute {change[:100]!r} is not supported; use +{MESSAGE_TYPE}=NORMAL, "
-                f"+{LITE_EXPIRATION}=60 or +{RETRIED_FIRST}=true"
-            )
-        if name == RETRIED_FIRST:
-            if is_set and value not in ("true", "false"):
-                raise BodyError(f"{RETRIED_FIRST}: got {value[:40]!r}; expected true or false")
-            topic = replace(topic, retried_first=is_set and value == "true")
-            continue
-        if name == LITE_EXPIRATION:
-            topic = replace(topic, lite_expiration_min=_minutes(value) if is_set else NO_EXPIRATION)
-            continue
-        if is_set and value not in MESSAGE_TYPES:
-            raise BodyError(f"the message type {value[:100]!r} is unknown; use {', '.join(sorted(MESSAGE_TYPES))}")
-        topic = replace(topic, message_type=value if is_set else "")
-    return topic
+        return None
+    return f"got {text[:40]!r}; expected {NO_EXPIRATION} or 1 to {MAX_LITE_EXPIRATION_MIN} minutes"
 
 
 class NewTopicsShape(Shape):
@@ -523,7 +487,7 @@ class NewTopicsShape(Shape):
 
 @reads("list of topics", NewTopicsShape)
 def decode_new_topics(data: NewTopicsShape) -> list[tuple[TopicConfig, str]]:
-    """Decode UPDATE_AND_CREATE_TOPIC_LIST: topics, each with changes of attributes for `altered_attributes`."""
+    """Decode UPDATE_AND_CREATE_TOPIC_LIST: topics, each with changes of attributes for `changed_topic`."""
     return [(topic_of(item), _attribute_changes(item.attributes)) for item in data.topic_config_list or []]
 
 
@@ -694,49 +658,6 @@ PRIORITY_FACTOR: Final = "priority.factor"
 SHARED, EXCLUSIVE = "Shared", "Exclusive"
 DEFAULT_LITE_QUOTA: Final = 2000
 DEFAULT_PRIORITY_FACTOR: Final = 100
-_MAX_COUNT: Final = 2**31 - 1
-_BOOLEANS: Final = ("true", "false")
-_COUNTS: Final = {LITE_QUOTA: (-1, _MAX_COUNT), LITE_EVENTS: (10, _MAX_COUNT), PRIORITY_FACTOR: (0, 100)}
-_WORDS: Final = {
-    LITE_MODEL: (SHARED, EXCLUSIVE),
-    LITE_RESET_EXCLUSIVE: _BOOLEANS,
-    LITE_RESET_UNSUBSCRIBED: _BOOLEANS,
-}
-
-
-def altered_group(group: GroupConfig, former: GroupConfig | None) -> GroupConfig:
-    """Return the group with its former attributes and the changes of a request: `+name` or `name` sets an attribute, `-name`
-    removes it. Raises BodyError."""
-    attributes = dict(former.attributes) if former is not None else {}
-    for key, value in group.attributes.items():
-        name = key.lstrip("+-")
-        fault = _attribute_fault(name, value)
-        if key.startswith("-"):
-            attributes.pop(name, None)
-        elif fault:
-            raise BodyError(fault)
-        else:
-            attributes[name] = value
-    return msgspec.structs.replace(group, attributes=attributes)
-
-
-def _attribute_fault(name: str, value: str) -> str | None:
-    """Return the reason why a group's attribute is invalid; None if it is valid."""
-    if name == LITE_BIND:
-        fault = topic_fault(value)
-        return f"{name}: {fault}" if fault else None
-    if name == LITE_WILDCARD:
-        return None
-    if name in _WORDS:
-        return None if value in _WORDS[name] else f"{name}: got {value[:40]!r}; expected {' or '.join(_WORDS[name])}"
-    if name not in _COUNTS:
-        known = ", ".join(sorted({LITE_BIND, LITE_WILDCARD, *_WORDS, *_COUNTS}))
-        return f"the group attribute {name[:100]!r} is unknown; use {known}"
-    least, most = _COUNTS[name]
-    digits = value.removeprefix("-")
-    if digits.isascii() and digits.isdecimal() and least <= int(value[:12]) <= most:
-        return None
-    return f"{name}: got {value[:40]!r}; expected {least} to {most}"
 
 
 def read_group(data: Any) -> GroupConfig:
@@ -748,14 +669,9 @@ def encode_group(group: GroupConfig) -> bytes:
     return encode_json(group)
 
 
-def encode_altered(table: Mapping[str, Any], changes: Mapping[str, Any]) -> bytes:
-    """Return a group's JSON object with changes. Fields that only other brokers have are kept. Raises BodyError.
-
-    Args:
-        table: JSON object of the group
-        changes: new values by the field names of GroupConfig
-    """
-    group = msgspec.structs.replace(read_group(table), **changes)
+def encode_group_in(table: Mapping[str, Any], group: GroupConfig) -> bytes:
+    """Return the JSON object of a group with the fields of `table`, its JSON object at a broker, that only this broker
+    has."""
     return encode_json({**table, **msgspec.to_builtins(group, enc_hook=_plain)})
 
 
@@ -767,23 +683,12 @@ def encode_new_group(group: GroupConfig, table: Mapping[str, Any]) -> bytes:
         table: the group's JSON object at another broker, whose fields are kept; empty if no broker has the group
     """
     added = {f"+{name}": value for name, value in group.attributes.items()}
-    group = msgspec.structs.replace(group, attributes=added)
-    return encode_json({**table, **msgspec.to_builtins(group, enc_hook=_plain)})
+    return encode_group_in(table, msgspec.structs.replace(group, attributes=added))
 
 
 @reads("subscription group", GroupConfig)
 def decode_group(data: GroupConfig) -> GroupConfig:
     return data
-
-
-class GroupListShape(Shape):
-    group_config_list: list[GroupConfig] | None = None
-
-
-@reads("list of subscription groups", GroupListShape)
-def decode_groups(data: GroupListShape) -> list[GroupConfig]:
-    """Decode UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: settings of groups."""
-    return data.group_config_list or []
 
 
 class GroupNamesShape(Shape):

@@ -13,12 +13,8 @@ import structlog
 from ...protocol.bodies import DataVersion, GroupConfig, encode_group, joined, read_group
 from ...protocol.group_bodies import PULL, RequestMode, decode_request_modes, encode_request_modes
 from ...protocol.names import SYSTEM_GROUP_PREFIX, IllegalName, group_fault
-from ..config import (
-    MAX_RETRY_QUEUES,
-    MAX_RETRY_TIMES,
-    LimitExceeded,
-    within,
-)
+from ...protocol.settings import group_settings_fault
+from ..config import LimitExceeded
 from ..runtime import Job, Runtime
 from ..sessions import Reason, Refusal
 from ..store.files import StoreFull, read_state, replace_state, write_state
@@ -33,18 +29,14 @@ log = structlog.get_logger("rocketlet.groups")
 # request.
 
 
-MAX_LONG = 2**63 - 1
-
-
 def _checked(group: GroupConfig) -> GroupConfig:
     """Return a group's settings if they are valid. Raises IllegalName, LimitExceeded."""
     fault = group_fault(group.name)
     if fault:
         raise IllegalName(fault)
-    within("retryQueueNums", group.retry_queues, 0, MAX_RETRY_QUEUES)
-    within("retryMaxTimes", group.retry_max_times, -1, MAX_RETRY_TIMES)
-    within("brokerId", group.broker_id, -1, MAX_LONG)
-    within("whichBrokerWhenConsumeSlowly", group.slow_broker_id, -1, MAX_LONG)
+    fault = group_settings_fault(group)
+    if fault:
+        raise LimitExceeded(fault)
     return group
 
 

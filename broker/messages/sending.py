@@ -12,7 +12,13 @@ from ...protocol import names
 from ...protocol import properties as props
 from ...protocol.bodies import GroupConfig, TopicConfig, Work
 from ...protocol.codes import SYS_TRANSACTION_MASK
-from ...protocol.config import MAX_BODY_BYTES, MAX_PROPERTY_BYTES, MAX_REQUEST_HEADER_BYTES, SENT_PROPERTY_BYTES
+from ...protocol.config import (
+    MAX_BODY_BYTES,
+    MAX_PROPERTY_BYTES,
+    MAX_REQUEST_HEADER_BYTES,
+    MAX_RETRY_QUEUES,
+    SENT_PROPERTY_BYTES,
+)
 from ...protocol.fast import EncodedSends
 from ...protocol.headers import SendBack, SendMessage
 from ...protocol.message import PIECE_BYTES, PIECE_MESSAGES, MessageError, Piece, Record, split, tried
@@ -26,7 +32,6 @@ from ..config import (
     MAX_NAMED_CHARS,
     MAX_PRIORITY,
     MAX_REASON_CHARS,
-    MAX_RETRY_QUEUES,
     REGION,
     BrokerConfig,
 )

@@ -53,6 +53,7 @@ from ...protocol.headers import (
 )
 from ...protocol.message import decode_host
 from ...protocol.names import Queue, Subscription
+from ...protocol.settings import changed_group, changed_topic, decode_group_change, decode_group_changes
 from ..broker import BrokerController
 from ..config import (
     MAX_ASKED_AT_ONCE,
@@ -447,11 +448,11 @@ def _position_in(message_id: str | None) -> int:
 
 
 def update_group(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
-    group = bodies.decode_group(frame.body)
+    group = changed_group(decode_group_change(frame.body), broker.group_configs.get)
     fault = names.group_fault(group.name)
     if fault:
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
-    _put_group(broker, connection, bodies.altered_group(group, broker.group_configs.get(group.name)))
+    _put_group(broker, connection, group)
     log.info("group_settings_changed", group=group.name)
     return answer(frame)
 
@@ -460,11 +461,12 @@ def update_groups(broker: BrokerController, connection: RemotingConnection, fram
     """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST of 5.x: create or change the groups of a list; none if a name is
     invalid."""
     wanted: list[bodies.GroupConfig] = []
-    for group in bodies.decode_groups(frame.body):
+    for change in decode_group_changes(frame.body):
+        group = changed_group(change, broker.group_configs.get)
         fault = names.group_fault(group.name)
         if fault:
             return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
-        wanted.append(bodies.altered_group(group, broker.group_configs.get(group.name)))
+        wanted.append(group)
     for number, group in enumerate(wanted, 1):
         _put_group(broker, connection, group)
         if number % SLICE == 0:
@@ -902,33 +904,18 @@ def create_topic(broker: BrokerController, connection: RemotingConnection, frame
     former = broker.topics.get(header.topic)
     if former is not None and header.if_missing:
         return answer(frame)
-    wanted = _with_attributes(
-        TopicConfig(
-            header.topic,
-            header.read_queue_nums,
-            header.write_queue_nums,
-            header.perm,
-            header.topic_filter_type,
-            header.topic_sys_flag,
-            header.order,
-        ),
-        former,
+    topic = TopicConfig(
+        header.topic,
+        header.read_queue_nums,
+        header.write_queue_nums,
+        header.perm,
+        header.topic_filter_type,
+        header.topic_sys_flag,
+        header.order,
     )
-    broker.topics.put(bodies.altered_attributes(wanted, header.attributes), broker.store.end)
+    broker.topics.put(changed_topic(topic, former, header.attributes), broker.store.end)
     topics_log.info("topic_created", topic=header.topic, queues=header.write_queue_nums)
     return answer(frame)
-
-
-def _with_attributes(topic: TopicConfig, former: TopicConfig | None) -> TopicConfig:
-    """Return new settings of a topic with the attributes that the topic had before."""
-    if former is None:
-        return topic
-    return replace(
-        topic,
-        message_type=former.message_type,
-        lite_expiration_min=former.lite_expiration_min,
-        retried_first=former.retried_first,
-    )
 
 
 def _new_topic_fault(broker: BrokerController, name: str) -> str | None:
@@ -946,8 +933,7 @@ def create_topics(broker: BrokerController, connection: RemotingConnection, fram
         fault = _new_topic_fault(broker, topic.name)
         if fault:
             return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
-        topic = _with_attributes(topic, broker.topics.get(topic.name))
-        wanted.append(bodies.altered_attributes(topic, changes))
+        wanted.append(changed_topic(topic, broker.topics.get(topic.name), changes))
         if number % SLICE == 0:
             yield
     for number, topic in enumerate(wanted, 1):

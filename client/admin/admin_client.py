@@ -10,7 +10,7 @@ from functools import reduce
 from itertools import chain
 from operator import or_
 from types import MappingProxyType
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self, Unpack
 
 from ...protocol import admin_bodies, bodies, names
 from ...protocol.admin_bodies import (
@@ -28,19 +28,11 @@ from ...protocol.admin_bodies import (
 from ...protocol.allocation import CONSISTENT_HASH
 from ...protocol.bodies import (
     LITE_BIND,
-    LITE_EXPIRATION,
-    MAX_LITE_EXPIRATION_MIN,
-    MESSAGE_TYPE,
-    MESSAGE_TYPES,
-    NO_EXPIRATION,
-    PRIORITY_FACTOR,
-    RETRIED_FIRST,
     BrokerData,
     GroupConfig,
     TopicConfig,
 )
 from ...protocol.codes import PERM_READ, PERM_WRITE, RequestCode, ResponseCode
-from ...protocol.config import MAX_TOPIC_QUEUES
 from ...protocol.frame import Ext, Frame
 from ...protocol.headers import (
     AccountName,
@@ -65,13 +57,20 @@ from ...protocol.headers import (
     write,
 )
 from ...protocol.names import Queue, Sql, counted, parse_subscription
+from ...protocol.settings import (
+    TOPIC_SETTINGS,
+    GroupSettings,
+    Value,
+    changed_topic,
+    encode_group_change,
+    topic_attributes,
+)
 from ..config import (
     ADMIN_TIMEOUT_S,
     CLIENT_LIMITS,
     SUSPECTS,
     TOPIC_QUEUES,
     ClientLimits,
-    check_count,
 )
 from ..errors import (
     AnswerUnreadable,
@@ -224,14 +223,16 @@ class AdminClient:
             ConfigError: the topic's name, its type, the number of queues or minutes, or the name of a broker is invalid.
         """
         fault = names.topic_fault(name)
-        if message_type and message_type not in MESSAGE_TYPES:
-            raise ConfigError(f"message_type: got {message_type!r}; expected one of {', '.join(sorted(MESSAGE_TYPES))}")
-        if lite_expiration_min is not None:
-            if message_type != "LITE":
-                raise ConfigError(f"lite_expiration_min: expected message_type='LITE', got {message_type!r}")
-            check_count("lite_expiration_min", lite_expiration_min, least=1, most=MAX_LITE_EXPIRATION_MIN)
+        if lite_expiration_min is not None and message_type != "LITE":
+            raise ConfigError(f"lite_expiration_min: expected message_type='LITE', got {message_type!r}")
         if retried_first and message_type != "PRIORITY":
             raise ConfigError(f"retried_first: expected message_type='PRIORITY', got {message_type!r}")
+        given = {
+            "message_type": message_type or None,
+            "lite_expiration_min": lite_expiration_min,
+            "retried_first": retried_first or None,
+        }
+        _check_topic(given, queues=queues)
         if fault:
             raise ConfigError(f"topic: {fault}")
         route = await self._cluster.find_route(name)
@@ -240,25 +241,10 @@ class AdminClient:
             queues = max((data.read_queues for data in there.values()), default=TOPIC_QUEUES)
         if perm is None:
             perm = reduce(or_, (data.perm for data in there.values())) if there else PERM_READ | PERM_WRITE
-        _check_queues("queues", queues)
         missing = {broker: at for broker, at in (await self.masters(brokers)).items() if broker not in there}
-        attributes = f"+{MESSAGE_TYPE}={message_type}" if message_type else ""
-        if lite_expiration_min is not None:
-            attributes += f",+{LITE_EXPIRATION}={lite_expiration_min}"
-        if retried_first:
-            attributes += f",+{RETRIED_FIRST}=true"
-        header = CreateTopic(name, queues, queues, perm, attributes=attributes)
+        header = CreateTopic(name, queues, queues, perm, attributes=topic_attributes(given))
         await self._change(missing, RequestCode.UPDATE_AND_CREATE_TOPIC, dict.fromkeys(missing, (write(header), b"")))
-        expiration_min = NO_EXPIRATION if lite_expiration_min is None else lite_expiration_min
-        config = TopicConfig(
-            name,
-            queues,
-            queues,
-            perm,
-            message_type=message_type,
-            lite_expiration_min=expiration_min,
-            retried_first=retried_first,
-        )
+        config = changed_topic(TopicConfig(name, queues, queues, perm), None, header.attributes)
         return dict.fromkeys(sorted(missing), config)
 
     async def change_topic(
@@ -268,6 +254,9 @@ class AdminClient:
         queues: int | None = None,
         read_queues: int | None = None,
         perm: int | None = None,
+        message_type: str | None = None,
+        lite_expiration_min: int | None = None,
+        retried_first: bool | None = None,
         brokers: Iterable[str] | None = None,
         allow_unreadable: bool = False,
     ) -> dict[str, TopicConfig]:
@@ -279,6 +268,9 @@ class AdminClient:
                 loss in two steps: first `queues=4, read_queues=8`, and when its groups have read queues 4 to 7,
                 `read_queues=4, allow_unreadable=True`.
             perm: 6 to write and read, 4 to read only, 2 to write only.
+            message_type: the only type of messages that it accepts; brokers of 4.9 ignore it.
+            lite_expiration_min: minutes without a message after which a lite topic is deleted; -1 for never.
+            retried_first: True if redelivered messages of a topic of the type PRIORITY keep their level.
             brokers: the names of the brokers, default all that have the topic.
             allow_unreadable: True to remove queues from the readable ones although messages are stored in them.
 
@@ -286,6 +278,12 @@ class AdminClient:
             TopicNotFound: no name server knows the topic.
             ConfigError: a value is invalid, or messages would become unreadable.
         """
+        given = {
+            "message_type": message_type,
+            "lite_expiration_min": lite_expiration_min,
+            "retried_first": retried_first,
+        }
+        _check_topic(given, queues=queues, read_queues=read_queues)
         topic = await self.topic(name)
         masters = await self.masters(sorted(topic.config) if brokers is None else brokers)
         missing = sorted(set(masters) - set(topic.config))
@@ -299,7 +297,7 @@ class AdminClient:
                 f"read_queues: {count} in {', '.join(map(str, unreadable))} would become unreadable; lower `queues` alone, "
                 "wait until the groups have read these queues, then lower `read_queues` with allow_unreadable=True"
             )
-        kept = await self._topic_settings(name, masters)
+        kept = await self.topic_settings(name, masters)
         requests: dict[str, tuple[Ext, bytes]] = {}
         for broker, config in changed.items():
             kind = kept.get(broker, config)
@@ -311,8 +309,10 @@ class AdminClient:
                 kind.filter_type,
                 config.sys_flag,
                 kind.order,
+                attributes=topic_attributes(given),
             )
             requests[broker] = write(header), b""
+            changed[broker] = changed_topic(config, kind, header.attributes)
         await self._change(masters, RequestCode.UPDATE_AND_CREATE_TOPIC, requests)
         return changed
 
@@ -322,16 +322,18 @@ class AdminClient:
         await self._change_all(RequestCode.DELETE_TOPIC_IN_BROKER, write(TopicName(name)))
         await self._cluster.tell_name_servers(RequestCode.DELETE_TOPIC_IN_NAMESRV, write(TopicName(name)))
 
-    async def _topic_settings(self, name: str, masters: Masters) -> dict[str, TopicConfig]:
+    async def topic_settings(self, name: str, masters: Masters | None = None) -> dict[str, TopicConfig]:
         """Return a topic's settings, including those that routes do not have, by broker name. Brokers of 4.9 do not know this
         request, and lose these settings in any case."""
         ignored = (ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.TOPIC_NOT_EXIST)
-        answers = await self._each(masters, RequestCode.GET_TOPIC_CONFIG, write(TopicName(name)), ignored=ignored)
+        answers = await self._each(
+            await self._known(masters), RequestCode.GET_TOPIC_CONFIG, write(TopicName(name)), ignored=ignored
+        )
         return {broker: body_of(answer, admin_bodies.decode_topic_config) for broker, answer in answers.items()}
 
     async def message_type(self, topic: str) -> str:
         """Return the type of message that a topic is for, such as PRIORITY; empty if no broker has a type for it."""
-        found = await self._topic_settings(topic, await self.masters())
+        found = await self.topic_settings(topic)
         return next((config.message_type for config in found.values() if config.message_type), "")
 
     async def put_bytes_per_s(self, topic: str) -> float | None:
@@ -536,50 +538,28 @@ class AdminClient:
         return sorted(missing)
 
     async def change_group(
-        self,
-        name: str,
-        *,
-        consume_enable: bool | None = None,
-        retry_max_times: int | None = None,
-        retry_queues: int | None = None,
-        consume_orderly: bool | None = None,
-        strict: bool | None = None,
-        priority_factor: int | None = None,
-        lite: Literal[False] | None = None,
+        self, name: str, *, lite: Literal[False] | None = None, **changes: Unpack[GroupSettings]
     ) -> list[str]:
-        """Change those settings of a group that are given, on the brokers that have the group, and return their names.
+        """Change settings of a group on the brokers that have the group, and return their names.
 
         Args:
-            consume_enable: False to give its members no messages.
-            retry_max_times: the number of retries before a message becomes a dead letter.
-            retry_queues: the number of queues of its retry topic.
-            consume_orderly: True to give clients that pop the messages of one message group in order.
-            strict: True to refuse members whose subscriptions differ from the others'.
-            priority_factor: in topics of the type PRIORITY, the percentage of receives that begin with the highest level.
             lite: False to make a lite group a group of topics, for example if a stray lite consumer was its first member.
                 Brokers refuse this while its clients have unfinished messages of lite topics.
+            changes: new values of settings by their names, such as `retry_max_times=3`; docs/reference/values.md lists them.
 
         Raises:
-            ConfigError: no broker knows the group.
+            ConfigError: no broker knows the group, or there is no such setting.
         """
-        given = {
-            "consume_enable": consume_enable,
-            "retry_max_times": retry_max_times,
-            "retry_queues": retry_queues,
-            "consume_orderly": consume_orderly,
-            "strict": strict,
-        }
-        changes: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
-        # brokers change the attributes that a request names, and keep the others
-        changes["attributes"] = {} if priority_factor is None else {f"+{PRIORITY_FACTOR}": str(priority_factor)}
-        if lite is False:
-            changes["attributes"][f"-{LITE_BIND}"] = ""
+        unknown = sorted(changes.keys() - GroupSettings.__annotations__.keys())
+        if unknown:
+            raise ConfigError(f"{unknown[0]}: no such setting; use {', '.join(GroupSettings.__annotations__)} or lite")
         masters = await self.masters()
         known = await self._group_tables(name, masters)
         if not known:
             raise ConfigError(f"no broker knows the group {name}; `rocketlet groups list` shows all")
+        removed = (LITE_BIND,) if lite is False else ()
         requests: dict[str, tuple[Ext, bytes]] = {
-            broker: ({}, bodies.encode_altered(table, changes)) for broker, table in known.items()
+            broker: ({}, encode_group_change(table, changes, removed)) for broker, table in known.items()
         }
         await self._change(masters, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, requests)
         return sorted(known)
@@ -855,27 +835,27 @@ class AdminClient:
         return await connection.request(code, ext or {}, body, timeout_s=timeout_s)
 
 
-def _check_queues(option: str, count: int) -> None:
-    """Raise ConfigError for an invalid number of queues. Apache's brokers accept any, but clients could not decode the
-    route then."""
-    if not 1 <= count <= MAX_TOPIC_QUEUES:
-        raise ConfigError(f"{option} is {count}; expected 1 to {MAX_TOPIC_QUEUES} for each broker")
+def _check_topic(values: Mapping[str, Value | None], **queues: int | None) -> None:
+    """Raise ConfigError for an invalid setting of a topic. Apache's brokers accept any number of queues, but clients could
+    not decode the route then."""
+    for row in TOPIC_SETTINGS:
+        value = {**values, **queues}.get(row.argument)
+        fault = row.fault(value, row.argument) if value is not None else None
+        if fault:
+            raise ConfigError(fault)
 
 
 def _changed(config: TopicConfig, queues: int | None, read_queues: int | None, perm: int | None) -> TopicConfig:
     """Return the settings with the given ones changed. Raises ConfigError."""
     write_queues = config.write_queues
     if queues is not None:
-        _check_queues("queues", queues)
         write_queues = queues
         read_queues = queues if read_queues is None else read_queues
-    if read_queues is not None:
-        _check_queues("read_queues", read_queues)
-        if read_queues < write_queues:
-            raise ConfigError(
-                f"read_queues is {read_queues} and producers send to {write_queues} queues; messages in the others would "
-                "not be delivered: lower `queues`, too"
-            )
+    if read_queues is not None and read_queues < write_queues:
+        raise ConfigError(
+            f"read_queues is {read_queues} and producers send to {write_queues} queues; messages in the others would "
+            "not be delivered: lower `queues`, too"
+        )
     return replace(
         config,
         write_queues=write_queues,

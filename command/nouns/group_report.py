@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,9 +15,13 @@ from ...client.errors import BrokerRefused
 from ...protocol.codes import ResponseCode
 from ...protocol.group_bodies import SHARED_OWNER
 from ...protocol.names import counted
+from ...protocol.settings import group_report, listed_settings
 from ..plumbing.output import Output
 
 FOLLOW_S = 0.5
+Settings = Mapping[str, Mapping[str, str | int]]
+"""The settings of a group by broker name, as `group_report` returns them."""
+
 LONGEST = 10  # lite topics that the report lists
 
 
@@ -38,7 +42,7 @@ async def report(
     if not any(item.get(what) for item in reports for what in ("members", "events", "lag")):
         await admin.group(group)  # raises if the group does not exist
     lite = await _lite_report(admin, group, (member["clientId"] for item in reports for member in item["members"]))
-    _show(group, reports, lite, output, timeline=timeline)
+    _show(group, reports, await _settings(admin, group), lite, output, timeline=timeline)
     while follow and timeline:
         seen = {orjson.dumps(event) for event in _events(reports)}
         await asyncio.sleep(FOLLOW_S)
@@ -118,10 +122,12 @@ async def _foreign_report(admin: AdminClient, group: str, output: Output) -> Non
         {"topic": queue.topic, "messages": max(item.lag, 0), "oldestMs": None} for queue, item in found.progress.items()
     ]
     lite = await _lite_report(admin, group, members)
+    settings = await _settings(admin, group)
     if output.as_json:
-        value = {"group": group, "members": members, "owners": owners, "lag": lag, "events": []}
+        value = {"group": group, "settings": settings, "members": members, "owners": owners, "lag": lag, "events": []}
         output.json(value if lite is None else value | {"lite": lite.as_json()})
     _show_members(group, members, owners, lite, output)
+    _show_settings(settings, output)
     _show_lag(lag, output)
     _show_lite(lite, output)
 
@@ -134,17 +140,28 @@ def _events(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
     )
 
 
+async def _settings(admin: AdminClient, group: str) -> Settings:
+    return {broker: group_report(config) for broker, config in sorted((await admin.group_configs(group)).items())}
+
+
 def _show(
-    group: str, reports: list[dict[str, Any]], lite: _LiteReport | None, output: Output, *, timeline: bool
+    group: str,
+    reports: list[dict[str, Any]],
+    settings: Settings,
+    lite: _LiteReport | None,
+    output: Output,
+    *,
+    timeline: bool,
 ) -> None:
     events = _events(reports) if timeline else []
     if output.as_json:
         summary = [{name: value for name, value in item.items() if name != "events"} for item in reports]
-        value = {"group": group, "brokers": summary, "events": events}
+        value = {"group": group, "settings": settings, "brokers": summary, "events": events}
         output.json(value if lite is None else value | {"lite": lite.as_json()})
         return
     members = {member["clientId"]: member for item in reports for member in item["members"]}
     _show_members(group, members, [owner for item in reports for owner in item["owners"]], lite, output)
+    _show_settings(settings, output)
     _show_lag([entry for item in reports for entry in item.get("lag", ())], output)
     _show_lite(lite, output)
     for queue in sorted({queue for item in reports for queue in item["full"]}):
@@ -184,6 +201,16 @@ def _show_members(
             output.text("    shares messages")
         else:
             output.text(f"    {counted(len(mine), 'queue')}: {' '.join(mine) or '-'}")
+
+
+def _show_settings(settings: Settings, output: Output) -> None:
+    """Print the settings of a group, with the names of their brokers if these differ."""
+    brokers: dict[str, list[str]] = {}
+    for broker, values in settings.items():
+        brokers.setdefault(listed_settings(values), []).append(broker)
+    for text, names in brokers.items():
+        where = f" at {', '.join(names)}" if len(brokers) > 1 else ""
+        output.text(f"  settings{where}: {text}")
 
 
 def _show_lag(lag: list[dict[str, Any]], output: Output) -> None:

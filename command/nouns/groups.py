@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from typing import Final
+from typing import cast
 
 from ...client.admin.admin_client import AdminClient, are_broadcasting
 from ...client.errors import ConfigError
@@ -12,11 +12,11 @@ from ...client.wire.connection import gather_limited
 from ...protocol import names
 from ...protocol.bodies import GroupConfig
 from ...protocol.names import counted
+from ...protocol.settings import GROUP_OPTIONS, GroupSettings, group_report, listed_settings, new_group
 from ..plumbing.administration import Commands, changing, confirmed, noun, verb
 from ..plumbing.output import Output
+from ..plumbing.settings import add_settings, given
 from .group_report import handlers, report
-
-ON_OFF: Final = ("on", "off")
 
 
 def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
@@ -34,28 +34,10 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
     )
     create = verb(verbs, "create", "create a group on the brokers that do not have it", _create)
     create.add_argument("group")
-    create.add_argument(
-        "--retries", type=int, default=16, help="retries before a message is dead-lettered (default: 16)"
-    )
-    create.add_argument("--retry-queues", type=int, default=1, help="queues of its retry topic (default: 1)")
-    create.add_argument(
-        "--consume", choices=ON_OFF, default="on", help="off: brokers return no messages to its members (default: on)"
-    )
-    create.add_argument("--orderly", action="store_true", help="deliver shared messages in order by message group")
+    add_settings(create, GROUP_OPTIONS, defaults=True)
     set_ = verb(verbs, "set", "change a group's settings", _set)
     set_.add_argument("group")
-    set_.add_argument("--retries", type=int, help="retries before a message is dead-lettered")
-    set_.add_argument("--retry-queues", type=int, help="queues of its retry topic")
-    set_.add_argument("--consume", choices=ON_OFF, help="off: brokers return no messages to its members")
-    set_.add_argument("--orderly", choices=ON_OFF, help="deliver shared messages in order by message group")
-    set_.add_argument(
-        "--strict", choices=ON_OFF, help="refuse members whose subscriptions differ from those of other members"
-    )
-    set_.add_argument(
-        "--priority-factor",
-        type=int,
-        help="percentage of receives that begin with the most urgent messages, in topics of the type PRIORITY",
-    )
+    add_settings(set_, GROUP_OPTIONS)
     set_.add_argument(
         "--no-lite", action="store_true", help="make a lite group a group of topics; stop its clients first"
     )
@@ -93,13 +75,7 @@ async def _show(options: argparse.Namespace, admin: AdminClient, output: Output)
 
 
 async def _create(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
-    config = GroupConfig(
-        options.group,
-        consume_enable=options.consume == "on",
-        retry_max_times=options.retries,
-        retry_queues=options.retry_queues,
-        consume_orderly=options.orderly,
-    )
+    config = new_group(options.group, _given(options))
     created = await admin.create_group(config)
     for broker, found in sorted((await admin.group_configs(options.group)).items()):
         is_new = broker in created
@@ -109,43 +85,26 @@ async def _create(options: argparse.Namespace, admin: AdminClient, output: Outpu
 
 
 async def _set(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
-    given = (options.retries, options.retry_queues, options.consume, options.orderly, options.strict)
-    if all(value is None for value in (*given, options.priority_factor)) and not options.no_lite:
-        names = "--retries, --retry-queues, --consume, --orderly, --strict, --priority-factor or --no-lite"
-        raise ConfigError(f"nothing to change; give {names}")
-    changed = await admin.change_group(
-        options.group,
-        retry_max_times=options.retries,
-        retry_queues=options.retry_queues,
-        consume_enable=_is_on(options.consume),
-        consume_orderly=_is_on(options.orderly),
-        strict=_is_on(options.strict),
-        priority_factor=options.priority_factor,
-        lite=False if options.no_lite else None,
-    )
+    changes = _given(options)
+    if not changes and not options.no_lite:
+        names = ", ".join(f"--{option}" for option in GROUP_OPTIONS)
+        raise ConfigError(f"nothing to change; give {names} or --no-lite")
+    changed = await admin.change_group(options.group, lite=False if options.no_lite else None, **changes)
     configs = await admin.group_configs(options.group)
     for broker in changed:
         _print(output, broker, configs[broker], "is changed", {})
     return 0
 
 
-def _is_on(value: str | None) -> bool | None:
-    return None if value is None else value == "on"
+def _given(options: argparse.Namespace) -> GroupSettings:
+    return cast("GroupSettings", given(options, GROUP_OPTIONS))
 
 
 def _print(output: Output, broker: str, config: GroupConfig, how: str, more: dict[str, object]) -> None:
-    settings = {
-        "retries": config.retry_max_times,
-        "retry_queues": config.retry_queues,
-        "consume": ON_OFF[not config.consume_enable],
-        "orderly": ON_OFF[not config.consume_orderly],
-        "strict": ON_OFF[not config.strict],
-        "priority_factor": config.priority_factor,
-    }
+    settings = group_report(config)
     if output.as_json:
         output.json({"broker": broker, "group": config.name, **more, **settings})
-    has = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in settings.items())
-    output.text(f"{broker}: the group {config.name} {how}: {has}")
+    output.text(f"{broker}: the group {config.name} {how}: {listed_settings(settings)}")
 
 
 async def _delete(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:

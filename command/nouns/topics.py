@@ -5,19 +5,19 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Final, cast
 
 from ...client.admin.admin_client import AdminClient
-from ...client.config import TOPIC_QUEUES
 from ...client.errors import ConfigError, TopicNotFound
 from ...protocol.admin_bodies import LiteParent
-from ...protocol.bodies import MESSAGE_TYPES, TopicConfig
+from ...protocol.bodies import TopicConfig
 from ...protocol.names import Queue, counted
+from ...protocol.settings import TOPIC_OPTIONS, NewTopicSettings, TopicSettings, listed_settings, topic_report
 from ..plumbing.administration import Commands, changing, confirmed, noun, verb
 from ..plumbing.output import Instant, Output, complain
+from ..plumbing.settings import add_settings, given
 
-PERMS: Final = (0, 2, 4, 6)
-PERMS_HELP: Final = "6 to write and read, 4 to read only, 2 to write only"
+_NEW_OPTIONS: Final = {option: setting for option, setting in TOPIC_OPTIONS.items() if option != "read-queues"}
 
 
 def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
@@ -26,45 +26,21 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
     list_.add_argument("--system", action="store_true", help="include those that RocketMQ creates for its own use")
     show = verb(verbs, "show", "show a topic's queues and the groups that read it", _show)
     show.add_argument("topic")
-    create = verb(verbs, "create", "create a topic on the brokers that do not have it", _create)
+    create = verb(
+        verbs,
+        "create",
+        "create a topic on the brokers that do not have it, with the queues and the permission that it has on others",
+        _create,
+    )
     create.add_argument("topic")
-    create.add_argument(
-        "--queues",
-        type=int,
-        help=f"queues on each broker (default: as on the brokers that have the topic, or {TOPIC_QUEUES})",
-    )
-    create.add_argument(
-        "--perm",
-        type=int,
-        choices=PERMS,
-        help=f"{PERMS_HELP} (default: as on the brokers that have the topic, or 6)",
-    )
-    create.add_argument(
-        "--type",
-        default="",
-        choices=sorted(MESSAGE_TYPES),
-        help="the only type of messages that it accepts (default: all types)",
-    )
+    add_settings(create, _NEW_OPTIONS)
     create.add_argument(
         "--lite", dest="type", action="store_const", const="LITE", help="the parent of lite topics: --type LITE"
     )
-    create.add_argument(
-        "--lite-expiration",
-        type=int,
-        metavar="MINUTES",
-        help="time without a message after which a lite topic is deleted (default: never)",
-    )
-    create.add_argument(
-        "--retried-first",
-        action="store_true",
-        help="redelivered messages of a topic of the type PRIORITY keep their level (default: they come last)",
-    )
     create.add_argument("--broker", action="append", help="only on this broker; repeatable")
-    set_ = verb(verbs, "set", "change a topic's queues or permission", _set)
+    set_ = verb(verbs, "set", "change a topic's settings", _set)
     set_.add_argument("topic")
-    set_.add_argument("--queues", type=int, help="queues on each broker that producers send to")
-    set_.add_argument("--read-queues", type=int, help="queues on each broker that consumers read (default: --queues)")
-    set_.add_argument("--perm", type=int, choices=PERMS, help=PERMS_HELP)
+    add_settings(set_, TOPIC_OPTIONS)
     set_.add_argument("--broker", action="append", help="only on this broker; repeatable")
     set_.add_argument(
         "--allow-unreadable",
@@ -111,6 +87,11 @@ async def _show(options: argparse.Namespace, admin: AdminClient, output: Output)
         for queue, span in topic.ranges.items()
     ]
     output.records(("broker", "queue", "begin", "end", "messages", "last_message"), rows)
+    for broker, config in sorted({**topic.config, **await admin.topic_settings(topic.name)}.items()):
+        settings = topic_report(config)
+        if output.as_json:
+            output.json({"topic": topic.name, "broker": broker, "settings": settings})
+        output.text(f"settings at {broker}: {listed_settings(settings)}")
     groups = await admin.consumed_by(options.topic)
     lite = await admin.lite_parent(options.topic)
     if lite is not None:
@@ -157,29 +138,19 @@ async def _create(options: argparse.Namespace, admin: AdminClient, output: Outpu
         known = dict((await admin.topic(options.topic)).config)
     except TopicNotFound:
         known = {}
-    created = await admin.create_topic(
-        options.topic,
-        queues=options.queues,
-        perm=options.perm,
-        message_type=options.type,
-        lite_expiration_min=options.lite_expiration,
-        retried_first=options.retried_first,
-        brokers=options.broker,
-    )
+    values = cast("NewTopicSettings", given(options, _NEW_OPTIONS))
+    created = await admin.create_topic(options.topic, **values, brokers=options.broker)
     for broker, config in sorted({**known, **created}.items()):
-        has = counted(config.write_queues, "queue")
-        if output.as_json:
-            output.json({"broker": broker, "created": broker in created, **_settings(config)})
-        if broker in created:
-            output.text(f"{broker}: the topic {options.topic} is created with {has}")
-        else:
-            output.text(f"{broker}: the topic {options.topic} exists with {has}; `rocketlet topics set` changes it")
+        how = "is created" if broker in created else "exists; `rocketlet topics set` changes it"
+        _print(output, broker, config, how, {"created": broker in created})
     return 0
 
 
 async def _set(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
-    if options.queues is options.read_queues is options.perm is None:
-        raise ConfigError("nothing to change; give --queues, --read-queues or --perm")
+    values = cast("TopicSettings", given(options, TOPIC_OPTIONS))
+    if not values:
+        names = ", ".join(f"--{option}" for option in TOPIC_OPTIONS)
+        raise ConfigError(f"nothing to change; give one of {names}")
     read_queues = options.queues if options.read_queues is None else options.read_queues
     if read_queues is not None and not options.allow_unreadable:
         topic = await admin.topic(options.topic)
@@ -192,29 +163,18 @@ async def _set(options: argparse.Namespace, admin: AdminClient, output: Output) 
             await _show_unreadable(admin, topic.name, unreadable, output)
             return 1
     changed = await admin.change_topic(
-        options.topic,
-        queues=options.queues,
-        read_queues=options.read_queues,
-        perm=options.perm,
-        brokers=options.broker,
-        allow_unreadable=options.allow_unreadable,
+        options.topic, **values, brokers=options.broker, allow_unreadable=options.allow_unreadable
     )
     for broker, config in sorted(changed.items()):
-        if output.as_json:
-            output.json({"broker": broker, **_settings(config)})
-        has = counted(config.write_queues, "queue")
-        read = "" if config.read_queues == config.write_queues else f", consumers read {config.read_queues}"
-        output.text(f"{broker}: the topic {options.topic} has {has}{read} and permission {config.perm}")
+        _print(output, broker, config, "is changed", {})
     return 0
 
 
-def _settings(config: TopicConfig) -> dict[str, object]:
-    return {
-        "topic": config.name,
-        "queues": config.write_queues,
-        "read_queues": config.read_queues,
-        "perm": config.perm,
-    }
+def _print(output: Output, broker: str, config: TopicConfig, how: str, more: dict[str, object]) -> None:
+    settings = topic_report(config)
+    if output.as_json:
+        output.json({"broker": broker, "topic": config.name, **more, **settings})
+    output.text(f"{broker}: the topic {config.name} {how}: {listed_settings(settings)}")
 
 
 async def _show_unreadable(admin: AdminClient, topic: str, queues: Mapping[Queue, int], output: Output) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
-from msgspec.structs import replace
 from starlette.requests import Request
 
 from ...client.admin.admin_client import OffsetChange, To
@@ -12,15 +12,25 @@ from ...client.errors import ConfigError, TopicNotFound
 from ...protocol import names
 from ...protocol.bodies import GroupConfig
 from ...protocol.names import Queue, counted
+from ...protocol.settings import (
+    GROUP_OPTIONS,
+    ON_OFF,
+    GroupSettings,
+    ResourceSetting,
+    Value,
+    group_report,
+    listed_settings,
+    new_group,
+)
 from ..change import Change
-from ..config import MAX_RETRIES, MAX_RETRY_QUEUES, PAGE_ROWS
+from ..config import PAGE_ROWS
 from ..form import FieldFault, Form, query_of
 from ..page import Page, console_of
 from ..text import local_time, number, part
 
 
 async def new(request: Request) -> Page:
-    return Page("group_form.html", {"name": "", "config": GroupConfig("")})
+    return Page("group_form.html", {"name": "", "fields": _fields(GroupConfig(""))})
 
 
 async def settings(request: Request) -> Page:
@@ -28,7 +38,12 @@ async def settings(request: Request) -> Page:
     known = await admin.group_configs(name)
     if not known:
         raise ConfigError(f"no broker knows the group {name}; `rocketlet groups list` shows all")
-    return Page("group_form.html", {"name": name, "config": next(iter(known.values()))})
+    return Page("group_form.html", {"name": name, "fields": _fields(next(iter(known.values())))})
+
+
+def _fields(config: GroupConfig) -> list[tuple[str, ResourceSetting, Value]]:
+    """Return the name of each field of the form, its setting, and its value in a group."""
+    return [(option.replace("-", "_"), setting, setting.value(config)) for option, setting in GROUP_OPTIONS.items()]
 
 
 async def put(request: Request, form: Form) -> Change:
@@ -40,39 +55,31 @@ async def put(request: Request, form: Form) -> Change:
         raise FieldFault("group", fault)
     known = await admin.group_configs(name)
     before = next(iter(known.values()), GroupConfig(name))
-    config = replace(
-        before,
-        retry_max_times=form.number("retries", before.retry_max_times, most=MAX_RETRIES),
-        retry_queues=form.number("retry_queues", before.retry_queues, least=1, most=MAX_RETRY_QUEUES),
-        consume_enable=form.choice("consume", ("on", "off"), "on") == "on",
-        strict=form.text("strict") == "on",
-    )
+    values = {setting.field: _value(form, field, setting, value) for field, setting, value in _fields(before)}
+    given = cast("GroupSettings", values)
+    config = new_group(name, given)
 
     async def act() -> str:
         await admin.create_group(config)
         if known:
-            await admin.change_group(
-                name,
-                retry_max_times=config.retry_max_times,
-                retry_queues=config.retry_queues,
-                consume_enable=config.consume_enable,
-                strict=config.strict,
-            )
+            await admin.change_group(name, **given)
         await console_of(request).groups.list(now=True)
-        return f"The group {name} {'was changed' if known else 'was created'}: {_words(config)}."
+        return f"The group {name} {'was changed' if known else 'was created'}: {listed_settings(group_report(config))}."
 
-    effects = [_words(config)[0].upper() + _words(config)[1:] + "."]
+    effects = [f"Its settings: {listed_settings(group_report(config))}."]
     if known and before.consume_enable and not config.consume_enable:
         effects.append("Its members get no more messages until you switch consumption on again.")
     question = f"Change the group {name}?" if known else f"Create the group {name}?"
     return Change(question, act, f"/groups/{part(name)}", "Change it" if known else "Create it", effects)
 
 
-def _words(config: GroupConfig) -> str:
-    consumes = "consumption on" if config.consume_enable else "consumption off"
-    strict = "refuses members with other subscriptions" if config.strict else "accepts members with other subscriptions"
-    retries = counted(config.retry_max_times, "retry", "retries")
-    return f"{retries} in {counted(config.retry_queues, 'retry queue')}, {consumes}, {strict}"
+def _value(form: Form, field: str, setting: ResourceSetting, present: Value) -> Value:
+    """Return the value of a field; the present one if the form lacks the field."""
+    if field not in form:
+        return present
+    if isinstance(present, bool):
+        return form.choice(field, ON_OFF) == "on"
+    return form.number(field, int(present), least=setting.least, most=setting.most)
 
 
 async def delete(request: Request, form: Form) -> Change:

@@ -35,12 +35,13 @@ from rocketlet.client.admin.diagnosis import ObservationTimes, diagnose
 from rocketlet.client.config import LOCKS_MEAN_ORDER_VERSION
 from rocketlet.client.message import Message
 from rocketlet.client.wire.connection import Connection
-from rocketlet.protocol.bodies import GroupConfig, TopicConfig, encode_altered
+from rocketlet.protocol.bodies import GroupConfig, TopicConfig
 from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.headers import ResetOffset
 from rocketlet.protocol.message import encode_host
 from rocketlet.protocol.names import Queue
+from rocketlet.protocol.settings import encode_group_change
 from rocketlet.testing.ports import free_port
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
@@ -109,8 +110,8 @@ async def test_change_of_a_topic_leaves_the_settings_that_are_not_named(node: No
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"queues": 0}, "queues is 0; expected 1 to 65536"),
-        ({"read_queues": 65537}, "read_queues is 65537; expected 1 to 65536"),
+        ({"queues": 0}, "queues: got '0'; expected 1 to 65536"),
+        ({"read_queues": 65537}, "read_queues: got '65537'; expected 1 to 65536"),
         ({"read_queues": 3}, "read_queues is 3 and producers send to 4 queues"),
         ({"queues": 4, "brokers": ["broker-z"]}, "no broker is named broker-z"),
     ],
@@ -180,7 +181,7 @@ async def test_topic_with_fewer_queues_counts_the_messages_that_are_not_readable
     ("name", "settings", "reason"),
     [
         ("a b", {}, "topic"),
-        ("t", {"queues": 0}, "queues is 0; expected 1 to"),
+        ("t", {"queues": 0}, "queues: got '0'; expected 1 to"),
         ("t", {"brokers": ["broker-z"]}, "no broker is named broker-z; known: broker-a"),
     ],
 )
@@ -374,6 +375,8 @@ async def test_deletion_of_a_topic_logs_a_name_server_that_is_away(
 async def test_groups_are_created_changed_and_deleted(admin: AdminClient) -> None:
     with pytest.raises(ConfigError, match="no broker knows the group g"):
         await admin.change_group("g", strict=True)
+    with pytest.raises(ConfigError, match="stricter: no such setting; use retry_max_times"):
+        await admin.change_group("g", stricter=True)  # type: ignore[call-arg]
     assert await admin.create_group(GroupConfig("g", retry_max_times=3, consume_orderly=True)) == ["broker-a"]
     assert await admin.change_group("g", strict=True, consume_enable=False) == ["broker-a"]
     wanted = GroupConfig("g", retry_max_times=3, consume_orderly=True, strict=True, consume_enable=False)
@@ -459,7 +462,7 @@ def test_change_of_a_group_keeps_the_fields_of_other_brokers() -> None:
         "retryMaxTimes": 5,
         "groupRetryPolicy": {"type": "EXPONENTIAL"},
     }
-    altered = orjson.loads(encode_altered(table, {"strict": True}))
+    altered = orjson.loads(encode_group_change(table, {"strict": True}))
     assert altered == {**altered, **table, "strict": True}
 
 

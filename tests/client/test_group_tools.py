@@ -341,7 +341,7 @@ async def test_a_group_without_members_has_a_report(node: Node, capsys: pytest.C
     async with AdminClient(node.address) as admin:
         await admin.create_group(GroupConfig("shop"))
     await report("shop", node.address, timeline=False, as_json=False)
-    assert capsys.readouterr().out.endswith("group shop: 0 members, 0 queues locked\n")
+    assert "group shop: 0 members, 0 queues locked\n  settings: retries 16, " in capsys.readouterr().out
 
 
 async def test_metrics_show_lag_and_what_members_disagree_in(nodes: Nodes, connect: Connect) -> None:

@@ -348,10 +348,10 @@ async def test_messages_are_received_iterated_and_settled_by_hand(node: Node, wi
 
 @pytest.mark.parametrize(
     ("factor", "bodies"),
-    [(None, [b"2", b"2", b"2", b"1", b"1", b"0", b"0"]), (50, [b"2", b"0", b"2", b"1", b"2", b"0", b"1"])],
+    [(100, [b"2", b"2", b"2", b"1", b"1", b"0", b"0"]), (50, [b"2", b"0", b"2", b"1", b"2", b"0", b"1"])],
 )
 async def test_urgent_messages_are_handled_first_as_the_groups_priority_factor_says(
-    node: Node, factor: int | None, bodies: list[bytes]
+    node: Node, factor: int, bodies: list[bytes]
 ) -> None:
     seen: list[bytes] = []
 

@@ -61,7 +61,9 @@ async def test_an_empty_cluster_says_that_it_is_empty(run: Run) -> None:
 
 
 async def test_a_topic_is_created_listed_shown_and_deleted(run: Run) -> None:
-    assert "is created with 3 queues" in (await run("topics", "create", "orders", "--queues", "3")).out
+    assert (
+        "is created: queues 3, read queues 3, perm 6" in (await run("topics", "create", "orders", "--queues", "3")).out
+    )
     (record,) = (await run("topics", "list", "--json")).records
     assert record == {
         "topic": "orders",
@@ -73,7 +75,8 @@ async def test_a_topic_is_created_listed_shown_and_deleted(run: Run) -> None:
     assert (await run("messages", "send", "orders", "hello", "--tag", "new", "--key", "k1")).status == 0
     shown = await run("topics", "show", "orders")
     assert "read by: no group" in shown.out
-    assert shown.out.count("broker-a") == 3
+    assert shown.out.count("broker-a") == 4
+    assert "settings at broker-a: queues 3, read queues 3, perm 6\n" in shown.out
     assert (await run("topics", "delete", "orders", "--yes")).out == "the topic orders is deleted, with 1 message\n"
     gone = await run("topics", "show", "orders")
     assert (gone.status, gone.out) == (1, "")
@@ -99,10 +102,10 @@ async def test_topic_gets_fewer_queues_only_with_a_flag_that_allows_unreadable_m
     drained = await run("topics", "set", "orders", "--queues", "2", "--read-queues", "8", "--json")
     assert drained.records == [{**of_topic, "queues": 2, "read_queues": 8}]
     allowed = await run("topics", "set", "orders", "--queues", "2", "--allow-unreadable")
-    assert allowed.out == "broker-a: the topic orders has 2 queues and permission 6\n"
+    assert allowed.out == "broker-a: the topic orders is changed: queues 2, read queues 2, perm 6\n"
     assert [record["lag"] for record in (await run("groups", "list", "--json")).records] == [16]
     nothing = await run("topics", "set", "orders")
-    assert (nothing.status, "give --queues, --read-queues or --perm" in nothing.err) == (1, True)
+    assert (nothing.status, "give one of --queues, --read-queues, --perm" in nothing.err) == (1, True)
 
 
 async def test_levels_of_a_topic_with_priorities_are_shown_with_what_waits(run: Run, node: Node) -> None:
@@ -236,13 +239,18 @@ async def test_lite_topics_are_shown_with_their_parent_and_their_group(run: Run,
         gate.set()
         await eventually(lambda: node.broker.pops.pools.unfinished("chats") == 0)
     idle = (await run("groups", "show", "chats")).out
-    assert idle == "group chats: 0 members, lite topics of CHAT\n  CHAT: 0 messages behind\n"
+    assert idle.startswith("group chats: 0 members, lite topics of CHAT\n  settings: retries 16, ")
+    assert idle.endswith(", lite.bind.topic CHAT\n  CHAT: 0 messages behind\n")
 
 
 async def test_a_parent_of_lite_topics_is_created_with_an_expiration(run: Run) -> None:
     await run("topics", "create", "CHAT", "--lite", "--lite-expiration", "60")
     shown = (await run("topics", "show", "CHAT")).out
     assert "parent of 0 lite topics, deleted after 60 minutes without a message" in shown
+    changed = await run("topics", "set", "CHAT", "--lite-expiration", "-1", "--json")
+    assert changed.records == [
+        {"broker": "broker-a", "topic": "CHAT", "queues": 4, "read_queues": 4, "perm": 6, "type": "LITE"}
+    ]
     outside = await run("topics", "create", "MORE", "--lite", "--lite-expiration", "43201")
     assert outside.status == 1
     assert "lite_expiration_min" in outside.err
@@ -530,6 +538,10 @@ async def test_groups_and_brokers_are_listed_and_set(run: Run, node: Node) -> No
     options = ("--strict", "off", "--consume", "off", "--priority-factor", "90")
     changed = await run("groups", "set", "g", *options, "--json")
     assert changed.records == [settings]
+    (shown,) = (await run("groups", "show", "g", "--json")).records
+    report = {name: value for name, value in settings.items() if name not in ("broker", "group")}
+    assert shown["settings"] == {"broker-a": report}
+    assert "  settings: retries 3, retry queues 1, consume off, orderly on" in (await run("groups", "show", "g")).out
     refused = await run("groups", "set", "g", "--priority-factor", "101")
     assert (refused.status, "priority.factor: got '101'; expected 0 to 100" in refused.err) == (1, True)
     created = await run("groups", "create", "g", "--json")

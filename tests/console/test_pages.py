@@ -582,8 +582,8 @@ MESSAGE = {"topic": "orders", "tag": "a", "keys": "k1 k2", "queue_key": "o", "pr
     ("page", "typed", "field", "fault"),
     [
         ("/new/group", GROUP | {"group": "a b"}, "group", "characters other than letters"),
-        ("/new/group", GROUP | {"retries": "-1"}, "retries", "'-1' is not a whole number from 0 to 1000"),
-        ("/new/group", GROUP | {"retry_queues": "65"}, "retry_queues", "is not a whole number from 1 to 64"),
+        ("/new/group", GROUP | {"retries": "-2"}, "retries", "'-2' is not a whole number from -1 to 1000000"),
+        ("/new/group", GROUP | {"retry_queues": "65"}, "retry_queues", "is not a whole number from 0 to 64"),
         ("/groups/g/settings", GROUP | {"retries": "x"}, "retries", "'x' is not a whole number"),
         ("/new/topic", TOPIC | {"topic": "ä"}, "topic", "characters other than letters"),
         ("/new/topic", TOPIC | {"queues": "0"}, "queues", "'0' is not a whole number"),

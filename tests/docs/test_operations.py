@@ -138,6 +138,16 @@ def test_the_reference_shows_the_options_of_each_client(hooks: ModuleType) -> No
     assert "| `strategy` | `AVG` | Strategy that allocates queues to members. |" in page
 
 
+def test_the_reference_shows_the_settings_of_groups(hooks: ModuleType) -> None:
+    page = hooks.on_page_markdown((ROOT / "docs" / "reference" / "administration.md").read_text())
+    assert (
+        "| `--retries` | `retry_max_times` | 16 | -1 to 1,000,000 | Retries before a message is dead-lettered |" in page
+    )
+    assert "| `--strict` | `strict` | off | on or off | Refuse members" in page
+    assert "| attribute `priority.factor` | no |" in page
+    assert "| `--type` | `message_type` |  | DELAY, FIFO, LITE, " in page
+
+
 # Figures in README.md and docs/index.md are those of bench/README.md.
 
 

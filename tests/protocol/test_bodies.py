@@ -29,6 +29,13 @@ from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ, ExtValue, Frame, F
 from rocketlet.protocol.group_bodies import TopicExtent, decode_extents, decode_topics, encode_extents, encode_topics
 from rocketlet.protocol.headers import ACCESS_KEY, SIGNATURE, UNIQUE_KEY_QUERY, Signer
 from rocketlet.protocol.names import Queue, counted, parse_subscription, sorted_ids
+from rocketlet.protocol.settings import (
+    GROUP_OPTIONS,
+    GROUP_SETTINGS,
+    GroupSettings,
+    changed_group,
+    encode_group_change,
+)
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(st.characters(exclude_categories=["Cs"])),
@@ -119,6 +126,16 @@ def test_attributes_of_a_new_group_are_named_as_additions() -> None:
     assert (found["groupName"], found["onlyAtApache"]) == ("g", 7)
 
 
+def test_table_of_group_settings_describes_every_field_and_attribute() -> None:
+    """Only the group's name and settings that no client of Rocketlet uses have no row."""
+    fields = {field.name for field in msgspec.structs.fields(bodies.GroupConfig)}
+    unused = {"name", "attributes", "consume_from_min_enable", "consume_broadcast_enable", "notify_enable"}
+    assert {row.field for row in GROUP_SETTINGS if row.field and not row.is_attribute} == fields - unused
+    assert set(GroupSettings.__annotations__) == {row.field for row in GROUP_OPTIONS.values()}
+    with pytest.raises(BodyError, match="unknown"):
+        changed_group({"groupName": "g", "attributes": {"+no": "1"}}, lambda _: None)
+
+
 def test_texts_and_numbers_of_subclasses_are_written_as_what_they_are() -> None:
     subscription = parse_subscription(Name("t"), names.Sql("a > 1"), kind=names.SQL92)
     heartbeat = bodies.Heartbeat(
@@ -127,7 +144,7 @@ def test_texts_and_numbers_of_subclasses_are_written_as_what_they_are() -> None:
     assert bodies.decode_heartbeat(bodies.encode_heartbeat(heartbeat)) == heartbeat
     group = bodies.GroupConfig(Name("g"), retry_max_times=Number(3))
     assert bodies.decode_group(bodies.encode_group(group)) == bodies.GroupConfig("g", retry_max_times=3)
-    altered = bodies.encode_altered({"groupName": "g"}, {"retry_max_times": Number(3)})
+    altered = encode_group_change({"groupName": "g"}, {"retry_max_times": Number(3)})
     assert bodies.decode_group(altered).retry_max_times == 3
     request = group_bodies.LockRequest(Name("c"), Name("g"), (Queue(Name("t"), Name("b"), Number(1)),))
     assert group_bodies.decode_lock_request(group_bodies.encode_lock_request(request)) == request

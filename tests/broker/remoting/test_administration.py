@@ -106,6 +106,23 @@ async def test_topics_of_a_list_are_created_changed_and_deleted(node: Node, wire
         assert (node.broker.topics.get("a") is None) is (code == 0)
 
 
+async def test_settings_that_apaches_tools_do_not_know_are_kept_when_they_change_a_group(
+    node: Node, wire: Wire
+) -> None:
+    """`mqadmin updateSubGroup` sends all fields of Apache's brokers, and `strict` is none of them."""
+    node.broker.group_configs.put(GroupConfig("g", strict=True, retry_max_times=3))
+    group = {"groupName": "g", "retryQueueNums": 2, "consumeEnable": True}
+    for code, body in (
+        (RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, orjson.dumps(group)),
+        (RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, orjson.dumps({"groupConfigList": [group]})),
+    ):
+        assert (await wire.call(code, body=body)).code == 0
+        assert node.broker.group_configs.get("g") == GroupConfig("g", strict=True, retry_queues=2)
+    body = orjson.dumps(group | {"strict": False})
+    assert (await wire.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)).code == 0
+    assert node.broker.group_configs.get("g") == GroupConfig("g", retry_queues=2)
+
+
 async def test_groups_of_a_list_are_created_and_deleted(node: Node, wire: Wire) -> None:
     groups = [{"groupName": "g1", "retryMaxTimes": 3}, {"groupName": "g2", "consumeMessageOrderly": True}]
     for listed, code in (([*groups, {"groupName": "g 3"}], 1), (groups, 0)):
