@@ -69,7 +69,6 @@ MAX_RECONSUME_TIMES: Final = 0x7FFF_FFFF  # a signed integer of 32 bits
 _HEADS: Final = {(born, store): Struct(f">iIIiiqqiq{born}sq{store}siqi") for born in (8, 20) for store in (8, 20)}
 _HEAD_V4: Final = _HEADS[8, 8]
 _pack_v4: Final = _HEAD_V4.pack
-_HEX: Final = frozenset(b"0123456789abcdef")
 _CHECKSUM_TEXT: Final = CHECKSUM_MARK.decode()
 _BEGIN_TEXT: Final = BEGIN_MARK.decode()
 _SHORT: Final = Struct(">h")
@@ -303,28 +302,20 @@ def properties_in(data: bytes) -> str:
         raise MessageError("a message record is truncated or malformed") from None
 
 
-def is_intact(data: bytes, position: int, record: Record, *, is_summed: bool = False) -> bool:
-    """Return True if a decoded record is intact, by its checksums.
+def is_intact(data: bytes, position: int, record: Record) -> bool:
+    """Return True if a decoded record is intact, by its checksums. A record whose properties leave no room for a checksum
+    over the whole record has one only over its body.
 
     Args:
         data: bytes that contain the record
         position: position of the record in `data`
         record: the decoded record
-        is_summed: True if the record must have a checksum over the whole record; records of earlier releases and of
-            other brokers have one only over the body
     """
     if crc32(record.body) & 0x7FFFFFFF != record.crc:
         return False
-    if has_checksum(data, position, record):
-        return True
-    end = position + record.size
-    mark, checksum = data[end - CHECKSUM_BYTES : end - 8], data[end - 8 : end]
-    if mark == CHECKSUM_MARK:
-        return False
-    if is_summed:
-        return len(record.properties.encode()) + CHECKSUM_BYTES > MAX_PROPERTY_BYTES
-    # The record has no checksum, unless the mark itself is damaged: no ordinary property has this form.
-    return not (_HEX.issuperset(checksum) and (mark[:1] == CHECKSUM_MARK[:1] or mark[1:] == CHECKSUM_MARK[1:]))
+    return has_checksum(data, position, record) or (
+        len(record.properties.encode()) + CHECKSUM_BYTES > MAX_PROPERTY_BYTES
+    )
 
 
 def has_checksum(data: bytes, position: int, record: Record) -> bool:

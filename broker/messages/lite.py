@@ -45,7 +45,6 @@ log = structlog.get_logger("rocketlet.lite")
 _LITE_MARK: Final = props.LITE_TOPIC + props.NAME_END
 _ENTRY_BYTES: Final = 8
 _PACKED_BYTES: Final = 16 * _ENTRY_BYTES
-_FORMAT_WITH_DELETIONS: Final = 2  # first format of the data folder with deletions of lite topics
 
 
 class LiteTopic:
@@ -195,8 +194,6 @@ class LiteChanges:
 #
 #     [parent, id of the topic, lite topic, queue id, offset]
 #
-# Release 0.1.0 kept no deletions, but removed the offsets of groups, with lines of a parent and a lite topic.
-#
 # The offsets of groups are in the same file (`LiteOffsets`), so that a deletion removes the messages and the offsets
 # of a lite topic in one step.
 
@@ -205,12 +202,12 @@ class DeletedLite(NamedTuple):
     """A lite topic that was deleted since the state file was written.
 
     Attributes:
-        identity: the id of its parent topic; None in lines of release 0.1.0.
+        identity: the id of its parent topic.
         end: the offset after its last message in the parent's queue.
     """
 
     parent: str
-    identity: str | None
+    identity: str
     name: str
     queue_id: int
     end: int
@@ -254,8 +251,6 @@ class LiteFile:
 
     def _adopt_line(self, line: Any) -> None:
         match line:
-            case [str(parent), str(name)]:
-                self.deleted.append(DeletedLite(parent, None, name, 0, 0))
             case [str(parent), str(identity), str(name), int(queue_id), int(end)]:
                 self.deleted.append(DeletedLite(parent, identity, name, queue_id, end))
             case _:
@@ -318,7 +313,6 @@ class LiteTopics:
     Attributes:
         is_cut: True if the log has lost messages of deleted lite topics. The deletions must then be saved before
             new messages get the same offsets.
-        lacks_deletions: True if the folder is from a release that kept no deletions.
     """
 
     def __init__(self, runtime: Runtime, topics: Topics, store: Store, file: LiteFile, changes: LiteChanges) -> None:
@@ -332,7 +326,6 @@ class LiteTopics:
         self.file = file
         self._deleted_ends: dict[str, dict[int, int]] = {}  # the end of deleted messages, by parent topic and queue id
         self.is_cut = False
-        self.lacks_deletions = store.folder.former_format < _FORMAT_WITH_DELETIONS
         self._shares = AddressShares(runtime.limits.max_lite_topics)
         self._of_addresses: dict[str, Counter[str]] = {}  # how many lite topics each address has, by parent topic
         lines: dict[str, list[DeletedLite]] = {}

@@ -530,9 +530,7 @@ class Retries:
         # SendMessageProcessor.asyncConsumerSendMsgBack.
         level = 0 if given_up else self._delays.level(header.delay_level or 3 + tried(record.reconsume_times))
         text = sent_back(record, _reason(header, record, given_up=given_up))
-        if level and not _has_room(
-            header.group, text, level
-        ):  # the message is of an earlier release, or a client has sent it to a retry topic
+        if level and not _has_room(header.group, text, level):  # a client has sent the message to a retry topic
             log.warning("retry_has_no_room", group=header.group, topic=record.topic, hint="it is a dead letter now")
             level = 0
         with self._appender.batch():

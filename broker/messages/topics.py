@@ -150,17 +150,15 @@ class Topics:
             name = item["deleted"]
             if not isinstance(name, str):
                 raise TypeError("the name of a deleted topic is not a string")
-            self._forget(name, int(item.get("at", 0)))
+            self._forget(name, int(item["at"]))
             return
-        topic, since = _checked(read_topic(item)), int(item.get("since", 0))
-        # Earlier releases did not store this position, so all messages of their LITE topics count.
-        lite_since = item.get("liteSince", since if topic.is_lite else None)
+        topic, since, lite_since = _checked(read_topic(item)), int(item["since"]), item.get("liteSince")
         if lite_since is not None:
             self._lite_since[topic.name] = int(lite_since)
         self._take(topic)
         self.deleted.pop(topic.name, None)
         self._since[topic.name] = since
-        self._identities[topic.name] = str(item.get("identity", since))
+        self._identities[topic.name] = str(item["identity"])
 
     def queues_of(self, name: str) -> int:
         """Return the number of readable queues of a topic."""
@@ -216,8 +214,7 @@ class Topics:
     def identity(self, name: str) -> str:
         """Return the random id that a topic got when it was created, by which a recreated topic differs.
 
-        Empty for built-in and unknown topics, and for topics restored from the commit log alone. Topics that were stored
-        by earlier releases have their creation position instead.
+        Empty for built-in and unknown topics, and for topics restored from the commit log alone.
         """
         return self._identities.get(name, "")
 

@@ -177,7 +177,7 @@ class Transactions:
             try:
                 note = self._store.message(self._op_queue, offset)
                 half = int(note.body)
-                ended = props.find(note.properties, props.KEYS)  # notes of earlier releases lack the outcome
+                ended = props.find(note.properties, props.KEYS)
                 if ended in _OUTCOMES:
                     self._remember(half, ended)
                 yield half

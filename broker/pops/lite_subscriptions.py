@@ -460,20 +460,7 @@ class LiteExpiry:
 
     def start(self) -> None:
         self._started_ms = self._clock.time_ms()
-        if self._lites.lacks_deletions:
-            self._delete_returned()
         self._set_timer()
-
-    def _delete_returned(self) -> None:
-        """Delete expired lite topics that no group has an offset in. The release that wrote the data folder stored no
-        deletions, so it may have deleted them."""
-        for lites in self._lites.by_parent():
-            for lite in list(lites.values()):
-                expires_ms = self._expires_ms(lite)
-                if expires_ms is None or expires_ms > self._started_ms:
-                    break
-                if not lite.groups:
-                    self.delete(lite)
 
     def stop(self) -> None:
         self._is_stopped = True

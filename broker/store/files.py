@@ -29,8 +29,7 @@ _OLD: Final = ".old"
 _REMOVED: Final = "removed"
 _FORMAT_FILE: Final = "format.json"
 FORMAT: Final = 2
-"""Version of the format of all files in a data folder. Increase it if you change how a file is written, unless earlier
-releases can still read the file. Release 0.1.0 has 1, without deletions of lite topics."""
+"""Version of the format of all files in a data folder. Increase it if you change how a file is written."""
 _SUM_MARK: Final = b"\n#crc32 "
 _NO_LOCKS: Final = (errno.EBADF, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
@@ -165,13 +164,10 @@ def state_fault(path: Path) -> str | None:
 
 
 def _state_of(data: bytes) -> Any:
-    """Return the value in a state file's bytes. Raises ValueError. Files of earlier releases have no checksum."""
+    """Return the value in a state file's bytes. Raises ValueError."""
     value, mark, found = data.rpartition(_SUM_MARK)
     if not mark:
-        state = orjson.loads(data)
-        if not isinstance(state, (dict, list)):  # the digits that remain of a checksum may look like a number
-            raise ValueError("its start is missing")
-        return state
+        raise ValueError("its checksum is missing")
     if found.strip() != b"%08x" % zlib.crc32(value):
         raise ValueError("its checksum is wrong")
     return orjson.loads(value)
@@ -242,11 +238,7 @@ class Save(NamedTuple):
 
 
 class Folder:
-    """The data folder, locked by this process. Raises StoreError if another broker uses it.
-
-    Attributes:
-        former_format: the format that the folder had before this process opened it.
-    """
+    """The data folder, locked by this process. Raises StoreError if another broker uses it."""
 
     def __init__(self, path: Path, *, creates: bool = True) -> None:
         if not creates and not (path / "lock").exists():
@@ -260,7 +252,7 @@ class Folder:
             self.unlock()
             raise StoreError(f"cannot use the data folder {path}: {error.strerror}") from None
         try:
-            # earlier releases lock only the file, which can be removed, unlike the folder
+            # the file can be removed, unlike the folder, which some network file systems cannot lock
             for descriptor in self._locks:
                 _lock(descriptor)
         except OSError:
@@ -269,7 +261,7 @@ class Folder:
         self.path = path
         self._numbers = itertools.count()
         try:
-            self.former_format = check_format(path)
+            check_format(path)
         except StoreError:
             self.unlock()
             raise
@@ -353,18 +345,21 @@ class Folder:
             os.close(self._locks.pop())
 
 
-def check_format(folder: Path) -> int:
-    """Return the format of the folder; that of this release if it has no mark. Raises StoreError if a later release has
-    written it."""
+def check_format(folder: Path) -> None:
+    """Raise StoreError for a folder in another format. A folder without a mark has that of this release."""
     known = read_state(folder / _FORMAT_FILE, is_derivable=True)
     if not isinstance(known, dict) or not isinstance(known.get("format"), int):
-        return FORMAT
+        return
+    if known["format"] < FORMAT:
+        raise StoreError(
+            f"{folder} was written by an earlier Rocketlet ({known.get('by')}) in format {known['format']}; expected "
+            f"{FORMAT}; start that release, copy the topics with `rocketlet mirror` to a new broker, and start that one"
+        )
     if known["format"] > FORMAT:
         raise StoreError(
-            f"{folder} was written by a newer Rocketlet ({known.get('by')}) in format {known['format']}; expected up to "
+            f"{folder} was written by a newer Rocketlet ({known.get('by')}) in format {known['format']}; expected "
             f"{FORMAT}; install a release that reads that format, or restore a backup that was made before the upgrade"
         )
-    return int(known["format"])
 
 
 def _mark_format(folder: Path) -> None:

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import lru_cache
 from heapq import heapify, heappop, heapreplace
-from itertools import accumulate, chain, compress, count, pairwise
+from itertools import accumulate, chain, compress, count
 from operator import add, ne
 from pathlib import Path
 from struct import Struct
@@ -81,14 +81,11 @@ def _packer(count: int) -> Callable[..., bytes]:
 
 
 class QueueCheckpoint(NamedTuple):
-    """A queue in a checkpoint: its first offset, its next offset, and the sums of its segments by their starts.
-
-    `sums` is None in checkpoints of earlier releases, which contain only the next offset.
-    """
+    """A queue in a checkpoint: its first offset, its next offset, and the sums of its segments by their starts."""
 
     begin: int
     next: int
-    sums: dict[int, int] | None
+    sums: dict[int, int]
 
 
 class ConsumeQueue:
@@ -216,8 +213,6 @@ class ConsumeQueue:
             return False
         file.truncate(state.next * ENTRY_BYTES)
         self.next = self._tail_at = state.next
-        if state.sums is None:
-            return self._is_plausible() and self._compute_sums()
         self.begin = state.begin
         return file.has_sums(state.sums)
 
@@ -228,21 +223,6 @@ class ConsumeQueue:
         except StoreError:
             return 0
         return position + size if FIXED_BYTES <= size <= MAX_RECORD_BYTES else 0
-
-    def _compute_sums(self) -> bool:
-        self._file.compute_sums()
-        return True
-
-    def _is_plausible(self) -> bool:
-        """Return True if the entries are consistent: messages in the order of their positions, without gaps in the
-        file."""
-        if self._file.gaps():
-            return False
-        for offset in range(self.begin, self.next, INDEX_SEGMENT_ENTRIES):
-            entries = list(ENTRY.iter_unpack(self.entries(offset, INDEX_SEGMENT_ENTRIES + 1)))
-            if any(not size for _, size, _ in entries) or any(a[0] + a[1] > b[0] for a, b in pairwise(entries)):
-                return False
-        return True
 
     def lose_until(self, offset: int, position: int) -> None:
         """Append entries for lost messages up to `offset`. `position` is the position of the next message in the log."""

@@ -393,8 +393,7 @@ def _write_frame(path: Path, data: bytes, mode: int, *, sync: bool) -> None:
 #     [boot id, epoch]                                  later entries were written since this boot of the machine
 #     (empty:
 #                                                       by a broker that was stopped); the file has at least this epoch
-#     [boot id]                                         in the file: it was written since this boot; also in journals of
-#                                                       earlier releases
+#     [boot id]                                         in the file: it was written since this boot
 #     epoch                                             in the file: the last epoch granted when it was written
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ...protocol.checksum import crc32
-from ...protocol.config import MAX_BODY_BYTES, MAX_FRAME_BYTES, MAX_PROPERTY_BYTES, MAX_TOPIC_CHARS
+from ...protocol.config import MAX_PROPERTY_BYTES, MAX_TOPIC_CHARS
 from ...protocol.message import (
     BEGIN_BYTES,
     BEGIN_MARK,
@@ -392,9 +392,6 @@ class SegmentedFile:
 
 _MAGIC: Final = MAGIC.to_bytes(4, "big")
 _HEAD_BYTES: Final = 36  # the part of a record up to its position in the log
-# earlier releases did not limit the size of replies
-_LONGEST: Final = MAX_RECORD_BYTES - MAX_BODY_BYTES + MAX_FRAME_BYTES
-
 _TAIL_BYTES: Final = 1 + MAX_TOPIC_CHARS + 2 + MAX_PROPERTY_BYTES
 
 Buffer = bytes | memoryview
@@ -411,14 +408,12 @@ class Damage(NamedTuple):
 
 
 class CommitLog(SegmentedFile):
-    """The commit log. Records from `summed_from` on have a checksum over the whole record; records of earlier releases
-    may have none."""
+    """The commit log."""
 
     def __init__(
         self, folder: Path, segment_bytes: int, open_files: OpenFiles, marks: Marks, *, is_synced: bool = False
     ) -> None:
         super().__init__(folder / "commitlog", segment_bytes, open_files, stays_open=True, is_synced=is_synced)
-        self.summed_from = NOWHERE
         self.written = Written(self.end)
         self._marks = marks
 
@@ -459,9 +454,7 @@ class CommitLog(SegmentedFile):
             record = decode_record(data, at)
         except MessageError:
             return None
-        is_summed = position >= self.summed_from
-        is_whole = record.physical_offset == position and is_intact(data, at, record, is_summed=is_summed)
-        return record if is_whole else None
+        return record if record.physical_offset == position and is_intact(data, at, record) else None
 
     def record_at(self, position: int) -> Record | None:
         """Return the record at a position where a record starts; None if it is damaged."""
@@ -527,7 +520,7 @@ class CommitLog(SegmentedFile):
 
         Bytes within the size that the damaged record's header states are searched unless that size is proven right.
         """
-        size = self._size_at(position, _LONGEST)
+        size = self._size_at(position, MAX_RECORD_BYTES)
         if size and self._has_right_size(position, size, is_named):
             return position + size if position + size < self.end else None
         return self.next_record(position + 1, is_named)

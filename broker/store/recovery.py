@@ -74,25 +74,22 @@ class Checkpoint(NamedTuple):
 
     Attributes:
         position: commit log position up to which the index files have every message
-        begin: start of the log; None in checkpoints of earlier releases
+        begin: start of the log
         queues: state of each queue's index
-        summed_from: position from which on all records have a checksum; None in checkpoints of earlier releases
         end: end of the log when the last queue was flushed; indexes may contain messages up to this position
     """
 
     position: int
-    begin: int | None
+    begin: int
     queues: dict[tuple[str, int], QueueCheckpoint]
-    summed_from: int | None = None
-    end: int = 0
+    end: int
 
 
 def read_checkpoint(state: Any) -> Checkpoint | None:
-    """Return the checkpoint in the value of a state file, of this release or an earlier one; None if it is invalid."""
+    """Return the checkpoint in the value of a state file; None if it is invalid."""
     try:
         queues = {_key(name): _queue_state(found) for name, found in state["queues"].items()}
-        position = int(state["position"])
-        return Checkpoint(position, state.get("begin"), queues, state.get("checksums"), int(state.get("end", position)))
+        return Checkpoint(int(state["position"]), int(state["begin"]), queues, int(state["end"]))
     except (TypeError, KeyError, ValueError, AttributeError, IndexError):
         return None
 
@@ -103,15 +100,13 @@ def _key(name: str) -> tuple[str, int]:
 
 
 def _queue_state(found: Any) -> QueueCheckpoint:
-    if isinstance(found, int):
-        return QueueCheckpoint(0, found, None)
     begin, end, *sums = found
     return QueueCheckpoint(begin, end, dict(zip(sums[::2], sums[1::2], strict=True)))
 
 
-def checkpoint_text(position: int, end: int, begin: int, summed_from: int, queues: bytes) -> bytes:
+def checkpoint_text(position: int, end: int, begin: int, queues: bytes) -> bytes:
     """Return a checkpoint as JSON. `queues` contains the encoded entries of all queues."""
-    head = orjson.dumps({"position": position, "end": end, "begin": begin, "checksums": summed_from})
+    head = orjson.dumps({"position": position, "end": end, "begin": begin})
     return b'%b,"queues":{%b}}' % (head[:-1], queues)
 
 
@@ -235,12 +230,12 @@ class Recovery:
         """Return the position from which to read the log. Add gaps of the log, and parts missing at its ends,
         to the damage."""
         log = self._log
-        self._is_complete = log.begin == 0 or (checkpoint is not None and checkpoint.begin is not None)
+        self._is_complete = log.begin == 0 or checkpoint is not None
         self._damage += [Damage(*gap) for gap in log.gaps()]
         if checkpoint is None:
             self._known_until = log.end
             return log.begin
-        if checkpoint.begin is not None and log.begin > checkpoint.begin:
+        if log.begin > checkpoint.begin:
             self._damage.append(Damage(checkpoint.begin, log.begin - checkpoint.begin))
         start = self._known_until = checkpoint.position
         known_end = max(checkpoint.end, self._known_end if self._known_end < log.end + _FAR_BYTES else 0)
@@ -389,8 +384,6 @@ def _journals(folder: Folder) -> Iterator[RecoveryFinding]:
 def _log_and_indexes(folder: Folder, files: OpenFiles) -> Iterator[RecoveryFinding]:
     log = CommitLog(folder.path, 1, files, Marks(_state_of(folder, "marks")))
     checkpoint = read_checkpoint(_state_of(folder, "checkpoint"))
-    if checkpoint is not None and checkpoint.summed_from is not None:
-        log.summed_from = checkpoint.summed_from
     indexes = _indexes_of(folder, files, checkpoint)
 
     def compare(record: Record) -> None:
@@ -419,7 +412,7 @@ def _log_and_indexes(folder: Folder, files: OpenFiles) -> Iterator[RecoveryFindi
     if checkpoint is not None and checkpoint.position > log.end:
         missing = checkpoint.position - log.end
         yield RecoveryFinding("commit log", f"{missing:,} bytes at its end are missing", "report the lost messages")
-    if checkpoint is not None and checkpoint.begin is not None and checkpoint.begin < log.begin:
+    if checkpoint is not None and checkpoint.begin < log.begin:
         yield RecoveryFinding(
             "commit log", f"{log.begin - checkpoint.begin:,} bytes at its start are missing", "report the lost messages"
         )

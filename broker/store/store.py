@@ -139,16 +139,11 @@ class Store:
         """
         since = dict(topics)
         checkpoint = read_checkpoint(read_state(self.folder.path / "checkpoint.json", is_derivable=True))
-        if not self._log.segments:
-            self._log.summed_from = 0
-        elif checkpoint is not None and checkpoint.summed_from is not None:
-            self._log.summed_from = checkpoint.summed_from
         on_disk = self.folder.queues()
         recovery = Recovery(self._log, self, since, deleted, knows_topics=knows_topics)
         found = recovery.run(checkpoint, on_disk, rebuilds=rebuilds)
         self._put_aside(found)
         self._next = self._log.end
-        self._log.summed_from = min(self._log.summed_from, self._log.end)
         for queue in self.queues.values():
             queue.expire_before(self._log.begin)
             queue.drop_expired()
@@ -219,9 +214,7 @@ class Store:
             entries = yield from self._entries(closes)
         end = self._log.end
         yield from self.syncing(sync)
-        content = checkpoint_text(
-            position, end, self._log.begin if begin is None else begin, self._log.summed_from, b",".join(entries)
-        )
+        content = checkpoint_text(position, end, self._log.begin if begin is None else begin, b",".join(entries))
         yield partial(replace_state, self.folder.path / "checkpoint.json", content, sync=sync)
 
     def _entries(self, closes: bool) -> Job[list[bytes]]:

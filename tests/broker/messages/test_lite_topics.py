@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 import shutil
 import tracemalloc
 from contextlib import suppress
@@ -15,12 +14,12 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from rocketlet.broker.broker import BrokerController
-from rocketlet.broker.config import BATCH_TURN_MESSAGES, LITE_EXPIRED_AT_ONCE, LITE_SYNC_S, BrokerConfig, Limits
+from rocketlet.broker.config import BATCH_TURN_MESSAGES, LITE_EXPIRED_AT_ONCE, BrokerConfig, Limits
 from rocketlet.broker.messages.lite import LiteTopic
 from rocketlet.broker.messages.sending import LongBatch
 from rocketlet.broker.runtime import MovableClock, Timer
 from rocketlet.broker.sessions import Reason, Refusal
-from rocketlet.broker.store.files import FORMAT, Damaged, StoreFull, write_state
+from rocketlet.broker.store.files import Damaged, StoreFull
 from rocketlet.broker.store.store import Retention
 from rocketlet.protocol import properties as props
 from rocketlet.protocol.bodies import SLICE, TopicConfig, finish
@@ -250,18 +249,6 @@ def test_parent_whose_settings_were_lost_gets_its_messages_back_when_it_is_lite_
     again.put_parent()
     again.close()
     assert Opened(folder).by_index() == before
-
-
-def test_parent_of_an_earlier_release_keeps_its_lite_topics(opened: Opened, tmp_path: Path) -> None:
-    opened.send("a", "b")
-    opened.broker.persist()
-    folder = opened.copy(tmp_path / "killed")
-    for path in folder.glob("topics.json*"):
-        path.write_bytes(re.sub(rb',"liteSince":[0-9]+', b"", path.read_bytes()))
-    assert not any(b"liteSince" in path.read_bytes() for path in folder.glob("topics.json*"))
-    again = Opened(folder)
-    assert again.by_index() == opened.by_index()
-    again.close()
 
 
 def test_lite_messages_that_replace_lost_ones_from_before_the_topic_was_lite_are_found(tmp_path: Path) -> None:
@@ -616,43 +603,6 @@ def test_deleted_lite_topic_does_not_return_when_the_broker_is_killed(
     again.deleted = opened.deleted
     assert found == again.by_records()
     again.close()
-
-
-def test_offsets_that_release_0_1_0_removed_from_deleted_lite_topics_stay_removed(
-    opened: Opened, tmp_path: Path
-) -> None:
-    opened.send("a", "b")
-    for name in "ab":
-        opened.broker.lite_offsets.put("g", PARENT, name, 1)
-    opened.broker.persist()
-    opened.broker.lites.file.journal.append([PARENT, "a"])  # the line of that release
-    folder = opened.copy(tmp_path / "copy")
-    opened.close()
-    again = Opened(folder)
-    assert again.broker.lite_offsets.of("g", PARENT) == {"b": 1}
-    assert again.by_index() == again.by_records()
-    again.close()
-
-
-@pytest.mark.parametrize(("form", "left"), [(1, ["known", "young"]), (FORMAT, ["unread", "known", "young"])])
-async def test_lite_topics_that_release_0_1_0_deleted_are_deleted_after_the_upgrade(
-    opened: Opened, tmp_path: Path, form: int, left: list[str]
-) -> None:
-    opened.send("unread", "known")  # in that log an unread lite topic looks like a deleted one
-    opened.broker.lite_offsets.put("g", PARENT, "known", 1)
-    opened.clock.advance(3600)
-    opened.send("young")
-    opened.put_parent(lite_expiration_min=30)
-    opened.broker.persist()
-    folder = opened.copy(tmp_path / "copy")
-    opened.close()
-    write_state(folder / "format.json", {"format": form, "by": "0.1.0"})
-    again = Opened(folder, later_s=3600)
-    again.broker.start()
-    assert list(again.by_index()) == left
-    again.clock.advance(LITE_SYNC_S)
-    assert list(again.by_index()) == ["young"]
-    await again.broker.stop()
 
 
 def test_messages_that_replace_lost_ones_of_a_deleted_lite_topic_are_found(opened: Opened, tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ async def test_a_message_with_all_properties_it_may_have_can_be_retried_and_give
     assert "DROPPED_PROPERTIES" not in found
 
 
-async def test_a_message_of_an_earlier_release_without_room_is_a_dead_letter_that_says_what_it_lost(
+async def test_message_without_room_for_a_retry_is_a_dead_letter_that_names_what_it_lost(
     node: Node, wire: Wire
 ) -> None:
     await create_topic(wire, "t")
@@ -261,7 +261,7 @@ async def test_a_message_of_an_earlier_release_without_room_is_a_dead_letter_tha
     assert {"A", "B", "UNIQ_KEY"} < found.keys()
 
 
-async def test_a_message_of_an_earlier_release_with_very_many_properties_is_shortened_immediately() -> None:
+async def test_message_with_very_many_properties_is_shortened_immediately() -> None:
     text = "\x02".join(f"n{number}\x01{number % 10}" for number in range(5000))
     found, dropped = shortened(text, 20_000)
     assert len(found.encode()) <= 20_000

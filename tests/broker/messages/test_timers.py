@@ -530,15 +530,6 @@ def test_offsets_in_a_deleted_topic_are_forgotten_although_nothing_was_saved(
     broker.store.close()
 
 
-def test_offsets_that_an_earlier_version_has_saved_are_kept(tmp_path: Path) -> None:
-    broker = filled(tmp_path, is_saved=True)
-    broker.store.close()
-    (tmp_path / "offsets.json").write_bytes(b'{"kept@g":{"0":2},"rewinds":{}}')
-    broker = open_broker(tmp_path)
-    assert broker.offsets.get("g", "kept", 0) == 2
-    broker.store.close()
-
-
 def not_permitted(source: Path, target: Path) -> None:
     raise PermissionError(13, "Permission denied")
 

@@ -25,7 +25,6 @@ from rocketlet.client import Consumer, Producer
 from rocketlet.command.tools import backup
 from rocketlet.command.tools.backup import copied
 from rocketlet.command.tools.fsck import fsck
-from rocketlet.protocol.config import MAX_BODY_BYTES
 from rocketlet.protocol.message import BEGIN_BYTES, BEGIN_MARK, CHECKSUM_BYTES, MAX_RECORD_BYTES
 
 from ...conftest import Nodes, eventually
@@ -122,19 +121,6 @@ def test_a_lost_or_damaged_checkpoint_is_recreated(tmp_path: Path, content: byte
     assert [bodies(store, queue=queue) for queue in range(3)] == expected
     store.close()
     assert reopened_and_closed(tmp_path) == Recovered()
-
-
-def test_the_checkpoint_of_an_earlier_release_is_understood(tmp_path: Path) -> None:
-    expected = filled(tmp_path)
-    path = tmp_path / "checkpoint.json"
-    value = read_state(path)
-    value["queues"] = {name: state[1] for name, state in value["queues"].items()}
-    del value["begin"]
-    path.write_bytes(orjson.dumps(value))
-    store, found = reopened(tmp_path)
-    assert found == Recovered()
-    assert [bodies(store, queue=queue) for queue in range(3)] == expected
-    store.close()
 
 
 def test_a_lost_end_of_the_log_is_reported_and_its_offsets_are_not_reused(tmp_path: Path) -> None:
@@ -352,20 +338,6 @@ def test_a_bit_flipped_in_a_records_head_loses_that_record_only(tmp_path: Path, 
     store.close()
 
 
-def test_a_log_of_an_earlier_release_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr("rocketlet.protocol.message.CHECKSUM_BYTES", 40_000)  # there is never room for one
-        expected = filled(tmp_path)
-    (segment,) = (tmp_path / "commitlog").iterdir()
-    assert b"\x02\x03" not in segment.read_bytes()
-    for name in ("checkpoint.json", "checkpoint.old"):
-        (tmp_path / name).unlink()
-    store, found = reopened(tmp_path)
-    assert (found.records, found.lost, found.damage) == (300, (), ())
-    assert [bodies(store, queue=queue) for queue in range(3)] == expected
-    store.close()
-
-
 def test_an_index_that_knows_more_than_the_checkpoint_says_what_the_log_lost(tmp_path: Path) -> None:
     filled(tmp_path)
     store, _ = reopened(tmp_path)
@@ -561,23 +533,6 @@ def test_what_is_in_a_torn_body_is_no_record(tmp_path: Path, cut: int) -> None:
     store.close()
 
 
-def test_a_reply_of_an_earlier_release_that_is_too_long_is_passed_over(tmp_path: Path) -> None:
-    store = opened(tmp_path)
-    put(store, b"u-0", topic="u")
-    begin = store.end
-    inner = forged.body_at(begin, b"FORGED", offset=1)
-    record = forged.record(begin, inner + bytes(MAX_BODY_BYTES * 3), topic="t")
-    append_to_log(store, record)
-    put(store, b"u-1", topic="u")
-    kill(store)
-    forget_indexes(tmp_path)
-    store = unrecovered(tmp_path)
-    found = store.recover(TOPICS)
-    assert found.damage == (Damage(begin, len(record)),)
-    assert (bodies(store, "u"), found.lost) == ([b"u-0", b"u-1"], ())
-    store.close()
-
-
 def test_what_recovery_would_not_take_is_not_stored(tmp_path: Path) -> None:
     store = opened(tmp_path)
     with pytest.raises(StoreError, match="maximum"):
@@ -588,7 +543,7 @@ def test_what_recovery_would_not_take_is_not_stored(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_folder_of_an_earlier_release_continues_with_marks(tmp_path: Path) -> None:
+def test_a_folder_that_has_lost_its_marks_continues_with_new_ones(tmp_path: Path) -> None:
     at = attacked(tmp_path, BODIES["records that continue"], is_indexed=True)
     (tmp_path / "marks.json").unlink()
     for damage in (at + 4, at + 2):
@@ -906,17 +861,18 @@ async def test_what_is_not_whole_gets_no_name(nodes: Nodes, tmp_path: Path, caps
         assert words in capsys.readouterr().err
 
 
-async def test_a_folder_of_a_later_release_is_not_taken_for_damaged(
-    nodes: Nodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("change", "words"), [(1, "a newer Rocketlet"), (-1, "an earlier Rocketlet")])
+async def test_folder_of_another_format_is_refused_and_not_taken_for_damaged(
+    nodes: Nodes, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: int, words: str
 ) -> None:
     node = await nodes.start()
     await node.stop()
     folder = node.config.data_dir
     assert orjson.loads((folder / "format.json").read_text().splitlines()[0])["format"] == files.FORMAT
-    write_state(folder / "format.json", {"format": files.FORMAT + 1, "by": "99.0"})
-    with pytest.raises(StoreError, match=r"was written by a newer Rocketlet \(99\.0\)"):
+    write_state(folder / "format.json", {"format": files.FORMAT + change, "by": "99.0"})
+    with pytest.raises(StoreError, match=rf"was written by {words} \(99\.0\)"):
         await nodes.start(data_dir=folder)
     assert await run(folder, tmp_path / "copy") == 1
-    assert "newer Rocketlet" in capsys.readouterr().err
-    with pytest.raises(StoreError, match="newer Rocketlet"):
+    assert words in capsys.readouterr().err
+    with pytest.raises(StoreError, match=words):
         list(inspect(folder))
