@@ -136,7 +136,7 @@ SCAN_BYTES: Final = (
     512 * 1024
 )  # message bytes that one pull with an SQL92 filter examines; it examines at least one message
 SCAN_WORDS: Final = 16_000  # tokens of an SQL92 filter times messages that one pull evaluates
-MAX_FILTER_WORDS: Final = 10_000  # tokens of an SQL92 filter; parsing them takes 40 ms, in pieces
+MAX_FILTER_WORDS: Final = 1000  # tokens of an SQL92 filter; parsing them takes 4 ms
 FILTER_WORD_BYTES: Final = 200  # memory counted for each token of a filter that a held pull uses
 MAX_FILTER_DEPTH: Final = 100  # nesting depth of parentheses in an SQL92 filter
 MAX_QUERY_ENTRIES: Final = 1024  # index entries of a queue, or lite topics of a report, in one response
@@ -379,7 +379,9 @@ class Limits:
         10_000  # outcomes of ended transactions that are remembered, so that a different outcome is refused
     )
     max_outcomes_read: int = 1000  # newest outcomes that a start reads at least
-    max_unparsed: int = 10_000  # requests that wait for their SQL92 filter to be parsed
+    max_parsed_words: int = (
+        1000  # tokens of new SQL92 filters in one event-loop iteration, after which more are refused
+    )
     max_filters: int = 256  # parsed SQL92 filters that are cached, by least recent use
     known_filter_words: int = 200_000  # tokens of all cached filters; a token takes about 200 bytes
     max_held_pulls: int = 100_000  # held pulls of all connections

@@ -340,11 +340,10 @@ class Server:
             self._judge_anew(self._acl)
 
     def _judge_anew(self, acl: Acl) -> None:
-        """End held pulls, waiting receives and requests that wait for their filter, of accounts that have changed, so that
-        their clients retry and are authorized again."""
+        """End held pulls and waiting receives of accounts that have changed, so that their clients retry and are
+        authorized again."""
         before, self._judged_by = self._judged_by, acl.file.policy
         if self._broker is not None and before is not None and before is not self._judged_by:
-            self._broker.filters.accounts_changed(partial(acl.has_changed, before=before))
             changed = [session for session in self._connections if acl.has_changed(session, before)]
             self._turns.do(self._broker.held_pulls.releasing(changed))
             self._turns.do(self._broker.pops.releasing(partial(acl.has_changed, before=before)))

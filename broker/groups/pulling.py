@@ -194,13 +194,7 @@ class Pulling:
         matches = None
         if subscription is not None and subscription.kind == SQL92:
             # A syntax error is reported before anything is read or held
-            matches = self._filters.find(subscription.expression)
-            if matches is None:
-                kept = _kept(pull)
-                retry = partial(self._retry, kept, kept.later(), attempt)
-                respond_empty = partial(_respond_empty, kept, kept.later())
-                self._filters.when_parsed(session, subscription.expression, retry, text_bytes(header), respond_empty)
-                return None
+            matches = self._filters.find(subscription.expression, session.address)
         if group.pools:
             self._pops.division.observe_pull(session, group, header.topic)
             if isinstance(verdict := may_read(read, self._clock.monotonic_s()), Refuse):

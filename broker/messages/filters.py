@@ -1,23 +1,22 @@
-"""SQL92 filters: parsed in pieces, cached by expression, and evaluated on the properties of a message."""
+"""SQL92 filters: parsed, cached by expression, and evaluated on the properties of a message."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import operator
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from enum import Enum, auto
-from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import structlog
 
-from ...protocol.bodies import SLICE, Work, finish
 from ...protocol.properties import decode
-from ..config import MAX_FILTER_DEPTH, MAX_FILTER_WORDS
+from ..config import ADDRESS_SHARE, MAX_FILTER_DEPTH, MAX_FILTER_WORDS
 from ..runtime import Runtime
-from ..sessions import AddressShares, Reason, Refusal, Session
+from ..sessions import Reason, Refusal
 
 log = structlog.get_logger("rocketlet.filters")
 
@@ -34,12 +33,11 @@ log = structlog.get_logger("rocketlet.filters")
 #                 | operand [NOT] BETWEEN number AND number
 #     operand     = name | number | text | TRUE | FALSE | "(" condition ")"
 #
-# The cost of parsing is proportional to the number of tokens. The parser is not recursive, and pauses after some tokens
-# (`Work` in `protocol/bodies.py`). Syntax that RocketMQ's filters do not support, or interpret differently from SQL, is
-# rejected. Values follow RocketMQ's rules, and tests compare them with RocketMQ's own classes: a property is a text,
-# and is converted to an integer, a decimal number or a boolean if it is compared with one; a missing property is NULL;
-# logic has three values; an impossible comparison (`'x' > 5`, `'1.5' > 1`) ends the evaluation, and the message does
-# not match.
+# The cost of parsing is proportional to the number of tokens, and the parser is not recursive. Syntax that RocketMQ's
+# filters do not support, or interpret differently from SQL, is rejected. Values follow RocketMQ's rules, and tests
+# compare them with RocketMQ's own classes: a property is a text, and is converted to an integer, a decimal number or a
+# boolean if it is compared with one; a missing property is NULL; logic has three values; an impossible comparison
+# (`'x' > 5`, `'1.5' > 1`) ends the evaluation, and the message does not match.
 
 
 _LONG_DIGITS: Final = 19
@@ -75,20 +73,15 @@ class Filter:
             return False
 
 
-def parse_filter(expression: str) -> Filter:
-    """Parse a filter. Raises FilterError."""
-    return finish(parsing(expression))
-
-
-def parsing(expression: str, on_fault: OnFault | None = None) -> Work[Filter]:
-    """Parse a filter in pieces. Raises FilterError.
+def parse_filter(expression: str, on_fault: OnFault | None = None) -> Filter:
+    """Parse a filter. Raises FilterError.
 
     Args:
         expression: the expression
         on_fault: called with unexpected exceptions of an evaluation
     """
     parser = _Parser(expression)
-    term = yield from parser.whole()
+    term = parser.whole()
     return Filter(parser.words, term, on_fault)
 
 
@@ -155,11 +148,10 @@ class _Parser:
         self._before = self._token = _Token("", "", 0, 0)
         self._advance()
 
-    def whole(self) -> Work[Term]:
+    def whole(self) -> Term:
         if not self._token.kind:
             raise self._unreadable("it is empty")
         opened = [_Open(0, is_negated=False)]
-        pause_at = SLICE
         while True:
             is_negated = self._is_negated()
             if self._token.kind == "(":
@@ -168,19 +160,16 @@ class _Parser:
                 opened.append(_Open(self._advance().begin, is_negated=is_negated))
                 continue
             part = self._operand()
-            part = self._not(part) if is_negated else (yield from self._comparison(part))
+            part = self._not(part) if is_negated else self._comparison(part)
             while self._token.kind == ")" and len(opened) > 1:
                 part = self._close(opened.pop(), part, self._advance().end)
-                part = yield from self._comparison(part)
+                part = self._comparison(part)
             inner = opened[-1]
             if self._token.kind not in ("AND", "OR"):
                 break
             inner.ands.append(part)
             if self._advance().kind == "OR":
                 inner.ors.append(self._all(inner))
-            if self.words >= pause_at:
-                pause_at = self.words + SLICE
-                yield
         if len(opened) > 1 and not self._token.kind:
             raise self._missing(")")
         if self._token.kind:
@@ -273,7 +262,7 @@ class _Parser:
             raise self._refuse(token.begin, token.end)
         return sign * int(token.text)
 
-    def _comparison(self, left: _Part) -> Work[_Part]:
+    def _comparison(self, left: _Part) -> _Part:
         """Parse the comparison that starts with this part; return the part itself if no comparison follows."""
         kind = self._token.kind
         if kind in _ENDS:
@@ -290,7 +279,7 @@ class _Parser:
             return self._maybe_not(term, is_negated, left.begin)
         is_negated = self._accept("NOT")
         if self._accept("IN"):
-            term = yield from self._in(left)
+            term = self._in(left)
         elif self._accept("BETWEEN"):
             term = self._between(left)
         else:
@@ -314,7 +303,7 @@ class _Parser:
             raise self._refuse(left.begin, right.end)
         return compared(left.term, _ORDER[kind], right.term)
 
-    def _in(self, left: _Part) -> Work[Term]:
+    def _in(self, left: _Part) -> Term:
         value = self._property_of(left)
         self._expect("(")
         wanted: set[str] = set()
@@ -324,8 +313,6 @@ class _Parser:
             wanted.add(self._text())
             if not self._accept(","):
                 break
-            if self.words % SLICE < 2:
-                yield
         if not self._accept(")"):
             raise self._unexpected(self._token) if self._token.kind else self._missing(")")
         return is_one_of(value, frozenset(wanted))
@@ -541,118 +528,57 @@ def equal(left: Term, right: Term) -> Term:
 # ------------------------------------------------------------------------------
 # The SQL92 filters that clients use, by expression.
 #
-# A new filter is parsed in pieces, scheduled fairly with other long work, and the request that brought it waits until
-# it is parsed.
+# A request parses a new filter, which takes up to 4 ms. The tokens that are parsed in one event-loop iteration are
+# limited, also for each address; beyond the limit, a request is refused as busy.
 
 
 _WORD_CHARS = 64  # characters of a rejected expression that count as one token
-
-
-@dataclass(eq=False, slots=True)
-class _Waiting:
-    """A request that waits for its filter.
-
-    Attributes:
-        action: called when the filter was parsed.
-        otherwise: called instead if the account of the session has changed meanwhile; it ends the request.
-        size: the bytes of the request.
-    """
-
-    session: Session
-    action: Callable[[], None]
-    otherwise: Callable[[], None]
-    size: int
-
-    def resume(self) -> None:
-        if not self.session.is_closed:
-            self.action()
 
 
 class Filters:
     """The cached filters. `failed` is the number of evaluations that failed unexpectedly."""
 
     def __init__(self, runtime: Runtime) -> None:
-        limits = self._limits = runtime.limits
-        self._turns = runtime.turns
+        self._limits = runtime.limits
         self._known: dict[str, Filter | str] = {}
         self._known_words = 0
-        self._asked: dict[str, list[_Waiting]] = {}
-        # requests whose filter was parsed, and which continue in the next iteration
-        self._parsed: dict[_Waiting, None] = {}
-        self._waiting = AddressShares(limits.max_unparsed)
+        self._parsed: Counter[str] = Counter()  # tokens parsed in this event-loop iteration, by address
         self.failed = 0
 
-    @property
-    def waiting(self) -> int:
-        return self._waiting.count
+    def find(self, expression: str, address: str) -> Filter:
+        """Return the filter of an expression.
 
-    def find(self, expression: str) -> Filter | None:
-        """Return the filter of an expression; None if it is not cached and must be parsed first. Raises Refusal for an
-        expression that is cached as invalid."""
+        Args:
+            expression: the expression
+            address: the address of the client
+        Raises:
+            Refusal: the expression is invalid, or too many new filters came at the same time.
+        """
         found = self._known.pop(expression, None)
-        if found is not None:
+        if found is None:
+            found = self._parse(expression, address)
+        else:
             self._known[expression] = found  # moves it to the end, so that it is evicted last
         if isinstance(found, str):
             raise Refusal(Reason.BAD_EXPRESSION, found)
         return found
 
-    def when_parsed(
-        self,
-        session: Session,
-        expression: str,
-        action: Callable[[], None],
-        size: int,
-        otherwise: Callable[[], None],
-    ) -> None:
-        """Call `action` when the filter is parsed, unless the session is closed by then.
-
-        Args:
-            session: session of the request
-            expression: the expression
-            action: continues the request
-            size: bytes of the request that waits
-            otherwise: called instead of `action` if the account of the session has changed, so that the request must be
-                authorized again
-        Raises:
-            Refusal: too many requests wait
-        """
-        if not self._waiting.has_room(session.address):
-            text = f"{self._limits.max_unparsed} requests wait for their SQL92 filter to be parsed; retry later"
-            raise Refusal(Reason.BUSY, text)
-        self._waiting.take(session.address)
-        session.charge(size)
-        waiting = _Waiting(session, action, otherwise, size)
-        if expression in self._asked:
-            self._asked[expression].append(waiting)
-            return
-        self._asked[expression] = [waiting]
-        self._turns.do(self._parse(expression), session.address)
-
-    def _parse(self, expression: str) -> Work[None]:
+    def _parse(self, expression: str, address: str) -> Filter | str:
+        most = self._limits.max_parsed_words
+        if self._parsed.total() >= most or self._parsed[address] >= most * ADDRESS_SHARE:
+            raise Refusal(Reason.BUSY, "too many new SQL92 filters came at the same time; retry later")
         try:
-            found: Filter | str = yield from parsing(expression, self._count_fault)
+            found: Filter | str = parse_filter(expression, self._count_fault)
         except FilterError as error:
             found = str(error)
         except Exception:  # a defect of the parser; the client gets an error
             log.exception("filter_not_parsed", expression=expression[:200])
             found = f"the filter {expression[:200]!r} cannot be read"
+        if not self._parsed:
+            asyncio.get_running_loop().call_soon(self._parsed.clear)
+        self._parsed[address] += _words(expression, found)
         self._add(expression, found)
-        for waiting in self._asked.pop(expression):
-            self._waiting.give_back(waiting.session.address)
-            waiting.session.charge(-waiting.size)
-            if not waiting.session.is_closed:
-                self._parsed[waiting] = None
-                self._turns.call_for(waiting.session.address, self._resume, waiting)
-
-    def _resume(self, waiting: _Waiting) -> None:
-        del self._parsed[waiting]
-        waiting.resume()
-
-    def accounts_changed(self, has_changed: Callable[[Session], bool]) -> None:
-        """End the waiting requests of sessions whose accounts have changed, as soon as their filter is parsed."""
-        for waiting in (*chain.from_iterable(self._asked.values()), *self._parsed):
-            if has_changed(waiting.session):
-                waiting.action = waiting.otherwise
+        return found
 
     def _add(self, expression: str, found: Filter | str) -> None:
         self._known[expression] = found

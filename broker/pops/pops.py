@@ -16,7 +16,7 @@ from ...protocol import names
 from ...protocol import properties as props
 from ...protocol.bodies import DEFAULT_PRIORITY_FACTOR, LOOKS, SLICE, TopicConfig, Work
 from ...protocol.config import MAX_PROPERTY_BYTES
-from ...protocol.message import MessageError, Record, reconsume_times_in, tried
+from ...protocol.message import Record, reconsume_times_in, tried
 from ...protocol.names import SQL92, tag_code
 from ..config import (
     DEAD_LETTER_RETRY_S,
@@ -173,13 +173,13 @@ class Pops:
     # Receiving
 
     def receive(self, receive: Receive[Any]) -> PopResult | None:
-        """Return the result of a receive, or None if it waits: for its filter to be parsed, or for a message. A receive
-        that waited gets its result by `respond`, or an error by `fail`, unless it was cancelled.
+        """Return the result of a receive, or None if it waits for a message. A receive that waited gets its result by
+        `respond`, or an error by `fail`, unless it was cancelled.
 
         The caller passes messages that do not reach their client to `put_back`.
 
         Raises:
-            Refusal: The filter cannot be parsed, too many filters wait, or the group receives lite topics and no others.
+            Refusal: The filter cannot be parsed, too many are new, or the group receives lite topics and no others.
             StoreError, OSError: The messages cannot be read.
             LimitExceeded: The group has too many offsets.
         """
@@ -189,12 +189,7 @@ class Pops:
         subscription = request.subscription
         if subscription is not None and subscription.kind == SQL92 and request.matches is None:
             assert request.session is not None, "a filter is parsed for a session"
-            matches = self._filters.find(subscription.expression)
-            if matches is None:
-                parsed = partial(self._receive_parsed, receive)
-                end = partial(self._end_unparsed, receive)
-                self._filters.when_parsed(request.session, subscription.expression, parsed, request.kept_bytes, end)
-                return None
+            matches = self._filters.find(subscription.expression, request.session.address)
             receive.request = request = replace(request, matches=matches)
         now_s = self._clock.monotonic_s()
         settings = self._settings.get(request.group)
@@ -223,22 +218,6 @@ class Pops:
         if pool.is_cut:
             self._serve_later(pool)
         return None
-
-    def _receive_parsed(self, receive: Receive[Any]) -> None:
-        """Continue a receive whose filter was parsed."""
-        if receive.is_over:
-            return
-        try:
-            result = self.receive(receive)
-        except (Refusal, StoreError, LimitExceeded, MessageError, OSError) as error:
-            receive.fail(error)
-        else:
-            if result is not None:
-                self._end(receive, result)
-
-    def _end_unparsed(self, receive: Receive[Any]) -> None:
-        """End a receive whose session's account has changed while it waited for its filter."""
-        self._end(receive, PopResult(Why.NOTHING_NEW))
 
     def _admit(self, request: PopRequest, pool: QueuePool | None, now_s: float) -> str | None:
         """Return why a client may not pop a topic that the group does not pop yet, or that is divided; None if it may."""

@@ -49,7 +49,7 @@ from ..groups.group import NO_QUEUE, ConsumerGroup
 from ..groups.members import shape_of
 from ..sessions import Answer, ForwardedRequest, Refusal, RunningWanted
 from ..store.index import ConsumeQueue
-from .connection import Buffers, Refused, RemotingConnection, answer, refused, small
+from .connection import Buffers, Refused, RemotingConnection, answer, small
 
 log = structlog.get_logger("rocketlet.groups")
 broker_log = structlog.get_logger("rocketlet.broker")
@@ -399,9 +399,8 @@ def _foreign_client(
     return None
 
 
-def check_client(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers | None:
-    """CHECK_CLIENT_CONFIG: check that the broker supports the client's filter. For a new SQL92 filter, the response follows
-    when it is parsed."""
+def check_client(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
+    """CHECK_CLIENT_CONFIG: check that the broker supports the client's filter."""
     wanted = group_bodies.decode_client_check(frame.body).subscription
     kind = (wanted and wanted.expression_type) or TAG
     expression = (wanted and wanted.sub_string) or ""
@@ -410,24 +409,7 @@ def check_client(broker: BrokerController, connection: RemotingConnection, frame
     if kind != SQL92:
         remark = f"the expression type {kind} is unknown; use TAG or SQL92"
         return answer(frame, ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark=remark)
-    request = small(frame)
-    if broker.filters.find(expression) is None:
-        broker.filters.when_parsed(
-            connection,
-            expression,
-            lambda: connection.write(_checked(broker, request, expression)),
-            len(expression),
-            lambda: connection.write(answer(request, ResponseCode.NO_PERMISSION, remark="the account has changed")),
-        )
-        return None
-    return answer(frame)
-
-
-def _checked(broker: BrokerController, frame: Frame, expression: str) -> Buffers:
-    try:
-        broker.filters.find(expression)
-    except Refusal as refusal:
-        return refused(refusal).answer(frame)
+    broker.filters.find(expression, connection.address)
     return answer(frame)
 
 

@@ -13,7 +13,6 @@ import orjson
 import pytest
 from rocketlet.broker.access import AclError, Permission
 from rocketlet.broker.config import RELOAD_INTERVAL_S
-from rocketlet.broker.messages import filters
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.remoting.connection import KNOWN, Rule
 from rocketlet.broker.remoting.dispatch import BROKER_REQUESTS, NAME_SERVER_REQUESTS, SENDS
@@ -44,7 +43,7 @@ from ...conftest import PATIENCE_S, Node, Nodes, Wire, eventually
 from ...support.accounts import ACCOUNTS, ADMIN, KEYS, SECRETS, SEND, AccountsFile, Wired, access, account, signed_wire
 from ...support.grpc_client import grpc_client, signed
 from ...support.handlers import Inbox
-from ...support.requests import beat, pop, pull, send
+from ...support.requests import beat, pop, send
 from ...support.topics import put
 from ..grpc.receives import NOTHING, begin, received, request
 
@@ -740,38 +739,3 @@ async def test_a_pull_that_is_held_ends_when_its_address_is_white_no_more(
     file.rewrite(ACCOUNTS)
     guarded.clock.advance(RELOAD_INTERVAL_S)
     assert (await anybody.answer(opaque)).code == ResponseCode.POLLING_TIMEOUT
-
-
-async def test_requests_that_wait_for_their_filter_end_when_their_accounts_change(
-    guarded: Node, wired: Wired, file: AccountsFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A removed account got messages by a POP whose filter was parsed after the account had been removed."""
-    guarded.broker.topics.put(TopicConfig("orders", 1, 1), guarded.broker.store.end)
-    removed, admin = await wired("readers-key"), await wired(ADMIN)
-    assert (await admin.call(RequestCode.SEND_MESSAGE_V2, {**SEND, "b": "orders"}, b"secret")).code == 0
-    is_slow, parsing = True, filters.parsing
-
-    def slowly(*arguments: Any) -> Any:
-        while is_slow:
-            yield
-        return (yield from parsing(*arguments))
-
-    monkeypatch.setattr(filters, "parsing", slowly)
-    filtered = {"expType": "SQL92", "exp": "a IS NULL"}
-    popped = removed.send(RequestCode.POP_MESSAGE, pop("orders", consumerGroup="shipping", **filtered))
-    pulled = removed.send(
-        RequestCode.PULL_MESSAGE,
-        pull("orders", subscription="a IS NULL", expression_type="SQL92", consumer_group="shipping"),
-    )
-    grpc = await grpc_client(guarded.address, authorization=signed("readers-key", SECRETS["readers-key"]))
-    of_group: dict[str, Any] = {"group": {"name": "shipping"}, "message_queue": {"topic": {"name": "orders"}}}
-    call = begin(grpc, request(filter_expression={"type": 2, "expression": "a IS NULL"}, **of_group))
-    allowed = admin.send(RequestCode.POP_MESSAGE, pop("orders", consumerGroup="admins", **filtered))
-    await eventually(lambda: guarded.broker.filters.waiting == 4)
-    file.rewrite([item for item in ACCOUNTS if item["accessKey"] != "readers-key"])
-    guarded.clock.advance(RELOAD_INTERVAL_S)
-    is_slow = False
-    assert await received(call) == (NOTHING, [])
-    assert {(await removed.answer(opaque)).body for opaque in (popped, pulled)} == {b""}
-    assert b"secret" in (await admin.answer(allowed)).body
-    await grpc.close()

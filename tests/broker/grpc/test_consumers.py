@@ -22,7 +22,6 @@ from rocketlet.broker.config import (
 )
 from rocketlet.broker.grpc import consuming, schema
 from rocketlet.broker.grpc.producing import filling
-from rocketlet.broker.messages import filters
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.client import AdminClient, Producer
 from rocketlet.client.admin.diagnosis import ObservationTimes, diagnose
@@ -668,29 +667,6 @@ async def test_messages_are_not_extended_when_the_client_gives_the_receive_up_af
     node.clock.advance(RENEWED_INVISIBLE_MS / 1000)
     await other.call("Heartbeat", beat)
     assert [item.body for item in await receive(client)] == ([b"1"] if gives_up else [])
-
-
-async def test_a_receive_that_is_served_after_its_clients_deadline_gives_nothing(
-    node: Node, client: GrpcClient, dial: Dial, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    is_slow, parsing = True, filters.parsing
-
-    def slowly(*arguments: Any) -> Any:
-        while is_slow:
-            yield
-        return (yield from parsing(*arguments))
-
-    await joined(client)
-    await send(client, b"1")
-    monkeypatch.setattr(filters, "parsing", slowly)
-    other = await dial(node.address, client_id="other")
-    asked = request(auto_renew=True, filter_expression={"type": 2, "expression": "a IS NULL"})
-    call = begin(other, asked, grpc_timeout="5S")
-    await eventually(lambda: node.broker.filters.waiting == 1)
-    node.clock.advance(5)
-    is_slow = False
-    assert await received(call) == (NOTHING, [])
-    assert [item.body for item in await receive(client)] == [b"1"]
 
 
 async def test_a_remoting_client_with_a_grpc_clients_id_ends_none_of_its_receives(

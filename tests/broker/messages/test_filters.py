@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from rocketlet.broker import config
+from rocketlet.broker.config import MAX_FILTER_WORDS
 from rocketlet.broker.messages import filters
-from rocketlet.broker.messages.filters import FilterError, parse_filter, parsing
+from rocketlet.broker.messages.filters import FilterError, parse_filter
 from rocketlet.broker.sessions import Refusal
 from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.codes import ResponseCode
@@ -22,33 +24,8 @@ from rocketlet.protocol.properties import decode, encode
 
 from bench.steps import Meter
 
-from ...conftest import Connect, Node, Wire, create_topic, eventually
+from ...conftest import Node, Wire, create_topic
 from ...support.requests import SUBSCRIBED, SUSPEND, pull, send
-
-
-class Slow:
-    """Parses nothing before `let_parse`."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.asked: list[str] = []
-        self._is_slow = True
-        self._parsing = filters.parsing
-        patch.setattr(filters, "parsing", self._parsing_slowly)
-
-    def _parsing_slowly(self, expression: str, *arguments: Any) -> Any:
-        self.asked.append(expression)
-        while self._is_slow:
-            yield
-        return (yield from self._parsing(expression, *arguments))
-
-    def let_parse(self) -> None:
-        self._is_slow = False
-
-
-@pytest.fixture
-def slow() -> Iterator[Slow]:
-    with pytest.MonkeyPatch.context() as patch:
-        yield Slow(patch)
 
 
 def filtered(expression: str, **fields: Any) -> dict[str, Any]:
@@ -59,73 +36,56 @@ def check(expression: str) -> bytes:
     return encode_client_check("c", "g", Subscription("t", expression, kind=SQL92))
 
 
-async def test_only_who_asks_for_a_new_filter_waits_for_it(
-    node: Node, wire: Wire, connect: Connect, slow: Slow
-) -> None:
-    await create_topic(wire, "t")
-    await send(wire, b"yes", properties="a\x011")
-    asked = wire.send(Code.PULL_MESSAGE, filtered("a = 1")), wire.send(Code.CHECK_CLIENT_CONFIG, body=check("a = 1"))
-    wrong = wire.send(Code.CHECK_CLIENT_CONFIG, body=check("a +"))
-    await eventually(lambda: slow.asked == ["a = 1", "a +"])
-    for other in (wire, await connect(node.address)):
-        assert (await other.call(Code.PULL_MESSAGE, pull())).code == 0
-        assert (await send(other, b"no")).code == 0
-    slow.let_parse()
-    found, checked = [await wire.answer(opaque) for opaque in asked]
-    assert (found.code, found.body.count(b"yes"), checked.code) == (0, 1, 0)
-    assert (await wire.answer(wrong)).code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
-    assert (await wire.call(Code.PULL_MESSAGE, filtered("a +"))).code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
-
-
 async def test_a_filter_that_breaks_the_parser_is_answered(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(expression: str) -> None:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(filters, "parsing", broken)
+    monkeypatch.setattr(filters, "parse_filter", broken)
     answer = await wire.call(Code.CHECK_CLIENT_CONFIG, body=check("a = 1"))
     assert answer.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
 
 
-async def test_what_waits_for_a_filter_counts_and_a_client_that_is_gone_is_forgotten(
-    node: Node, wire: Wire, connect: Connect, slow: Slow
-) -> None:
-    await create_topic(wire, "t")
-    leaving = await connect(node.address)
-    for asking in (wire, leaving):
-        asking.send(Code.PULL_MESSAGE, filtered("a = 1", flags=SUBSCRIBED | SUSPEND))
-    await eventually(lambda: node.broker.filters.waiting == 2)
-    connections = node.server.connections
-    assert all(connection.charged_bytes > len("a = 1") for connection in connections)
-    await leaving.close()
-    await eventually(lambda: len(node.server.connections) == 1)
-    slow.let_parse()
-    await eventually(lambda: not node.broker.filters.waiting)
-    await eventually(lambda: [connection.held_pulls for connection in connections].count(1) == 1)
+def words(count: int) -> str:
+    """Return a filter of this many tokens but one, where the number is a multiple of 4."""
+    return " OR ".join(["a = 1"] * (count // 4))
 
 
-@pytest.mark.limits(max_unparsed=2)
-async def test_more_requests_than_may_wait_for_their_filter_are_refused(node: Node, wire: Wire, slow: Slow) -> None:
-    asked = [wire.send(Code.CHECK_CLIENT_CONFIG, body=check("a = 1")) for _ in range(2)]
-    refused = await wire.call(Code.CHECK_CLIENT_CONFIG, body=check("a = 1"))
-    assert (refused.code, "wait for their SQL92 filter" in (refused.remark or "")) == (ResponseCode.SYSTEM_BUSY, True)
-    slow.let_parse()
-    assert [(await wire.answer(opaque)).code for opaque in asked] == [0, 0]
-    assert (await wire.call(Code.CHECK_CLIENT_CONFIG, body=check("a = 1"))).code == 0
+async def test_new_filters_of_one_event_loop_iteration_are_limited_together_and_for_an_address(node: Node) -> None:
+    find = node.broker.filters.find
+    find(words(MAX_FILTER_WORDS // 2 + 4), "10.0.0.1")
+    with pytest.raises(Refusal, match="too many new SQL92 filters"):
+        find("a = 1", "10.0.0.1")
+    find("a = 1", "10.0.0.2")
+    find(words(MAX_FILTER_WORDS - 4), "10.0.0.2")
+    with pytest.raises(Refusal, match="too many new SQL92 filters"):
+        find("a = 2", "10.0.0.3")
+    find("a = 1", "10.0.0.1")
+    await asyncio.sleep(0)
+    find("a = 2", "10.0.0.1")
 
 
 @pytest.mark.limits(max_filters=2)
 async def test_the_filter_that_was_asked_for_longest_ago_is_forgotten(node: Node, wire: Wire) -> None:
     for number in (1, 2, 1, 3):
         assert (await wire.call(Code.CHECK_CLIENT_CONFIG, body=check(f"a = {number}"))).code == 0
-    assert [node.broker.filters.find(f"a = {number}") is not None for number in (1, 2, 3)] == [True, False, True]
+    assert [is_known(node, f"a = {number}") for number in (1, 2, 3)] == [True, False, True]
+
+
+class Parsed(BaseException):
+    pass
 
 
 def is_known(node: Node, expression: str) -> bool:
     """Return True if the expression need not be parsed, because it is cached as a filter or as an invalid one."""
-    try:
-        return node.broker.filters.find(expression) is not None
-    except Refusal:
-        return True
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(filters, "parse_filter", Mock(side_effect=Parsed))
+        try:
+            node.broker.filters.find(expression, "10.0.0.1")
+        except Parsed:
+            return False
+        except Refusal:
+            pass
+    return True
 
 
 @pytest.mark.limits(known_filter_words=8)
@@ -140,14 +100,6 @@ async def test_filters_that_are_known_are_limited_by_their_words(node: Node, wir
     assert (await wire.call(Code.CHECK_CLIENT_CONFIG, body=check(long))).code == 0
     assert not is_known(node, "c = 1 OR d = 1")
     assert is_known(node, long), "the last one stays, or nobody could use it"
-
-
-async def test_a_broker_stops_while_filters_wait_to_be_parsed(node: Node, wire: Wire, slow: Slow) -> None:
-    for number in range(2):
-        wire.send(Code.CHECK_CLIENT_CONFIG, body=check(f"a = {number}"))
-    await eventually(lambda: len(slow.asked) == 2)
-    slow.let_parse()
-    await node.stop()
 
 
 async def test_a_nested_text_ends_filters_for_nobody(wire: Wire) -> None:
@@ -338,10 +290,10 @@ def test_what_is_too_odd_or_too_much_is_refused(text: str) -> None:
         parse_filter(text)
 
 
-def test_a_filter_has_10000_words_and_signs_at_most() -> None:
-    items = ", ".join(["'x'"] * 4997)
-    assert parse_filter(f"a IN ({items}, 'y')")("a\x01y")  # 9999
-    with pytest.raises(FilterError, match="more than 10000 tokens"):
+def test_filter_has_1000_tokens_at_most() -> None:
+    items = ", ".join(["'x'"] * 497)
+    assert parse_filter(f"a IN ({items}, 'y')")("a\x01y")  # 999
+    with pytest.raises(FilterError, match="more than 1000 tokens"):
         parse_filter(f"a IN ({items}, 'y', 'z')")
 
 
@@ -384,22 +336,6 @@ def test_parsing_takes_steps_in_proportion_to_the_text(part: str) -> None:
         meter.stop()
         steps.append(meter.steps)
     assert steps[1] < 5 * steps[0] + 100
-
-
-def test_parsing_is_done_in_pieces() -> None:
-    texts = ", ".join(["'x'"] * 2000)
-    for expression in (" OR ".join(["a = 1"] * 1000), f"a IN ({texts})"):
-        meter = Meter()
-        most = 0
-        work = parsing(expression)
-        while True:
-            meter.start(counts=True)
-            ended = next(work, work) is work
-            meter.stop()
-            if ended:
-                break
-            most = max(most, meter.steps)
-        assert 100 < most < 5000
 
 
 @pytest.mark.parametrize("begin", ["11", "1.1", ".1", "0xf", "0x.f", "  "])
