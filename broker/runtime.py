@@ -69,6 +69,34 @@ class Clock:
 MACHINE: Final = Clock()
 
 
+class SingleTimer:
+    """A timer that calls an action once. To set it again replaces the time of the call."""
+
+    __slots__ = ("_action", "_clock", "_timer")
+
+    def __init__(self, clock: Clock, action: Callable[[], object]) -> None:
+        self._clock = clock
+        self._action = action
+        self._timer: Timer | None = None
+
+    @property
+    def is_set(self) -> bool:
+        return self._timer is not None
+
+    def set(self, delay_s: float) -> None:
+        self.cancel()
+        self._timer = self._clock.call_later(delay_s, self._call)
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _call(self) -> None:
+        self._timer = None
+        self._action()
+
+
 class MovableClock(Clock):
     """The machine's time plus the time that it was advanced by. If `stands`, only `advance` moves it."""
 

@@ -26,7 +26,7 @@ from ..config import (
     TIMER_POLL_INTERVAL_S,
     LimitExceeded,
 )
-from ..runtime import Job, Runtime, Timer
+from ..runtime import Job, Runtime, SingleTimer, Timer
 from ..store.files import Damaged, Save, StoreFull, Unreadable, read_state, replace_state
 from ..store.index import ENTRY, ConsumeQueue
 from ..store.journals import Journal
@@ -331,7 +331,7 @@ class Timers:
         self._appender = appender
         self._store = appender.store
         self._clock = runtime.clock
-        self._timer: Timer | None = None
+        self._timer = SingleTimer(self._clock, self._deliver)
         self._is_started = False
         self._latest = _NOTHING  # the last key that was taken from the schedule
         self._dirty = False
@@ -416,7 +416,7 @@ class Timers:
         """Add newly stored messages to the schedule, and set the timer again if another message is due first."""
         first = self._schedule.next
         self._add_new()
-        if self._is_started and (self._timer is None or self._schedule.next != first):
+        if self._is_started and (not self._timer.is_set or self._schedule.next != first):
             self._set_timer()
 
     def _add_new(self, done: Container[int] = ()) -> None:
@@ -449,12 +449,7 @@ class Timers:
 
     def stop(self) -> None:
         self._is_started = False
-        self._cancel()
-
-    def _cancel(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
 
     def wait_s(self) -> float | None:
         """Return the time in seconds until the first message is due; None if no message waits."""
@@ -462,14 +457,13 @@ class Timers:
         return None if key is None else due_of(key) / 1000 - self._clock.time_s()
 
     def _set_timer(self, at_least_s: float = 0.0) -> None:
-        self._cancel()
+        self._timer.cancel()
         wait_s = self.wait_s()
         if wait_s is not None:
-            self._timer = self._clock.call_later(min(max(wait_s, at_least_s), TIMER_POLL_INTERVAL_S), self._deliver)
+            self._timer.set(min(max(wait_s, at_least_s), TIMER_POLL_INTERVAL_S))
 
     def _deliver(self) -> None:
         """Deliver messages that are due, up to `timer_deliveries_at_once`, and set the next timer, even after an error."""
-        self._timer = None
         try:
             self._deliver_due()
         except StoreFull as error:

@@ -31,7 +31,7 @@ from ...protocol.headers import EndTransaction
 from ...protocol.message import Record
 from ...protocol.names import tag_code
 from ..config import MAX_TRANSACTION_TIMEOUT_S
-from ..runtime import Job, LiveConfig, Runtime, Timer
+from ..runtime import Job, LiveConfig, Runtime, SingleTimer
 from ..sessions import Clients, OutcomeWanted
 from ..store.files import Damaged, Save, StoreFull, read_state
 from ..store.index import ConsumeQueue
@@ -123,7 +123,7 @@ class Transactions:
         # when halves are checked next, as (clock's seconds, offset); entries of halves with an outcome are dropped later
         self._due: list[tuple[float, int]] = []
         self._is_started = False
-        self._timer: Timer | None = None
+        self._timer = SingleTimer(self._clock, partial(self._turns.do_alone, "transactions", self.checking))
         self._load()
 
     @property
@@ -327,19 +327,12 @@ class Transactions:
 
     def stop(self) -> None:
         self._is_started = False
-        self._cancel()
-
-    def _cancel(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
 
     def _set_timer(self, at_least_s: float = 0.0) -> None:
-        self._cancel()
+        self._timer.cancel()
         if self._is_started and self._due:
-            wait_s = max(self._due[0][0] - self._clock.monotonic_s(), at_least_s)
-            alone = partial(self._turns.do_alone, "transactions", self.checking)
-            self._timer = self._clock.call_later(wait_s, alone)
+            self._timer.set(max(self._due[0][0] - self._clock.monotonic_s(), at_least_s))
 
     def checking(self) -> Work[None]:
         """Request the outcomes of half messages whose check is due, or set them aside after the last check or the retention

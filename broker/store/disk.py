@@ -17,6 +17,12 @@ READ: Final = os.O_RDONLY | os.O_CLOEXEC
 
 FILE_MODE: Final = 0o600  # only the user of the broker may read messages and state
 
+
+def private(path: str, flags: int) -> int:
+    """Open a file for `open`, whose argument `opener` this is. A new file has `FILE_MODE`."""
+    return os.open(path, flags, FILE_MODE)
+
+
 open_file = os.open
 close = os.close
 write = os.write

@@ -296,7 +296,7 @@ class Folder:
             if path.parent.is_symlink():
                 raise OSError(errno.ELOOP, "the folder is a link; the broker writes into its data folder only")
             disk.make_folder(path.parent)
-            with contextlib.suppress(FileExistsError), path.open("xb") as file:
+            with contextlib.suppress(FileExistsError), open(path, "xb", opener=disk.private) as file:
                 file.write(data)
         except OSError as error:
             log.warning("damaged_bytes_not_kept", file=str(path), reason=error.strerror)

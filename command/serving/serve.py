@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("rocketlet")
 
-_PRIVATE: Final = 0o077  # with accounts, other users of the machine cannot read the files of the broker
 
 _NETWORKS = Path("/proc/net/route")
 DEFAULT_PORT = 9876
@@ -139,8 +138,6 @@ async def _start(options: argparse.Namespace) -> int:
     if options.brokers is not None:
         return await _start_several(options)
     tls, acl = tls_of(options), acl_of(options)
-    if acl is not None:
-        os.umask(_PRIVATE)
     address = _bind(options)
     networks = _networks(options)
     config = _config(options, address, ())
@@ -280,8 +277,6 @@ async def _broker(options: argparse.Namespace) -> int:
     raise_limit()
     logs.name_broker(options.name)
     tls, acl = tls_of(options), acl_of(options)
-    if acl is not None:
-        os.umask(_PRIVATE)
     address = _bind(options)
     name_servers = tuple(parse_addresses(options.nameserver))
     if options.advertise == AUTO:

@@ -148,6 +148,8 @@ def test_a_log_that_was_cut_in_the_middle_of_a_message_ends_before_it(tmp_path: 
     (segment,) = (tmp_path / "commitlog").iterdir()
     segment.write_bytes(segment.read_bytes()[:-10])
     store, found = reopened(tmp_path)
+    (aside,) = (tmp_path / "damaged").iterdir()
+    assert aside.stat().st_mode & 0o077 == 0, "only the user of the broker may read messages"
     assert found.lost == (Lost("t", 2, 99, 100),)
     assert bodies(store, queue=2) == expected[2][:-1]
     assert put(store, b"new", queue=2)[1] == 100
