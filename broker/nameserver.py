@@ -16,7 +16,7 @@ from ..protocol.bodies import LOOKS, SLICE, BrokerData, DataVersion, QueueData, 
 from ..protocol.codes import PERM_READ_WRITE, PERM_WRITE
 from .config import DEPARTED_KEPT_S, LIMITS, LimitExceeded, Limits
 from .runtime import MACHINE, Clock
-from .sessions import Session, is_loopback
+from .sessions import AddressShares, Session, is_loopback
 
 log = structlog.get_logger("rocketlet.nameserver")
 
@@ -37,32 +37,19 @@ class _Address:
 
 
 @dataclass(slots=True)
-class _Usage:
-    """The topics that brokers have registered, and the characters of their names. A topic counts once for each of its
-    brokers."""
-
-    topics: int = 0
-    name_chars: int = 0
-
-    def add(self, other: _Usage, sign: int = 1) -> None:
-        self.topics += sign * other.topics
-        self.name_chars += sign * other.name_chars
-
-
-@dataclass(slots=True)
 class _Broker:
     """The registration of one broker name, with its addresses by broker id.
 
     Attributes:
         host: the address of the client that registered the name first; empty for the broker in the name server's process
-        usage: the number of its topics, and the characters of their names
+        name_chars: the characters of the names of its topics
     """
 
     cluster: str
     host: str
     addresses: dict[int, str] = field(default_factory=dict)
     topics: dict[str, QueueData] = field(default_factory=dict)
-    usage: _Usage = field(default_factory=_Usage)
+    name_chars: int = 0
 
 
 class Routes:
@@ -85,8 +72,9 @@ class Routes:
         self._addresses: dict[str, _Address] = {}
         self._names: dict[str, str] = {}  # the broker name for which an address was last registered
         self._of_connection: dict[Session | None, dict[str, None]] = {}
-        self._usage = _Usage()  # of all brokers
-        self._usage_by_host: dict[str, _Usage] = {}
+        # the topics of all brokers and the characters of their names; a topic counts once for each of its brokers
+        self._topics = AddressShares(limits.max_routes)
+        self._name_chars = AddressShares(limits.max_route_chars)
         self.kv: dict[str, dict[str, str]] = {}
         self._kv_chars = 0
         self._departed: dict[str, Departed] = {}  # in the order of their departure
@@ -124,15 +112,17 @@ class Routes:
         addresses = {number: other for number, other in broker.addresses.items() if other != address}
         addresses[broker_id] = address
         added = fresh.keys() - broker.topics.keys()
-        more = _Usage(len(added), sum(map(len, added)))
+        chars = sum(map(len, added))
         # limits apply only to other brokers, so that these cannot displace the broker in this process
         if session is not None:
-            self._check_limits(name, broker, len(addresses), more)
+            self._check_limits(name, broker, len(addresses), len(added), chars)
         if name not in self._brokers:
             self._brokers[name] = broker
             self._departed.pop(name, None)
             log.info("broker_registered", broker=name, cluster=cluster, address=address)
-        self._add_usage(broker, more)
+        self._topics.take(broker.host, count=len(added))
+        self._name_chars.take(broker.host, count=chars)
+        broker.name_chars += chars
         broker.topics |= fresh
         moved_from = broker.addresses.get(broker_id, address)
         broker.addresses = addresses
@@ -143,20 +133,13 @@ class Routes:
         self._names[address] = name
         return broker.addresses.get(0)
 
-    def _add_usage(self, broker: _Broker, usage: _Usage, sign: int = 1) -> None:
-        of_host = self._usage_by_host.setdefault(broker.host, _Usage())
-        for counted in (of_host, self._usage, broker.usage):  # the last one may be `usage` itself
-            counted.add(usage, sign)
-        if not of_host.topics:
-            del self._usage_by_host[broker.host]
-
-    def _check_limits(self, name: str, broker: _Broker, addresses: int, more: _Usage) -> None:
-        """Check the limits of a registration. One host may use half of the limits for all topics, unless its address is a
-        loopback address. Raises LimitExceeded.
+    def _check_limits(self, name: str, broker: _Broker, addresses: int, topics: int, chars: int) -> None:
+        """Check the limits of a registration. Raises LimitExceeded.
 
         Args:
             addresses: number of the broker's addresses
-            more: the topics that the registration adds
+            topics: the number of topics that the registration adds
+            chars: the characters of their names
         """
         if name not in self._brokers and len(self._brokers) >= self.limits.max_brokers:
             raise LimitExceeded(f"the name server has {self.limits.max_brokers} brokers, which is the maximum")
@@ -164,17 +147,14 @@ class Routes:
             raise LimitExceeded(
                 f"the broker {name} has {self.limits.max_broker_addresses} addresses, which is the maximum"
             )
-        if broker.usage.topics + more.topics > self.limits.max_topics:
+        if len(broker.topics) + topics > self.limits.max_topics:
             raise LimitExceeded(f"the broker {name} has more than {self.limits.max_topics} topics")
-        if not more.topics:
-            return
-        of_host = self._usage_by_host.get(broker.host, _Usage()) if not is_loopback(broker.host) else _Usage()
-        for whose, used, share in (("all brokers", self._usage, 1), (f"the brokers of {broker.host}", of_host, 2)):
-            topics, chars = -(-self.limits.max_routes // share), -(-self.limits.max_route_chars // share)
-            if used.topics + more.topics > topics or used.name_chars + more.name_chars > chars:
+        chars_of_names = self._name_chars, chars, "characters of topics' names"
+        for shares, wanted, what in ((self._topics, topics, "topics"), chars_of_names):
+            if wanted and not shares.has_room(broker.host, wanted):
                 raise LimitExceeded(
-                    f"{whose} together may register {topics} topics, whose names have {chars} characters; got "
-                    f"{used.topics + more.topics} topics with {used.name_chars + more.name_chars} characters; delete some"
+                    f"the name server has {shares.count} {what}, and the broker {name} adds {wanted}; maximum {shares.most}, "
+                    "and half of that for the brokers of one address; delete topics"
                 )
 
     def ownership_fault(self, name: str, address: str) -> str | None:
@@ -215,7 +195,8 @@ class Routes:
             topics = len(broker.topics) - sum(topic in broker.topics for topic in own)
             if broker.topics:
                 self._add_departed(Departed(name, broker.cluster, address, topics, self.clock.time_ms()))
-            self._add_usage(broker, broker.usage, -1)
+            self._topics.give_back(broker.host, len(broker.topics))
+            self._name_chars.give_back(broker.host, broker.name_chars)
             if len(broker.topics) > SLICE:
                 self._to_free.append(broker.topics)
             log.info("broker_gone", broker=name, address=address)
@@ -236,7 +217,7 @@ class Routes:
     @property
     def entries(self) -> int:
         """The number of topics of all brokers."""
-        return self._usage.topics
+        return self._topics.count
 
     def departed(self) -> list[Departed]:
         """Return brokers that departed at most DEPARTED_KEPT_S ago with topics, and have not registered again; the newest
@@ -393,7 +374,9 @@ class Routes:
     def delete_topic(self, topic: str) -> None:
         for broker in self._brokers.values():
             if broker.topics.pop(topic, None) is not None:
-                self._add_usage(broker, _Usage(1, len(topic)), -1)
+                self._topics.give_back(broker.host)
+                self._name_chars.give_back(broker.host, len(topic))
+                broker.name_chars -= len(topic)
 
 
 # ------------------------------------------------------------------------------

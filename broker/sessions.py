@@ -730,11 +730,11 @@ class AddressShares:
         used = max(self._of_address[address], self._of_account[account])
         return used + wanted - 1 < self.most * ADDRESS_SHARE or is_loopback(address)
 
-    def take(self, address: str, account: str = "") -> None:
-        self.count += 1
-        self._of_address[address] += 1
+    def take(self, address: str, account: str = "", count: int = 1) -> None:
+        self.count += count
+        self._of_address[address] += count
         if account:
-            self._of_account[account] += 1
+            self._of_account[account] += count
 
     def give_back(self, address: str, count: int = 1, account: str = "") -> None:
         self.count -= count
