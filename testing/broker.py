@@ -6,27 +6,28 @@ Broker() as broker`), for tests without asyncio and for one broker in many tests
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+import inspect
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar, cast
+
+from msgspec import Struct
 
 from ..broker.config import BrokerConfig
 from ..broker.server import Listening
-from ..client.config import TOPIC_QUEUES, parse_addresses
-from ..client.message import Message
-from ..protocol.names import Queue
-from . import state
+from ..client.config import parse_addresses
 from .clock import BrokerClock
-from .faults import Faults
+from .faults import Faults, request_code
 from .loop_thread import LoopThread
-from .report import report
+from .operations import Call, Operation
 from .rig import Rig
 from .tap import Request
 from .under_test import BrokerUnderTest
 
 T = TypeVar("T")
 
+_ASYNC_NAMES: Final = {"clean": "clear"}
 _SETTINGS: Final = frozenset(item.name for item in fields(BrokerConfig)) - {"data_dir", "address"}
 
 
@@ -57,7 +58,7 @@ class Broker(BrokerUnderTest):
             settings["name_servers"] = tuple(parse_addresses(name_server))
         config = BrokerConfig(data_dir=Path(), address="", vip_channel=False)
         self._thread: LoopThread | None = None
-        self._rig = Rig(replace(config, **settings), Listening(port=port), folder=folder, run=self._do)
+        self._rig = Rig(replace(config, **settings), Listening(port=port), folder=folder, run=self._run)
 
     # Lifecycle
 
@@ -105,113 +106,48 @@ class Broker(BrokerUnderTest):
         """The folder of the broker's data."""
         return self._rig.folder
 
-    def clear(self) -> None:
-        """Delete all topics, groups, messages, faults and requests, and disconnect all clients. The address does not
-        change.
-
-        In a running event loop use `await aclear()`. Raises RuntimeError if the broker was given a folder.
-        """
-        self._in_thread(self._rig.clear, "aclear")
-
     async def aclear(self) -> None:
         """Like `clear`, in a running event loop."""
         await self._rig.clear()
-
-    def restart(self) -> None:
-        """Stop as by SIGTERM, and start on the same data. In a running event loop use `await arestart()`."""
-        self._in_thread(self._rig.restart, "arestart")
 
     async def arestart(self) -> None:
         """Like `restart`, in a running event loop."""
         await self._rig.restart()
 
-    def kill(self, *, lose: int = 0) -> None:
-        """Stop as by SIGKILL, and start on the same data. In a running event loop use `await akill()`.
-
-        Args:
-            lose: number of last acknowledged messages that are lost, as after a power failure without `--flush sync`
-        """
-        self._in_thread(lambda: self._rig.kill(lose=lose), "akill")
-
     async def akill(self, *, lose: int = 0) -> None:
         """Like `kill`, in a running event loop."""
         await self._rig.kill(lose=lose)
-
-    def stop(self) -> None:
-        """Stop as by SIGTERM. Clients cannot connect until `start`. In a running event loop use `await astop()`."""
-        self._in_thread(self._rig.stop, "astop")
 
     async def astop(self) -> None:
         """Like `stop`, in a running event loop."""
         await self._rig.stop()
 
-    def start(self) -> None:
-        """Start after `stop`, with the same data and address. In a running event loop use `await astart()`."""
-        self._in_thread(self._rig.start, "astart")
-
     async def astart(self) -> None:
         """Like `start`, in a running event loop."""
         await self._rig.start()
-
-    def _in_thread(self, work: Callable[[], Coroutine[Any, Any, None]], other: str) -> None:
-        if self._thread is None:
-            raise RuntimeError(f"this broker runs in the event loop of the test; use `await broker.{other}()`")
-        self._thread.wait(work())
-
-    # State
 
     @property
     def requests(self) -> list[Request]:
         return self._rig.requests
 
-    def messages(self, topic: str, *, key: str | None = None, waiting_for: str | None = None) -> list[Message]:
-        found = self._do(lambda: state.messages(self._rig.running, topic, key=key, waiting_for=waiting_for))
-        return [stored.message for stored in found]
-
-    def dead_letters(self, group: str) -> list[Message]:
-        found = self._do(lambda: state.dead_letters(self._rig.running, group))
-        return [stored.message for stored in found]
-
-    def committed(self, group: str, topic: str) -> dict[int, int]:
-        return self._do(lambda: state.committed(self._rig.running, group, topic))
-
-    def lag(self, group: str, topic: str) -> int:
-        return self._do(lambda: state.lag(self._rig.running, group, topic))
-
-    def owners(self, group: str) -> dict[Queue, str]:
-        return self._do(lambda: state.owners(self._rig.running, group))
-
-    def members(self, group: str) -> list[str]:
-        return self._do(lambda: state.members(self._rig.running, group))
-
-    def timeline(self, group: str) -> list[dict[str, Any]]:
-        return self._do(lambda: state.timeline(self._rig.running, group))
-
-    def report(self) -> str:
-        return self._do(lambda: report(self._rig))
-
-    # Changes
-
-    def create_topic(self, topic: str, queues: int = TOPIC_QUEUES, message_type: str = "") -> None:
-        self._do(lambda: state.create_topic(self._rig.running, topic, queues, message_type))
-
-    def create_group(self, group: str) -> None:
-        self._do(lambda: state.create_group(self._rig.running, group))
-
-    def take_lease(self, group: str, topic: str, queue_id: int) -> None:
-        self._do(lambda: state.take_lease(self._rig.running, group, topic, queue_id))
-
-    def rebalance(self, group: str) -> None:
-        self._do(lambda: state.rebalance(self._rig.running, group))
+    def requests_of(self, name: str, *, client: str | None = None) -> list[Request]:
+        request_code(name)
+        return [item for item in self.requests if item.name == name and client in (None, item.client)]
 
     # Internals
 
-    def _do(self, action: Callable[[], T]) -> T:
+    def _run(self, action: Callable[[], T]) -> T:
         """Run a function in the broker's thread, if it has one, and return its result."""
         return action() if self._thread is None else self._thread.do(action)
 
-    def _skip(self) -> None:
-        self._do(self._rig.skip)
-
-    def _consumed_fault(self, group: str, topic: str) -> str:
-        return self._do(lambda: state.consumed_fault(self._rig.running, group, topic))
+    def _do(
+        self, operation: Operation[T], body: Struct | None = None, *, query: Struct | None = None, **path: str
+    ) -> T:
+        call = Call(path, query, body)
+        if inspect.iscoroutinefunction(operation.act):
+            if self._thread is None:
+                name = f"a{_ASYNC_NAMES.get(operation.name, operation.name)}"
+                raise RuntimeError(f"this broker runs in the event loop of the test; use `await broker.{name}()`")
+            done: T = self._thread.wait(operation.act(self._rig, call))
+            return done
+        return self._run(lambda: cast("T", operation.act(self._rig, call)))

@@ -1,10 +1,11 @@
-"""Operations of the control interface: one table, from which the HTTP routes and their OpenAPI description are made."""
+"""Operations on a broker under test: `BrokerUnderTest`, the HTTP routes of the control interface and their OpenAPI
+description come from them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from msgspec import Struct
 
@@ -19,6 +20,8 @@ from .report import report
 from .rig import Rig
 from .tap import Request
 
+T = TypeVar("T")
+
 
 class Call(NamedTuple):
     """Contents of a request: the names in its path, its query, and its body."""
@@ -28,8 +31,8 @@ class Call(NamedTuple):
     body: Any
 
 
-class Operation(NamedTuple):
-    """One operation of the control interface.
+class Operation(NamedTuple, Generic[T]):
+    """One operation on a broker under test: of the control interface, and of `BrokerUnderTest`.
 
     Attributes:
         name: id of the operation in the description
@@ -43,8 +46,8 @@ class Operation(NamedTuple):
     path: str
     name: str
     summary: str
-    act: Callable[[Rig, Call], Any]
-    answer: Any
+    act: Callable[[Rig, Call], T | Awaitable[T]]
+    answer: type[T]
     body: Any = None
     query: type[Struct] | None = None
 
@@ -195,29 +198,11 @@ def _rebalance(rig: Rig, call: Call) -> shapes.Done:
 
 
 def _requests(rig: Rig, call: Call) -> list[shapes.RequestSeen]:
-    return [_request(item) for item in _requests_of(rig, call.query.name, call.query.client)]
+    return [shapes.RequestSeen.of(item) for item in _requests_of(rig, call.query.name, call.query.client)]
 
 
 def _requests_of(rig: Rig, name: str | None, client: str | None) -> list[Request]:
     return [item for item in rig.requests if name in (None, item.name) and client in (None, item.client)]
-
-
-def _request(request: Request) -> shapes.RequestSeen:
-    return shapes.RequestSeen(
-        name=request.name,
-        code=request.code,
-        client=request.client,
-        peer=request.peer,
-        group=request.group,
-        topic=request.topic,
-        queue_id=request.queue_id,
-        ext=dict(request.ext),
-        body=request.body,
-        response=request.response,
-        remark=request.remark,
-        at_s=request.at_s,
-        text=str(request),
-    )
 
 
 def _report(rig: Rig, call: Call) -> shapes.Text:
@@ -325,69 +310,123 @@ async def _rebalanced(rig: Rig, condition: shapes.Rebalanced, timeout_s: float) 
     )
 
 
-_Faults = list[shapes.FaultOrder]
-_Messages = list[shapes.MessageSeen]
+HEALTH: Final = Operation(
+    "GET", "/health", "health", "The address of the broker, and whether it is running", _ready, shapes.Ready
+)
+NOW: Final = Operation("GET", "/clock", "now", "The broker's time", _now, shapes.Now)
+ADVANCE: Final = Operation(
+    "POST",
+    "/clock/advance",
+    "advance",
+    "Advance the broker's time, and run the timers that become due",
+    _advance,
+    shapes.Now,
+    shapes.Advance,
+)
+SKIP: Final = Operation(
+    "POST", "/clock/skip", "skip", "Move the clock to the next delayed message", _skip, shapes.Skipped
+)
+WAIT_FOR: Final = Operation(
+    "POST", "/wait-for", "waitFor", "Wait until the condition holds", _wait_for, shapes.Waited, shapes.WaitFor
+)
+FAULTS: Final = Operation("GET", "/faults", "faults", "The faults in force", _faults, list[shapes.FaultInForce])
+ADD_FAULTS: Final = Operation(
+    "POST", "/faults", "addFaults", "Add faults", _add_faults, shapes.Numbers, list[shapes.FaultOrder]
+)
+END_FAULTS: Final = Operation(
+    "DELETE", "/faults", "endFaults", "End all faults; frozen clients resume", _end_faults, shapes.Done
+)
+INJECTED: Final = Operation(
+    "GET", "/faults/injected", "injected", "The faults that acted", _injected, list[shapes.FaultActed]
+)
+FORGET_INJECTED: Final = Operation(
+    "DELETE", "/faults/injected", "forgetInjected", "Clear the list of faults that acted", _forget_injected, shapes.Done
+)
+END_FAULT: Final = Operation("DELETE", "/faults/{number}", "endFault", "End one fault", _end_fault, shapes.Done)
+TOPICS: Final = Operation("GET", "/topics", "topics", "Queues by topic", _topics, dict[str, int])
+CREATE_TOPIC: Final = Operation(
+    "PUT", "/topics/{topic}", "createTopic", "Create or alter a topic", _create_topic, shapes.Done, shapes.TopicOrder
+)
+MESSAGES: Final = Operation(
+    "GET",
+    "/topics/{topic}/messages",
+    "messages",
+    "Stored messages, in the order of storing",
+    _messages,
+    list[shapes.MessageSeen],
+    None,
+    shapes.MessageFilter,
+)
+GROUPS: Final = Operation("GET", "/groups", "groups", "Groups with members", _groups, list[str])
+CREATE_GROUP: Final = Operation(
+    "PUT", "/groups/{group}", "createGroup", "Create a group and its retry topic", _create_group, shapes.Done
+)
+GROUP: Final = Operation("GET", "/groups/{group}", "group", "Members and owners", _group, shapes.GroupSeen)
+TIMELINE: Final = Operation(
+    "GET", "/groups/{group}/timeline", "timeline", "Events of the group, oldest first", _timeline, shapes.Timeline
+)
+DEAD_LETTERS: Final = Operation(
+    "GET",
+    "/groups/{group}/dead-letters",
+    "deadLetters",
+    "Dead letters of the group",
+    _dead_letters,
+    list[shapes.MessageSeen],
+    None,
+    shapes.MessageFilter,
+)
+PROGRESS: Final = Operation(
+    "GET",
+    "/groups/{group}/topics/{topic}",
+    "progress",
+    "Committed offsets and lag of the group",
+    _progress,
+    shapes.Progress,
+)
+TAKE_LEASE: Final = Operation(
+    "POST",
+    "/groups/{group}/take-lease",
+    "takeLease",
+    "End a member's lease as if it had expired",
+    _take_lease,
+    shapes.Done,
+    shapes.QueueOwner,
+)
+REBALANCE: Final = Operation(
+    "POST",
+    "/groups/{group}/rebalance",
+    "rebalance",
+    "Notify the members that the group has changed",
+    _rebalance,
+    shapes.Done,
+)
+REQUESTS: Final = Operation(
+    "GET",
+    "/requests",
+    "requests",
+    "Requests of clients, decoded, oldest first",
+    _requests,
+    list[shapes.RequestSeen],
+    None,
+    shapes.RequestFilter,
+)
+REPORT: Final = Operation("GET", "/report", "report", "A report for a failed test", _report, shapes.Text)
+ADVERTISE: Final = Operation(
+    "PUT",
+    "/advertised",
+    "advertise",
+    "Change the addresses that clients receive",
+    _advertise,
+    shapes.Done,
+    shapes.Advertise,
+)
+CLEAR: Final = Operation(
+    "POST", "/clean", "clean", "Delete all topics, groups, messages, faults and requests", _clean, shapes.Done
+)
+RESTART: Final = Operation("POST", "/restart", "restart", "Stop as by SIGTERM, and start", _restart, shapes.Done)
+KILL: Final = Operation("POST", "/kill", "kill", "Stop as by SIGKILL, and start", _kill, shapes.Done, shapes.Kill)
+STOP: Final = Operation("POST", "/stop", "stop", "Stop as by SIGTERM", _stop, shapes.Done)
+START: Final = Operation("POST", "/start", "start", "Start a stopped broker", _start, shapes.Done)
 
-OPERATIONS: Final = (
-    Operation("GET", "/health", "health", "The address of the broker, and whether it is running", _ready, shapes.Ready),
-    Operation("GET", "/clock", "now", "The broker's time", _now, shapes.Now),
-    Operation(
-        "POST", "/clock/advance", "advance", "Advance the broker's time, and run the timers that become due",
-        _advance, shapes.Now, shapes.Advance,
-    ),
-    Operation("POST", "/clock/skip", "skip", "Move the clock to the next delayed message", _skip, shapes.Skipped),
-    Operation(
-        "POST", "/wait-for", "waitFor", "Wait until the condition holds", _wait_for, shapes.Waited, shapes.WaitFor
-    ),
-    Operation("GET", "/faults", "faults", "The faults in force", _faults, list[shapes.FaultInForce]),
-    Operation("POST", "/faults", "addFaults", "Add faults", _add_faults, shapes.Numbers, _Faults),
-    Operation("DELETE", "/faults", "endFaults", "End all faults; frozen clients resume", _end_faults, shapes.Done),
-    Operation("GET", "/faults/injected", "injected", "The faults that acted", _injected, list[shapes.FaultActed]),
-    Operation(
-        "DELETE", "/faults/injected", "forgetInjected", "Clear the list of faults that acted",
-        _forget_injected, shapes.Done,
-    ),
-    Operation("DELETE", "/faults/{number}", "endFault", "End one fault", _end_fault, shapes.Done),
-    Operation("GET", "/topics", "topics", "Queues by topic", _topics, dict[str, int]),
-    Operation(
-        "PUT", "/topics/{topic}", "createTopic", "Create or alter a topic", _create_topic, shapes.Done, shapes.TopicOrder
-    ),
-    Operation(
-        "GET", "/topics/{topic}/messages", "messages", "Stored messages, in the order of storing",
-        _messages, _Messages, None, shapes.MessageFilter,
-    ),
-    Operation("GET", "/groups", "groups", "Groups with members", _groups, list[str]),
-    Operation("PUT", "/groups/{group}", "createGroup", "Create a group and its retry topic", _create_group, shapes.Done),
-    Operation("GET", "/groups/{group}", "group", "Members and owners", _group, shapes.GroupSeen),
-    Operation("GET", "/groups/{group}/timeline", "timeline", "Events of the group, oldest first", _timeline, shapes.Timeline),
-    Operation(
-        "GET", "/groups/{group}/dead-letters", "deadLetters", "Dead letters of the group",
-        _dead_letters, _Messages, None, shapes.MessageFilter,
-    ),
-    Operation(
-        "GET", "/groups/{group}/topics/{topic}", "progress", "Committed offsets and lag of the group",
-        _progress, shapes.Progress,
-    ),
-    Operation(
-        "POST", "/groups/{group}/take-lease", "takeLease", "End a member's lease as if it had expired",
-        _take_lease, shapes.Done, shapes.QueueOwner,
-    ),
-    Operation(
-        "POST", "/groups/{group}/rebalance", "rebalance", "Notify the members that the group has changed",
-        _rebalance, shapes.Done,
-    ),
-    Operation(
-        "GET", "/requests", "requests", "Requests of clients, decoded, oldest first",
-        _requests, list[shapes.RequestSeen], None, shapes.RequestFilter,
-    ),
-    Operation("GET", "/report", "report", "A report for a failed test", _report, shapes.Text),
-    Operation(
-        "PUT", "/advertised", "advertise", "Change the addresses that clients receive",
-        _advertise, shapes.Done, shapes.Advertise,
-    ),
-    Operation("POST", "/clean", "clean", "Delete all topics, groups, messages, faults and requests", _clean, shapes.Done),
-    Operation("POST", "/restart", "restart", "Stop as by SIGTERM, and start", _restart, shapes.Done),
-    Operation("POST", "/kill", "kill", "Stop as by SIGKILL, and start", _kill, shapes.Done, shapes.Kill),
-    Operation("POST", "/stop", "stop", "Stop as by SIGTERM", _stop, shapes.Done),
-    Operation("POST", "/start", "start", "Start a stopped broker", _start, shapes.Done),
-)  # fmt: skip
+OPERATIONS: Final = [value for value in vars().values() if isinstance(value, Operation)]
+"""All operations, in the order above."""

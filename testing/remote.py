@@ -9,17 +9,14 @@ from typing import Any, Final, Self, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
+from msgspec import Struct
 
-from ..client.config import TOPIC_QUEUES
-from ..client.message import Message
-from ..protocol.message import decode_records
-from ..protocol.names import Queue
-from . import shapes
+from . import operations, shapes
 from .config import ANSWER_S, WAIT_S
-from .errors import UnknownGroup, UnknownName, UnknownTopic
+from .errors import UnknownGroup, UnknownTopic
 from .fault_orders import fault_of, order_of
-from .faults import Fault, Injected, request_code
-from .tap import Request
+from .faults import Fault, Injected
+from .operations import Operation
 from .under_test import BrokerTime, BrokerUnderTest
 
 T = TypeVar("T")
@@ -67,7 +64,7 @@ class RemoteBroker(BrokerUnderTest):
     @property
     def address(self) -> str:
         if self._address is None:
-            self._address = self._calls.get("/health", shapes.Ready).address
+            self._address = self._do(operations.HEALTH).address
         return self._address
 
     @property
@@ -83,7 +80,7 @@ class RemoteBroker(BrokerUnderTest):
 
         Raises ValueError.
         """
-        self._calls.do("PUT", "/advertised", shapes.Advertise(address, external))
+        self._do(operations.ADVERTISE, shapes.Advertise(address, external))
 
     # Waiting
 
@@ -95,7 +92,7 @@ class RemoteBroker(BrokerUnderTest):
             nonlocal missing
             wanted = shapes.WaitFor(shapes.Rebalanced(group, members), timeout_s=0)
             try:
-                shares.update(self._calls.call("POST", "/wait-for", shapes.Waited, wanted).shares)
+                shares.update(self._do(operations.WAIT_FOR, wanted).shares)
             except TimeoutError as error:
                 missing = str(error)
                 return False
@@ -104,94 +101,10 @@ class RemoteBroker(BrokerUnderTest):
         await self.until(is_rebalanced, timeout_s=timeout_s, what=lambda: missing)
         return shares
 
-    # State
-
-    @property
-    def requests(self) -> list[Request]:
-        return self._requests()
-
-    def requests_of(self, name: str, *, client: str | None = None) -> list[Request]:
-        request_code(name)
-        return self._requests(name=name, client=client)
-
-    def _requests(self, **query: str | None) -> list[Request]:
-        found = self._calls.get("/requests", list[shapes.RequestSeen], query)
-        return [
-            Request(
-                item.name, item.code, item.client, item.peer, item.group, item.topic, item.queue_id, item.ext,
-                item.body, item.response, item.remark, item.at_s,
-            )
-            for item in found
-        ]  # fmt: skip
-
-    def messages(self, topic: str, *, key: str | None = None, waiting_for: str | None = None) -> list[Message]:
-        query = {"key": key, "waiting_for": waiting_for, "record": "true"}
-        found = self._calls.get(f"/topics/{_part(topic)}/messages", list[shapes.MessageSeen], query)
-        return [_message(item) for item in found]
-
-    def dead_letters(self, group: str) -> list[Message]:
-        found = self._calls.get(f"/groups/{_part(group)}/dead-letters", list[shapes.MessageSeen], {"record": "true"})
-        return [_message(item) for item in found]
-
-    def committed(self, group: str, topic: str) -> dict[int, int]:
-        return self._progress(group, topic).committed
-
-    def lag(self, group: str, topic: str) -> int:
-        return self._progress(group, topic).lag
-
-    def _progress(self, group: str, topic: str) -> shapes.Progress:
-        return self._calls.get(f"/groups/{_part(group)}/topics/{_part(topic)}", shapes.Progress)
-
-    def owners(self, group: str) -> dict[Queue, str]:
-        found = self._calls.get(f"/groups/{_part(group)}", shapes.GroupSeen)
-        return {_queue(item.queue): item.client for item in found.owners}
-
-    def members(self, group: str) -> list[str]:
-        return self._calls.get(f"/groups/{_part(group)}", shapes.GroupSeen).members
-
-    def timeline(self, group: str) -> list[dict[str, Any]]:
-        return self._calls.get(f"/groups/{_part(group)}/timeline", shapes.Timeline)
-
-    def report(self) -> str:
-        return self._calls.get("/report", shapes.Text).text
-
-    # Changes
-
-    def create_topic(self, topic: str, queues: int = TOPIC_QUEUES, message_type: str = "") -> None:
-        self._calls.do("PUT", f"/topics/{_part(topic)}", shapes.TopicOrder(queues, message_type))
-
-    def create_group(self, group: str) -> None:
-        self._calls.do("PUT", f"/groups/{_part(group)}")
-
-    def take_lease(self, group: str, topic: str, queue_id: int) -> None:
-        self._calls.do("POST", f"/groups/{_part(group)}/take-lease", shapes.QueueOwner(topic, queue_id))
-
-    def rebalance(self, group: str) -> None:
-        self._calls.do("POST", f"/groups/{_part(group)}/rebalance")
-
-    def clear(self) -> None:
-        self._calls.do("POST", "/clean")
-
-    def restart(self) -> None:
-        self._calls.do("POST", "/restart")
-
-    def kill(self, *, lose: int = 0) -> None:
-        self._calls.do("POST", "/kill", shapes.Kill(lose))
-
-    def stop(self) -> None:
-        self._calls.do("POST", "/stop")
-
-    def start(self) -> None:
-        self._calls.do("POST", "/start")
-
-    def _skip(self) -> None:
-        self._calls.do("POST", "/clock/skip")
-
-    def _consumed_fault(self, group: str, topic: str) -> str:
-        try:
-            return self._progress(group, topic).missing
-        except UnknownName as error:
-            return str(error)
+    def _do(
+        self, operation: Operation[T], body: Struct | None = None, *, query: Struct | None = None, **path: str
+    ) -> T:
+        return self._calls.do(operation, body, query=query, **path)
 
 
 class _RemoteClock:
@@ -200,10 +113,10 @@ class _RemoteClock:
 
     @property
     def now_ms(self) -> int:
-        return self._calls.get("/clock", shapes.Now).now_ms
+        return self._calls.do(operations.NOW).now_ms
 
     def advance(self, seconds: float = 0.0, *, minutes: float = 0.0, hours: float = 0.0, days: float = 0.0) -> None:
-        self._calls.do("POST", "/clock/advance", shapes.Advance(seconds, minutes, hours, days))
+        self._calls.do(operations.ADVANCE, shapes.Advance(seconds, minutes, hours, days))
 
 
 class _RemoteFaults:
@@ -215,36 +128,34 @@ class _RemoteFaults:
 
     @property
     def injected(self) -> list[Injected]:
-        found = self._calls.get("/faults/injected", list[shapes.FaultActed])
         return [
             Injected(self._ordered.get(item.number) or fault_of(item.fault), item.request, item.client, item.number)
-            for item in found
+            for item in self._calls.do(operations.INJECTED)
         ]
 
     def add(self, *faults: Fault) -> list[int]:
         for fault in faults:
             if not isinstance(fault, Fault):
                 raise ValueError(f"{fault!r} is not a Fault; use Fault.answer(...) and the like")
-        orders = [order_of(fault) for fault in faults]
-        numbers: list[int] = self._calls.call("POST", "/faults", shapes.Numbers, orders).numbers
+        numbers = self._calls.do(operations.ADD_FAULTS, [order_of(fault) for fault in faults]).numbers
         self._ordered |= dict(zip(numbers, faults, strict=True))
         return numbers
 
     def remove(self, *faults: Fault) -> None:
         if not faults:
-            self._calls.do("DELETE", "/faults")
+            self._calls.do(operations.END_FAULTS)
             return
-        for item in self._calls.get("/faults", list[shapes.FaultInForce]):
+        for item in self._calls.do(operations.FAULTS):
             if (self._ordered.get(item.number) or fault_of(item.fault)) in faults:
                 self.end(item.number)
 
     def end(self, number: int) -> None:
         """Remove a fault by its number. Raises KeyError if no fault in force has the number."""
-        self._calls.do("DELETE", f"/faults/{number}")
+        self._calls.do(operations.END_FAULT, number=str(number))
 
     def clear(self) -> None:
         self.remove()
-        self._calls.do("DELETE", "/faults/injected")
+        self._calls.do(operations.FORGET_INJECTED)
 
 
 class _Calls:
@@ -261,15 +172,15 @@ class _Calls:
     def close(self) -> None:
         self._connection.close()
 
-    def get(self, path: str, answer: type[T], query: Mapping[str, str | None] | None = None) -> T:
-        given = {name: value for name, value in (query or {}).items() if value is not None}
-        found: T = self.call("GET", f"{path}?{urlencode(given)}" if given else path, answer)
+    def do(self, operation: Operation[T], body: Any = None, *, query: Struct | None = None, **path: str) -> T:
+        place = operation.path.format_map({name: quote(value, safe="") for name, value in path.items()})
+        given = {name: value for name, value in msgspec.to_builtins(query or {}).items() if value is not None}
+        found: T = self._call(
+            operation.method, f"{place}?{urlencode(given)}" if given else place, operation.answer, body
+        )
         return found
 
-    def do(self, method: str, path: str, body: Any = None) -> None:
-        self.call(method, path, Any, body)
-
-    def call(self, method: str, path: str, answer: Any, body: Any = None) -> Any:
+    def _call(self, method: str, path: str, answer: Any, body: Any) -> Any:
         data = None if body is None else msgspec.json.encode(body)
         headers = {} if data is None else {"Content-Type": "application/json"}
         with self._lock:
@@ -295,17 +206,3 @@ class _Calls:
             if is_kept and isinstance(error, ConnectionError):  # the server closed the idle connection
                 return self._exchange(method, path, data, headers)
             raise ConnectionError(f"no control port responds at {self._place}: {error}") from None
-
-
-def _part(name: str) -> str:
-    return quote(name, safe="")
-
-
-def _queue(queue: shapes.QueueName) -> Queue:
-    return Queue(queue.topic, queue.broker, queue.queue_id)
-
-
-def _message(item: shapes.MessageSeen) -> Message:
-    assert item.record is not None
-    (record,) = decode_records(item.record)
-    return Message(record, _queue(item.queue), item.queue.topic)

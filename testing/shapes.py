@@ -6,6 +6,7 @@ as the fields of a fault, are checked where they are used.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -13,6 +14,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from ..client.config import TOPIC_QUEUES
 from .config import MAX_DELAY_S, MAX_WAIT_S, WAIT_S
 from .faults import Action
+from .tap import Request
 
 Count = Annotated[int, Meta(ge=1)]
 Code = Annotated[str | int, Meta(description="a request code by name or number, such as SEND_MESSAGE_V2")]
@@ -156,23 +158,17 @@ class RequestFilter(Struct, forbid_unknown_fields=True):
     client: Annotated[str, Meta(description="only requests of this client id")] | None = None
 
 
-class RequestSeen(Struct):
+@dataclass(slots=True)
+class RequestSeen(Request):
     """A request of a client. `response` is the code of the response, null if there is none yet; `text` describes the
     request."""
 
-    name: str
-    code: int
-    client: str
-    peer: str
-    group: str | None
-    topic: str | None
-    queue_id: int | None
-    ext: dict[str, str | int | bool]
-    body: bytes
-    response: int | None
-    remark: str | None
-    at_s: float
-    text: str
+    text: str = ""
+
+    @classmethod
+    def of(cls, request: Request) -> RequestSeen:
+        values = [getattr(request, item.name) for item in fields(Request)]
+        return cls(*values, text=str(request))
 
 
 class Owned(Struct):

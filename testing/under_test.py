@@ -6,16 +6,23 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+from msgspec import Struct
 
 from ..client.admin.admin_client import rebalanced
 from ..client.config import TOPIC_QUEUES
 from ..client.message import Message
+from ..protocol.message import decode_records
 from ..protocol.names import Queue
+from . import operations, shapes
 from .config import POLL_INTERVAL_S, WAIT_S
 from .errors import UnknownName
 from .faults import Fault, Injected, request_code
+from .operations import Operation
 from .tap import Request
+
+T = TypeVar("T")
 
 
 class BrokerTime(Protocol):
@@ -134,17 +141,16 @@ class BrokerUnderTest(ABC):
     # State
 
     @property
-    @abstractmethod
     def requests(self) -> list[Request]:
         """The requests of clients since the last `clear`, or the newest 9,000 or more of them, oldest first."""
+        return list(self._do(operations.REQUESTS, query=shapes.RequestFilter()))
 
     def requests_of(self, name: str, *, client: str | None = None) -> list[Request]:
         """Return those of `requests` with a name such as `SEND_MESSAGE_V2`, and of one client if `client` is given. Raises
         ValueError for an unknown name."""
         request_code(name)
-        return [item for item in self.requests if item.name == name and client in (None, item.client)]
+        return list(self._do(operations.REQUESTS, query=shapes.RequestFilter(name, client)))
 
-    @abstractmethod
     def messages(self, topic: str, *, key: str | None = None, waiting_for: str | None = None) -> list[Message]:
         """Return the stored messages of a topic, in the order of storing. Raises UnknownGroup, a KeyError.
 
@@ -152,48 +158,53 @@ class BrokerUnderTest(ABC):
             key: only messages with this key
             waiting_for: only messages that this group has not committed
         """
+        query = shapes.MessageFilter(key, waiting_for, record=True)
+        return [_message(item) for item in self._do(operations.MESSAGES, query=query, topic=topic)]
 
-    @abstractmethod
     def dead_letters(self, group: str) -> list[Message]:
         """Return the dead letters of the group. Raises UnknownGroup."""
+        query = shapes.MessageFilter(record=True)
+        return [_message(item) for item in self._do(operations.DEAD_LETTERS, query=query, group=group)]
 
-    @abstractmethod
     def committed(self, group: str, topic: str) -> dict[int, int]:
-        """Return the group's committed offsets by queue id, of queues that have one. Raises UnknownGroup, and ValueError
-        for a broadcasting group."""
+        """Return the group's committed offsets by queue id, of queues that have one. Raises UnknownGroup, UnknownTopic, and
+        ValueError for a broadcasting group."""
+        return self._progress(group, topic).committed
 
-    @abstractmethod
     def lag(self, group: str, topic: str) -> int:
         """Return the number of messages that the group has not committed, or not acknowledged in queues that members share.
 
         Raises UnknownGroup, UnknownTopic, and ValueError for a broadcasting group.
         """
+        return self._progress(group, topic).lag
 
-    @abstractmethod
+    def _progress(self, group: str, topic: str) -> shapes.Progress:
+        return self._do(operations.PROGRESS, group=group, topic=topic)
+
     def owners(self, group: str) -> dict[Queue, str]:
         """Return the owner of each queue that has one. Raises UnknownGroup."""
+        return {_queue(item.queue): item.client for item in self._do(operations.GROUP, group=group).owners}
 
-    @abstractmethod
     def members(self, group: str) -> list[str]:
         """Return the client ids of the group's members. Raises UnknownGroup."""
+        return self._do(operations.GROUP, group=group).members
 
-    @abstractmethod
     def timeline(self, group: str) -> list[dict[str, Any]]:
         """Return the newest events of a group, such as joins, leaves and handed-over queues, oldest first, up to the
         broker's limits on events. Raises UnknownGroup."""
+        return self._do(operations.TIMELINE, group=group)
 
     @property
     def injected(self) -> list[Injected]:
         """The faults that have acted on a request since the last `clear`."""
         return list(self.faults.injected)
 
-    @abstractmethod
     def report(self) -> str:
         """Return a report for a failed test: the faults that acted, the groups with their owners, and the last requests."""
+        return self._do(operations.REPORT).text
 
     # Changes
 
-    @abstractmethod
     def create_topic(self, topic: str, queues: int = TOPIC_QUEUES, message_type: str = "") -> None:
         """Create a topic, or change it. Raises ValueError for an illegal name or type, or if messages would become
         unreadable.
@@ -202,47 +213,75 @@ class BrokerUnderTest(ABC):
             queues: number of queues
             message_type: type of the topic's messages, such as PRIORITY; empty for any type
         """
+        self._do(operations.CREATE_TOPIC, shapes.TopicOrder(queues, message_type), topic=topic)
 
-    @abstractmethod
     def create_group(self, group: str) -> None:
         """Create a group and its retry topic, unless they exist. A Java consumer whose retry topic did not exist when it
         started finds it only when it requests routes after 30 s."""
+        self._do(operations.CREATE_GROUP, group=group)
 
-    @abstractmethod
     def take_lease(self, group: str, topic: str, queue_id: int) -> None:
         """End a member's lease as if it had expired. Raises KeyError if no member owns the queue."""
+        self._do(operations.TAKE_LEASE, shapes.QueueOwner(topic, queue_id), group=group)
 
-    @abstractmethod
     def rebalance(self, group: str) -> None:
         """Notify the members that the group has changed. Raises KeyError if it has no members."""
+        self._do(operations.REBALANCE, group=group)
 
-    @abstractmethod
+    # A `Broker` in a running event loop has `aclear`, `arestart`, `akill`, `astop` and `astart` for these.
+
     def clear(self) -> None:
         """Delete all topics, groups, messages, faults and requests, reset the clock, and disconnect all clients. The address
         does not change. Raises RuntimeError for a `Broker` that was given a folder."""
+        self._do(operations.CLEAR)
 
-    @abstractmethod
     def restart(self) -> None:
         """Save the state as after SIGTERM, close all connections immediately, and start on the same data."""
+        self._do(operations.RESTART)
 
-    @abstractmethod
     def kill(self, *, lose: int = 0) -> None:
         """Stop as by SIGKILL, and start on the same data.
 
         Args:
             lose: number of last acknowledged messages that are lost, as after a power failure without `--flush sync`
         """
+        self._do(operations.KILL, shapes.Kill(lose))
 
-    @abstractmethod
     def stop(self) -> None:
         """Stop as by SIGTERM. Clients cannot connect until `start`."""
+        self._do(operations.STOP)
 
-    @abstractmethod
     def start(self) -> None:
         """Start after `stop`, with the same data and address."""
+        self._do(operations.START)
 
     @abstractmethod
-    def _skip(self) -> None: ...
+    def _do(
+        self, operation: Operation[T], body: Struct | None = None, *, query: Struct | None = None, **path: str
+    ) -> T:
+        """Carry out an operation, and return its result.
 
-    @abstractmethod
-    def _consumed_fault(self, group: str, topic: str) -> str: ...
+        Args:
+            body: the body of the request
+            query: the parameters of the query
+            path: the names in the path
+        """
+
+    def _skip(self) -> None:
+        self._do(operations.SKIP)
+
+    def _consumed_fault(self, group: str, topic: str) -> str:
+        try:
+            return self._progress(group, topic).missing
+        except UnknownName as error:
+            return str(error)
+
+
+def _queue(queue: shapes.QueueName) -> Queue:
+    return Queue(queue.topic, queue.broker, queue.queue_id)
+
+
+def _message(item: shapes.MessageSeen) -> Message:
+    assert item.record is not None
+    (record,) = decode_records(item.record)
+    return Message(record, _queue(item.queue), item.queue.topic)
