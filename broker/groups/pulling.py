@@ -14,7 +14,7 @@ from ...protocol import codes
 from ...protocol import properties as props
 from ...protocol.admin_bodies import decode_running, encode_offset_moved
 from ...protocol.bodies import BodyError
-from ...protocol.codes import PERM_READ, PULL_COMMIT_OFFSET, PULL_SUSPEND
+from ...protocol.codes import PULL_COMMIT_OFFSET, PULL_SUSPEND
 from ...protocol.config import MAX_EXPRESSION_CHARS
 from ...protocol.fast import PullSource, ServedPulls
 from ...protocol.headers import PullMessage
@@ -355,23 +355,11 @@ class Pulling:
 
     def _check_group_and_topic(self, header: PullMessage) -> ConsumerGroup:
         """Return the group; create it if groups are created automatically."""
-        if not self._settings.now.permission & PERM_READ:
-            raise Refusal(Reason.NOT_PERMITTED, f"the broker[{self._settings.now.name}] pulling message is forbidden")
-        group = self._groups.get(header.consumer_group)
-        settings = group.settings if group is not None else None
-        if group is None or settings is None:
-            settings = self._group_configs.ensure(header.consumer_group)
-            if settings is None:
-                raise Refusal(Reason.NO_GROUP, f"subscription group [{header.consumer_group}] does not exist")
-            group = self._groups.obtain(header.consumer_group)
+        self._topics.check_reading()
+        settings = self._group_configs.consuming(header.consumer_group)
+        group = self._groups.obtain(header.consumer_group)
         self._group_configs.check_unbound(settings)
-        if not settings.consume_enable:
-            raise Refusal(Reason.NOT_PERMITTED, f"subscription group no permission, {header.consumer_group}")
-        topic = self._topics.get(header.topic)
-        if topic is None:
-            raise Refusal(Reason.NO_TOPIC, f"topic[{header.topic}] not exist, create it or send to it first")
-        if not topic.perm & PERM_READ:
-            raise Refusal(Reason.NOT_PERMITTED, f"the topic[{header.topic}] pulling message is forbidden")
+        topic = self._topics.readable(header.topic)
         if not 0 <= header.queue_id < topic.read_queues:
             raise Refusal(
                 Reason.ILLEGAL,

@@ -115,6 +115,16 @@ class GroupConfigs:
                 self._touch()
         return group
 
+    def consuming(self, name: str, *, orderly: bool = False) -> GroupConfig:
+        """Return the settings of the group of a client that consumes; create a missing group as `ensure` does. Raises
+        Refusal."""
+        settings = self.ensure(name, orderly=orderly)
+        if settings is None:
+            raise Refusal(Reason.NO_GROUP, f"subscription group [{name}] does not exist; create it first")
+        if not settings.consume_enable:
+            raise Refusal(Reason.NOT_PERMITTED, f"subscription group no permission, {name}")
+        return settings
+
     @staticmethod
     def bound_fault(group: GroupConfig) -> str | None:
         """Return why a consumer of topics may not use a group: it receives lite topics. None for other groups."""

@@ -12,7 +12,7 @@ import structlog
 
 from ...protocol import properties as props
 from ...protocol.bodies import GroupConfig, Work, finish
-from ...protocol.codes import PERM_READ, SYS_COMPRESSED, Language
+from ...protocol.codes import SYS_COMPRESSED, Language
 from ...protocol.config import MAX_BODY_BYTES
 from ...protocol.grpc import Status
 from ...protocol.message import Inflater, MessageError, Record, decode_record
@@ -245,14 +245,12 @@ def _receive(context: HandlerContext, call: GrpcCall, request: Any) -> None:
     invisible_ms = _invisible_ms(request)
     subscription = _subscription(name, request.filter_expression)
     broker = context.broker
-    topic = broker.topics.get(name)
-    if topic is None:
-        raise StatusError(Code.TOPIC_NOT_FOUND, f"No topic route info of {name}: create the topic first")
-    settings = broker.group_configs.ensure(group)
-    if settings is None:
-        raise StatusError(Code.CONSUMER_GROUP_NOT_FOUND, f"the group {group} does not exist: create it first")
-    if not broker.topics.permits(topic, PERM_READ) or not settings.consume_enable:
-        raise StatusError(Code.FORBIDDEN, f"the group {group} may not read {name} now")
+    try:
+        broker.topics.check_reading()
+        topic = broker.topics.readable(name)
+        broker.group_configs.consuming(group)
+    except Refusal as refusal:
+        raise refused(refusal) from None
     client = context.clients.record_call(call)
     client.group = group
     asked_id = request.message_queue.id

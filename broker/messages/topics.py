@@ -17,9 +17,10 @@ import structlog
 
 from ...protocol import names
 from ...protocol.bodies import LOOKS, DataVersion, TopicConfig, Work, finish, joined, read_topic, topic_json
-from ...protocol.codes import MAX_PERM, PERM_INHERIT, PERM_READ_WRITE, PERM_WRITE
+from ...protocol.codes import MAX_PERM, PERM_INHERIT, PERM_READ, PERM_READ_WRITE, PERM_WRITE
 from ..config import MAX_QUEUES_PER_TOPIC, SAMPLE_INTERVAL_S, BrokerConfig, LimitExceeded, within
 from ..runtime import Job, Runtime
+from ..sessions import Reason, Refusal
 from ..store.files import StoreError, StoreFull, find_state, replace_state, write_state
 from ..store.index import ConsumeQueue
 from ..store.journals import Journal
@@ -297,6 +298,20 @@ class Topics:
     def permits(self, topic: TopicConfig, permission: int) -> bool:
         """Return True if both the topic and the broker (`brokerPermission`) have a permission."""
         return bool(topic.perm & self._config.permission & permission)
+
+    def check_reading(self) -> None:
+        """Raises Refusal if the broker returns no messages (`brokerPermission`)."""
+        if not self._config.permission & PERM_READ:
+            raise Refusal(Reason.NOT_PERMITTED, f"the broker[{self._config.name}] pulling message is forbidden")
+
+    def readable(self, name: str) -> TopicConfig:
+        """Return the topic that a client wants to read. Raises Refusal."""
+        topic = self._topics.get(name)
+        if topic is None:
+            raise Refusal(Reason.NO_TOPIC, f"topic[{name}] not exist, create it or send to it first")
+        if not topic.perm & PERM_READ:
+            raise Refusal(Reason.NOT_PERMITTED, f"the topic[{name}] pulling message is forbidden")
+        return topic
 
     def forbids_send(self, topic: TopicConfig) -> bool:
         """Return True if a remoting send to the topic is refused: the topic is ordered, and the broker lacks the write

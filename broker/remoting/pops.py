@@ -14,8 +14,8 @@ from typing import Any
 import orjson
 import structlog
 
-from ...protocol.bodies import SLICE, GroupConfig, TopicConfig, Work
-from ...protocol.codes import PERM_READ, ResponseCode
+from ...protocol.bodies import SLICE, TopicConfig, Work
+from ...protocol.codes import ResponseCode
 from ...protocol.frame import Frame
 from ...protocol.group_bodies import (
     BatchAck,
@@ -109,10 +109,10 @@ def pop_message(broker: BrokerController, connection: RemotingConnection, frame:
     ends otherwise, for example because the topic is deleted."""
     header = read(PopMessage, frame.ext)
     _check_waits(broker, connection, header)
-    _check_reading(broker)
+    broker.topics.check_reading()
     _check_count(broker, header.max_msg_nums)
     _check_topic(broker, header.topic, header.queue_id)
-    broker.group_configs.check_unbound(_check_group(broker, header.consumer_group, in_order=header.order))
+    broker.group_configs.check_unbound(broker.group_configs.consuming(header.consumer_group, orderly=header.order))
     subscription = _subscription(header)
     _check_invisible(header.invisible_time)
     request = PopRequest(
@@ -140,10 +140,10 @@ def pop_lite_message(broker: BrokerController, connection: RemotingConnection, f
     """POP_LITE_MESSAGE: POP_MESSAGE for the lite topics to which the client of this connection is subscribed."""
     header = read(PopLiteMessage, frame.ext)
     _check_waits(broker, connection, header)
-    _check_reading(broker)
+    broker.topics.check_reading()
     _check_count(broker, header.max_msg_num)
     _check_topic(broker, header.topic, -1)
-    _check_group(broker, header.consumer_group)
+    broker.group_configs.consuming(header.consumer_group)
     broker.pops.lite.check_bound(header.consumer_group, header.topic)
     _check_invisible(header.invisible_time)
     request = PopRequest(
@@ -307,36 +307,11 @@ def _subscription(header: PopMessage) -> Subscription | None:
     return None if found.takes_all else found
 
 
-def _check_reading(broker: BrokerController) -> None:
-    if not broker.config.permission & PERM_READ:
-        raise Refused(ResponseCode.NO_PERMISSION, f"the broker[{broker.config.name}] pop message is forbidden")
-
-
-def _check_topic(
-    broker: BrokerController, name: str, queue_id: int, bad_queue: int = ResponseCode.INVALID_PARAMETER
-) -> None:
-    topic = broker.topics.get(name)
-    if topic is None:
-        raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!")
-    if not topic.perm & PERM_READ:
-        raise Refused(ResponseCode.NO_PERMISSION, f"the topic[{name}] peeking message is forbidden")
+def _check_topic(broker: BrokerController, name: str, queue_id: int) -> None:
+    topic = broker.topics.readable(name)
     if queue_id >= topic.read_queues:
         remark = f"queueId[{queue_id}] is illegal, topic:[{name}] topicConfig.readQueueNums:[{topic.read_queues}]"
-        raise Refused(bad_queue, remark)
-
-
-def _check_group(broker: BrokerController, name: str, *, in_order: bool = False) -> GroupConfig:
-    """Return the settings of a group. Raises Refused if the group may not consume, or does not exist and may not be created.
-
-    Args:
-        in_order: True to create the group as an ordered group.
-    """
-    group = broker.group_configs.ensure(name, orderly=in_order)
-    if group is None:
-        raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{name}] not exist")
-    if not group.consume_enable:
-        raise Refused(ResponseCode.NO_PERMISSION, f"subscription group no permission, {name}")
-    return group
+        raise Refused(ResponseCode.INVALID_PARAMETER, remark)
 
 
 # Outcomes of messages
@@ -473,9 +448,9 @@ def change_invisible_time(broker: BrokerController, connection: RemotingConnecti
 def notification(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers | None:
     """NOTIFICATION: like a POP_MESSAGE, but the response only reports whether there is a message to pop."""
     header = read(Notification, frame.ext)
-    _check_reading(broker)
+    broker.topics.check_reading()
     _check_topic(broker, header.topic, header.queue_id)
-    _check_group(broker, header.consumer_group)
+    broker.group_configs.consuming(header.consumer_group)
     request = PopRequest(
         header.consumer_group,
         header.topic,
@@ -513,12 +488,12 @@ def peek_message(broker: BrokerController, connection: RemotingConnection, frame
     """PEEK_MESSAGE: return the next messages that the group has not popped yet, without popping them. Messages that will be
     redelivered and those of lite topics are not returned."""
     header = read(PeekMessage, frame.ext)
-    _check_reading(broker)
+    broker.topics.check_reading()
     if header.max_msg_nums > MAX_POP_MESSAGES:
         remark = f"the request wants {header.max_msg_nums} messages; maximum {MAX_POP_MESSAGES}"
         raise Refused(ResponseCode.INVALID_PARAMETER, remark)
     _check_topic(broker, header.topic, header.queue_id)
-    _check_group(broker, header.consumer_group)
+    broker.group_configs.consuming(header.consumer_group)
     queue_id = header.queue_id if header.queue_id >= 0 else None
     now_ms = broker.clock.time_ms()
     found = broker.pops.pools.peek(header.consumer_group, header.topic, queue_id, max(header.max_msg_nums, 1))
@@ -541,7 +516,7 @@ def set_request_mode(broker: BrokerController, connection: RemotingConnection, f
         return answer(frame, ResponseCode.NO_PERMISSION, remark=remark)
     if broker.topics.get(mode.topic) is None:
         return answer(frame, ResponseCode.TOPIC_NOT_EXIST, remark=f"topic[{mode.topic}] not exist, apply first please!")
-    _check_group(broker, mode.group)
+    broker.group_configs.consuming(mode.group)
     broker.request_modes.put(mode)
     return answer(frame)
 
