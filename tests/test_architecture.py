@@ -655,6 +655,13 @@ def test_docstring_of_every_folder_of_tests_describes_its_shared_modules() -> No
     assert missing == []
 
 
+def test_examples_of_slow_tests_follow_the_profile_of_hypothesis() -> None:
+    fixed = re.compile(r"max_examples=(?!examples\()")
+    paths = [path for path in (ROOT / "tests").rglob("test_*.py") if path.name != "test_java_consumers.py"]
+    found = [path.name for path in paths if path != Path(__file__) and fixed.search(path.read_text())]
+    assert found == [], "use tests.support.examples: --hypothesis-profile search tries more"
+
+
 # Tests use what users use, and wait for conditions: private accesses and sleeps only become fewer.
 
 

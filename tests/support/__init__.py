@@ -6,6 +6,7 @@ peers       connections of both protocols to a broker in this process, without a
 forged      bytes that look like records
 topics, stores, clocks   topics of a node, stores without a broker, clocks that tests set
 locks, apache_locks      locks without a broker; those of Apache's broker
+examples    how many examples a slow Hypothesis test gets
 habits      counts private accesses and sleeps of tests
 pacing      pauses of load generators and of faults at random moments
 agreement, browser   one broker's half of an agreement, and the machine's Chromium

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from rocketlet.broker.broker import BrokerController
@@ -27,6 +28,8 @@ from rocketlet.protocol.headers import SendMessage
 from rocketlet.protocol.message import Record, decode_record, encode_batch, encode_host
 from rocketlet.protocol.names import IllegalName, lite_queue
 from structlog.testing import capture_logs
+
+from ...support.examples import examples
 
 PARENT = "CHAT"
 HOST = encode_host("127.0.0.1", 1)
@@ -380,6 +383,7 @@ class GappedLiteTopic(RuleBasedStateMachine):
 
 
 TestGappedLiteTopic = GappedLiteTopic.TestCase
+TestGappedLiteTopic.settings = settings(max_examples=examples(30), stateful_step_count=30, deadline=None)
 
 
 @pytest.mark.parametrize(

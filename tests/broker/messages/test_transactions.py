@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from rocketlet.broker.config import LIMITS, MAX_TRANSACTION_TIMEOUT_S
+from rocketlet.broker.broker import BrokerController
+from rocketlet.broker.config import IDLE_LIMIT_S, LIMITS, MAX_TRANSACTION_TIMEOUT_S, BrokerConfig
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.client import Message
 from rocketlet.protocol import bodies, names
 from rocketlet.protocol import properties as props
-from rocketlet.protocol.bodies import Heartbeat
+from rocketlet.protocol.bodies import Heartbeat, TopicConfig
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.frame import Frame
+from rocketlet.protocol.headers import SendMessage
 from rocketlet.protocol.message import Record, decode_record, decode_records
 from structlog.testing import capture_logs
 
 from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually
 from ...support.clocks import WallClock
 from ...support.requests import COMMIT, HALF_PROPERTIES, QUEUE, ROLLBACK, UNKNOWN, end, half, pull, send
+from ...support.stores import HOST
 
 
 async def found(wire: Wire, topic: str = "t", queue: int = 1) -> list[Record]:
@@ -167,18 +171,23 @@ async def test_half_message_is_checked_at_the_time_that_its_producer_asked_for(
 
 
 async def test_half_message_that_retention_has_deleted_counts_for_a_day_at_most(
-    standing: Node, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wire = await connect(standing.address)
-    await create_topic(wire, "t")
+    """The broker's other timers, of which some are due each second, are not started."""
+    clock = MovableClock(stands=True)
+    broker = BrokerController(BrokerConfig(tmp_path, "127.0.0.1:1"), clock=clock)
+    broker.topics.put(TopicConfig("t", 1, 1), 0)
     # the first check is scheduled without a read of the log, in which an error would fail a send that is stored
-    monkeypatch.setattr(standing.broker.store, "record_at", lambda _: None)
+    monkeypatch.setattr(broker.store, "record_at", lambda _: None)
     properties = HALF_PROPERTIES + "\x02CHECK_IMMUNITY_TIME_IN_SECONDS\x01999999999"
-    assert (await send(wire, queue=1, properties=properties, sys_flag=4)).code == 0
+    broker.transactions.start()
+    broker.sending.stage(SendMessage("p", "t", "TBW102", 4, 0, 4, 1, 0, properties), b"x", HOST)
+    broker.sending.commit()
     for wait_s, waiting in ((MAX_TRANSACTION_TIMEOUT_S - 1, 1), (2, 0)):
-        standing.clock.advance(wait_s)
-        await standing.broker.turns.done()
-        assert standing.broker.transactions.waiting == waiting
+        clock.advance(wait_s)
+        await broker.turns.done()
+        assert broker.transactions.waiting == waiting
+    broker.store.close()
 
 
 async def test_only_the_sender_is_asked_while_it_is_connected(standing: Node, connect: Connect) -> None:
@@ -322,7 +331,7 @@ async def test_checks_that_fell_due_while_no_broker_ran_are_one_question(nodes: 
     for _ in range(2):
         await wire.call(RequestCode.END_TRANSACTION, end(sent, COMMIT, from_transaction_check=True))
     assert not any(frame.code == RequestCode.CHECK_TRANSACTION_STATE for frame in wire.requests), "it was asked once"
-    clock.advance(86_400)  # a connection that says nothing for so long is closed
+    clock.advance(10 * IDLE_LIMIT_S)  # a connection that says nothing for so long is closed
     wire = await connect(node.address)
     await wire.call(RequestCode.HEART_BEAT, body=bodies.encode_heartbeat(Heartbeat("c", producer_groups=("p",))))
     clock.advance(node.config.transaction_check_interval_s)

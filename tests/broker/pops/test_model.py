@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from rocketlet.broker.pops.deliveries import AckStatus, Delivered, DeliveryState, PopResult, Why
 from rocketlet.protocol.message import decode_record
 
+from ...support.examples import examples
 from .world import World, client_of
 
 NEW, OUT, FREE, DONE = "new", "out", "free", "done"
@@ -286,6 +287,6 @@ class InOrder(Shared):
 
 
 TestShared = Shared.TestCase
-TestShared.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+TestShared.settings = settings(max_examples=examples(25), stateful_step_count=30, deadline=None)
 TestInOrder = InOrder.TestCase
-TestInOrder.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+TestInOrder.settings = settings(max_examples=examples(25), stateful_step_count=30, deadline=None)

@@ -32,6 +32,7 @@ from rocketlet.protocol.message import Record, decode_records
 from structlog.testing import capture_logs
 
 from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually
+from ...support.examples import examples
 from ...support.requests import COMMIT, end, half, heartbeat, pull, reply, send
 from ...support.stores import HOST
 
@@ -505,5 +506,5 @@ def yielded(work: Any) -> Any:
 
 TestTimes = Times.TestCase
 TestTimes.settings = settings(
-    max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(40), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )

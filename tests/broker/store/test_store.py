@@ -46,6 +46,7 @@ from structlog.testing import capture_logs
 
 from ...conftest import Connect, Node, Nodes, create_topic, eventually
 from ...support.clocks import WallClock
+from ...support.examples import examples
 from ...support.requests import bodies_of, send
 from ...support.stores import HOST, TOPICS, bodies, kill, open_store, put
 
@@ -58,7 +59,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
     opened.close()
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.lists(st.tuples(st.integers(0, 3), st.binary(max_size=3000), st.sampled_from(["", "A", "B"])), max_size=60))
 def test_every_queue_gives_back_its_messages_in_order(
     tmp_path_factory: pytest.TempPathFactory, messages: list[tuple[int, bytes, str]]
@@ -588,7 +589,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.lists(st.tuples(ENTRIES, st.integers(0, 2), st.booleans()), min_size=1, max_size=6))
 def test_log_and_indexes_are_the_same(
     tmp_path_factory: pytest.TempPathFactory, batches: list[tuple[Entries, int, bool]]
