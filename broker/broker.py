@@ -340,7 +340,7 @@ class BrokerController:
 
     def dropped(self, connection: Session) -> None:
         """Remove the memberships, held pulls and producers of a connection that is gone, and its leases if the client has
-        closed it (`Session.is_left`). Do nothing while the broker stops."""
+        closed it (`Session.was_closed_by_client`). Do nothing while the broker stops."""
         if self._is_stopping:
             return
         self.groups.drop(connection)

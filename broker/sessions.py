@@ -88,7 +88,7 @@ class Session(Protocol):
     def known(self, known: object) -> None: ...
 
     @property
-    def is_left(self) -> bool:
+    def was_closed_by_client(self) -> bool:
         """True unless the broker has closed the connection or the client became unreachable; always True for gRPC
         clients. Only valid once the session is gone."""
         ...
@@ -351,7 +351,7 @@ class Clients:
             if self._by_id.get(client_id) is session:
                 del self._by_id[client_id]
         for number in list(self._open.get(session, ())):
-            self._settle((session, number), None)
+            self._complete((session, number), None)
 
     def producers(self, group: str) -> list[ConnectedClient]:
         return list(self._producers.get(group, {}).values())
@@ -400,7 +400,7 @@ class Clients:
             raise LimitExceeded(f"{self._limits.max_asked} requests of this client are waiting for others; retry later")
         number = next(self._numbers) & MAX_NUMBER
         key = (session, number)
-        timer = self._clock.call_later(CLIENT_ANSWER_S, self._settle, key, None)
+        timer = self._clock.call_later(CLIENT_ANSWER_S, self._complete, key, None)
         self._waiting[key] = (answered, timer, by)
         self._open_by[by] += 1
         by.charge(ASKED_BYTES)
@@ -413,9 +413,9 @@ class Clients:
 
     def answer(self, session: Session, number: int, answer: Answer) -> None:
         """Pass on a client's response to the request with this number; ignored if the request is not waited for any more."""
-        self._settle((session, number), answer)
+        self._complete((session, number), answer)
 
-    def _settle(self, key: tuple[Session, int], answer: Answer | None) -> None:
+    def _complete(self, key: tuple[Session, int], answer: Answer | None) -> None:
         waiting = self._waiting.pop(key, None)
         if waiting is not None:
             asked = self._open[key[0]]

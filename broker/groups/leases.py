@@ -293,7 +293,7 @@ class Locks:
             # Apache's locks outlive their connection, as on its broker, where only the member is dropped
             # (ClientHousekeepingService).
             if lease.handover and lease.connection is connection:
-                if connection.is_left:
+                if connection.was_closed_by_client:
                     self._free(queue, lease, "lock lost")
                 else:
                     lease.connection = None

@@ -84,7 +84,7 @@ class GrpcClient:
         self.group = ""
         self.request_timeout_s = REQUEST_TIMEOUT_S  # request timeout in the client's settings
         self.held_pulls = 0
-        self.is_left = True
+        self.was_closed_by_client = True
         self.is_external = connection.is_external
         self.heard_s = connection.heard_s
         self._send_event = send_event

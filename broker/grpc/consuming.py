@@ -40,7 +40,7 @@ from ..pops.pool import Receive
 from ..sessions import Event, LiteTaken, OutcomeWanted, Refusal
 from ..store.files import StoreError
 from .clients import GrpcCall, GrpcClient, HandlerContext, set_status
-from .lite import LITE_CLIENTS, fill_lite, settle_lite
+from .lite import LITE_CLIENTS, fill_lite, bind_lite_group
 from .producing import asking, filling, set_ms
 from .schema import (
     AckMessageResponse,
@@ -475,7 +475,7 @@ def telemetry(context: HandlerContext, call: GrpcCall, command: Any) -> None:
     if command.WhichOneof("command") != "settings":
         return
     try:
-        answer = _settle(context, call, command.settings)
+        answer = _apply_settings(context, call, command.settings)
     except StatusError as fault:
         refused = TelemetryCommand()
         set_status(refused.status, fault.code, str(fault))
@@ -485,7 +485,7 @@ def telemetry(context: HandlerContext, call: GrpcCall, command: Any) -> None:
         call.send(answer)
 
 
-def _settle(context: HandlerContext, call: GrpcCall, settings: Any) -> Any:
+def _apply_settings(context: HandlerContext, call: GrpcCall, settings: Any) -> Any:
     """Apply a client's settings, and return the response. Raises StatusError."""
     kind = settings.WhichOneof("pub_sub")
     if settings.client_type in _NAMES:
@@ -509,7 +509,7 @@ def _settle(context: HandlerContext, call: GrpcCall, settings: Any) -> Any:
         for entry in settings.subscription.subscriptions:
             topic_of(entry.topic)
         is_lite = settings.client_type in LITE_CLIENTS
-        config = settle_lite(context, settings) if is_lite else context.broker.group_configs.ensure(group)
+        config = bind_lite_group(context, settings) if is_lite else context.broker.group_configs.ensure(group)
         if config is not None and not is_lite:
             try:
                 context.broker.group_configs.check_unbound(config)

@@ -56,7 +56,7 @@ def _offset(request: Any) -> LiteOffset:
     return LiteOffset(_OPTIONS[kind], getattr(option, kind))
 
 
-def settle_lite(context: HandlerContext, settings: Any) -> GroupConfig:
+def bind_lite_group(context: HandlerContext, settings: Any) -> GroupConfig:
     """Return the settings of the group of a lite client. Where groups are created automatically, a new group is bound to the
     client's topic. Raises StatusError if the client's settings do not fit the group."""
     entries = settings.subscription.subscriptions

@@ -134,7 +134,7 @@ class GrpcSends:
                     raise StatusError(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, reason)
         return topic
 
-    def settle(self) -> None:
+    def commit(self) -> None:
         """Store the staged messages and send the responses, with `--flush sync` after the messages are on the device. If that
         fails, refuse the calls."""
         staged, self.staged = self.staged, []

@@ -195,7 +195,7 @@ def check_count(settings: Any) -> None:
         raise StatusError(Code.BAD_REQUEST, f"the settings name {count} topics; maximum {MAX_SUBSCRIPTIONS}")
 
 
-def settles(command: Any) -> list[Need]:
+def settings_needs(command: Any) -> list[Need]:
     """Return the permissions for a Telemetry command: a producer's topics, or a consumer's group and topics. Raises
     StatusError for too many topics."""
     settings = command.settings

@@ -400,7 +400,7 @@ class GrpcServer:
                 if call.is_over:
                     continue
                 if sends.staged and call.method.name != SEND:
-                    sends.settle()
+                    sends.commit()
                 work = self._continue(call, message) if isinstance(message, Generator) else self._serve(call, message)
                 if work is not None:
                     ready.appendleft((call, work))
@@ -408,7 +408,7 @@ class GrpcServer:
                     return
         finally:  # messages that were staged in this read are committed with it
             if sends.staged:
-                sends.settle()
+                sends.commit()
 
     def _serve(self, call: GrpcCall, message: bytes | None) -> Work[None] | None:
         """Serve the call; return the work that is left to be done in pieces."""
@@ -573,7 +573,7 @@ METHODS: Final[Mapping[str, Method]] = {
             schema.TelemetryCommand,
             schema.TelemetryCommand,
             consuming.telemetry,
-            schema.settles,
+            schema.settings_needs,
             is_stream=True,
             is_open=True,
         ),

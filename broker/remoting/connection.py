@@ -141,7 +141,7 @@ class RemotingConnection(Client):
         beat: The body of the last heartbeat and its decoded content; None if it was too large to keep.
         broker_name: The name of the peer broker that has confirmed that it sends on this connection; empty without one.
         heard_s: Monotonic time of the last read.
-        is_left: False if the broker has closed the connection or it was lost with one of `_UNREACHED`.
+        was_closed_by_client: False if the broker has closed the connection or it was lost with one of `_UNREACHED`.
         is_proving: True while the name of a peer broker is being confirmed.
         known: The result of authentication, which `access` stores here.
         number: A number that no other connection of this process has.
@@ -170,7 +170,7 @@ class RemotingConnection(Client):
         "held_pulls",
         "is_external",
         "is_held",
-        "is_left",
+        "was_closed_by_client",
         "is_paused",
         "is_proving",
         "is_vip",
@@ -188,7 +188,7 @@ class RemotingConnection(Client):
         self.is_encrypted = False
         self.is_paused = self.is_proving = False
         self.is_held = False
-        self.is_left = True
+        self.was_closed_by_client = True
         self.requests = FrameCursor(MAX_REQUEST_HEADER_BYTES)
         self._is_in_line = False
         self._transport: asyncio.Transport | None = None
@@ -468,7 +468,7 @@ class RemotingConnection(Client):
 
     def connection_lost(self, error: Exception | None) -> None:
         if isinstance(error, OSError) and error.errno in _UNREACHED:
-            self.is_left = False
+            self.was_closed_by_client = False
         self.requests.clear()
         self.records = None
         self._later.clear()
@@ -486,14 +486,14 @@ class RemotingConnection(Client):
             self._transport.set_protocol(protocol)
 
     def close(self) -> None:
-        self.is_left = False
+        self.was_closed_by_client = False
         if self._farewell is not None:
             self._farewell()
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
-        self.is_left = False
+        self.was_closed_by_client = False
         if self._transport is not None:
             self._transport.abort()
 

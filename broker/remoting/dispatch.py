@@ -140,7 +140,7 @@ class Dispatch:
                     if is_send and sends is not None and self._stage(sends, connection, frame, account, out):
                         continue
                     if sends is not None and sends.staged:  # the client's other requests must see its earlier sends
-                        self._settle(sends, connection, out, began_s)
+                        self._commit_sends(sends, connection, out, began_s)
                         out, began_s = [], time.perf_counter()
                     if frame.flag & RESPONSE_FLAG:
                         began_s = self._take_answer(connection, frame, began_s)
@@ -171,7 +171,7 @@ class Dispatch:
                         break
         finally:  # staged messages belong to this read: otherwise their responses would go to the next client
             if sends is not None and sends.staged:
-                self._settle(sends, connection, out, began_s)
+                self._commit_sends(sends, connection, out, began_s)
             elif out:
                 connection.write(out)
 
@@ -274,12 +274,12 @@ class Dispatch:
             out += reply
         return not is_long
 
-    def _settle(self, sends: Sends, connection: RemotingConnection, out: Buffers, began_s: float) -> None:
+    def _commit_sends(self, sends: Sends, connection: RemotingConnection, out: Buffers, began_s: float) -> None:
         """Commit the staged messages and write the responses; with `--flush sync`, once the messages are on the device, or
         refusals if the sync fails. In the metrics of request times, each send counts with the time of all of them."""
         staged = sends.staged
         code, count = staged[0].code, len(staged) + sends.more
-        out += sends.settle()
+        out += sends.commit()
         self._times[code].observe(time.perf_counter() - began_s, count)
         if self._flusher is None:
             connection.write(out)

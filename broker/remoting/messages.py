@@ -129,7 +129,7 @@ class Sends:
         check, until the generation changes."""
         self._sending.pass_queue(account, _send_header(frame))
 
-    def settle(self) -> Buffers:
+    def commit(self) -> Buffers:
         """Commit the staged sends, and return their responses in order; refusals if they cannot be stored. One-way sends
         have no response."""
         staged, self.staged, self.more = self.staged, [], 0

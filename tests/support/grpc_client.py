@@ -218,7 +218,7 @@ def route(topic: str, host: str = "", port: int = 0) -> Any:
     return request
 
 
-async def settle(client: GrpcClient, settings: Any) -> tuple[Any, Any]:
+async def apply_settings(client: GrpcClient, settings: Any) -> tuple[Any, Any]:
     call = client.begin("Telemetry")
     call.send(schema.TelemetryCommand(settings=settings))
     return call, await call.next()

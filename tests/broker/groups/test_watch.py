@@ -307,7 +307,7 @@ def test_a_queue_whose_reader_closes_its_connection_is_free(tmp_path: Path) -> N
     record_reader(make_locks(tmp_path, clock), "g", "t", 1, "c1")
     locks = make_locks(tmp_path, clock)
     locks.renew_awaited(locks.groups.queue("g", "t", 1), reader)
-    reader.is_left = True
+    reader.was_closed_by_client = True
     locks.connection_gone(reader)
     assert locked(locks, 1) == {1}
 

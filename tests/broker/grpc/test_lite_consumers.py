@@ -16,7 +16,7 @@ from rocketlet.protocol.config import MAX_SYNCED_LITE_TOPICS
 from structlog.testing import capture_logs
 
 from ...conftest import Connect, Node, Nodes, eventually
-from ...support.grpc_client import GrpcClient, resource, settle
+from ...support.grpc_client import GrpcClient, resource, apply_settings
 from ...support.topics import put, stored
 from .conftest import Dial
 from .lite import PARENT, send
@@ -119,7 +119,7 @@ def settings(kind: int = 5, group: str = "g", *topics: str) -> Any:
 @pytest.mark.parametrize("kind", [5, 6])
 async def test_settings_of_a_lite_client_are_answered_with_its_quota(node: Node, client: GrpcClient, kind: int) -> None:
     ready(node, lite_sub_client_quota="7")
-    _, answer = await settle(client, settings(kind))
+    _, answer = await apply_settings(client, settings(kind))
     found = answer.settings.subscription
     assert (found.lite_subscription_quota, found.max_lite_topic_size, found.fifo) == (7, 64, False)
     beat = schema.HeartbeatRequest(group=resource("g"), client_type=kind)
@@ -148,7 +148,7 @@ async def test_settings_that_do_not_fit_the_group_end_the_stream(
     put(node, "other", message_type="LITE")
     put(node, "normal")
     node.broker.group_configs.put(GroupConfig("plain"))
-    call, answer = await settle(client, settings(kind, group, *topics))
+    call, answer = await apply_settings(client, settings(kind, group, *topics))
     assert answer.status.code == code
     assert await call.next() is None
     assert call.status == 3
@@ -312,7 +312,7 @@ async def test_subscriptions_end_with_the_telemetry_stream_and_with_a_terminatio
     node: Node, client: GrpcClient
 ) -> None:
     ready(node)
-    call, _ = await settle(client, settings())
+    call, _ = await apply_settings(client, settings())
     await sync(client, "a")
     call.cancel()
     await eventually(lambda: node.broker.pops.lite.count == 0)
@@ -645,7 +645,7 @@ async def test_state_is_the_same_after_a_restart(nodes: Nodes, dial: Dial) -> No
 async def test_client_of_an_exclusive_group_is_notified_when_another_takes_over(node: Node, dial: Dial) -> None:
     ready(node, lite_sub_model="Exclusive")
     one, two = await dial(node.address, client_id="one"), await dial(node.address, client_id="two")
-    stream, _ = await settle(one, settings())
+    stream, _ = await apply_settings(one, settings())
     await sync(one, "a", "b")
     await send(one, "a", b"1", b"2")
     held = await receive(one, count=1)
@@ -847,7 +847,7 @@ async def test_unread_lite_topic_is_kept_when_its_only_client_reconnects(
     await send(await dial(node.address, client_id="producer"), "a", b"1")
     for _ in range(2):
         client = await dial(node.address)
-        await settle(client, settings())
+        await apply_settings(client, settings())
         await sync(client, *names, action=ALL)
         node.clock.advance(70)
         assert list(node.broker.lites.of(PARENT)) == ["a"]

@@ -25,7 +25,7 @@ from rocketlet.protocol.codes import PERM_READ
 from rocketlet.protocol.config import MAX_BODY_BYTES
 
 from ...conftest import Node, Nodes
-from ...support.grpc_client import GrpcClient, message, resource, sending, settle
+from ...support.grpc_client import GrpcClient, message, resource, sending, apply_settings
 from ...support.topics import put, stored
 from .conftest import Dial
 from .receives import NOTHING, begin, received, request
@@ -332,7 +332,7 @@ async def test_a_producer_is_asked_for_an_outcome_that_does_not_come(nodes: Node
     client = await dial(node.address)
     settings = schema.Settings(client_type=1)
     settings.publishing.topics.add(name="t")
-    call, _ = await settle(client, settings)
+    call, _ = await apply_settings(client, settings)
     transaction_id = await half(client)
     node.clock.advance(TRANSACTION_CHECK_INTERVAL_S + 7)
     asked = (await call.next()).recover_orphaned_transaction_command

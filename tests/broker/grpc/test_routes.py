@@ -22,7 +22,7 @@ from structlog.testing import capture_logs
 
 from ...conftest import Connect, Node, Nodes, Wire, eventually
 from ...support.accounts import SECRETS, AccountsFile, account
-from ...support.grpc_client import GrpcClient, message, resource, route, sending, settle, signed
+from ...support.grpc_client import GrpcClient, message, resource, route, sending, apply_settings, signed
 from ...support.requests import bodies_of
 from ...support.topics import put
 from ...support.two_brokers import two_brokers
@@ -182,7 +182,7 @@ async def test_routes_that_wait_for_a_name_server_have_a_limit(nodes: Nodes, con
 async def test_the_settings_of_a_producer_have_every_field(client: GrpcClient) -> None:
     settings = schema.Settings(client_type=1)
     settings.publishing.topics.add(name="t")
-    _, answer = await settle(client, settings)
+    _, answer = await apply_settings(client, settings)
     found = answer.settings
     assert (answer.status.code, found.client_type, found.publishing.topics[0].name) == (OK, 1, "t")
     assert (found.publishing.max_body_size, found.publishing.validate_message_type) == (MAX_BODY_BYTES, True)
@@ -196,7 +196,7 @@ async def test_the_settings_of_a_consumer_have_every_field(client: GrpcClient) -
     settings = schema.Settings(client_type=2)
     settings.subscription.group.name = "g"
     settings.subscription.subscriptions.add().topic.name = "t"
-    _, answer = await settle(client, settings)
+    _, answer = await apply_settings(client, settings)
     found = answer.settings
     assert (found.subscription.receive_batch_size, found.subscription.long_polling_timeout.seconds) == (32, 20)
     assert found.subscription.HasField("fifo")
@@ -210,7 +210,7 @@ async def test_retry_times_of_a_consumer_in_node_are_exponential(client: GrpcCli
     settings = schema.Settings(client_type=2, user_agent={"language": 8})
     settings.subscription.group.name = "g"
     settings.subscription.subscriptions.add().topic.name = "t"
-    _, answer = await settle(client, settings)
+    _, answer = await apply_settings(client, settings)
     policy = answer.settings.backoff_policy
     assert (policy.max_attempts, policy.WhichOneof("strategy")) == (17, "exponential_backoff")
     backoff = policy.exponential_backoff
@@ -228,7 +228,7 @@ async def test_retry_times_of_a_consumer_in_node_are_exponential(client: GrpcCli
 )
 async def test_settings_that_cannot_be_are_answered_all_the_same(client: GrpcClient, settings: Any, code: int) -> None:
     """Clients wait for an answer without an end: first the status, then the end of the stream."""
-    call, answer = await settle(client, settings)
+    call, answer = await apply_settings(client, settings)
     assert answer.status.code == code
     assert await call.all() == []
     assert call.status == 3
@@ -237,7 +237,7 @@ async def test_settings_that_cannot_be_are_answered_all_the_same(client: GrpcCli
 async def test_a_producer_is_known_by_its_topics_until_it_says_good_bye(node: Node, client: GrpcClient) -> None:
     settings = schema.Settings(client_type=1)
     settings.publishing.topics.add(name="t")
-    await settle(client, settings)
+    await apply_settings(client, settings)
     assert [item.client_id for item in node.broker.clients.producers("t")] == ["host@1@0@test"]
     assert (await client.call("Heartbeat", schema.HeartbeatRequest(client_type=1))).status.code == OK
     answer = await client.call("NotifyClientTermination", schema.NotifyClientTerminationRequest())
@@ -248,7 +248,7 @@ async def test_a_producer_is_known_by_its_topics_until_it_says_good_bye(node: No
 async def test_a_producer_is_forgotten_with_its_connection(node: Node, client: GrpcClient) -> None:
     settings = schema.Settings(client_type=1)
     settings.publishing.topics.add(name="t")
-    await settle(client, settings)
+    await apply_settings(client, settings)
     await client.close()
     await eventually(lambda: node.broker.clients.producers("t") == [])
 
@@ -273,7 +273,7 @@ async def test_a_client_with_very_many_ids_takes_nobody_elses_place(node: Node, 
     """20,000 ids of one client, with or without rights, kept all new clients away."""
     settings = schema.Settings(client_type=1)
     settings.publishing.topics.add(name="t")
-    await settle(client, settings)
+    await apply_settings(client, settings)
     greedy = await dial(node.address)
     beat = schema.HeartbeatRequest(client_type=3, group=resource("g"))
     codes = [(await greedy.call("Heartbeat", beat, x_mq_client_id=f"c{number}")).status.code for number in range(6)]
@@ -299,7 +299,7 @@ async def test_who_takes_the_id_of_another_client_takes_nothing_else(
 ) -> None:
     settings = schema.Settings(client_type=1)
     settings.publishing.topics.add(name="t")
-    await settle(client, settings)
+    await apply_settings(client, settings)
     thief = await dial(node.address)
     beat = schema.HeartbeatRequest(client_type=3, group=resource("g"))
     await thief.call("Heartbeat", beat)
@@ -388,7 +388,7 @@ async def test_a_transaction_belongs_to_its_namespace(nodes: Nodes, dial: Dial) 
     client = await dial(node.address)
     settings = schema.Settings(client_type=1)
     settings.publishing.topics.append(named("t", "teamA"))
-    call, answer = await settle(client, settings)
+    call, answer = await apply_settings(client, settings)
     assert answer.settings.publishing.topics[0] == named("t", "teamA")
     sent = await client.call("SendMessage", of("teamA", message_type=4))
     transaction_id = sent.entries[0].transaction_id
@@ -462,6 +462,6 @@ async def test_permissions_are_those_of_the_name_with_its_namespace(
                 ).status.code,
                 (await client.call("SendMessage", sending(sent))).status.code,
                 (await begin(client, asked).all())[0].status.code,
-                (await settle(client, settings))[1].status.code,
+                (await apply_settings(client, settings))[1].status.code,
             }
             assert codes == {OK_NAMESPACES if is_allowed else UNAUTHORIZED}
