@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from ..broker.remoting.connection import Buffers, Host, RemotingConnection, answer
+from ..broker.remoting.connection import Host, RemotingConnection
+from ..broker.remoting.responses import Buffers, answer
 from ..broker.runtime import Clock
 from ..broker.server import Serve
 from ..protocol import bodies, properties

@@ -40,7 +40,7 @@ from ..pops.pool import Receive
 from ..sessions import Event, LiteTaken, OutcomeWanted, Refusal
 from ..store.files import StoreError
 from .clients import GrpcCall, GrpcClient, HandlerContext, set_status
-from .lite import LITE_CLIENTS, fill_lite, bind_lite_group
+from .lite import LITE_CLIENTS, bind_lite_group, fill_lite
 from .producing import asking, filling, set_ms
 from .schema import (
     AckMessageResponse,

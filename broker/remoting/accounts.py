@@ -29,8 +29,9 @@ from ...protocol.headers import (
 )
 from ..access import AclError, AclFile, Permission
 from ..broker import BrokerController
-from .connection import Buffers, Refused, RemotingConnection, answer
-from .connection import identify as prove
+from .connection import RemotingConnection
+from .permissions import identify as prove
+from .responses import Buffers, Refused, answer
 
 log = structlog.get_logger("rocketlet.acl")
 

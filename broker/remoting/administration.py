@@ -74,7 +74,8 @@ from ..runtime import Histogram
 from ..sessions import Answer, ForwardedRequest, HandlingWanted, OffsetsReset, OffsetsWanted, RunningWanted
 from ..store.files import StoreFull
 from ..store.index import ConsumeQueue
-from .connection import Buffers, Refused, RemotingConnection, answer, small
+from .connection import RemotingConnection
+from .responses import Buffers, Refused, answer, small
 
 log = structlog.get_logger("rocketlet.admin")
 topics_log = structlog.get_logger("rocketlet.topics")

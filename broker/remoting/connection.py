@@ -1,107 +1,50 @@
-"""A client's remoting connection, the encoding of requests and responses, permission rules, and authorization."""
+"""A client's remoting connection: bytes in, frames to the dispatch, buffers out."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import hmac
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from functools import partial
-from struct import Struct
-from struct import error as StructError
-from typing import Any, Final, NamedTuple, Protocol, cast
+from collections.abc import Callable
+from typing import Protocol, cast
 
 import structlog
 
-from ...protocol import admin_bodies, bodies, fast, group_bodies, names
-from ...protocol import properties as props
 from ...protocol.bodies import Heartbeat, Work
 from ...protocol.codes import (
-    EXT_ACCEPT_ENCODING,
-    EXT_CHANNEL,
-    EXT_PLACES,
-    EXT_SHARES,
-    ONEWAY_FLAG,
-    RESPONSE_FLAG,
-    VERSION,
-    Language,
-    RequestCode,
     ResponseCode,
-    request_name,
 )
-from ...protocol.config import MAX_REQUEST_HEADER_BYTES, MAX_TABLE_BYTES
+from ...protocol.config import MAX_REQUEST_HEADER_BYTES
 from ...protocol.frame import (
-    MSGPACK,
-    Ext,
-    ExtValue,
-    Frame,
     FrameCursor,
     FrameError,
     FrameReader,
-    encode,
-    encode_head,
-    encode_msgpack,
 )
-from ...protocol.group_bodies import decode_topics
-from ...protocol.headers import (
-    ACCESS_KEY,
-    CREDENTIALS,
-    SIGNATURE,
-    CheckTransaction,
-    ConsumerGroupHeader,
-    EndTransaction,
-    LiteTopicTaken,
-    LogOffset,
-    SendBack,
-    Signer,
-    read,
-    write,
-)
-from ...protocol.message import Record, encode_host, encode_record
-from ..access import Acl, Need, Permission, Unauthorized, group, topic
+from ...protocol.message import encode_host
 from ..config import (
-    CHECKED_PULL_BYTES,
     HELD_PULL_BYTES,
     KEPT_BEAT_BYTES,
     LARGE_HOLDING_BYTES,
-    MAX_CHECKED_PULLS,
     NOTED_S,
     PIECE_S,
     SMALL_READ_BYTES,
     WRITE_HIGH_BYTES,
 )
-from ..groups.pulling import CheckedPull
-from ..messages.appender import real_queue
-from ..messages.transactions import CHECK_TIMES
 from ..runtime import Moment, OnePerIteration, Turns
 from ..sessions import (
-    Answer,
     ClientRequest,
     Event,
-    ForwardedRequest,
-    GroupChanged,
-    HandlingWanted,
-    LiteTaken,
     Memory,
-    OffsetsReset,
-    OffsetsWanted,
-    OutcomeWanted,
-    Reason,
-    Refusal,
     Reports,
-    RunningWanted,
-    Session,
 )
 from ..tls import Client, Decryption
+from .events import encode_event, encode_request
+from .kept_pulls import KeptPulls
+from .responses import Buffers, answer
 
 log = structlog.get_logger("rocketlet.connection")
-
-
-# ------------------------------------------------------------------------------
-# One client's socket: bytes in, frames to the dispatch, buffers out.
 
 
 _numbers = itertools.count(1)
@@ -170,7 +113,6 @@ class RemotingConnection(Client):
         "held_pulls",
         "is_external",
         "is_held",
-        "was_closed_by_client",
         "is_paused",
         "is_proving",
         "is_vip",
@@ -178,6 +120,7 @@ class RemotingConnection(Client):
         "number",
         "pulls",
         "requests",
+        "was_closed_by_client",
     )
 
     def __init__(self, host: Host, *, is_external: bool = False, is_vip: bool = False) -> None:
@@ -496,522 +439,3 @@ class RemotingConnection(Client):
         self.was_closed_by_client = False
         if self._transport is not None:
             self._transport.abort()
-
-
-# ------------------------------------------------------------------------------
-# The pulls of a connection that have passed the checks. A client repeats its pull of a queue with other offsets; such a
-# pull is not checked again until the generation has changed (`Generation` in `runtime`).
-
-
-_Place = tuple[ExtValue, ExtValue, ExtValue]  # group, topic, queue id as the client writes them
-_VARYING: Final = frozenset(("queueOffset", "commitOffset", SIGNATURE))
-_check_offsets = Struct(">qq").pack
-
-
-class _Kept(NamedTuple):
-    """A checked pull that may be repeated: `constant` has its header fields except the offsets and the signature,
-    `size` is its charge in bytes."""
-
-    constant: Mapping[str, ExtValue]
-    language: int
-    serialize_type: int
-    checked: CheckedPull
-    size: int
-
-
-class Again(NamedTuple):
-    """A pull that repeats a checked pull, with the offsets of the repetition."""
-
-    checked: CheckedPull
-    offset: int
-    commit_offset: int
-
-
-class KeptPulls:
-    """The last checked pull of each group and queue, up to `MAX_CHECKED_PULLS`; the oldest is dropped first. Pulls are
-    charged to their session.
-
-    `named` has those that the compiled module may repeat, by the bytes of the header without the offsets: at most one key
-    for each group and queue. Keys are charged, too."""
-
-    __slots__ = ("_is_new", "_names", "_pulls", "named")
-
-    def __init__(self) -> None:
-        self._pulls: dict[_Place, _Kept] = {}
-        self._is_new = False  # True if a pull was kept since the last call of `name`
-        self.named: dict[bytes, CheckedPull] = {}
-        self._names: dict[_Place, bytes] = {}
-
-    def name(self, session: Session, data: bytes, at: int, frame: Frame) -> None:
-        """Let the compiled module repeat a pull that was just kept, if its response has the encoding of the request, it has
-        no filter, and the module can read it (`fast.pull_key`). Do nothing if no pull was kept.
-
-        Args:
-            session: the client that is charged
-            data: received bytes
-            at: position of the pull
-            frame: the pull
-        """
-        if not self._is_new:
-            return
-        self._is_new = False
-        again = self.like(frame) if reply_type(frame) == frame.serialize_type else None
-        if again is None or not again.checked.is_unfiltered:
-            return
-        key = fast.pull_key(data, at, MAX_REQUEST_HEADER_BYTES)
-        if key is not None:
-            ext = frame.ext
-            place = ext["consumerGroup"], ext["topic"], ext["queueId"]
-            self._forget_name(session, place)
-            self.named[key], self._names[place] = again.checked, key
-            session.charge(len(key))
-
-    def like(self, frame: Frame) -> Again | None:
-        """Return the checked pull that a pull repeats, with the offsets of the repetition. Return None if no such pull is
-        kept, an offset is invalid, or something else than the offsets and the signature differs."""
-        ext = dict(frame.ext)
-        try:
-            kept = self._pulls[ext["consumerGroup"], ext["topic"], ext["queueId"]]
-            offset, commit_offset = int(ext.pop("queueOffset")), int(ext.pop("commitOffset"))
-            _check_offsets(offset, commit_offset)
-        except (KeyError, ValueError, StructError):  # the caller decodes the pull, and refuses an invalid one
-            return None
-        ext.pop(SIGNATURE, None)  # the signature of this pull was verified before
-        if ext != kept.constant or (frame.language, frame.serialize_type) != (kept.language, kept.serialize_type):
-            return None
-        return Again(kept.checked, offset, commit_offset)
-
-    def keep(self, session: Session, frame: Frame, checked: CheckedPull | None) -> None:
-        """Keep a pull in place of the last one of its group and queue. If `checked` is None, only forget the last one."""
-        ext = frame.ext
-        place = ext["consumerGroup"], ext["topic"], ext["queueId"]
-        self._forget(session, place)
-        if checked is None:
-            return
-        if len(self._pulls) >= MAX_CHECKED_PULLS:
-            self._forget(session, next(iter(self._pulls)))
-        constant = {name: value for name, value in ext.items() if name not in _VARYING}
-        texts = (text for pair in constant.items() for text in pair if isinstance(text, str))
-        size = CHECKED_PULL_BYTES + sum(map(len, texts))
-        self._pulls[place] = _Kept(constant, frame.language, frame.serialize_type, checked, size)
-        self._is_new = True
-        session.charge(size)
-
-    def _forget(self, session: Session, place: _Place) -> None:
-        kept = self._pulls.pop(place, None)
-        if kept is not None:
-            session.charge(-kept.size)
-            self._forget_name(session, place)
-
-    def _forget_name(self, session: Session, place: _Place) -> None:
-        key = self._names.pop(place, None)
-        if key is not None:
-            session.charge(-len(key))
-            self.named.pop(key, None)
-
-
-# ------------------------------------------------------------------------------
-# Events and requests to clients (`sessions`), encoded as remoting requests. The headers are in JSON, which every client
-# can decode.
-
-
-_opaques = itertools.count(1)
-MAX_OPAQUE = 0x7FFF_FFFF  # 32 bits with a sign, as Java clients read it
-
-
-class Content(NamedTuple):
-    code: int
-    ext: Ext
-    body: bytes = b""
-
-
-def encode_event(event: Event) -> bytes:
-    """Return the frame of a one-way request."""
-    code, ext, body = _event_content(event)
-    return encode(Frame(code, next(_opaques) & MAX_OPAQUE, ext, body, ONEWAY_FLAG))
-
-
-def encode_request(number: int, request: ClientRequest) -> bytes:
-    """Return the frame of a request. Its number identifies the client's response."""
-    code, ext, body = _request_content(request)
-    return encode(Frame(code, number, ext, body))
-
-
-def read_response(frame: Frame) -> Answer:
-    return Answer(frame.code == 0, frame.body, frame)
-
-
-def _event_content(event: Event) -> Content:
-    match event:
-        case GroupChanged():
-            return Content(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, _group_changed(event))
-        case OutcomeWanted(half, checks):
-            key = props.find(half.properties, props.UNIQUE_KEY)
-            header = CheckTransaction(half.queue_offset, half.physical_offset, key, key, half.offset_id)
-            return Content(RequestCode.CHECK_TRANSACTION_STATE, write(header), _for_producer(half, checks))
-        case LiteTaken(group, lite_topic, client_id):
-            return Content(RequestCode.NOTIFY_UNSUBSCRIBE_LITE, write(LiteTopicTaken(lite_topic, group, client_id)))
-        case OffsetsReset():
-            return _offsets_reset(event)
-
-
-def _group_changed(event: GroupChanged) -> Ext:
-    ext = {**write(ConsumerGroupHeader(event.group, event.topic))}
-    if event.places is not None:  # only Rocketlet clients read these fields
-        ext[EXT_PLACES] = group_bodies.encode_places(event.places)
-    if event.shares is not None:
-        ext[EXT_SHARES] = group_bodies.encode_shares(event.shares)
-    return ext
-
-
-def _offsets_reset(event: OffsetsReset) -> Content:
-    ext: Ext = {
-        "topic": event.topic,
-        "group": event.group,
-        "timestamp": event.timestamp_ms,
-        "isForce": event.is_force,
-    }
-    encode_offsets = admin_bodies.encode_offsets_for_cpp if event.is_for_cpp else admin_bodies.encode_offsets
-    return Content(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, encode_offsets(event.offsets))
-
-
-def _request_content(request: ClientRequest) -> Content:
-    match request:
-        case RunningWanted(by):
-            return Content(RequestCode.GET_CONSUMER_RUNNING_INFO, _handed_on(by))
-        case HandlingWanted(by, record):
-            return Content(RequestCode.CONSUME_MESSAGE_DIRECTLY, _handed_on(by), record)
-        case OffsetsWanted(group, topic):
-            return Content(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, {"topic": topic, "group": group})
-        case _:
-            return Content(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, write(request.push), request.body)
-
-
-def _handed_on(by: ForwardedRequest) -> Ext:
-    """Return the tool's header fields for the client to which the request is forwarded, with the group and client id, and
-    without the tool's credentials, which the client could use."""
-    fields: Ext = {name: value for name, value in by.fields.items() if name not in CREDENTIALS}
-    return {**fields, "consumerGroup": by.group, "clientId": by.client_id}
-
-
-def _for_producer(record: Record, checks: int) -> bytes:
-    """Return the record of a half message with the topic and queue to which its producer sent it, and with the number
-    of checks."""
-    topic, queue_id = real_queue(record)
-    name = topic.encode()
-    text = props.appended(props.without(record.properties, CHECK_TIMES), CHECK_TIMES, str(checks))
-    return encode_record(
-        queue_id,
-        record.flag,
-        record.queue_offset,
-        record.physical_offset,
-        record.sys_flag,
-        record.born_ms,
-        record.born_host,
-        record.store_ms,
-        record.store_host,
-        record.reconsume_times,
-        record.prepared_offset,
-        record.body,
-        bytes((len(name),)) + name,
-        text.encode(),
-    )
-
-
-# ------------------------------------------------------------------------------
-# Responses: they have the request's number, and its encoding or MessagePack (`reply_type`). `Refused` is a response
-# that is raised.
-
-
-Buffer = bytes | memoryview
-Buffers = list[Buffer]
-Reply = Buffers | Work[Buffers] | Coroutine[Any, Any, Buffers] | None
-"""A handler's result: the bytes to write; or work or a coroutine that makes them and has not started; or None if
-another event brings the response, such as the end of a held pull, or if there is no response."""
-
-JAVA = int(Language.JAVA)  # the language in responses of Java brokers; Go clients do not know every other one
-_NONE: Ext = {}
-_new_tuple = tuple.__new__
-
-
-class Refused(Exception):
-    """The refusal of a request, with the response's code and remark. `Dispatch` catches it from handlers."""
-
-    def __init__(self, code: int, remark: str, ext: Ext = _NONE) -> None:
-        super().__init__(remark)
-        self.code = code
-        self.ext = ext
-
-    def answer(self, request: Frame) -> Buffers:
-        return answer(request, self.code, self.ext, remark=str(self))
-
-
-_CODES: Mapping[Reason, int] = {
-    Reason.NOT_PERMITTED: ResponseCode.NO_PERMISSION,
-    Reason.NO_TOPIC: ResponseCode.TOPIC_NOT_EXIST,
-    Reason.NO_GROUP: ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-    Reason.ILLEGAL_MESSAGE: ResponseCode.MESSAGE_ILLEGAL,
-    Reason.ILLEGAL: ResponseCode.SYSTEM_ERROR,
-    Reason.BAD_EXPRESSION: ResponseCode.SUBSCRIPTION_PARSE_FAILED,
-    Reason.NOT_SUBSCRIBED: ResponseCode.SUBSCRIPTION_NOT_EXIST,
-    Reason.UNKNOWN_MEMBER: ResponseCode.SUBSCRIPTION_NOT_EXIST,
-    Reason.SUBSCRIPTION_NOT_LATEST: ResponseCode.SUBSCRIPTION_NOT_LATEST,
-    Reason.TOO_MANY_LITE_TOPICS: ResponseCode.LMQ_QUOTA_EXCEEDED,
-    Reason.LITE_GROUP: ResponseCode.NO_PERMISSION,
-    Reason.NOT_LITE: ResponseCode.INVALID_PARAMETER,
-    Reason.ILLEGAL_LITE_TOPIC: ResponseCode.INVALID_PARAMETER,
-    Reason.ILLEGAL_OFFSET: ResponseCode.INVALID_PARAMETER,
-    Reason.TOO_MANY_LITE_SUBSCRIPTIONS: ResponseCode.LITE_SUBSCRIPTION_QUOTA_EXCEEDED,
-    Reason.BUSY: ResponseCode.SYSTEM_BUSY,
-}
-
-
-def refused(refusal: Refusal, ext: Ext = _NONE) -> Refused:
-    """Return the remoting error for a refusal by the state."""
-    return Refused(_CODES[refusal.reason], str(refusal), ext)
-
-
-def answer(request: Frame, code: int = 0, ext: Ext = _NONE, body: bytes = b"", remark: str | None = None) -> Buffers:
-    """Return the response to a request. Raises Refused for a body of more than `MAX_TABLE_BYTES`."""
-    if len(body) > MAX_TABLE_BYTES:
-        raise Refused(ResponseCode.SYSTEM_ERROR, f"the response has {len(body)} bytes; maximum {MAX_TABLE_BYTES}")
-    if remark is None and request.serialize_type == MSGPACK:  # the most frequent case with Rocketlet clients
-        return [encode_msgpack(code, RESPONSE_FLAG, request.opaque, JAVA, ext, body)]
-    return [encode(_frame(request, code, ext, body, remark))]
-
-
-def answer_pieces(request: Frame, ext: Ext, pieces: list[Buffer], remark: str) -> Buffers:
-    """Return a successful response whose body consists of these pieces, which are not joined."""
-    frame = _frame(request, 0, ext, b"", remark)
-    return [encode_head(frame, sum(map(len, pieces))), *pieces]
-
-
-def _frame(request: Frame, code: int, ext: Ext, body: bytes, remark: str | None) -> Frame:
-    # called very often, and a Frame's own constructor takes twice as long
-    fields = code, request.opaque, ext, body, RESPONSE_FLAG, remark, JAVA, VERSION, reply_type(request)
-    return _new_tuple(Frame, fields)
-
-
-def small(request: Frame) -> Frame:
-    """Return a copy of a request without its header fields and body, with all that its response needs, so that a request
-    that waits takes little memory."""
-    code, opaque, _, _, flag, remark, language, version, _ = request
-    # called for each held pull, and `_replace` takes three times as long
-    return _new_tuple(Frame, (code, opaque, _NONE, b"", flag, remark, language, version, reply_type(request)))
-
-
-def reply_type(request: Frame) -> int:
-    """Return the encoding of the response: that of the request, or MessagePack for a Rocketlet client that offers
-    it."""
-    if request.serialize_type != MSGPACK and request.ext.get(EXT_ACCEPT_ENCODING) == "MSGPACK":
-        return MSGPACK
-    return request.serialize_type
-
-
-# ------------------------------------------------------------------------------
-# The rules beside the handlers in the table: the permissions that each request needs.
-#
-# Where Apache's PlainAccessValidator has a rule for a code, the rule is the same here, except that
-# CONSUMER_SEND_MSG_BACK needs permission for the message's topic, too. Apache's broker accepts signed requests with other
-# codes without a permission. Here, most of them need permission for the topic or group that they name, or for the topic of
-# the message at the position that they name, or an administrator (see the tables in `dispatch`).
-
-
-PUB, SUB, ANY = Permission.PUB, Permission.SUB, Permission.ANY
-
-
-class StoredRecords(Protocol):
-    """The part of the broker's store that rules use."""
-
-    def record_at(self, position: int) -> Record | None: ...
-
-
-Needs = Callable[[Frame, StoredRecords | None], Iterable[Need]]
-
-
-class Rule(NamedTuple):
-    """The rule of a request code. A request from a white address passes. Other requests need an account that has the
-    permissions of `needs` (`Account.may`), and that is an administrator if `is_admin`. `needs` raises the same errors as a
-    handler for headers and bodies that cannot be decoded."""
-
-    is_admin: bool
-    needs: Needs | None = None
-
-
-KNOWN = Rule(is_admin=False)
-ADMIN = Rule(is_admin=True)
-
-
-def needing(needs: Needs) -> Rule:
-    return Rule(False, needs)
-
-
-def named(frame: Frame, field: str) -> str:
-    """Return the text that a handler reads from a header field; empty if the field is missing."""
-    value = frame.ext.get(field)
-    return "" if value is None else str(value)
-
-
-def fields(*, topics: Iterable[str] = (), groups: Iterable[str] = (), permission: Permission = SUB) -> Rule:
-    """Return a rule from the header fields that contain topics and groups. A field that is missing or empty needs no
-    permission, because the handler refuses the request or does not need the field."""
-    topic_fields, group_fields = tuple(topics), tuple(groups)
-
-    def needs(frame: Frame, records: StoredRecords | None) -> list[Need]:
-        found = [topic(name, permission) for field in topic_fields if (name := named(frame, field))]
-        return found + [group(name) for field in group_fields if (name := named(frame, field))]
-
-    return needing(needs)
-
-
-def _sends_to(field: str) -> Rule:
-    def needs(frame: Frame, records: StoredRecords | None) -> tuple[Need]:
-        name = frame.ext.get(field)
-        name = name if type(name) is str else named(frame, field)
-        return (_new_tuple(Need, (name, SUB if name.startswith(names.RETRY_PREFIX) else PUB)),)
-
-    return needing(needs)
-
-
-def _heartbeat(frame: Frame, records: StoredRecords | None) -> Iterable[Need]:
-    for consumer in bodies.decode_heartbeat(frame.body).consumers:
-        yield group(consumer.group)
-        for subscription in consumer.subscriptions:
-            yield topic(subscription.topic, SUB)
-
-
-def _locks(frame: Frame, records: StoredRecords | None) -> list[Need]:
-    request = group_bodies.decode_lock_request(frame.body)
-    return [group(request.group), *(topic(name, SUB) for name in {queue.topic for queue in request.queues})]
-
-
-def _assignment(frame: Frame, records: StoredRecords | None) -> list[Need]:
-    request = group_bodies.decode_assignment_request(frame.body)
-    return [group(request.group), topic(request.topic, SUB)]
-
-
-def _client_check(frame: Frame, records: StoredRecords | None) -> list[Need]:
-    return [group(group_bodies.decode_client_check(frame.body).group)]
-
-
-def _extents(frame: Frame, records: StoredRecords | None) -> list[Need]:
-    asked = named(frame, "consumerGroup")
-    return [*(topic(name, ANY) for name in decode_topics(frame.body)), *([group(asked)] if asked else [])]
-
-
-def _corrected(frame: Frame, records: StoredRecords | None) -> list[Need]:
-    """Return the permissions for QUERY_CORRECTION_OFFSET: the topic, and the named groups. Without `filterGroups`, the
-    handler compares all groups of the topic, and only the topic's permission is needed for them."""
-    others = [name for name in named(frame, "filterGroups").split(",") if name]
-    compared = named(frame, "compareGroup")
-    return [topic(named(frame, "topic"), SUB), *(group(name) for name in (compared, *others) if name)]
-
-
-def _message_at(position: int, records: StoredRecords | None) -> list[Need]:
-    """Return the permission for a message named by its position in the log; none if there is no message. For a delayed or
-    half message, the permission is that of the system topic where the message waits, because the message may never be
-    delivered to its destination."""
-    record = records.record_at(position) if records is not None else None
-    return [topic(record.topic, SUB)] if record is not None else []
-
-
-def _ended(frame: Frame, records: StoredRecords | None) -> list[Need]:
-    """Return the permission to send to the topic for which a half message is meant, or to the topic of a message that is
-    no half message; none if there is no message."""
-    position = read(EndTransaction, frame.ext).commit_log_offset
-    record = records.record_at(position) if records is not None else None
-    if record is None:
-        return []
-    meant = props.find(record.properties, props.REAL_TOPIC) if record.topic == names.HALF_TOPIC else None
-    return [topic(meant or record.topic, PUB)]
-
-
-def _sent_back(frame: Frame, records: StoredRecords | None) -> list[Need]:
-    """Return the permissions for the group and for the topic of the message, if there is one. The message is redelivered
-    to the group, so without the topic's permission a group could read any message."""
-    header = read(SendBack, frame.ext)
-    return [group(header.group), *_message_at(header.offset, records)]
-
-
-def _batch_ack(frame: Frame, records: StoredRecords | None) -> list[Need]:
-    """Return the permissions for the topics and groups of the acknowledgements."""
-    acks = group_bodies.decode_batch_acks(frame.body)
-    return [need for ack in acks for need in (group(ack.group), topic(ack.topic, SUB))]
-
-
-def _lite_syncs(frame: Frame, records: StoredRecords | None) -> list[Need]:
-    syncs = group_bodies.decode_lite_subscriptions(frame.body)
-    return [need for sync in syncs for need in (group(sync.group), topic(sync.topic, SUB))]
-
-
-SEND = _sends_to("topic")
-SEND_V2 = _sends_to("b")
-READS = fields(topics=("topic",), groups=("consumerGroup",))
-SEND_BACK = needing(_sent_back)
-VIEW = needing(lambda frame, records: _message_at(read(LogOffset, frame.ext).offset, records))
-END_TRANSACTION = needing(_ended)
-BATCH_ACK = needing(_batch_ack)
-LITE_SYNCS = needing(_lite_syncs)
-HEARTBEAT = needing(_heartbeat)
-LOCKS = needing(_locks)
-ASSIGNMENT = needing(_assignment)
-CLIENT_CHECK = needing(_client_check)
-EXTENTS = needing(_extents)
-CORRECTION = needing(_corrected)
-READS_TOPIC = fields(topics=("topic",))
-MAY_KNOW_TOPIC = fields(topics=("topic",), permission=ANY)  # producers ask for offsets, too
-OF_GROUP = fields(groups=("consumerGroup",))
-GROUP = fields(groups=("group",))
-PARENT_TOPIC = fields(topics=("parentTopic",))
-OF_GROUP_AND_TOPIC = fields(topics=("topic",), groups=("group",))
-CLONE = fields(topics=("topic",), groups=("srcGroup", "destGroup"))
-
-
-# ------------------------------------------------------------------------------
-# Finds the account of a request, which contains the account's access key and is signed with its secret, unless it comes
-# from a white address.
-#
-# With TLS, a Rocketlet client authenticates its connection once (IDENTIFY): it signs the channel binding of this
-# connection, so that the signature is useless on another one. The connection's other requests then need no signature
-# until the account is deleted or its secret is replaced.
-
-
-def authorize(
-    acl: Acl, connection: RemotingConnection, frame: Frame, rule: Rule, records: StoredRecords | None
-) -> None:
-    """Check the account and permissions of a request. Raises Refused, and a handler's errors for a request that cannot
-    be decoded. `records` is the broker's store; None in a process without a broker."""
-    try:
-        account = acl.account_of(connection, frame.ext.get(ACCESS_KEY), partial(_has_signed, frame))
-        if account is not None:
-            needs = rule.needs(frame, records) if rule.needs is not None else None
-            acl.check(account, frame.code, needs, is_admin=rule.is_admin)
-    except Unauthorized as fault:
-        acl.note_refusal(connection, request_name(frame.code), fault)
-        # as Apache's brokers: SYSTEM_ERROR with the text of their AclException
-        raise Refused(ResponseCode.SYSTEM_ERROR, f"AclException: {fault}") from None
-
-
-def _has_signed(frame: Frame, signer: Signer) -> bool:
-    try:
-        return signer.has_signed(frame.ext, frame.body)
-    except (TypeError, ValueError):  # MessagePack fields whose names have types that cannot be sorted
-        return False
-
-
-def identify(acl: Acl, connection: RemotingConnection, frame: Frame) -> None:
-    """IDENTIFY: authenticate the connection as an account. Raises Refused without TLS, for an unknown account, or for a
-    signature that does not match; the client then continues to sign each request."""
-    channel = connection.channel
-    account = acl.file.policy.accounts.get(str(frame.ext.get(ACCESS_KEY)))
-    is_proven = (
-        account is not None
-        and channel != ""
-        and hmac.compare_digest(str(frame.ext.get(EXT_CHANNEL)).encode(), channel.encode())
-        and acl.identify(connection, account, partial(_has_signed, frame))
-    )
-    if not is_proven:
-        raise Refused(
-            ResponseCode.NO_PERMISSION,
-            "IDENTIFY needs TLS, a known account, and its signature of the connection's channel binding",
-        )

@@ -49,7 +49,8 @@ from ..groups.group import NO_QUEUE, ConsumerGroup
 from ..groups.members import shape_of
 from ..sessions import Answer, ForwardedRequest, Refusal, RunningWanted
 from ..store.index import ConsumeQueue
-from .connection import Buffers, Refused, RemotingConnection, answer, small
+from .connection import RemotingConnection
+from .responses import Buffers, Refused, answer, small
 
 log = structlog.get_logger("rocketlet.groups")
 broker_log = structlog.get_logger("rocketlet.broker")

@@ -61,8 +61,9 @@ from ..messages.sending import too_large
 from ..sessions import Answer, Refusal, ReplyWanted
 from ..store.files import StoreError, StoreFailed, StoreFull
 from ..store.index import Search
-from .connection import Buffers, RemotingConnection, answer, answer_pieces, refused, reply_type, small
+from .connection import RemotingConnection
 from .groups import ask_who
+from .responses import Buffers, answer, answer_pieces, refused, reply_type, small
 
 log = structlog.get_logger("rocketlet.sending")
 transactions_log = structlog.get_logger("rocketlet.transactions")

@@ -28,7 +28,8 @@ from ...protocol.headers import (
 )
 from ..access import shown_to
 from ..nameserver import Routes
-from .connection import Buffers, Refused, RemotingConnection, answer
+from .connection import RemotingConnection
+from .responses import Buffers, Refused, answer
 
 log = structlog.get_logger("rocketlet.nameserver")
 

@@ -86,7 +86,8 @@ from ..pops.lite_subscriptions import LiteSync
 from ..pops.pool import Receive
 from ..sessions import Refusal
 from ..store.index import ConsumeQueue
-from .connection import Buffer, Buffers, Refused, RemotingConnection, answer, answer_pieces, refused, small
+from .connection import RemotingConnection
+from .responses import Buffer, Buffers, Refused, answer, answer_pieces, refused, small
 
 log = structlog.get_logger("rocketlet.pops")
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from rocketlet.broker.nameserver import Routes
-from rocketlet.broker.remoting import connection as events
+from rocketlet.broker.remoting import events
 from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.remoting.dispatch import Dispatch
 from rocketlet.broker.server import Listening, Server

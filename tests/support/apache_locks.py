@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from unittest import mock
 
 from rocketlet.broker.broker import BrokerController
-from rocketlet.broker.remoting.connection import Buffers, Refused, RemotingConnection, answer
+from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.remoting.dispatch import BROKER_REQUESTS, BrokerHandler
+from rocketlet.broker.remoting.responses import Buffers, Refused, answer
 from rocketlet.client.config import APACHE_LEASE_S
 from rocketlet.client.wire.connection import Access
 from rocketlet.protocol import group_bodies

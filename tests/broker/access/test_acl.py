@@ -14,8 +14,8 @@ import pytest
 from rocketlet.broker.access import AclError, Permission
 from rocketlet.broker.config import RELOAD_INTERVAL_S
 from rocketlet.broker.nameserver import Routes
-from rocketlet.broker.remoting.connection import KNOWN, Rule
 from rocketlet.broker.remoting.dispatch import BROKER_REQUESTS, NAME_SERVER_REQUESTS, SENDS
+from rocketlet.broker.remoting.permissions import KNOWN, Rule
 from rocketlet.broker.server import Listening, Server
 from rocketlet.client import AdminClient, BrokerRefused, Consumer, Message, Producer, RocketletError
 from rocketlet.client.admin.dead_letters import Replay, dead_letters

@@ -241,18 +241,20 @@ def test_what_a_member_freed_as_it_left_is_free_after_a_kill(tmp_path: Path) -> 
     assert Table(tmp_path, table.clock).lock("c2", peer())
 
 
-@pytest.mark.parametrize("was_closed_by_client", [False, True])
-def test_a_connection_that_is_gone_frees_what_its_client_has_ended(table: Table, *, was_closed_by_client: bool) -> None:
+@pytest.mark.parametrize("is_by_client", [False, True])
+def test_a_connection_that_is_gone_frees_what_its_client_has_ended(table: Table, *, is_by_client: bool) -> None:
     one, two = peer(), peer()
     table.lock("c1", one)
     table.lock("c2", two, QUEUES[1])
     table.lock("c1", one, QUEUES[1])  # it waits
     table.lock("c3", two)  # waits, too
-    one.was_closed_by_client = was_closed_by_client
+    one.was_closed_by_client = is_by_client
     table.locks.connection_gone(one)
-    assert (table.locks.groups.queue("g", "t", 0).lease is None) is was_closed_by_client
-    assert table.told == ([two] if was_closed_by_client else [])
-    assert two.charged_bytes == PLACE_BYTES * (1 if was_closed_by_client else 2), "it has a queue, and waits until the other is free"
+    assert (table.locks.groups.queue("g", "t", 0).lease is None) is is_by_client
+    assert table.told == ([two] if is_by_client else [])
+    assert two.charged_bytes == PLACE_BYTES * (1 if is_by_client else 2), (
+        "it has a queue, and waits until the other is free"
+    )
     table.locks.connection_gone(one)
     table.unlock("c2", two)
     assert one.charged_bytes == 0

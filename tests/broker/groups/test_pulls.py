@@ -19,7 +19,7 @@ from rocketlet.broker.config import (
 from rocketlet.broker.groups.group import ConsumerGroup, GroupQueue
 from rocketlet.broker.groups.members import ALONE
 from rocketlet.broker.groups.pulling import CheckedPull, Pull
-from rocketlet.broker.remoting.connection import KeptPulls
+from rocketlet.broker.remoting.kept_pulls import KeptPulls
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.sessions import Session
 from rocketlet.broker.store.files import Unreadable

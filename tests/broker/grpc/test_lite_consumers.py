@@ -16,7 +16,7 @@ from rocketlet.protocol.config import MAX_SYNCED_LITE_TOPICS
 from structlog.testing import capture_logs
 
 from ...conftest import Connect, Node, Nodes, eventually
-from ...support.grpc_client import GrpcClient, resource, apply_settings
+from ...support.grpc_client import GrpcClient, apply_settings, resource
 from ...support.topics import put, stored
 from .conftest import Dial
 from .lite import PARENT, send

@@ -25,7 +25,7 @@ from rocketlet.protocol.codes import PERM_READ
 from rocketlet.protocol.config import MAX_BODY_BYTES
 
 from ...conftest import Node, Nodes
-from ...support.grpc_client import GrpcClient, message, resource, sending, apply_settings
+from ...support.grpc_client import GrpcClient, apply_settings, message, resource, sending
 from ...support.topics import put, stored
 from .conftest import Dial
 from .receives import NOTHING, begin, received, request

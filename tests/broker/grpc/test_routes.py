@@ -22,7 +22,7 @@ from structlog.testing import capture_logs
 
 from ...conftest import Connect, Node, Nodes, Wire, eventually
 from ...support.accounts import SECRETS, AccountsFile, account
-from ...support.grpc_client import GrpcClient, message, resource, route, sending, apply_settings, signed
+from ...support.grpc_client import GrpcClient, apply_settings, message, resource, route, sending, signed
 from ...support.requests import bodies_of
 from ...support.topics import put
 from ...support.two_brokers import two_brokers
