@@ -120,8 +120,8 @@ class Routes:
             self._brokers[name] = broker
             self._departed.pop(name, None)
             log.info("broker_registered", broker=name, cluster=cluster, address=address)
-        self._topics.take(broker.host, count=len(added))
-        self._name_chars.take(broker.host, count=chars)
+        self._topics.acquire(broker.host, count=len(added))
+        self._name_chars.acquire(broker.host, count=chars)
         broker.name_chars += chars
         broker.topics |= fresh
         moved_from = broker.addresses.get(broker_id, address)
@@ -195,8 +195,8 @@ class Routes:
             topics = len(broker.topics) - sum(topic in broker.topics for topic in own)
             if broker.topics:
                 self._add_departed(Departed(name, broker.cluster, address, topics, self.clock.time_ms()))
-            self._topics.give_back(broker.host, len(broker.topics))
-            self._name_chars.give_back(broker.host, broker.name_chars)
+            self._topics.release(broker.host, len(broker.topics))
+            self._name_chars.release(broker.host, broker.name_chars)
             if len(broker.topics) > SLICE:
                 self._to_free.append(broker.topics)
             log.info("broker_gone", broker=name, address=address)
@@ -374,8 +374,8 @@ class Routes:
     def delete_topic(self, topic: str) -> None:
         for broker in self._brokers.values():
             if broker.topics.pop(topic, None) is not None:
-                self._topics.give_back(broker.host)
-                self._name_chars.give_back(broker.host, len(topic))
+                self._topics.release(broker.host)
+                self._name_chars.release(broker.host, len(topic))
                 broker.name_chars -= len(topic)
 
 

@@ -730,13 +730,13 @@ class AddressShares:
         used = max(self._of_address[address], self._of_account[account])
         return used + wanted - 1 < self.most * ADDRESS_SHARE or is_loopback(address)
 
-    def take(self, address: str, account: str = "", count: int = 1) -> None:
+    def acquire(self, address: str, account: str = "", count: int = 1) -> None:
         self.count += count
         self._of_address[address] += count
         if account:
             self._of_account[account] += count
 
-    def give_back(self, address: str, count: int = 1, account: str = "") -> None:
+    def release(self, address: str, count: int = 1, account: str = "") -> None:
         self.count -= count
         _reduce(self._of_address, address, count)
         if account:

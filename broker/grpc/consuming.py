@@ -54,7 +54,7 @@ from .schema import (
     TelemetryCommand,
     check_count,
     group_of,
-    refused,
+    status_error,
     topic_of,
 )
 
@@ -128,7 +128,7 @@ class GrpcReceive(Receive[GrpcCall]):
 
     def fail(self, error: Exception) -> None:
         if isinstance(error, Refusal):
-            fault = refused(error)
+            fault = status_error(error)
             end(self._context, self.reply_to, fault.code, str(fault))
         else:
             self.respond(PopResult(Why.FAILED, fault=str(error)))
@@ -250,7 +250,7 @@ def _receive(context: HandlerContext, call: GrpcCall, request: Any) -> None:
         topic = broker.topics.readable(name)
         broker.group_configs.consuming(group)
     except Refusal as refusal:
-        raise refused(refusal) from None
+        raise status_error(refusal) from None
     client = context.clients.record_call(call)
     client.group = group
     asked_id = request.message_queue.id
@@ -275,7 +275,7 @@ def _receive(context: HandlerContext, call: GrpcCall, request: Any) -> None:
         try:
             GrpcReceive(context, call, wanted).begin()
         except Refusal as refusal:
-            raise refused(refusal) from None
+            raise status_error(refusal) from None
 
 
 def _wait_ms(call: GrpcCall, request: Any, request_timeout_s: float) -> int:
@@ -514,7 +514,7 @@ def _apply_settings(context: HandlerContext, call: GrpcCall, settings: Any) -> A
             try:
                 context.broker.group_configs.check_unbound(config)
             except Refusal as refusal:
-                raise refused(refusal) from None
+                raise status_error(refusal) from None
         client = context.clients.record_call(call)
         client.group = group
         _for_consumer(answer.settings, config)

@@ -10,7 +10,7 @@ from ...protocol.group_bodies import LiteAction, LiteOffset, OffsetPolicy
 from ..pops.lite_subscriptions import LiteSync
 from ..sessions import Refusal
 from .clients import GrpcCall, HandlerContext, set_status
-from .schema import Code, StatusError, SyncLiteSubscriptionResponse, group_of, refused, topic_of
+from .schema import Code, StatusError, SyncLiteSubscriptionResponse, group_of, status_error, topic_of
 
 LITE_PUSH_CONSUMER, LITE_SIMPLE_CONSUMER = 5, 6
 LITE_CLIENTS: Final = (LITE_PUSH_CONSUMER, LITE_SIMPLE_CONSUMER)
@@ -41,7 +41,7 @@ def sync_lite_subscription(context: HandlerContext, call: GrpcCall, request: Any
             context.broker.pops.pools.record_contact(call.client)
             yield from lite.sync(LiteSync(call.client, client, name, topic, action, names, offset))
     except Refusal as refusal:
-        raise refused(refusal) from None
+        raise status_error(refusal) from None
     response = SyncLiteSubscriptionResponse()
     set_status(response.status)
     if not call.is_over:
@@ -65,7 +65,7 @@ def bind_lite_group(context: HandlerContext, settings: Any) -> GroupConfig:
     try:
         return context.broker.pops.lite.bind(group_of(settings.subscription.group), topic_of(entries[0].topic))
     except Refusal as refusal:
-        raise refused(refusal) from None
+        raise status_error(refusal) from None
 
 
 def fill_lite(subscription: Any, group: GroupConfig) -> None:

@@ -107,14 +107,14 @@ class GrpcSends:
     def _stage(self, call: GrpcCall, topic: TopicConfig, sent: list[AcceptedMessage]) -> None:
         response = SendMessageResponse()
         set_status(response.status)
-        mark = self._sending.mark()
+        savepoint = self._sending.savepoint()
         try:
             for item in sent:
                 header = _header(topic, _queue_of(topic, item, len(sent)), item)
                 placed = self._sending.stage(header, item.body, call.session.born_host)
                 _add_entry(response, item, placed)
         except BaseException:
-            self._sending.undo(mark)
+            self._sending.roll_back(savepoint)
             raise
         self.staged.append((call, response))
 

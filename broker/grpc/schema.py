@@ -149,7 +149,7 @@ _REASONS: Final[Mapping[Reason, Code]] = {
 }
 
 
-def refused(refusal: Refusal) -> StatusError:
+def status_error(refusal: Refusal) -> StatusError:
     """Return the gRPC status error for a refusal by the state."""
     return StatusError(_REASONS[refusal.reason], str(refusal))
 

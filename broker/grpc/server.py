@@ -41,7 +41,7 @@ from . import clients, consuming, lite, producing, schema
 from .clients import GrpcCall, GrpcClient, GrpcClients, HandlerContext, Method, set_status
 from .consuming import tell
 from .producing import GrpcSends
-from .schema import SERVICE, Code, StatusError, has_control, refused
+from .schema import SERVICE, Code, StatusError, has_control, status_error
 
 log = structlog.get_logger("rocketlet.grpc")
 
@@ -467,7 +467,7 @@ class GrpcServer:
         if not self._answering.has_room(address):
             response.close()
             raise LimitExceeded(f"{self._answering.count} long requests are being answered; retry later")
-        self._answering.take(address)
+        self._answering.acquire(address)
         call.session.charge(size)
         self._context.broker.tasks.spawn(self._answer(call, response, size))
 
@@ -478,7 +478,7 @@ class GrpcServer:
         except Exception as error:
             self._fault(call, error)
         finally:
-            self._answering.give_back(call.session.address)
+            self._answering.release(call.session.address)
             call.session.charge(-size)
 
     def _fault(self, call: GrpcCall, error: Exception) -> None:
@@ -490,7 +490,7 @@ class GrpcServer:
         elif isinstance(error, StatusError):
             self._refuse(call, error.code, str(error))
         elif isinstance(error, Refusal):
-            self._refuse(call, refused(error).code, str(error))
+            self._refuse(call, status_error(error).code, str(error))
         elif isinstance(error, _CLIENT_FAULTS):
             self._refuse(call, Code.INTERNAL_SERVER_ERROR, str(error))
         else:

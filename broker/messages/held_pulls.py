@@ -114,7 +114,7 @@ class HeldPulls:
         self._of.setdefault(pull.session, {})[pull] = None
         pull.session.held_pulls += 1
         pull.session.charge(pull.size)
-        self._shares.take(address)
+        self._shares.acquire(address)
         pull.timer = self._timeouts.call_later(wait_s, partial(self.release, pull))
         return True
 
@@ -153,7 +153,7 @@ class HeldPulls:
         _remove_from(self._of, pull.session, pull)
         pull.session.held_pulls -= 1
         pull.session.charge(-pull.size)
-        self._shares.give_back(pull.session.address)
+        self._shares.release(pull.session.address)
         if pull.timer is not None:
             pull.timer.cancel()
 

@@ -266,7 +266,7 @@ class _DeletedInQueue:
 
     def __init__(self) -> None:
         self.end = 0  # the offset after the last one
-        self.is_cut = False  # True if the log has lost messages of deleted lite topics, from `end` on
+        self.is_truncated = False  # True if the log has lost messages of deleted lite topics, from `end` on
         self._before = 0
         self._firsts: Mapping[str, int] = {}
         self._ends: dict[str, int] = {}
@@ -283,7 +283,7 @@ class _DeletedInQueue:
 
     def cut(self, end: int) -> None:
         """Limit the end to the end of the queue, which is lower if the log has lost messages."""
-        self.is_cut = end < self.end
+        self.is_truncated = end < self.end
         self.end = min(self.end, end)
 
     def has(self, name: str, offset: int) -> bool:
@@ -311,7 +311,7 @@ class LiteTopics:
         changes: is notified of lite topics that got messages.
 
     Attributes:
-        is_cut: True if the log has lost messages of deleted lite topics. The deletions must then be saved before
+        is_truncated: True if the log has lost messages of deleted lite topics. The deletions must then be saved before
             new messages get the same offsets.
     """
 
@@ -325,7 +325,7 @@ class LiteTopics:
         self._staged: dict[tuple[str, str], int] = {}  # the next offset of lite topics with staged messages
         self.file = file
         self._deleted_ends: dict[str, dict[int, int]] = {}  # the end of deleted messages, by parent topic and queue id
-        self.is_cut = False
+        self.is_truncated = False
         self._shares = AddressShares(runtime.limits.max_lite_topics)
         self._of_addresses: dict[str, Counter[str]] = {}  # how many lite topics each address has, by parent topic
         lines: dict[str, list[DeletedLite]] = {}
@@ -344,7 +344,7 @@ class LiteTopics:
         return self._shares.count
 
     def _count(self, lite: LiteTopic) -> None:
-        self._shares.take(lite.address)
+        self._shares.acquire(lite.address)
         self._of_addresses.setdefault(lite.queue.topic, Counter())[lite.address] += 1
 
     # Finding
@@ -373,7 +373,7 @@ class LiteTopics:
         for queue_id, item in found.items():
             queue = self._store.queues.get((parent, queue_id))
             item.cut(queue.next if queue is not None else 0)
-            self.is_cut |= item.is_cut
+            self.is_truncated |= item.is_truncated
             self._deleted_ends.setdefault(parent, {})[queue_id] = item.end
         return found
 
@@ -560,7 +560,7 @@ class LiteTopics:
         of_parent = self._parents.get(parent, {})
         if of_parent.get(lite.name) is lite:
             del of_parent[lite.name]
-            self._shares.give_back(lite.address)
+            self._shares.release(lite.address)
             of_addresses = self._of_addresses[parent]
             of_addresses[lite.address] -= 1
             if not of_addresses[lite.address]:
@@ -592,7 +592,7 @@ class LiteTopics:
         self._deleted_ends.pop(parent, None)
         self._parents.pop(parent, None)
         for address, count in self._of_addresses.pop(parent, Counter()).items():
-            self._shares.give_back(address, count)
+            self._shares.release(address, count)
 
     def shortened(self, parent: str) -> Work[list[LiteTopic]]:
         """Return the lite topics of which retention has deleted messages that are not counted yet."""

@@ -226,14 +226,14 @@ class SendService:
             yield
         return stored
 
-    def mark(self) -> tuple[int, int]:
-        """Return a mark of what is staged, for `undo`."""
+    def savepoint(self) -> tuple[int, int]:
+        """Return how much is staged, for `roll_back`."""
         return self._store.staged if self.placed else 0, len(self.placed)
 
-    def undo(self, mark: tuple[int, int]) -> None:
-        """Discard the messages that were staged after a mark."""
-        self._store.roll_back(mark[0])
-        del self.placed[mark[1] :]
+    def roll_back(self, savepoint: tuple[int, int]) -> None:
+        """Discard the messages that were staged after a savepoint."""
+        self._store.roll_back(savepoint[0])
+        del self.placed[savepoint[1] :]
         self._lites.restage(item.lite for item in self.placed)
 
     def commit(self) -> list[Placed]:

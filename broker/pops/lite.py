@@ -130,7 +130,7 @@ class LiteOffsets:
                 kept[self._note_group(group, parent, name)] = offset
                 self._pay(kept, NOBODY)
             self.all[group, parent] = kept
-        if lites.is_cut:
+        if lites.is_truncated:
             self._dirty = True
             try:
                 run(self.saving(is_synced=True))
@@ -180,7 +180,7 @@ class LiteOffsets:
         self._dirty = True
 
     def _pay(self, offsets: GroupLiteOffsets, payer: Payer) -> None:
-        self._shares.take(*payer)
+        self._shares.acquire(*payer)
         offsets.payers[payer] += 1
 
     def check_room(self, offsets: GroupLiteOffsets, name: str, payer: Payer) -> None:
@@ -216,7 +216,7 @@ class LiteOffsets:
             offsets = self.all.get((group, lite.queue.topic))
             if offsets is not None and offsets.pop(lite.name, None) is not None:
                 payer = next(iter(offsets.payers))
-                self._shares.give_back(payer.address, account=payer.account)
+                self._shares.release(payer.address, account=payer.account)
                 offsets.payers[payer] -= 1
                 if not offsets.payers[payer]:
                     del offsets.payers[payer]
@@ -231,7 +231,7 @@ class LiteOffsets:
 
     def _delete(self, key: tuple[str, str]) -> None:
         for payer, count in self.all.pop(key).payers.items():
-            self._shares.give_back(payer.address, count, payer.account)
+            self._shares.release(payer.address, count, payer.account)
         self._dirty = True
 
     def saving(self, is_synced: bool) -> Job[None]:

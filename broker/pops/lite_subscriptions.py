@@ -191,13 +191,13 @@ class LiteSubscriptions:
         if not synced.has_room(address):
             limit = f"the broker synchronizes subscriptions {synced.most} times a second, half of them for one address"
             raise Refusal(Reason.BUSY, f"{limit}; retry in a second")
-        synced.take(address)
+        synced.acquire(address)
         size = LITE_SYNCED_NAME_BYTES * len(change.names)
         change.session.charge(size)
         try:
             yield from self._sync(change)
         except Refusal:
-            synced.give_back(address)  # a refused request does not count
+            synced.release(address)  # a refused request does not count
             raise
         finally:
             change.session.charge(-size)
@@ -315,7 +315,7 @@ class LiteSubscriptions:
         if name not in subscriber.names:
             self._check_room(subscriber.address, subscriber.client.owner)  # others may have subscribed meanwhile
             pool.subscribe(subscriber, name)
-            self._shares.take(subscriber.address, subscriber.client.owner)
+            self._shares.acquire(subscriber.address, subscriber.client.owner)
 
     def _remove(self, pool: LitePool, subscriber: LiteSubscriber, name: str) -> bool:
         """Remove a subscription. Return False if the client did not have it."""
@@ -404,7 +404,7 @@ class LiteSubscriptions:
             self._give_back(subscriber, count)
 
     def _give_back(self, subscriber: LiteSubscriber, count: int = 1) -> None:
-        self._shares.give_back(subscriber.address, count, subscriber.client.owner)
+        self._shares.release(subscriber.address, count, subscriber.client.owner)
 
     def expire(self) -> None:
         """Remove the subscriptions of clients that have not synchronized them for LITE_SYNC_S."""

@@ -696,7 +696,7 @@ class Pool(ABC):
         receive.pool = self
         self._waiting.setdefault(receive.queue_id, OrderedDict())[receive] = None
         self.waits += 1
-        self._pools.receives.take(receive.address)
+        self._pools.receives.acquire(receive.address)
         self._pools.client(receive.request.client).receives[receive] = None
         if (session := receive.request.session) is not None:
             receive.charged_bytes = receive.request.kept_bytes
@@ -713,7 +713,7 @@ class Pool(ABC):
         if not waiting:
             del self._waiting[receive.queue_id]
         self.waits -= 1
-        self._pools.receives.give_back(receive.address)
+        self._pools.receives.release(receive.address)
         client = self._pools.clients[receive.request.client]
         del client.receives[receive]
         if not (client.receives or client.pools):

@@ -31,7 +31,7 @@ from ..access import AclError, AclFile, Permission
 from ..broker import BrokerController
 from .connection import RemotingConnection
 from .permissions import identify as prove
-from .responses import Buffers, Refused, answer
+from .responses import Buffers, ResponseError, answer
 
 log = structlog.get_logger("rocketlet.acl")
 
@@ -96,7 +96,7 @@ async def put_white_addresses(broker: BrokerController, connection: RemotingConn
     code = ResponseCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED
     file = _file(broker, code)
     if header.acl_file_full_path and header.acl_file_full_path != str(file.path):
-        raise Refused(code, f"this broker has one ACL file, {file.path}; leave the file's name out")
+        raise ResponseError(code, f"this broker has one ACL file, {file.path}; leave the file's name out")
     addresses = _parts(header.global_white_addrs) or []
 
     def change() -> None:
@@ -129,14 +129,16 @@ def acl_config(broker: BrokerController, connection: RemotingConnection, frame: 
 
 def identify(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     if broker.acl is None:
-        raise Refused(ResponseCode.NO_PERMISSION, "this broker has no accounts, so no client needs to authenticate")
+        raise ResponseError(
+            ResponseCode.NO_PERMISSION, "this broker has no accounts, so no client needs to authenticate"
+        )
     prove(broker.acl, connection, frame)
     return answer(frame)
 
 
 def _file(broker: BrokerController, code: int) -> AclFile:
     if broker.acl is None:
-        raise Refused(code, "this broker has no accounts; start it with --acl FILE")
+        raise ResponseError(code, "this broker has no accounts; start it with --acl FILE")
     return broker.acl.file
 
 
@@ -254,14 +256,16 @@ def list_users(broker: BrokerController, connection: RemotingConnection, frame: 
 
 
 def _is_super(user: UserAccount) -> bool:
-    """Return True for the user type Super. Raises Refused for an unknown type, and for a disabled user."""
+    """Return True for the user type Super. Raises ResponseError for an unknown type, and for a disabled user."""
     if (user.user_status or "enable").lower() != "enable":
-        raise Refused(
+        raise ResponseError(
             ResponseCode.INVALID_PARAMETER, "userStatus: accounts cannot be disabled; delete the user instead"
         )
     kind = (user.user_type or _NORMAL).lower()
     if kind not in (_SUPER, _NORMAL):
-        raise Refused(ResponseCode.INVALID_PARAMETER, f"userType: got {user.user_type!r}; expected Super or Normal")
+        raise ResponseError(
+            ResponseCode.INVALID_PARAMETER, f"userType: got {user.user_type!r}; expected Super or Normal"
+        )
     return kind == _SUPER
 
 
@@ -275,10 +279,10 @@ def _entry(file: AclFile, name: str) -> Mapping[str, Any]:
 
 
 def _file_with(broker: BrokerController, name: str) -> AclFile:
-    """Return the ACL file. Raises Refused if the broker has no ACL file, or the file does not have this user."""
+    """Return the ACL file. Raises ResponseError if the broker has no ACL file, or the file does not have this user."""
     file = _file(broker, ResponseCode.SYSTEM_ERROR)
     if name not in file.policy.accounts:
-        raise Refused(ResponseCode.USER_NOT_EXIST, f"there is no user {name[:100]}; create it with createUser")
+        raise ResponseError(ResponseCode.USER_NOT_EXIST, f"there is no user {name[:100]}; create it with createUser")
     return file
 
 
@@ -304,7 +308,9 @@ async def delete_acl(broker: BrokerController, connection: RemotingConnection, f
         return await _change_permissions(broker, connection, frame, name, removed)
     kind, resource = _resource(header.resource)
     if (kind, resource) not in {item[:2] for item in _permissions(entry)}:
-        raise Refused(ResponseCode.POLICY_NOT_EXIST, f"the user {name} has no permission for {header.resource[:100]}")
+        raise ResponseError(
+            ResponseCode.POLICY_NOT_EXIST, f"the user {name} has no permission for {header.resource[:100]}"
+        )
     return await _change_permissions(broker, connection, frame, name, [(kind, resource, None)])
 
 
@@ -378,47 +384,50 @@ def _acl_of(entry: Mapping[str, Any], part: str = "") -> dict[str, Any]:
 
 
 def _user_name(subject: str) -> str:
-    """Return the name in `User:NAME`. Raises Refused for other text."""
+    """Return the name in `User:NAME`. Raises ResponseError for other text."""
     kind, colon, name = subject.partition(":")
     if not colon or kind.lower() != "user" or not name:
-        raise Refused(ResponseCode.INVALID_PARAMETER, f"subject: got {subject[:100]!r}; expected User:NAME")
+        raise ResponseError(ResponseCode.INVALID_PARAMETER, f"subject: got {subject[:100]!r}; expected User:NAME")
     return name
 
 
 def _resource(text: str) -> tuple[str, str]:
-    """Return `topic` or `group`, and the name or `*`. Raises Refused for another resource or an invalid name."""
+    """Return `topic` or `group`, and the name or `*`. Raises ResponseError for another resource or an invalid name."""
     kind, _, name = text.partition(":")
     if kind.lower() not in _FIELDS or not name or (_EVERY in name and name != _EVERY):
         reason = f"resource: got {text[:100]!r}; expected Topic:NAME, Group:NAME, Topic:* or Group:*"
-        raise Refused(ResponseCode.INVALID_PARAMETER, f"{reason}; users of the type Super may do everything")
+        raise ResponseError(ResponseCode.INVALID_PARAMETER, f"{reason}; users of the type Super may do everything")
     fault = None if name == _EVERY else (names.topic_fault if kind.lower() == "topic" else names.group_fault)(name)
     if fault:
-        raise Refused(ResponseCode.INVALID_PARAMETER, f"resource: {fault}")
+        raise ResponseError(ResponseCode.INVALID_PARAMETER, f"resource: {fault}")
     return kind.lower(), name
 
 
 def _permission(item: AclEntry) -> _Change:
-    """Return the permission that an entry of an ACL sets. Raises Refused for an entry that plain_acl.yml cannot express."""
+    """Return the permission that an entry of an ACL sets. Raises ResponseError for an entry that plain_acl.yml cannot
+    express."""
     kind, name = _resource(item.resource)
     if item.source_ips:
         reason = f"sourceIps of {item.resource}: permissions hold for every address; leave the addresses out"
-        raise Refused(ResponseCode.INVALID_PARAMETER, reason)
+        raise ResponseError(ResponseCode.INVALID_PARAMETER, reason)
     permission = Permission.DENY
     for action in item.actions or ():
         if action.lower() not in _ACTIONS:
             reason = f"actions of {item.resource}: got {action[:40]!r}; expected Pub, Sub or All, or a user of the type Super"
-            raise Refused(ResponseCode.INVALID_PARAMETER, reason)
+            raise ResponseError(ResponseCode.INVALID_PARAMETER, reason)
         permission = Permission(permission | _ACTIONS[action.lower()])
     if kind == "group" and permission:
         permission = Permission.SUB if permission & Permission.SUB else Permission.DENY
     if not permission:
-        raise Refused(ResponseCode.INVALID_PARAMETER, f"actions of {item.resource}: expected Sub, or Pub for a topic")
+        raise ResponseError(
+            ResponseCode.INVALID_PARAMETER, f"actions of {item.resource}: expected Sub, or Pub for a topic"
+        )
     if item.decision.lower() == "deny":
         if kind == "topic" and permission is not Permission.ANY:
             reason = f"decision of {item.resource}: Deny needs Pub and Sub; to deny one of them, allow the other"
-            raise Refused(ResponseCode.INVALID_PARAMETER, reason)
+            raise ResponseError(ResponseCode.INVALID_PARAMETER, reason)
         return kind, name, Permission.DENY
     if item.decision.lower() != "allow":
         reason = f"decision of {item.resource}: got {item.decision[:40]!r}; expected Allow or Deny"
-        raise Refused(ResponseCode.INVALID_PARAMETER, reason)
+        raise ResponseError(ResponseCode.INVALID_PARAMETER, reason)
     return kind, name, permission

@@ -75,7 +75,7 @@ from ..sessions import Answer, ForwardedRequest, HandlingWanted, OffsetsReset, O
 from ..store.files import StoreFull
 from ..store.index import ConsumeQueue
 from .connection import RemotingConnection
-from .responses import Buffers, Refused, answer, small
+from .responses import Buffers, ResponseError, answer, small
 
 log = structlog.get_logger("rocketlet.admin")
 topics_log = structlog.get_logger("rocketlet.topics")
@@ -328,12 +328,12 @@ def _reset_popped(broker: BrokerController, header: ResetOffset, offsets: Mappin
 
 
 def _wanted_offset(broker: BrokerController, queue: ConsumeQueue | None, header: ResetOffset) -> Work[int]:
-    """Return the offset to which a queue is reset. Raises Refused for an offset outside of the queue."""
+    """Return the offset to which a queue is reset. Raises ResponseError for an offset outside of the queue."""
     begin, end = (queue.begin, queue.next) if queue is not None else (0, 0)
     if header.queue_id >= 0 and header.offset != -1:
         if not begin <= header.offset <= end:
             remark = f"{header.topic}:{header.queue_id} has the offsets {begin} to {end}, not {header.offset}"
-            raise Refused(ResponseCode.SYSTEM_ERROR, remark)
+            raise ResponseError(ResponseCode.SYSTEM_ERROR, remark)
         return header.offset
     if queue is None or header.timestamp == -1:
         return end
@@ -946,8 +946,8 @@ def create_topics(broker: BrokerController, connection: RemotingConnection, fram
 
 
 async def delete_topic(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
-    """DELETE_TOPIC_IN_BROKER. The response follows when the topic's index files are deleted. Raises Refused if the disk is
-    full."""
+    """DELETE_TOPIC_IN_BROKER. The response follows when the topic's index files are deleted. Raises ResponseError if the
+    disk is full."""
     return await _delete_topics(broker, frame, [read(TopicName, frame.ext).topic])
 
 
@@ -982,7 +982,7 @@ async def _delete_topic(broker: BrokerController, name: str) -> None:
         await broker.device.do(noting)
         await broker.device.do(removing)
     except StoreFull as error:
-        raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, f"not all of {name} is gone: {error}") from None
+        raise ResponseError(ResponseCode.SERVICE_NOT_AVAILABLE, f"not all of {name} is gone: {error}") from None
 
 
 def all_topics(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:

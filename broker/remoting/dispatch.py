@@ -33,7 +33,7 @@ from .connection import RemotingConnection
 from .events import read_response
 from .messages import FAILED_REMARK, REGION_EXT, Sends, Staged, awaited, not_kept_remark, not_stored, store_batch
 from .permissions import ADMIN, KNOWN, Rule, authorize
-from .responses import Buffers, Refused, Reply, answer, refused, small
+from .responses import Buffers, Reply, ResponseError, answer, response_error, small
 
 log = structlog.get_logger("rocketlet.dispatch")
 
@@ -54,7 +54,7 @@ _PULL: Final = Frame(_PULL_MESSAGE)
 PULLS = frozenset((RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE))
 # Requests of readers. Such a request may create a group or its retry topic; if these cannot be synced to the device, the
 # reader gets its response nevertheless.
-READS = PULLS | {RequestCode.HEART_BEAT, RequestCode.QUERY_CONSUMER_OFFSET}
+SYNC_EXEMPT = PULLS | {RequestCode.HEART_BEAT, RequestCode.QUERY_CONSUMER_OFFSET}
 
 # errors whose text is returned to the client and not logged; struct.error is raised for a number that is too large for its
 # field
@@ -186,14 +186,14 @@ class Dispatch:
     def _work_on(self, connection: RemotingConnection, frame: Frame, work: Work[Buffers]) -> None:
         """Make a response in pieces, in turn with other long work. The client's next requests wait until it is made."""
         connection.hold(len(frame.body))
-        self._answering.take(connection.address)
+        self._answering.acquire(connection.address)
         self._turns.do(self._work(connection, frame, work), connection.address)
 
     def _begin(self, connection: RemotingConnection, frame: Frame, answering: Coroutine[Any, Any, Buffers]) -> None:
         """Make a response in a task, for a request that waits for an event such as the response of another client. The
         client's next requests are served meanwhile."""
         assert self._broker is not None
-        self._answering.take(connection.address)
+        self._answering.acquire(connection.address)
         size = KEPT_FRAME_BYTES + len(frame.body)
         connection.charge(size)
         task = self._broker.tasks.spawn(self._wait(connection, small(frame), size, answering))
@@ -208,7 +208,7 @@ class Dispatch:
         except Exception as error:
             reply = self._fault(connection, frame, error)
         finally:
-            self._answering.give_back(connection.address)
+            self._answering.release(connection.address)
             connection.charge(-size)
         self._write(connection, frame, reply, written)
 
@@ -220,7 +220,7 @@ class Dispatch:
 
     def _write(self, connection: RemotingConnection, frame: Frame, reply: Buffers, written: int) -> None:
         """Write a response, unless the request is one-way. If data was written since `written` with `--flush sync`, write it
-        once the data is on the device; if the sync fails, refuse the request, unless it is one of `READS`."""
+        once the data is on the device; if the sync fails, refuse the request, unless it is one of `SYNC_EXEMPT`."""
         if frame.flag & ONEWAY_FLAG:
             reply = []
         if self._flusher is None or self._flusher.written == written:
@@ -228,7 +228,7 @@ class Dispatch:
             return
         write = partial(connection.write, reply)
         refuse = partial(self._refuse, connection, [small(frame)])
-        self._flusher.after_sync(write, write if frame.code in READS else refuse)
+        self._flusher.after_sync(write, write if frame.code in SYNC_EXEMPT else refuse)
 
     def _sender(self, connection: RemotingConnection) -> bytes | None:
         """Return the access key of the account as which the connection is authenticated, so that its requests need no
@@ -248,11 +248,11 @@ class Dispatch:
             if self._acl is not None:  # no send is administration
                 self._check(connection, frame, SENDS[frame.code])
             sends.stage(connection, frame)
-        except Refused as refusal:
+        except ResponseError as refusal:
             refusal.ext = REGION_EXT
             reply = refusal.answer(frame)
         except Refusal as refusal:
-            reply = refused(refusal, REGION_EXT).answer(frame)
+            reply = response_error(refusal, REGION_EXT).answer(frame)
         except LongBatch:
             is_long = True
         except Exception as error:
@@ -306,12 +306,12 @@ class Dispatch:
         except Exception as error:
             reply = self._fault(connection, frame, error)
         finally:
-            self._answering.give_back(connection.address)
+            self._answering.release(connection.address)
         self._write(connection, frame, reply, written)
         connection.go_on()
 
     def _check(self, connection: RemotingConnection, frame: Frame, rule: Rule) -> None:
-        """Raises Refused if the client may not make the request, and a handler's errors if it cannot be decoded."""
+        """Raises ResponseError if the client may not make the request, and a handler's errors if it cannot be decoded."""
         if self._admin_is_local and rule.is_admin and frame.code not in OF_BROKERS:
             _refuse_other_machines(connection, frame)
         if self._acl is not None:
@@ -359,7 +359,7 @@ class Dispatch:
         if self._has_checks:
             try:
                 self._check(connection, _PULL, KNOWN)
-            except Refused:
+            except ResponseError:
                 return False
         return True
 
@@ -390,10 +390,10 @@ class Dispatch:
     def _fault(self, connection: RemotingConnection, frame: Frame, error: Exception) -> Buffers:
         """Return the response to a request whose handler raised: because the request was refused or invalid, the disk is
         full, or the broker has a defect, which is logged unless the client's address has repeated it."""
-        if isinstance(error, Refused):
+        if isinstance(error, ResponseError):
             return error.answer(frame)
         if isinstance(error, Refusal):
-            return refused(error).answer(frame)
+            return response_error(error).answer(frame)
         if isinstance(error, StoreFull):
             return answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, remark=not_kept_remark(error))
         if isinstance(error, _CLIENT_FAULTS):
@@ -405,14 +405,15 @@ class Dispatch:
 
 
 def _refuse_other_machines(connection: RemotingConnection, frame: Frame) -> None:
-    """Raises Refused for an administrative request that does not come from a loopback address, for `--admin loopback`."""
+    """Raises ResponseError for an administrative request that does not come from a loopback address, for `--admin
+    loopback`."""
     if not is_loopback(connection.address):
         if connection.is_news("admin_refused"):
             log.warning("admin_refused", request=request_name(frame.code), peer=connection.peer)
         remark = (
             f"{request_name(frame.code)} is administrative; such requests are accepted from this machine only (--admin)"
         )
-        raise Refused(ResponseCode.NO_PERMISSION, remark)
+        raise ResponseError(ResponseCode.NO_PERMISSION, remark)
 
 
 # ------------------------------------------------------------------------------
@@ -423,7 +424,7 @@ def _refuse_other_machines(connection: RemotingConnection, frame: Frame) -> None
 
 BrokerHandler = Callable[[BrokerController, RemotingConnection, Frame], Reply]
 NameServerHandler = Callable[[Routes, RemotingConnection, Frame], Reply]
-"""Handlers raise `Refused`, `Refusal`, `StoreFull`, or another error of `_CLIENT_FAULTS`."""
+"""Handlers raise `ResponseError`, `Refusal`, `StoreFull`, or another error of `_CLIENT_FAULTS`."""
 
 # Sends are staged and committed together (`messages.Sends`). Large batches are stored by `messages.store_batch`.
 SENDS: Mapping[int, Rule] = {

@@ -50,7 +50,7 @@ from ..groups.members import shape_of
 from ..sessions import Answer, ForwardedRequest, Refusal, RunningWanted
 from ..store.index import ConsumeQueue
 from .connection import RemotingConnection
-from .responses import Buffers, Refused, answer, small
+from .responses import Buffers, ResponseError, answer, small
 
 log = structlog.get_logger("rocketlet.groups")
 broker_log = structlog.get_logger("rocketlet.broker")
@@ -78,7 +78,7 @@ def heartbeat(broker: BrokerController, connection: RemotingConnection, frame: F
         connection.keep_beat(None)
         reason = "; ".join(not_taken.values())
         _record_refusal(broker, connection, beat.client_id, list(not_taken), reason)
-        raise Refused(ResponseCode.NO_PERMISSION, reason)
+        raise ResponseError(ResponseCode.NO_PERMISSION, reason)
     if connection.beat is None or connection.beat[1] is not beat:
         connection.keep_beat((frame.body, beat))
     if not faults:
@@ -90,10 +90,10 @@ def introduced(
     broker: BrokerController, connection: RemotingConnection, beat: bodies.Heartbeat, language: int, version: int
 ) -> None:
     """Make a client a member of a group from its response to GET_CONSUMER_RUNNING_INFO, as a heartbeat would. The client's
-    next heartbeat may contain another client id. Raises Refused, Refusal, LimitExceeded."""
+    next heartbeat may contain another client id. Raises ResponseError, Refusal, LimitExceeded."""
     not_taken = _check(broker, connection, beat)
     if not_taken:
-        raise Refused(ResponseCode.NO_PERMISSION, "; ".join(not_taken.values()))
+        raise ResponseError(ResponseCode.NO_PERMISSION, "; ".join(not_taken.values()))
     broker.clients.heartbeat(connection, beat.client_id, (), language, version)
     _take(broker, connection, beat, language, version)
     for consumer in beat.consumers:
@@ -455,7 +455,7 @@ def _answered(
         if beat is not None:
             introduced(broker, connection, beat, language, version)
             log.info("member_known_again", group=place[0], client=client_id)
-    except (BodyError, SubscriptionError, Refused, Refusal, LimitExceeded) as fault:
+    except (BodyError, SubscriptionError, ResponseError, Refusal, LimitExceeded) as fault:
         if connection.is_news("member_unreadable"):
             log.info("member_unreadable", group=place[0], client=client_id, reason=str(fault))
 
@@ -616,7 +616,7 @@ def query_consumer_offset(broker: BrokerController, connection: RemotingConnecti
 
 def _fix_latest(broker: BrokerController, group: str, topic: str, queue: ConsumeQueue | None) -> int:
     if broker.group_configs.ensure(group) is None:
-        raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{group}] does not exist")
+        raise ResponseError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{group}] does not exist")
     if broker.offsets.knows(group, topic):  # the queue is newer than the group
         return queue.begin if queue else 0
     for queue_id in range(broker.topics.queues_of(topic)):

@@ -63,7 +63,7 @@ from ..store.files import StoreError, StoreFailed, StoreFull
 from ..store.index import Search
 from .connection import RemotingConnection
 from .groups import ask_who
-from .responses import Buffers, answer, answer_pieces, refused, reply_type, small
+from .responses import Buffers, answer, answer_pieces, reply_type, response_error, small
 
 log = structlog.get_logger("rocketlet.sending")
 transactions_log = structlog.get_logger("rocketlet.transactions")
@@ -260,7 +260,7 @@ def _pull_response(connection: RemotingConnection, frame: Frame, outcome: Pulled
     if isinstance(outcome, Pulled):
         connection.write(_encoded(frame, outcome))
     elif isinstance(outcome, Refusal):
-        connection.write(refused(outcome).answer(frame))
+        connection.write(response_error(outcome).answer(frame))
     else:
         connection.write(answer(frame, ResponseCode.SYSTEM_ERROR, remark=str(outcome)))
 
@@ -471,7 +471,7 @@ def _found(
             yield
     if found:
         return answer_pieces(frame, _NO_INDEX, [*reversed(found)], "")
-    if search.is_cut:
+    if search.is_partial:
         remark = (
             f"none of the newest {SEARCHED_ENTRIES} messages has the key; request an earlier or shorter range of times"
         )

@@ -29,7 +29,7 @@ from ...protocol.headers import (
 from ..access import shown_to
 from ..nameserver import Routes
 from .connection import RemotingConnection
-from .responses import Buffers, Refused, answer
+from .responses import Buffers, ResponseError, answer
 
 log = structlog.get_logger("rocketlet.nameserver")
 
@@ -73,13 +73,13 @@ def unregister_broker(routes: Routes, connection: RemotingConnection, frame: Fra
 
 
 def _refuse_if_ours(routes: Routes, connection: RemotingConnection, name: str, address: str) -> None:
-    """Raises Refused for a client that registers or unregisters the name or address of the broker in this process, because
-    one such request would direct all clients elsewhere."""
+    """Raises ResponseError for a client that registers or unregisters the name or address of the broker in this process,
+    because one such request would direct all clients elsewhere."""
     fault = routes.ownership_fault(name, address)
     if fault:
         if connection.is_news("registration_refused"):
             log.warning("registration_refused", peer=connection.peer, broker=name, address=address, reason=fault)
-        raise Refused(ResponseCode.NO_PERMISSION, fault)
+        raise ResponseError(ResponseCode.NO_PERMISSION, fault)
 
 
 def route(routes: Routes, connection: RemotingConnection, frame: Frame) -> Buffers:
@@ -107,7 +107,9 @@ def forget_broker(routes: Routes, connection: RemotingConnection, frame: Frame) 
     name = read(BrokerNameOnly, frame.ext).broker_name
     if not routes.forget_departed(name):
         remembered = ", ".join(broker.name for broker in routes.departed()) or "none"
-        raise Refused(ResponseCode.SYSTEM_ERROR, f"no broker {name} is remembered as gone; remembered: {remembered}")
+        raise ResponseError(
+            ResponseCode.SYSTEM_ERROR, f"no broker {name} is remembered as gone; remembered: {remembered}"
+        )
     return answer(frame)
 
 

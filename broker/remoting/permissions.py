@@ -35,7 +35,7 @@ from ...protocol.headers import (
 from ...protocol.message import Record
 from ..access import Acl, Need, Permission, Unauthorized, group, topic
 from .connection import RemotingConnection
-from .responses import Refused
+from .responses import ResponseError
 
 _new_tuple = tuple.__new__
 PUB, SUB, ANY = Permission.PUB, Permission.SUB, Permission.ANY
@@ -200,7 +200,7 @@ CLONE = fields(topics=("topic",), groups=("srcGroup", "destGroup"))
 def authorize(
     acl: Acl, connection: RemotingConnection, frame: Frame, rule: Rule, records: StoredRecords | None
 ) -> None:
-    """Check the account and permissions of a request. Raises Refused, and a handler's errors for a request that cannot
+    """Check the account and permissions of a request. Raises ResponseError, and a handler's errors for a request that cannot
     be decoded. `records` is the broker's store; None in a process without a broker."""
     try:
         account = acl.account_of(connection, frame.ext.get(ACCESS_KEY), partial(_has_signed, frame))
@@ -210,7 +210,7 @@ def authorize(
     except Unauthorized as fault:
         acl.note_refusal(connection, request_name(frame.code), fault)
         # as Apache's brokers: SYSTEM_ERROR with the text of their AclException
-        raise Refused(ResponseCode.SYSTEM_ERROR, f"AclException: {fault}") from None
+        raise ResponseError(ResponseCode.SYSTEM_ERROR, f"AclException: {fault}") from None
 
 
 def _has_signed(frame: Frame, signer: Signer) -> bool:
@@ -221,7 +221,7 @@ def _has_signed(frame: Frame, signer: Signer) -> bool:
 
 
 def identify(acl: Acl, connection: RemotingConnection, frame: Frame) -> None:
-    """IDENTIFY: authenticate the connection as an account. Raises Refused without TLS, for an unknown account, or for a
+    """IDENTIFY: authenticate the connection as an account. Raises ResponseError without TLS, for an unknown account, or for a
     signature that does not match; the client then continues to sign each request."""
     channel = connection.channel
     account = acl.file.policy.accounts.get(str(frame.ext.get(ACCESS_KEY)))
@@ -232,7 +232,7 @@ def identify(acl: Acl, connection: RemotingConnection, frame: Frame) -> None:
         and acl.identify(connection, account, partial(_has_signed, frame))
     )
     if not is_proven:
-        raise Refused(
+        raise ResponseError(
             ResponseCode.NO_PERMISSION,
             "IDENTIFY needs TLS, a known account, and its signature of the connection's channel binding",
         )

@@ -87,7 +87,7 @@ from ..pops.pool import Receive
 from ..sessions import Refusal
 from ..store.index import ConsumeQueue
 from .connection import RemotingConnection
-from .responses import Buffer, Buffers, Refused, answer, answer_pieces, refused, small
+from .responses import Buffer, Buffers, ResponseError, answer, answer_pieces, response_error, small
 
 log = structlog.get_logger("rocketlet.pops")
 
@@ -182,7 +182,7 @@ def _syncing(broker: BrokerController, connection: RemotingConnection, frame: Fr
         if connection.is_closed:  # closed while an earlier change was made
             break
         if fault := group_fault(change.group):
-            raise Refused(ResponseCode.INVALID_PARAMETER, fault)
+            raise ResponseError(ResponseCode.INVALID_PARAMETER, fault)
         group = broker.pops.lite.group_of(change.group, change.topic, change.action)
         if group is None:
             continue
@@ -233,7 +233,11 @@ class PopReceive(Receive[Frame]):
             connection.write(self.encode(result))
 
     def fail(self, error: Exception) -> None:
-        refusal = refused(error) if isinstance(error, Refusal) else Refused(ResponseCode.SYSTEM_ERROR, str(error))
+        refusal = (
+            response_error(error)
+            if isinstance(error, Refusal)
+            else ResponseError(ResponseCode.SYSTEM_ERROR, str(error))
+        )
         self._connection.write(refusal.answer(self.reply_to))
 
     def encode(self, result: PopResult) -> Buffers:
@@ -268,8 +272,8 @@ class PopLiteReceive(PopReceive):
 
 
 def _check_waits(broker: BrokerController, connection: RemotingConnection, header: PopMessage | PopLiteMessage) -> None:
-    """Raises Refused for a pop that arrives more than LATE_POLL_MS after the end of its poll time, which is counted from the
-    client's own time stamp. A pop without a time stamp or poll time is accepted."""
+    """Raises ResponseError for a pop that arrives more than LATE_POLL_MS after the end of its poll time, which is counted
+    from the client's own time stamp. A pop without a time stamp or poll time is accepted."""
     if header.born_time <= 0 or header.poll_time <= 0:
         return
     late_ms = broker.clock.time_ms() - header.born_time - header.poll_time
@@ -279,32 +283,32 @@ def _check_waits(broker: BrokerController, connection: RemotingConnection, heade
             group = header.consumer_group[:MAX_NAMED_CHARS]  # the group's name is not checked yet, so it may be long
             log.warning("pop_came_late", group=group, peer=connection.peer, late_s=late_ms / 1000, hint=hint)
         remark = f"the broker[{broker.config.name}] pop message is timeout too much"
-        raise Refused(ResponseCode.POLLING_TIMEOUT, remark, _NO_MESSAGES)
+        raise ResponseError(ResponseCode.POLLING_TIMEOUT, remark, _NO_MESSAGES)
 
 
 def _check_count(broker: BrokerController, count: int) -> None:
     if count > MAX_POP_MESSAGES:
         remark = f"the broker[{broker.config.name}] pop message's num is greater than {MAX_POP_MESSAGES}"
-        raise Refused(ResponseCode.INVALID_PARAMETER, remark)
+        raise ResponseError(ResponseCode.INVALID_PARAMETER, remark)
 
 
 def _check_invisible(invisible_ms: int) -> None:
     if not 0 < invisible_ms <= MAX_INVISIBLE_MS:
         remark = f"the invisible time {invisible_ms} ms is not between 1 and {MAX_INVISIBLE_MS}"
-        raise Refused(ResponseCode.INVALID_PARAMETER, remark)
+        raise ResponseError(ResponseCode.INVALID_PARAMETER, remark)
 
 
 def _subscription(header: PopMessage) -> Subscription | None:
-    """Return the filter; None if all messages match. Raises Refused for an invalid tag expression, and for an
+    """Return the filter; None if all messages match. Raises ResponseError for an invalid tag expression, and for an
     unknown kind of filter."""
     try:
         found = parse_subscription(header.topic, header.exp, kind=header.exp_type or TAG)
     except SubscriptionError as error:
         remark = f"parse the consumer's subscription failed: {error}"
-        raise Refused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark) from None
+        raise ResponseError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark) from None
     if found.kind not in (TAG, SQL92):
         remark = f"the broker does not support consumer to filter message by {found.kind}"
-        raise Refused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark)
+        raise ResponseError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark)
     return None if found.takes_all else found
 
 
@@ -312,7 +316,7 @@ def _check_topic(broker: BrokerController, name: str, queue_id: int) -> None:
     topic = broker.topics.readable(name)
     if queue_id >= topic.read_queues:
         remark = f"queueId[{queue_id}] is illegal, topic:[{name}] topicConfig.readQueueNums:[{topic.read_queues}]"
-        raise Refused(ResponseCode.INVALID_PARAMETER, remark)
+        raise ResponseError(ResponseCode.INVALID_PARAMETER, remark)
 
 
 # Outcomes of messages
@@ -335,7 +339,7 @@ def _settled_in(
 ) -> tuple[str, ConsumeQueue | LiteTopic | None]:
     """Return the topic and queue in which a message is settled; None as the queue if it has no messages. For a lite topic,
     these are the name under which its offsets are kept, and the lite topic. A client may leave the lite topic out, because
-    the receipt handle has it. Raises Refused, Refusal."""
+    the receipt handle has it. Raises ResponseError, Refusal."""
     name = header.lite_topic
     if not name and broker.lites.is_parent(header.topic):
         handle = decode_handle(header.extra_info)
@@ -345,18 +349,18 @@ def _settled_in(
     broker.pops.lite.check_bound(header.consumer_group, header.topic)
     if header.queue_id != 0:
         remark = f"queueId[{header.queue_id}] is illegal: a lite topic has queue 0 only"
-        raise Refused(ResponseCode.INVALID_PARAMETER, remark)
+        raise ResponseError(ResponseCode.INVALID_PARAMETER, remark)
     return lite_queue(header.topic, name), broker.lites.get(header.topic, name)
 
 
 def _queue(broker: BrokerController, topic: str, queue_id: int) -> ConsumeQueue | None:
-    """Return a queue; None if it never had a message. Raises Refused if the topic does not have the queue."""
+    """Return a queue; None if it never had a message. Raises ResponseError if the topic does not have the queue."""
     config = broker.topics.get(topic)
     if config is None:
-        raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!")
+        raise ResponseError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!")
     if not 0 <= queue_id < config.read_queues:
         remark = f"queueId[{queue_id}] is illegal, topic:[{topic}] topicConfig.readQueueNums:[{config.read_queues}]"
-        raise Refused(ResponseCode.MESSAGE_ILLEGAL, remark)
+        raise ResponseError(ResponseCode.MESSAGE_ILLEGAL, remark)
     return broker.store.queues.get((topic, queue_id))
 
 
@@ -492,7 +496,7 @@ def peek_message(broker: BrokerController, connection: RemotingConnection, frame
     broker.topics.check_reading()
     if header.max_msg_nums > MAX_POP_MESSAGES:
         remark = f"the request wants {header.max_msg_nums} messages; maximum {MAX_POP_MESSAGES}"
-        raise Refused(ResponseCode.INVALID_PARAMETER, remark)
+        raise ResponseError(ResponseCode.INVALID_PARAMETER, remark)
     _check_topic(broker, header.topic, header.queue_id)
     broker.group_configs.consuming(header.consumer_group)
     queue_id = header.queue_id if header.queue_id >= 0 else None
@@ -564,19 +568,21 @@ def _lite_groups(broker: BrokerController, parents: Iterable[str]) -> Work[dict[
 def _check_parent(broker: BrokerController, name: str) -> TopicConfig:
     topic = broker.topics.get(name)
     if topic is None:
-        raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name[:MAX_NAMED_CHARS]}] not exist")
+        raise ResponseError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name[:MAX_NAMED_CHARS]}] not exist")
     if not topic.is_lite:
-        raise Refused(ResponseCode.INVALID_PARAMETER, f"the topic {name} is not of the type LITE")
+        raise ResponseError(ResponseCode.INVALID_PARAMETER, f"the topic {name} is not of the type LITE")
     return topic
 
 
 def _check_lite_group(broker: BrokerController, name: str) -> LitePool:
     if broker.group_configs.get(name) is None:
         remark = f"subscription group [{name[:MAX_NAMED_CHARS]}] not exist"
-        raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark)
+        raise ResponseError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark)
     pool = broker.pops.pools.bound_lite_pool(name)
     if pool is None:
-        raise Refused(ResponseCode.INVALID_PARAMETER, f"the group {name} is not bound to a topic of the type LITE")
+        raise ResponseError(
+            ResponseCode.INVALID_PARAMETER, f"the group {name} is not bound to a topic of the type LITE"
+        )
     return pool
 
 

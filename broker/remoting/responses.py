@@ -1,4 +1,4 @@
-"""Responses: they have the request's number, and its encoding or MessagePack (`reply_type`). `Refused` is a response
+"""Responses: they have the request's number, and its encoding or MessagePack (`reply_type`). `ResponseError` is a response
 that is raised."""
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NONE: Ext = {}
 _new_tuple = tuple.__new__
 
 
-class Refused(Exception):
+class ResponseError(Exception):
     """The refusal of a request, with the response's code and remark. `Dispatch` catches it from handlers."""
 
     def __init__(self, code: int, remark: str, ext: Ext = _NONE) -> None:
@@ -71,15 +71,15 @@ _CODES: Mapping[Reason, int] = {
 }
 
 
-def refused(refusal: Refusal, ext: Ext = _NONE) -> Refused:
+def response_error(refusal: Refusal, ext: Ext = _NONE) -> ResponseError:
     """Return the remoting error for a refusal by the state."""
-    return Refused(_CODES[refusal.reason], str(refusal), ext)
+    return ResponseError(_CODES[refusal.reason], str(refusal), ext)
 
 
 def answer(request: Frame, code: int = 0, ext: Ext = _NONE, body: bytes = b"", remark: str | None = None) -> Buffers:
-    """Return the response to a request. Raises Refused for a body of more than `MAX_TABLE_BYTES`."""
+    """Return the response to a request. Raises ResponseError for a body of more than `MAX_TABLE_BYTES`."""
     if len(body) > MAX_TABLE_BYTES:
-        raise Refused(ResponseCode.SYSTEM_ERROR, f"the response has {len(body)} bytes; maximum {MAX_TABLE_BYTES}")
+        raise ResponseError(ResponseCode.SYSTEM_ERROR, f"the response has {len(body)} bytes; maximum {MAX_TABLE_BYTES}")
     if remark is None and request.serialize_type == MSGPACK:  # the most frequent case with Rocketlet clients
         return [encode_msgpack(code, RESPONSE_FLAG, request.opaque, JAVA, ext, body)]
     return [encode(_frame(request, code, ext, body, remark))]

@@ -701,7 +701,7 @@ class Search:
 
     Attributes:
         looked: number of index entries that were examined
-        is_cut: True if the search ended at its limit
+        is_partial: True if the search ended at its limit
     """
 
     def __init__(
@@ -716,7 +716,7 @@ class Search:
         self._queues = queues
         self._all_queues = all_queues
         self.looked = 0
-        self.is_cut = False
+        self.is_partial = False
 
     def run(
         self, text: bytes, begin_ms: int, end_ms: int, is_wanted: Callable[[str], bool]
@@ -758,7 +758,7 @@ class Search:
         while heap:
             _, number, place, places = heap[0]
             if self.looked >= SEARCHED_ENTRIES:
-                self.is_cut = True
+                self.is_partial = True
                 return
             self.looked += 1
             yield place

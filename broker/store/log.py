@@ -56,7 +56,7 @@ _FAR: Final = 1 << 62  # maximum position: a position must fit into its field of
 _SUM_BYTES: Final = 1024 * 1024
 
 
-def refusal(what: str, error: OSError) -> StoreFull:
+def write_error(what: str, error: OSError) -> StoreFull:
     """Return the error to raise after the system has refused a write."""
     kind = StoreFailed if error.errno in _DEVICE_FAILED else StoreFull
     return kind(f"{what}: {error.strerror}")
@@ -153,7 +153,7 @@ class SegmentedFile:
                 self._start_segment()
             descriptor = self._descriptor(self._starts[-1])
         except OSError as error:
-            raise refusal(f"cannot open a file in {self.directory}", error) from error
+            raise write_error(f"cannot open a file in {self.directory}", error) from error
         size = len(data)
         try:
             written = disk.write(descriptor, data)
@@ -165,7 +165,7 @@ class SegmentedFile:
             with contextlib.suppress(StoreFull):
                 self._truncate_failed_write()
             if isinstance(error, OSError):
-                raise refusal(f"cannot write to {self.directory}", error) from error
+                raise write_error(f"cannot write to {self.directory}", error) from error
             raise
         self.end += size
         start = self._starts[-1]
@@ -178,7 +178,7 @@ class SegmentedFile:
         try:
             disk.truncate(self._descriptor(self._starts[-1]), self.end - self._starts[-1])
         except OSError as error:
-            raise refusal(f"cannot truncate a failed write in {self.directory}", error) from error
+            raise write_error(f"cannot truncate a failed write in {self.directory}", error) from error
         self._is_torn = False
 
     def _start_segment(self) -> None:

@@ -15,7 +15,7 @@ from unittest import mock
 from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.remoting.dispatch import BROKER_REQUESTS, BrokerHandler
-from rocketlet.broker.remoting.responses import Buffers, Refused, answer
+from rocketlet.broker.remoting.responses import Buffers, ResponseError, answer
 from rocketlet.client.config import APACHE_LEASE_S
 from rocketlet.client.wire.connection import Access
 from rocketlet.protocol import group_bodies
@@ -78,7 +78,7 @@ class ApacheLocks:
             return answer(frame)
         try:
             reply = real(broker, connection, frame)
-        except Refused as refusal:
+        except ResponseError as refusal:
             return refusal.answer(frame)
         assert reply is None or isinstance(reply, list)
         return reply

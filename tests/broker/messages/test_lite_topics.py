@@ -146,10 +146,10 @@ def test_name_of_an_offset_is_no_topic_queue_or_file(opened: Opened, tmp_path: P
 
 def test_messages_taken_back_before_they_are_stored_leave_no_gap(opened: Opened) -> None:
     opened.send("a")
-    mark = opened.broker.sending.mark()
+    savepoint = opened.broker.sending.savepoint()
     opened.stage("a", b"taken back")
     opened.stage("new", b"taken back")
-    opened.broker.sending.undo(mark)
+    opened.broker.sending.roll_back(savepoint)
     opened.stage("a", b"kept")
     with pytest.raises(Refusal):
         opened.stage("a", b"no", more="DELAY\x011")
@@ -684,9 +684,9 @@ async def test_index_agrees_with_the_log_whatever_happened(tmp_path: Path, seed:
         if event == "send":
             opened.send(*(f"s{choose.randrange(12)}" for _ in range(choose.randrange(1, 40))))
         elif event == "undo":
-            mark = opened.broker.sending.mark()
+            savepoint = opened.broker.sending.savepoint()
             opened.stage("s1")
-            opened.broker.sending.undo(mark)
+            opened.broker.sending.roll_back(savepoint)
         elif event == "delete" and (lites := list(opened.broker.lites.of(PARENT).values())):
             name = choose.choice(lites).name
             opened.delete(name)

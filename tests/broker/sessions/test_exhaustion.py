@@ -430,12 +430,12 @@ def test_one_address_has_half_and_the_machine_itself_may_have_all() -> None:
     def take(address: str) -> bool:
         has_room = shares.has_room(address)
         if has_room:
-            shares.take(address)
+            shares.acquire(address)
         return has_room
 
     assert [take("10.0.0.1") for _ in range(3)] == [True, True, False]
     assert [take("127.0.0.1") for _ in range(3)] == [True, True, False]
-    shares.give_back("10.0.0.1")
+    shares.release("10.0.0.1")
     assert (shares.count, shares.has_room("10.0.0.1"), shares.has_room("::1")) == (3, True, True)
 
 
