@@ -35,14 +35,17 @@ fmt: dev ## format the code and fix what the linter can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-lint: $(STAMP) ## check style and format
+.style: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+lint: .style ## check style, format and names, and the length of the lines of documents
+	$(BIN)/python -m pytest -q -p no:cacheprovider tests/test_names.py tests/docs/test_site.py -k 'names or too_long'
 
 types: $(STAMP) ## check types, strictly
 	$(BIN)/mypy
 
-test: lint ## lint, types and all tests, side by side, those of the wire without the compiled module, too: what CI runs
+test: .style ## lint, types and all tests, side by side, those of the wire without the compiled module, too: what CI runs
 	@$(MAKE) --no-print-directory --jobs 3 types .tests $(if $(ARGS),,.pure-tests)
 
 .tests: dev

@@ -91,7 +91,7 @@ def application(rig: Rig, *, is_local: bool) -> Starlette:
     return Starlette(routes=[Route("/openapi.json", described, methods=["GET"]), *routes], middleware=trusted)
 
 
-async def _answer(rig: Rig, operation: Operation, changes: asyncio.Lock, request: Request) -> Response:
+async def _answer(rig: Rig, operation: Operation[Any], changes: asyncio.Lock, request: Request) -> Response:
     try:
         if request.headers.get("origin") is not None:
             raise ValueError("origin: requests of web pages are rejected")
@@ -112,7 +112,7 @@ async def _answer(rig: Rig, operation: Operation, changes: asyncio.Lock, request
     return Response(msgspec.json.encode(found), media_type="application/json")
 
 
-async def _serialized(operation: Operation, changes: asyncio.Lock, work: Awaitable[Any]) -> Any:
+async def _serialized(operation: Operation[Any], changes: asyncio.Lock, work: Awaitable[Any]) -> Any:
     """Run an operation; only waits run concurrently with others, because two concurrent restarts would conflict."""
     if operation.name == "waitFor":
         return await work
@@ -125,12 +125,12 @@ def _problem(error: str, message: str) -> Response:
     return Response(body, status_code=_STATUS[error], media_type="application/json")
 
 
-async def _call(operation: Operation, request: Request) -> Call:
+async def _call(operation: Operation[Any], request: Request) -> Call:
     """Return the contents of a request. Raises ValueError."""
     return Call(request.path_params, _query(operation, request), await _body(operation, request))
 
 
-def _query(operation: Operation, request: Request) -> Any:
+def _query(operation: Operation[Any], request: Request) -> Any:
     given = dict(request.query_params)
     if operation.query is None:
         if given:
@@ -139,7 +139,7 @@ def _query(operation: Operation, request: Request) -> Any:
     return _checked(lambda: msgspec.convert(given, operation.query, strict=False), operation.query)
 
 
-async def _body(operation: Operation, request: Request) -> Any:
+async def _body(operation: Operation[Any], request: Request) -> Any:
     data = b""
     async for piece in request.stream():
         data += piece

@@ -24,7 +24,7 @@ def path_names(path: str) -> list[str]:
     return re.findall(r"\{(\w+)\}", path)
 
 
-def description(operations: Sequence[Operation]) -> dict[str, Any]:
+def description(operations: Sequence[Operation[Any]]) -> dict[str, Any]:
     """Return an OpenAPI 3.1 document."""
     types = list(_types(operations))
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
@@ -44,7 +44,7 @@ def description(operations: Sequence[Operation]) -> dict[str, Any]:
     }
 
 
-def _types(operations: Sequence[Operation]) -> Iterator[Any]:
+def _types(operations: Sequence[Operation[Any]]) -> Iterator[Any]:
     yield Problem
     for operation in operations:
         yield operation.answer
@@ -52,7 +52,7 @@ def _types(operations: Sequence[Operation]) -> Iterator[Any]:
             yield operation.body
 
 
-def _operation(operation: Operation, by_type: dict[str, Any]) -> dict[str, Any]:
+def _operation(operation: Operation[Any], by_type: dict[str, Any]) -> dict[str, Any]:
     described: dict[str, Any] = {
         "operationId": operation.name,
         "summary": operation.summary,

@@ -168,7 +168,9 @@ class RequestSeen(Request):
     @classmethod
     def of(cls, request: Request) -> RequestSeen:
         values = [getattr(request, item.name) for item in fields(Request)]
-        return cls(*values, text=str(request))
+        seen = cls(*values)
+        seen.text = str(request)
+        return seen
 
 
 class Owned(Struct):

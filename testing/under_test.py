@@ -143,13 +143,15 @@ class BrokerUnderTest(ABC):
     @property
     def requests(self) -> list[Request]:
         """The requests of clients since the last `clear`, or the newest 9,000 or more of them, oldest first."""
-        return list(self._do(operations.REQUESTS, query=shapes.RequestFilter()))
+        found = self._do(operations.REQUESTS, query=shapes.RequestFilter())
+        return list(found)
 
     def requests_of(self, name: str, *, client: str | None = None) -> list[Request]:
         """Return those of `requests` with a name such as `SEND_MESSAGE_V2`, and of one client if `client` is given. Raises
         ValueError for an unknown name."""
         request_code(name)
-        return list(self._do(operations.REQUESTS, query=shapes.RequestFilter(name, client)))
+        found = self._do(operations.REQUESTS, query=shapes.RequestFilter(name, client))
+        return list(found)
 
     def messages(self, topic: str, *, key: str | None = None, waiting_for: str | None = None) -> list[Message]:
         """Return the stored messages of a topic, in the order of storing. Raises UnknownGroup, a KeyError.

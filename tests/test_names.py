@@ -74,7 +74,7 @@ PATCHED = {
     "broker/remoting/test_hostile.py": 1,
     "broker/runtime/test_turns.py": 4,
     "broker/sessions/test_limits.py": 1,
-    "broker/store/test_recovery.py": 5,
+    "broker/store/test_recovery.py": 4,
     "broker/store/test_durability.py": 1,
     "broker/store/test_store.py": 6,
     "client/test_offsets.py": 1,
