@@ -142,27 +142,25 @@ async def test_a_oneway_send_arrives(node: Node, wire: Wire) -> None:
     assert [record.body for record in await stored_producer(wire)] == [b"quiet"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        ({"topic": "a b", "body": b"x"}, "characters"),
-        ({"topic": "t", "body": b""}, "empty"),
-        ({"topic": "t", "body": "text"}, "must be bytes"),
-        ({"topic": "t", "body": b"x" * 4_194_305}, "maximum 4194304"),
-        ({"topic": "t", "body": b"x", "properties": {"TAGS": "A"}}, "RocketMQ's own"),
-        ({"topic": "t", "body": b"x", "properties": {"a": " "}}, "blank"),
-        ({"topic": "t", "body": b"x", "properties": {"a": "x" * 33_000}}, "bytes; maximum"),
-        ({"topic": "t", "body": b"x", "tag": "a\x02b"}, "U\\+0001"),
-        ({"topic": "t", "body": b"x", "delay_level": -1}, "delay level"),
-    ],
-)
-async def test_a_message_that_no_broker_would_take_is_refused_before_it_is_sent(
-    node: Node, arguments: dict[str, Any], reason: str
-) -> None:
-    async with Producer(node.address) as producer:
-        with pytest.raises(MessageIllegal, match=reason):
-            await producer.send(**arguments)
-    assert node.broker.store.end == 0
+TOO_MUCH: list[tuple[dict[str, Any], str]] = [
+    ({"topic": "a b", "body": b"x"}, "characters"),
+    ({"topic": "t", "body": b""}, "empty"),
+    ({"topic": "t", "body": "text"}, "must be bytes"),
+    ({"topic": "t", "body": b"x" * 4_194_305}, "maximum 4194304"),
+    ({"topic": "t", "body": b"x", "properties": {"TAGS": "A"}}, "RocketMQ's own"),
+    ({"topic": "t", "body": b"x", "properties": {"a": " "}}, "blank"),
+    ({"topic": "t", "body": b"x", "properties": {"a": "x" * 33_000}}, "bytes; maximum"),
+    ({"topic": "t", "body": b"x", "tag": "a\x02b"}, "U\\+0001"),
+    ({"topic": "t", "body": b"x", "delay_level": -1}, "delay level"),
+]
+
+
+async def test_a_message_that_no_broker_would_take_is_refused_before_it_is_sent(node: Node) -> None:
+    for arguments, reason in TOO_MUCH:
+        async with Producer(node.address) as producer:
+            with pytest.raises(MessageIllegal, match=reason):
+                await producer.send(**arguments)
+        assert node.broker.store.end == 0
 
 
 async def test_a_refusal_names_broker_code_and_reason(nodes: Nodes) -> None:
@@ -288,31 +286,31 @@ def test_wrong_settings_are_refused_when_the_producer_is_made(arguments: dict[st
         Producer(**{"name_server": "h:1", **arguments})
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        ({"topic": 5}, "the topic 5 is not a text"),
-        ({"keys": 4711}, "the keys 4711 are neither a text nor texts"),
-        ({"keys": [4711]}, "the keys"),
-        ({"queue_key": 12}, r"the queue key 12 is not a text; use str\(12\)"),
-        ({"tag": 5}, "the tag 5 is not a text"),
-        ({"message_id": 5}, "the message id 5 is not a text"),
-        ({"message_id": ""}, "the message id is empty; leave it out"),
-        ({"properties": {"a": 5}}, "'a' is 5; names and values must be text"),
-        ({"properties": [("a", "b")]}, "not a mapping"),
-        ({"delay_level": "3"}, "the delay level is '3'"),
-        ({"delay_level": 2**31}, "the delay level is 2147483648"),
-        ({"delay_level": True}, "the delay level is True"),
-        ({"queue": "t:0"}, "'t:0' is not a Queue of the topic t"),
-        ({"queue": ("t", "broker-a", 0)}, "is not a Queue of the topic t"),
-        ({"queue": Queue("u", "broker-a", 0)}, "is not a Queue of the topic t"),
-        ({"queue": Queue("t", "broker-a", -1)}, "is not a Queue of the topic t"),
-    ],
-)
-async def test_what_is_no_text_is_refused_by_name(node: Node, arguments: dict[str, Any], reason: str) -> None:
-    async with Producer(node.address) as producer:
-        with pytest.raises(MessageIllegal, match=reason):
-            await producer.send(**{"topic": "t", "body": b"x", **arguments})
+NO_TEXTS: list[tuple[dict[str, Any], str]] = [
+    ({"topic": 5}, "the topic 5 is not a text"),
+    ({"keys": 4711}, "the keys 4711 are neither a text nor texts"),
+    ({"keys": [4711]}, "the keys"),
+    ({"queue_key": 12}, r"the queue key 12 is not a text; use str\(12\)"),
+    ({"tag": 5}, "the tag 5 is not a text"),
+    ({"message_id": 5}, "the message id 5 is not a text"),
+    ({"message_id": ""}, "the message id is empty; leave it out"),
+    ({"properties": {"a": 5}}, "'a' is 5; names and values must be text"),
+    ({"properties": [("a", "b")]}, "not a mapping"),
+    ({"delay_level": "3"}, "the delay level is '3'"),
+    ({"delay_level": 2**31}, "the delay level is 2147483648"),
+    ({"delay_level": True}, "the delay level is True"),
+    ({"queue": "t:0"}, "'t:0' is not a Queue of the topic t"),
+    ({"queue": ("t", "broker-a", 0)}, "is not a Queue of the topic t"),
+    ({"queue": Queue("u", "broker-a", 0)}, "is not a Queue of the topic t"),
+    ({"queue": Queue("t", "broker-a", -1)}, "is not a Queue of the topic t"),
+]
+
+
+async def test_what_is_no_text_is_refused_by_name(node: Node) -> None:
+    for arguments, reason in NO_TEXTS:
+        async with Producer(node.address) as producer:
+            with pytest.raises(MessageIllegal, match=reason):
+                await producer.send(**{"topic": "t", "body": b"x", **arguments})
 
 
 @pytest.mark.parametrize(

@@ -38,33 +38,31 @@ async def test_route_of_a_parent_topic_announces_lite_messages(node: Node, clien
     assert {tuple(queue.accept_message_types) for queue in answer.message_queues} == {(5,)}
 
 
-@pytest.mark.parametrize(
-    ("topic_type", "system", "properties", "code"),
-    [
-        ("LITE", {}, {}, CONFLICT),
-        ("LITE", {"lite_topic": ""}, {}, CONFLICT),
-        ("LITE", {"message_group": "g"}, {}, CONFLICT),
-        ("LITE", {"lite_topic": "a", "message_group": "g"}, {}, CONFLICT),
-        ("LITE", {"lite_topic": "a", "priority": 1}, {}, CONFLICT),
-        ("", {"lite_topic": "a", "message_group": "g"}, {}, CONFLICT),
-        ("", {"lite_topic": "a"}, {}, CONFLICT),
-        ("NORMAL", {"lite_topic": "a"}, {}, CONFLICT),
-        ("PRIORITY", {"lite_topic": "a"}, {}, CONFLICT),
-        ("LITE", {"lite_topic": "a b"}, {}, ILLEGAL_NAME),
-        ("LITE", {"lite_topic": "a%b"}, {}, ILLEGAL_NAME),
-        ("LITE", {"lite_topic": "x" * 65}, {}, ILLEGAL_NAME),
-        ("LITE", {"lite_topic": "a"}, {props.LITE_TOPIC: "b"}, RESERVED),
-        ("LITE", {"lite_topic": "a"}, {props.LITE_OFFSET: "7"}, RESERVED),
-    ],
-)
-async def test_message_that_contradicts_lite_topics_is_refused(
-    node: Node, client: GrpcClient, topic_type: str, system: dict[str, Any], properties: dict[str, str], code: int
-) -> None:
-    put(node, PARENT, message_type=topic_type)
-    sent = message(PARENT, **system)
-    sent.user_properties.update(properties)
-    assert (await client.call("SendMessage", sending(sent))).status.code == code
-    assert stored(node, PARENT) == []
+CONTRADICTIONS: list[tuple[str, dict[str, Any], dict[str, str], int]] = [
+    ("LITE", {}, {}, CONFLICT),
+    ("LITE", {"lite_topic": ""}, {}, CONFLICT),
+    ("LITE", {"message_group": "g"}, {}, CONFLICT),
+    ("LITE", {"lite_topic": "a", "message_group": "g"}, {}, CONFLICT),
+    ("LITE", {"lite_topic": "a", "priority": 1}, {}, CONFLICT),
+    ("", {"lite_topic": "a", "message_group": "g"}, {}, CONFLICT),
+    ("", {"lite_topic": "a"}, {}, CONFLICT),
+    ("NORMAL", {"lite_topic": "a"}, {}, CONFLICT),
+    ("PRIORITY", {"lite_topic": "a"}, {}, CONFLICT),
+    ("LITE", {"lite_topic": "a b"}, {}, ILLEGAL_NAME),
+    ("LITE", {"lite_topic": "a%b"}, {}, ILLEGAL_NAME),
+    ("LITE", {"lite_topic": "x" * 65}, {}, ILLEGAL_NAME),
+    ("LITE", {"lite_topic": "a"}, {props.LITE_TOPIC: "b"}, RESERVED),
+    ("LITE", {"lite_topic": "a"}, {props.LITE_OFFSET: "7"}, RESERVED),
+]
+
+
+async def test_message_that_contradicts_lite_topics_is_refused(node: Node, client: GrpcClient) -> None:
+    for topic_type, system, properties, code in CONTRADICTIONS:
+        put(node, PARENT, message_type=topic_type)
+        sent = message(PARENT, **system)
+        sent.user_properties.update(properties)
+        assert (await client.call("SendMessage", sending(sent))).status.code == code
+        assert stored(node, PARENT) == []
 
 
 async def test_delayed_message_has_no_lite_topic(node: Node, client: GrpcClient) -> None:

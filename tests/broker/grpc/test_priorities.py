@@ -198,26 +198,24 @@ async def test_message_without_priority_has_none_when_it_is_received(node: Node,
     assert not found.system_properties.HasField("priority")
 
 
-@pytest.mark.parametrize(
-    ("topic_type", "system", "properties", "code"),
-    [
-        (PRIORITY, {}, {}, 40014),
-        (PRIORITY, {"priority": 1, "message_group": "g"}, {}, 40014),
-        ("", {"priority": 1, "message_group": "g"}, {}, 40014),
-        ("NORMAL", {"priority": 1}, {}, 40014),
-        (PRIORITY, {"priority": -1}, {}, 40000),
-        (PRIORITY, {"priority": 1}, {props.PRIORITY: "2"}, 40007),
-        (PRIORITY, {"priority": 1}, {"__LITE_TOPIC": "x"}, 40007),
-    ],
-)
-async def test_message_that_contradicts_priorities_is_refused(
-    node: Node, client: GrpcClient, topic_type: str, system: dict[str, Any], properties: dict[str, str], code: int
-) -> None:
-    put(node, message_type=topic_type)
-    sent = message("t", **system)
-    sent.user_properties.update(properties)
-    assert (await client.call("SendMessage", sending(sent))).status.code == code
-    assert stored(node) == []
+CONTRADICTIONS: list[tuple[str, dict[str, Any], dict[str, str], int]] = [
+    (PRIORITY, {}, {}, 40014),
+    (PRIORITY, {"priority": 1, "message_group": "g"}, {}, 40014),
+    ("", {"priority": 1, "message_group": "g"}, {}, 40014),
+    ("NORMAL", {"priority": 1}, {}, 40014),
+    (PRIORITY, {"priority": -1}, {}, 40000),
+    (PRIORITY, {"priority": 1}, {props.PRIORITY: "2"}, 40007),
+    (PRIORITY, {"priority": 1}, {"__LITE_TOPIC": "x"}, 40007),
+]
+
+
+async def test_message_that_contradicts_priorities_is_refused(node: Node, client: GrpcClient) -> None:
+    for topic_type, system, properties, code in CONTRADICTIONS:
+        put(node, message_type=topic_type)
+        sent = message("t", **system)
+        sent.user_properties.update(properties)
+        assert (await client.call("SendMessage", sending(sent))).status.code == code
+        assert stored(node) == []
 
 
 async def test_delayed_message_keeps_its_priority(nodes: Nodes, dial: Dial) -> None:

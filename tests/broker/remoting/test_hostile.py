@@ -321,26 +321,26 @@ def part(data: bytes) -> bytes:
     return len(data).to_bytes(4, "big") + data
 
 
-@pytest.mark.parametrize(
-    ("plain", "remark"),
-    [
-        (part(b"{}") + b"\xff\xff\xff\xff", "4294967295 parts in 0 bytes"),
-        (part(b"{}") + b"\0\0\0\2" + part(b"t 1 1 6"), "4 bytes at byte 21 of 21"),
-        (b"\xff\xff\xff\xff{}", "4294967295 bytes"),
-        (part(b"{}") + b"\0\0\0\1" + part(b"t 1"), "cannot be read"),
-        (part(b"[1]") + b"\0\0\0\0", "cannot be read"),
-        (part(b"no json") + b"\0\0\0\0", "cannot be read"),
-        (bytes(16_777_217), "inflates to more than 16777216"),
-        (b"", "0 bytes"),
-    ],
-)
-async def test_a_registration_that_promises_more_than_it_has_is_refused(wire: Wire, plain: bytes, remark: str) -> None:
-    answer = await wire.call(RequestCode.REGISTER_BROKER, REGISTER, zlib.compress(plain))
-    assert answer.code == ResponseCode.SYSTEM_ERROR
-    if plain:
-        assert remark in (answer.remark or "")
-    cut = await wire.call(RequestCode.REGISTER_BROKER, REGISTER, zlib.compress(plain)[:-5])
-    assert cut.code == ResponseCode.SYSTEM_ERROR
+PROMISES: list[tuple[bytes, str]] = [
+    (part(b"{}") + b"\xff\xff\xff\xff", "4294967295 parts in 0 bytes"),
+    (part(b"{}") + b"\0\0\0\2" + part(b"t 1 1 6"), "4 bytes at byte 21 of 21"),
+    (b"\xff\xff\xff\xff{}", "4294967295 bytes"),
+    (part(b"{}") + b"\0\0\0\1" + part(b"t 1"), "cannot be read"),
+    (part(b"[1]") + b"\0\0\0\0", "cannot be read"),
+    (part(b"no json") + b"\0\0\0\0", "cannot be read"),
+    (bytes(16_777_217), "inflates to more than 16777216"),
+    (b"", "0 bytes"),
+]
+
+
+async def test_a_registration_that_promises_more_than_it_has_is_refused(wire: Wire) -> None:
+    for plain, remark in PROMISES:
+        answer = await wire.call(RequestCode.REGISTER_BROKER, REGISTER, zlib.compress(plain))
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        if plain:
+            assert remark in (answer.remark or "")
+        cut = await wire.call(RequestCode.REGISTER_BROKER, REGISTER, zlib.compress(plain)[:-5])
+        assert cut.code == ResponseCode.SYSTEM_ERROR
 
 
 async def test_a_compressed_registration_may_be_as_large_as_a_frame(wire: Wire) -> None:
@@ -426,27 +426,27 @@ async def test_settings_of_groups_are_limited_at_their_edge(wire: Wire, node: No
     assert node.broker.topics.queues_of("%RETRY%g") == 64
 
 
-@pytest.mark.parametrize(
-    ("good", "bad"),
-    [
-        (b"defaultTopicQueueNums=4096", b"defaultTopicQueueNums=4097"),
-        (b"defaultTopicQueueNums=1", b"defaultTopicQueueNums=0"),
-        (b"defaultTopicQueueNums=8", b"defaultTopicQueueNums=" + b"9" * 5000),
-        (b"fileReservedTime=876000", b"fileReservedTime=nan"),
-        (b"fileReservedTime=0", b"fileReservedTime=-1"),
-        (b"fileReservedTime=72", b"fileReservedTime=inf"),
-        (b"transactionTimeOut=86400000", b"transactionTimeOut=86400001"),
-        (b"transactionTimeOut=0", b"transactionTimeOut=-1"),
-        (b"transactionTimeOut=1", b"transactionTimeOut=1" + b"0" * 400),
-        (b"brokerPermission=7", b"brokerPermission=8"),
-        (b"brokerPermission=0", b"brokerPermission=-1"),
-    ],
-)
-async def test_settings_of_the_broker_are_limited_at_their_edge(wire: Wire, good: bytes, bad: bytes) -> None:
-    assert (await wire.call(RequestCode.UPDATE_BROKER_CONFIG, body=good)).code == 0
-    assert (await wire.call(RequestCode.UPDATE_BROKER_CONFIG, body=bad)).code == ResponseCode.SYSTEM_ERROR
-    assert good in (await wire.call(RequestCode.GET_BROKER_CONFIG)).body
-    assert (await wire.call(RequestCode.GET_TOPIC_STATS_INFO, {"topic": "TBW102"})).code == 0
+EDGES: list[tuple[bytes, bytes]] = [
+    (b"defaultTopicQueueNums=4096", b"defaultTopicQueueNums=4097"),
+    (b"defaultTopicQueueNums=1", b"defaultTopicQueueNums=0"),
+    (b"defaultTopicQueueNums=8", b"defaultTopicQueueNums=" + b"9" * 5000),
+    (b"fileReservedTime=876000", b"fileReservedTime=nan"),
+    (b"fileReservedTime=0", b"fileReservedTime=-1"),
+    (b"fileReservedTime=72", b"fileReservedTime=inf"),
+    (b"transactionTimeOut=86400000", b"transactionTimeOut=86400001"),
+    (b"transactionTimeOut=0", b"transactionTimeOut=-1"),
+    (b"transactionTimeOut=1", b"transactionTimeOut=1" + b"0" * 400),
+    (b"brokerPermission=7", b"brokerPermission=8"),
+    (b"brokerPermission=0", b"brokerPermission=-1"),
+]
+
+
+async def test_settings_of_the_broker_are_limited_at_their_edge(wire: Wire) -> None:
+    for good, bad in EDGES:
+        assert (await wire.call(RequestCode.UPDATE_BROKER_CONFIG, body=good)).code == 0
+        assert (await wire.call(RequestCode.UPDATE_BROKER_CONFIG, body=bad)).code == ResponseCode.SYSTEM_ERROR
+        assert good in (await wire.call(RequestCode.GET_BROKER_CONFIG)).body
+        assert (await wire.call(RequestCode.GET_TOPIC_STATS_INFO, {"topic": "TBW102"})).code == 0
 
 
 async def test_settings_that_are_too_large_in_an_old_folder_are_left_out(nodes: Nodes) -> None:

@@ -262,27 +262,25 @@ async def test_rejected_message_becomes_a_dead_letter_that_does_not_return(node:
     assert node.broker.lites.of("t")["a"].next == 2
 
 
-@pytest.mark.parametrize(
-    ("fields", "code"),
-    [
-        ({"topic": "missing"}, ResponseCode.TOPIC_NOT_EXIST),
-        ({"topic": "normal"}, ResponseCode.INVALID_PARAMETER),
-        ({"consumerGroup": "plain"}, ResponseCode.INVALID_PARAMETER),
-        ({"consumerGroup": "missing"}, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST),
-        ({"maxMsgNum": 33}, ResponseCode.INVALID_PARAMETER),
-        ({"invisibleTime": 0}, ResponseCode.INVALID_PARAMETER),
-        ({"bornTime": 1, "pollTime": 1000}, ResponseCode.POLLING_TIMEOUT),
-    ],
-)
-async def test_pop_is_refused_outside_of_lite_groups(
-    nodes: Nodes, connect: Connect, fields: dict[str, Any], code: int
-) -> None:
+REFUSED_POPS: list[tuple[dict[str, Any], int]] = [
+    ({"topic": "missing"}, ResponseCode.TOPIC_NOT_EXIST),
+    ({"topic": "normal"}, ResponseCode.INVALID_PARAMETER),
+    ({"consumerGroup": "plain"}, ResponseCode.INVALID_PARAMETER),
+    ({"consumerGroup": "missing"}, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST),
+    ({"maxMsgNum": 33}, ResponseCode.INVALID_PARAMETER),
+    ({"invisibleTime": 0}, ResponseCode.INVALID_PARAMETER),
+    ({"bornTime": 1, "pollTime": 1000}, ResponseCode.POLLING_TIMEOUT),
+]
+
+
+async def test_pop_is_refused_outside_of_lite_groups(nodes: Nodes, connect: Connect) -> None:
     node = await nodes.start(auto_create_groups=False)
     wire = await connect(node.address)
     ready(node)
     put(node, "normal")
     node.broker.group_configs.put(GroupConfig("plain"))
-    assert (await wire.call(RequestCode.POP_LITE_MESSAGE, pop_lite(**fields))).code == code
+    for fields, code in REFUSED_POPS:
+        assert (await wire.call(RequestCode.POP_LITE_MESSAGE, pop_lite(**fields))).code == code
 
 
 @pytest.mark.parametrize(
@@ -887,33 +885,31 @@ async def test_lag_of_a_lite_group_reads_one_message_of_each_queue(
     assert lag.since_ms == min(record.store_ms for record in unread)
 
 
-@pytest.mark.parametrize(
-    ("code", "fields", "expected"),
-    [
-        (RequestCode.GET_PARENT_TOPIC_INFO, {"topic": "missing"}, ResponseCode.TOPIC_NOT_EXIST),
-        (RequestCode.GET_PARENT_TOPIC_INFO, {"topic": "normal"}, ResponseCode.INVALID_PARAMETER),
-        (
-            RequestCode.GET_LITE_TOPIC_INFO,
-            {"parentTopic": "missing", "liteTopic": "a"},
-            ResponseCode.TOPIC_NOT_EXIST,
-        ),
-        (
-            RequestCode.GET_LITE_CLIENT_INFO,
-            {"parentTopic": "t", "group": "plain", "clientId": "c"},
-            ResponseCode.INVALID_PARAMETER,
-        ),
-        (RequestCode.GET_LITE_GROUP_INFO, {"group": "missing"}, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST),
-        (RequestCode.GET_LITE_GROUP_INFO, {"group": "plain"}, ResponseCode.INVALID_PARAMETER),
-        (RequestCode.TRIGGER_LITE_DISPATCH, {"group": "plain"}, ResponseCode.INVALID_PARAMETER),
-    ],
-)
-async def test_reports_are_refused_for_other_topics_and_groups(
-    node: Node, wire: Wire, code: RequestCode, fields: dict[str, str], expected: ResponseCode
-) -> None:
+REFUSED_REPORTS: list[tuple[RequestCode, dict[str, str], ResponseCode]] = [
+    (RequestCode.GET_PARENT_TOPIC_INFO, {"topic": "missing"}, ResponseCode.TOPIC_NOT_EXIST),
+    (RequestCode.GET_PARENT_TOPIC_INFO, {"topic": "normal"}, ResponseCode.INVALID_PARAMETER),
+    (
+        RequestCode.GET_LITE_TOPIC_INFO,
+        {"parentTopic": "missing", "liteTopic": "a"},
+        ResponseCode.TOPIC_NOT_EXIST,
+    ),
+    (
+        RequestCode.GET_LITE_CLIENT_INFO,
+        {"parentTopic": "t", "group": "plain", "clientId": "c"},
+        ResponseCode.INVALID_PARAMETER,
+    ),
+    (RequestCode.GET_LITE_GROUP_INFO, {"group": "missing"}, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST),
+    (RequestCode.GET_LITE_GROUP_INFO, {"group": "plain"}, ResponseCode.INVALID_PARAMETER),
+    (RequestCode.TRIGGER_LITE_DISPATCH, {"group": "plain"}, ResponseCode.INVALID_PARAMETER),
+]
+
+
+async def test_reports_are_refused_for_other_topics_and_groups(node: Node, wire: Wire) -> None:
     ready(node)
     put(node, "normal")
     node.broker.group_configs.put(GroupConfig("plain"))
-    assert (await wire.call(code, fields)).code == expected
+    for code, fields, expected in REFUSED_REPORTS:
+        assert (await wire.call(code, fields)).code == expected
 
 
 async def test_dispatch_is_triggered_for_clients_that_wait(node: Node, wire: Wire, connect: Connect) -> None:
