@@ -31,10 +31,11 @@ from ..protocol.codes import RequestCode
 from ..protocol.fast import MODULE
 from .broker import BrokerController
 from .config import LIMITS, MAX_METRIC_LEVELS, MAX_METRICS_CONNECTIONS, MAX_ORPHANED_TOPICS, METRICS_CLIENT_S, Limits
+from .memory import Memory
 from .messages.topics import GOT, PUT
 from .nameserver import Routes
 from .runtime import Histogram
-from .sessions import Memory, is_loopback
+from .sessions import is_loopback
 from .tls import Tls
 
 log = structlog.get_logger("rocketlet.metrics")

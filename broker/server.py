@@ -31,11 +31,12 @@ from .config import (
     Limits,
 )
 from .machine import default_budget, shares
+from .memory import Memory
 from .nameserver import Routes
 from .remoting.connection import RemotingConnection
 from .remoting.dispatch import Dispatch
 from .runtime import MACHINE, Moment, OnePerIteration, Tasks, Turns
-from .sessions import Memory, Reports, Session, is_loopback
+from .sessions import Reports, Session, is_loopback
 from .tls import Client, ClientTransport, Tls, TlsRecords
 
 if TYPE_CHECKING:

@@ -92,6 +92,7 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "broker.machine": "broker.config broker.runtime",
         "broker.store": "broker.config broker.runtime",
         "broker.sessions": "broker.config broker.runtime",
+        "broker.memory": "broker.config",
         "broker.tls": "broker.config broker.machine broker.sessions host",
         "broker.access": "broker.config broker.machine broker.runtime broker.sessions host",
         "broker.nameserver": "broker.config broker.runtime broker.sessions",
@@ -103,14 +104,14 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "broker.store",
         "broker.broker": "broker.access broker.cluster broker.config broker.groups broker.groups.pulling broker.machine "
         "broker.messages broker.nameserver broker.pops broker.runtime broker.sessions broker.store broker.tls",
-        "broker.metrics": "broker.broker broker.config broker.messages broker.nameserver broker.runtime broker.sessions "
-        "broker.tls",
+        "broker.metrics": "broker.broker broker.config broker.memory broker.messages broker.nameserver broker.runtime "
+        "broker.sessions broker.tls",
         "broker.remoting": "broker.access broker.broker broker.config broker.groups broker.groups.pulling "
-        "broker.machine broker.messages broker.nameserver broker.pops broker.runtime broker.sessions broker.store "
-        "broker.tls host",
+        "broker.machine broker.memory broker.messages broker.nameserver broker.pops broker.runtime broker.sessions "
+        "broker.store broker.tls host",
         "broker.grpc": "broker.access broker.broker broker.config broker.messages broker.pops broker.runtime "
         "broker.sessions broker.store broker.tls",
-        "broker.server": "broker.access broker.broker broker.config broker.grpc broker.machine broker.metrics "
+        "broker.server": "broker.access broker.broker broker.config broker.grpc broker.machine broker.memory broker.metrics "
         "broker.nameserver broker.remoting broker.runtime broker.sessions broker.tls",
     }.items()
 }

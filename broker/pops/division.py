@@ -547,7 +547,7 @@ class PopMember:
     born_host = b""
     address = ""
     reached = ""
-    is_left = True
+    was_closed_by_client = True
     is_external = False
     is_closed = False
     known: object = None

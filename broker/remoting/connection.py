@@ -32,11 +32,11 @@ from ..config import (
     SMALL_READ_BYTES,
     WRITE_HIGH_BYTES,
 )
+from ..memory import Memory
 from ..runtime import Moment, OnePerIteration, Turns
 from ..sessions import (
     ClientRequest,
     Event,
-    Memory,
     Reports,
 )
 from ..tls import Client, Decryption

@@ -11,8 +11,9 @@ import orjson
 import pytest
 from rocketlet.broker.config import IDLE_LIMIT_S, LARGE_HOLDING_BYTES, SWEEP_INTERVAL_S, Limits
 from rocketlet.broker.machine import default_budget
+from rocketlet.broker.memory import Memory
 from rocketlet.broker.remoting.connection import RemotingConnection
-from rocketlet.broker.sessions import AddressShares, Memory
+from rocketlet.broker.sessions import AddressShares
 from rocketlet.protocol.bodies import TopicConfig, finish
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame, encode
