@@ -260,13 +260,14 @@ class Expired(list[int]):
             self.append(delivery.offset)
 
 
-def test_deadlines_of_finished_deliveries_are_removed_a_few_at_a_time(world: World) -> None:
+@pytest.mark.parametrize("count", [7 * MANY, 20 * MANY])  # while they are removed, and after that
+def test_deadlines_of_finished_deliveries_are_removed_a_few_at_a_time(world: World, count: int) -> None:
     world.send("0")
     world.receive()
     deliveries = next(world.state.pools.deliveries())
     expired = Expired()
     deadlines, most, live = Deadlines(world.clock, cast("Pops", expired)), 0, set()
-    for number in range(20 * MANY):
+    for number in range(count):
         delivery = Delivery(number, DeliveryState.IN_FLIGHT)
         delivery.deadline_s = world.clock.monotonic_s() + 10 + number % 7
         Batch.examined = 0
