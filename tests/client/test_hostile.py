@@ -234,6 +234,13 @@ async def test_refusal_that_repeats_is_logged_once_and_then_with_a_count(caplog:
     assert (await refuse("another"))[-1]["repeated"] == 1
 
 
+async def test_response_to_a_pull_from_before_a_seek_is_ignored() -> None:
+    pulls = Pulls()
+    pulls.queue.seek(7)
+    assert pulls.answer(ResponseCode.PULL_NOT_FOUND, 3) == 1
+    assert pulls.queue.next_offset == 7
+
+
 async def test_offset_that_a_failed_pull_carried_is_committed_by_the_next_one() -> None:
     pulls = Pulls(commits=True, pull_error_delay_s=0.0)
     pulls.answer(ResponseCode.PULL_NOT_FOUND, 5)

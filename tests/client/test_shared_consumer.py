@@ -8,6 +8,7 @@ from collections import Counter
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -30,7 +31,7 @@ from rocketlet.client.config import ClientLimits
 from rocketlet.client.consuming.handling import Outcome, delay_of
 from rocketlet.client.message import Lease, clock_s
 from rocketlet.client.sharing.receiving import SharedDelivery, SlotDispatcher
-from rocketlet.client.sharing.settling import _by_pop
+from rocketlet.client.sharing.settling import Settling, _by_pop
 from rocketlet.protocol.bodies import GroupConfig
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.group_bodies import decode_batch_acks, encode_batch_acks
@@ -695,6 +696,18 @@ def test_apache_s_check_points_stay_apart_and_ours_are_one_entry() -> None:
     assert len(_by_pop(deliveries, is_ours=True)) == 1
     (_, first, offsets), (_, second, others) = _by_pop(deliveries, is_ours=False)
     assert (first.start_offset, offsets, second.start_offset, others) == (7, [7], 8, [8, 9])
+
+
+async def test_messages_of_lite_topics_are_acknowledged_one_by_one() -> None:
+    """Apache's brokers accept no batches for them."""
+    sent: list[int] = []
+    connection = Mock(call=lambda code, *rest: sent.append(code), running_s=lambda: 0.0)
+    settling = Settling(Mock(connected_or_open=lambda name: connection), "g", lambda work: None)
+    for lite_topic in ("a", "b"):
+        plain = delivery()
+        settling.ack(SharedDelivery(plain.message, plain.receipt, lite_topic))
+    await turn()
+    assert sent == [RequestCode.ACK_MESSAGE] * 2
 
 
 def test_acknowledgements_of_one_receive_that_lie_far_apart_are_entries_of_their_own() -> None:

@@ -261,15 +261,20 @@ async def test_messages_that_a_held_pull_passes_are_progress_and_lower_commits_a
     await eventually(lambda: progress() == (4, 0, 0))
     await commit(waiting, 1)
     assert progress() == (4, 0, 0), "the member does not know yet that it continues at 4"
+    still.broker.offsets.allow_lower_offset("g", "t", 0)
+    await commit(waiting, 2)
+    assert progress() == (2, 2, 1), "the member commits what an administrator has set"
+    await send(wire, b"for others", tag="B")
+    await eventually(lambda: progress() == (5, 0, 1))
     await commit(waiting, 0)
-    assert progress() == (0, 4, 1), "a lower offset than its own is a reset"
+    assert progress() == (0, 5, 2), "a lower offset than its own is a reset"
     await commit(waiting, 1)
     await commit(wire, 2)
-    assert progress() == (2, 2, 2), "an administrator's offset is a reset"
+    assert progress() == (2, 3, 3), "an administrator's offset is a reset"
     await commit(waiting, 1)
     await waiting.close()
     await eventually(lambda: not still.broker.groups.members_of("g"))
-    assert progress() == (4, 0, 2)
+    assert progress() == (5, 0, 3)
 
 
 async def test_a_held_pull_ends_when_its_time_is_up(wire: Wire) -> None:
