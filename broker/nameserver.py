@@ -111,7 +111,7 @@ class Routes:
         # RouteInfoManager.registerBroker: a slave that became the master registers with another broker id.
         addresses = {number: other for number, other in broker.addresses.items() if other != address}
         addresses[broker_id] = address
-        added = fresh.keys() - broker.topics.keys()
+        added = [topic for topic in fresh if topic not in broker.topics]  # a difference of sets would read all topics
         chars = sum(map(len, added))
         # limits apply only to other brokers, so that these cannot displace the broker in this process
         if session is not None:

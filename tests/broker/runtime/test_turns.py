@@ -382,6 +382,32 @@ async def test_a_sweep_does_not_begin_again_before_its_end(monkeypatch: pytest.M
     await turns.done()
 
 
+class CountedName(str):
+    """The name of a topic, which counts how often some name is looked up."""
+
+    lookups = 0
+
+    def __hash__(self) -> int:
+        type(self).lookups += 1
+        return super().__hash__()
+
+
+def test_the_registration_of_one_topic_reads_no_other_topics() -> None:
+    routes, connection = Routes(), cast("Any", BrokerSession())
+
+    def register(version: int, *names: str) -> None:
+        topics = [TopicConfig(name, 8, 8) for name in names]
+        finish(routes.registering("c", "b", 0, "10.0.0.1:1", DataVersion(version, version), topics, connection))
+
+    register(1, *(CountedName(f"topic-{number}") for number in range(100)))
+    CountedName.lookups = 0
+    register(2, "another")
+    assert CountedName.lookups == 0
+    route = routes.route("another")
+    assert route is not None
+    assert routes.route("topic-99") is not None
+
+
 def test_the_routes_of_a_broker_that_leaves_are_freed_in_pieces() -> None:
     routes, connection = Routes(), cast("Any", BrokerSession())
     topics = [TopicConfig(f"topic-{number}", 8, 8) for number in range(5000)]
