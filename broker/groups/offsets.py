@@ -677,13 +677,14 @@ class Watch:
                     queue = group.queue(topic, queue_id)
                     is_unread = queue.lease is None and queue.reader not in group.members
                     if is_unread and unread_count < self._limits.max_read_queues:
-                        since_s, is_named = subscribed.unread.get(queue_id, (now_s, False))
-                        if now_s - since_s >= ORPHAN_S:
+                        # The value is kept, because the garbage collector examines all new objects each second
+                        known = subscribed.unread.get(queue_id) or Unread(now_s, is_named=False)
+                        if now_s - known.since_s >= ORPHAN_S:
                             orphaned += 1
-                            if not is_named and reported < self._limits.max_reported:
+                            if not known.is_named and reported < self._limits.max_reported:
                                 self._name("orphaned", group.name, "", f"{topic}:{queue_id} has no reader")
-                                reported, is_named = reported + 1, True
-                        unread[queue_id] = Unread(since_s, is_named)
+                                reported, known = reported + 1, Unread(known.since_s, is_named=True)
+                        unread[queue_id] = known
                         unread_count += 1
                     looks += 1
                     if looks % LOOKS == 0:

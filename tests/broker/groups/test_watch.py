@@ -10,7 +10,7 @@ import pytest
 from rocketlet.broker.config import HANDOVER_LEASE_S, LIMITS, MAX_HOLD_S, ORPHAN_S, PLACE_BYTES, Limits
 from rocketlet.broker.groups.group import GroupQueue
 from rocketlet.broker.groups.leases import Locks
-from rocketlet.broker.groups.members import History
+from rocketlet.broker.groups.members import History, Unread
 from rocketlet.broker.groups.offsets import Watch
 from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.runtime import MovableClock, Runtime, run
@@ -248,6 +248,20 @@ def test_after_a_scan_of_very_many_queues_the_watch_rests(tmp_path: Path) -> Non
     assert world.looks(rested_s - 0.1) == QUEUES
     assert world.looks(0.1) == QUEUES, "the queues of u have been unread only from now on"
     assert world.looks(rested_s + ORPHAN_S) == 2 * QUEUES
+
+
+def test_a_repeated_scan_makes_no_new_objects(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Unread] = []
+
+    def make(*values: Any, **named: Any) -> Unread:
+        made.append(Unread(*values, **named))
+        return made[-1]
+
+    monkeypatch.setattr("rocketlet.broker.groups.offsets.Unread", make)
+    world.joins()
+    for seconds, count in ((0.0, QUEUES), (1.0, QUEUES), (ORPHAN_S, 2 * QUEUES), (1.0, 2 * QUEUES)):
+        world.looks(seconds)
+        assert len(made) == count
 
 
 def test_no_queue_of_a_broadcasting_group_is_called_unread(world: World) -> None:
