@@ -13,6 +13,7 @@ import msgpack
 import orjson
 import pytest
 import structlog
+from rocketlet.broker.store.files import write_state
 from rocketlet.protocol import bodies
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ, Frame, encode
@@ -241,9 +242,9 @@ async def test_names_that_are_illegal_in_an_old_folder_are_left_out(nodes: Nodes
     node = await nodes.start()
     await node.stop()
     folder = node.config.data_dir
-    (folder / "groups.json").write_bytes(orjson.dumps([{"groupName": "a\0b"}, {"groupName": "good"}]))
-    topics = {"topics": [{"topicName": "../../x"}, {"topicName": "good"}]}
-    (folder / "topics.json").write_bytes(orjson.dumps(topics))
+    write_state(folder / "groups.json", [{"groupName": "a\0b"}, {"groupName": "good"}])
+    names = ("../../x", "good")
+    write_state(folder / "topics.json", {"topics": [{"topicName": name, "since": 0, "identity": ""} for name in names]})
     again = await nodes.start()
     assert [group.name for group in again.broker.group_configs] == ["good"]
     assert again.broker.topics.get("good")
@@ -453,8 +454,9 @@ async def test_settings_that_are_too_large_in_an_old_folder_are_left_out(nodes: 
     node = await nodes.start()
     await node.stop()
     folder = node.config.data_dir
-    (folder / "groups.json").write_bytes(orjson.dumps([{"groupName": "g", "retryQueueNums": 30_000_000}]))
-    (folder / "topics.json").write_bytes(orjson.dumps({"topics": [{"topicName": "t", "readQueueNums": 60_000}]}))
+    write_state(folder / "groups.json", [{"groupName": "g", "retryQueueNums": 30_000_000}])
+    topic = {"topicName": "t", "readQueueNums": 60_000, "since": 0, "identity": ""}
+    write_state(folder / "topics.json", {"topics": [topic]})
     again = await nodes.start()
     assert list(again.broker.group_configs) == []
     assert again.broker.topics.get("t") is None
