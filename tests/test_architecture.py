@@ -90,7 +90,7 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "broker.config": "",
         "broker.runtime": "broker.config",
         "broker.machine": "broker.config broker.runtime",
-        "broker.store": "broker.config broker.runtime",
+        "broker.store": "host broker.config broker.runtime",
         "broker.sessions": "broker.config broker.runtime",
         "broker.memory": "broker.config",
         "broker.tls": "broker.config broker.machine broker.sessions host",

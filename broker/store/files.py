@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 import structlog
 
+from ...host.version import own_version
 from ...protocol.bodies import encode_json
 from ...protocol.names import topic_fault
 from ..config import MAX_OPEN_SEGMENTS
@@ -366,10 +367,8 @@ def _mark_format(folder: Path) -> None:
     """Record the format of the folder. A full disk does not prevent the broker's start."""
     known = read_state(folder / _FORMAT_FILE, is_derivable=True)
     if not isinstance(known, dict) or known.get("format") != FORMAT:
-        from importlib.metadata import version  # slow to import, and most folders have the mark already
-
         with contextlib.suppress(StoreFull):
-            write_state(folder / _FORMAT_FILE, {"format": FORMAT, "by": version("rocketlet")})
+            write_state(folder / _FORMAT_FILE, {"format": FORMAT, "by": own_version()})
 
 
 def _lock(descriptor: int) -> None:
