@@ -12,7 +12,7 @@ from typing import Protocol
 import structlog
 
 from ...protocol.allocation import AVG, STICKY, TopicQueues
-from ...protocol.bodies import SLICE, Route, TopicConfig, Work
+from ...protocol.bodies import SLICE, WRITES, Route, TopicConfig, Work
 from ...protocol.group_bodies import AgreedMembers, Place
 from ...protocol.headers import AgreeOnMembers, PullMessage
 from ...protocol.names import RETRY_PREFIX, Queue
@@ -418,13 +418,13 @@ class Moves:
     def _adding_waiting(self, group: ConsumerGroup, topic: str, claims: Claimants) -> Work[None]:
         """Add the members whose pulls wait for messages. Apache's clients allocate by the route that they know, and query it
         every 30 s, so after a topic has grown they may read other queues than those of their share by the present route."""
-        for session in list(group.foreign):
+        for number, session in enumerate(list(group.foreign), 1):
             pulls = [] if group.is_alone(session) else self._held_pulls.of(session, group.name)
             for pull in pulls:
                 claimants = claims.setdefault(pull.queue.queue_id, []) if pull.queue.topic == topic else [session]
                 if pull.until is Until.MESSAGE and session not in claimants:
                     claimants.append(session)
-            if pulls:
+            if pulls or number % SLICE == 0:
                 yield
 
     def _reserve(self, found: QueueMoves, more: int) -> bool:
@@ -643,9 +643,9 @@ class Draining:
 
     def _releasing_pulls(self, group: ConsumerGroup) -> Work[None]:
         """Release pulls that waited for a queue which their member now owns."""
-        for session in list(group.foreign):
+        for number, session in enumerate(list(group.foreign), 1):
             pulls = [pull for pull in self._held_pulls.of(session, group.name) if pull.until is Until.TURN]
-            if pulls:
+            if pulls or number % SLICE == 0:
                 yield
             for pull in pulls:
                 if not group.is_anothers(session, pull.queue.topic, pull.queue.queue_id, self._clock.monotonic_s()):
@@ -994,7 +994,7 @@ class Notifications:
             if at in group.members and not (member.is_foreign and defer_notification(group, at)):
                 at.send_event(_change_for(group, at))
                 notified += 1
-            if number % SLICE == 0:
+            if number % WRITES == 0:
                 yield
         self._record_notified(group, notified)
 
@@ -1015,7 +1015,7 @@ class Notifications:
 
     def _notifying_these(self, group: ConsumerGroup, connections: list[Session]) -> Work[None]:
         for number, connection in enumerate(connections):
-            if number % SLICE == 0:
+            if number % WRITES == 0:
                 yield
             if connection in group.members:
                 connection.send_event(_change_for(group, connection))
@@ -1032,7 +1032,7 @@ class Notifications:
         for group in self._groups.subscribing(topic):
             for number, connection in enumerate(list(group.members), 1):
                 connection.send_event(GroupChanged(group.name, topic))
-                if number % SLICE == 0:
+                if number % WRITES == 0:
                     yield
             self._groups.check_soon(group)
 

@@ -648,10 +648,13 @@ class ConsumerGroup:
     def client_ids(self, topic: str | None = None) -> list[str]:
         """Return the ids of the members that are not leaving, each once; with a topic, only of members that subscribe
         to it."""
-        staying = (member for member in self.members.values() if not member.data.leaving)
         # Each id once: a client that reconnects has two connections until the old one is closed.
-        ids = (member.listed_id for member in staying if topic is None or topic in member.subscriptions)
-        return list(dict.fromkeys(ids))
+        ids = {
+            member.listed_id: None
+            for member in self.members.values()
+            if not member.data.leaving and (topic is None or topic in member.subscriptions)
+        }
+        return list(ids)
 
     def companions(self, connection: Session) -> MemberList:
         """Return the members that share a topic with this member.

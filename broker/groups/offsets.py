@@ -687,7 +687,7 @@ class Watch:
                         unread[queue_id] = known
                         unread_count += 1
                     looks += 1
-                    if looks % LOOKS == 0:
+                    if looks % SLICE == 0:
                         yield
                 subscribed.unread, subscribed.orphaned = unread, orphaned
             looks += bool(group.members)

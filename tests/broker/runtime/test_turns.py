@@ -8,9 +8,11 @@ import inspect
 import socket
 import ssl
 import weakref
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from functools import partial
+from types import GeneratorType
 from typing import Any, cast
 
 import orjson
@@ -37,6 +39,7 @@ from rocketlet.protocol import bodies
 from rocketlet.protocol.bodies import (
     LOOKS,
     SLICE,
+    WRITES,
     DataVersion,
     GroupConfig,
     Heartbeat,
@@ -282,6 +285,29 @@ async def test_the_members_of_a_large_group_are_listed_in_pieces(node: Node) -> 
     assert isinstance(work, Generator)
     assert pieces(work) > 300 // SLICE
     for peer in peers:
+        peer.hang_up()
+
+
+async def test_the_members_of_a_large_group_are_notified_in_pieces(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(node, "t")
+    peers = members_of(node, count := 300)
+    await node.broker.turns.done()
+    (group,), done = node.broker.groups, Counter[str]()
+
+    def do(work: Work[Any], address: str = "") -> None:
+        done[cast("GeneratorType[None, None, object]", work).gi_code.co_qualname] += pieces(work)
+
+    monkeypatch.setattr(node.broker.turns, "do", do)
+    node.broker.notifications.topic_changed(TopicConfig("t", 8, 8))
+    node.broker.notifications.notify(group, list(group.members))
+    peers[0].hang_up()
+    await eventually(lambda: done["Draining._finding"] > 0)
+    node.clock.advance(1)
+    assert done["Notifications._notifying_of_topic"] > count // WRITES
+    assert done["Notifications._notifying_these"] > (count - SLICE) // WRITES
+    assert done["Notifications._notifying"] > (count - 1) // WRITES
+    assert done["Draining._finding"] > 2 * (count // SLICE)
+    for peer in peers[1:]:
         peer.hang_up()
 
 
