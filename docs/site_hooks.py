@@ -36,6 +36,13 @@ _FOUND_FIRST = ("index.md", "how-to/", "tutorial.md", "testing.md", "faq.md", "t
 _FOUND_LAST = ("reference/", "architecture.md", "decisions/")
 
 
+def on_config(config: Any) -> Any:
+    """Offer links to edit pages if the build has the address of the repository."""
+    if config.repo_url:
+        config.edit_uri = "edit/main/docs/"
+    return config
+
+
 def on_files(files: Any, config: Any) -> Any:
     """Add the logo, and mermaid, so that the pages load nothing from other hosts."""
     from mkdocs.structure.files import File
