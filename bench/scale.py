@@ -36,13 +36,14 @@ BATCHES, BATCH_S, MAX_IN_BATCH = 5, 0.01, 200
 IDLE_S = 30
 FITTED = 3  # the largest sizes, over which a slope is fitted
 SHARE = 100  # requests in flight on one connection; its groups, held pulls and waiting receives
+CLIENTS = 8  # that make requests at a time, because one event-loop iteration serves all whose requests have arrived
 HELD_MS, DAY_S = 3_600_000, 86_400
 
 
-async def each(count: int, request: Callable[[int], Awaitable[object]]) -> None:
-    """Make requests on one connection, SHARE of them at a time."""
-    for begin in range(0, count, SHARE):
-        await asyncio.gather(*map(request, range(begin, min(begin + SHARE, count))))
+async def each(count: int, request: Callable[[int], Awaitable[object]], at_once: int = SHARE) -> None:
+    """Make requests, some of them at a time."""
+    for begin in range(0, count, at_once):
+        await asyncio.gather(*map(request, range(begin, min(begin + at_once, count))))
 
 
 # What grows, and what is done with it. The topic is t with 8 queues, the group g.
@@ -50,8 +51,7 @@ async def each(count: int, request: Callable[[int], Awaitable[object]]) -> None:
 
 async def members(world: World, count: int) -> None:
     await world.clients(count)
-    for number, wire in enumerate(world.wires):
-        await wire.beat(number)
+    await each(count, lambda number: world.wires[number].beat(number), CLIENTS)
 
 
 async def join_and_leave(world: World) -> None:

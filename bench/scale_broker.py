@@ -78,6 +78,7 @@ async def serve(port: int, folder: Path, selector: TimedSelector) -> None:
                 for _ in range(round(float(line) / TICK_S)):
                     clock.advance(TICK_S)
                     await asyncio.sleep(0)
+                    await broker.turns.done()
             await broker.turns.done()
             print(json.dumps([time.process_time(), selector.longest_s * 1000, resident_bytes()]), flush=True)
             selector.longest_s = 0.0
@@ -177,8 +178,8 @@ class World:
         return (await asyncio.get_running_loop().create_connection(Wire, "127.0.0.1", self.port))[1]
 
     async def clients(self, count: int) -> None:
-        while len(self.wires) < count:
-            self.wires.append(await self.connect())
+        while (missing := count - len(self.wires)) > 0:
+            self.wires += await asyncio.gather(*(self.connect() for _ in range(min(missing, 8))))
 
     async def read(self, order: str = "0") -> tuple[float, float]:
         """CPU time in s and memory in bytes of the broker, after an order and all work that waits."""
