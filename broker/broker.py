@@ -48,8 +48,10 @@ from .messages.sending import Retries, SendService
 from .messages.topics import Statistics, Topics
 from .messages.transactions import Transactions
 from .nameserver import Routes
-from .pops.lite import LiteGroupProgress, LiteOffsets
-from .pops.pops import Pops
+from .pops.division import Division
+from .pops.journal import PopJournal
+from .pops.lite import LiteGroupProgress, LiteOffsets, LitePools
+from .pops.pops import DeadLetterWriter, Pops
 from .runtime import MACHINE, Clock, Device, FairQueue, Histogram, Job, LiveConfig, Runtime, Timer, run
 from .sessions import Clients, GroupChanged, GrpcClientStats, Recent, Session
 from .store.files import Save, StoreFull
@@ -94,7 +96,7 @@ class BrokerController:
         self._make_messages(config)
         pop_frames = self._read_groups(config)
         self._make_members(config)
-        self.pops = self._make_pops(config.name, pop_frames)
+        self.pops = self._make_pops(pop_frames)
         self.commits = Commits(
             self.runtime, self.topics, self.store, self.offsets, self.groups, self.locks, self.draining, self.pops
         )
@@ -227,24 +229,30 @@ class BrokerController:
             repeats=self.repeats,
         )
 
-    def _make_pops(self, broker_name: str, frames: Frames) -> Pops:
-        return Pops(
-            self.runtime,
-            broker_name,
-            self.topics,
-            self.appender,
-            self.filters,
-            self.offsets,
-            self.group_configs,
-            self.groups,
+    def _make_pops(self, frames: Frames) -> Pops:
+        runtime, topics, groups, settings = self.runtime, self.topics, self.groups, self.group_configs
+        pools = LitePools(runtime, topics, self.appender, groups, self.offsets, settings, self.lite_offsets)
+        division = Division(
+            runtime,
+            topics,
+            groups,
             self.locks,
             self.watch,
             self.request_modes,
             self.history,
-            frames,
+            pools,
             self.name_servers,
-            self.flusher,
-            self.lite_offsets,
+        )
+        return Pops(
+            runtime,
+            topics,
+            self.filters,
+            self.offsets,
+            settings,
+            pools,
+            PopJournal(runtime, frames, topics, self.flusher),
+            DeadLetterWriter(topics, self.appender, settings, groups),
+            division,
         )
 
     def _make_registration(self) -> Registration:

@@ -95,10 +95,20 @@ class Divided:
 
 
 class Division:
+    """The division of topics.
+
+    Args:
+        routes: finds the queues of a topic on all brokers, among which the members of a group are divided.
+
+    Attributes:
+        owner: serves and ends the pools; `Pops` sets it.
+    """
+
+    owner: PoolOwner
+
     def __init__(
         self,
         runtime: Runtime,
-        broker_name: str,
         topics: Topics,
         groups: ConsumerGroups,
         locks: Locks,
@@ -107,10 +117,9 @@ class Division:
         history: History,
         pools: LitePools,
         routes: RouteFinder,
-        owner: PoolOwner,
     ) -> None:
         self._limits = runtime.limits
-        self._broker_name = broker_name
+        self._broker_name = groups.broker_name
         self._topics = topics
         self._groups, self._locks, self._watch = groups, locks, watch
         self._modes = modes
@@ -118,7 +127,6 @@ class Division:
         self._routes = routes
         self._tasks, self._clock = runtime.tasks, runtime.clock
         self._pools = pools
-        self._owner = owner
         self._divided: dict[ConsumerGroup, Divided] = {}
         self._is_stopped = False
 
@@ -165,6 +173,9 @@ class Division:
             is_used: True if the pool is in use.
         """
         name, topic = request.group, request.topic
+        # The client may have pulled this topic until now, so it no longer counts as the reader of the topic's queues
+        if not is_used and request.session is not None and request.count > 0:
+            self._watch.release_topic(request.session, name, topic)
         if pool is None or pool.owned is None:
             if is_used:
                 return None
@@ -187,7 +198,7 @@ class Division:
             return
         member = group.members.get(session)
         if pool.owned is None and not pool.is_used(self._clock.monotonic_s()):
-            self._owner.yield_pool(pool)
+            self.owner.yield_pool(pool)
         elif member is not None and shares_queues(member):
             if pool.owned is None and topic in member.subscriptions:
                 member.has_pulled = True
@@ -355,7 +366,7 @@ class Division:
             self._add_member(
                 divided, pool, PopRequest(pool.group, pool.topic, client, 0, 0, subscription=wanted, session=session)
             )
-        self._owner.serve(pool)
+        self.owner.serve(pool)
         self.check_soon(divided)
 
     def _lease(self, divided: Divided, queues: Iterable[Queue], *, has_had: bool = False) -> list[Queue]:
@@ -379,7 +390,7 @@ class Division:
         log.error("shared_queue_lost", group=pool.group, topic=pool.topic, queue=queue_id)
         del pool.epochs[queue_id]
         if pool.owned is not None:
-            self._owner.release_queue(pool, queue_id, is_lost=True)
+            self.owner.release_queue(pool, queue_id, is_lost=True)
             pool.disown(queue_id)
 
     def check_soon(self, divided: Divided) -> None:
@@ -418,7 +429,7 @@ class Division:
         for queue in got:
             pool.own(queue.queue_id)
         if got or wanted:
-            self._owner.serve(pool)
+            self.owner.serve(pool)
         self._release_free(divided, pool)
         if pool.owned is not None and (pool.leaving or wanted - pool.owned):
             self._check_later(divided)
@@ -463,13 +474,13 @@ class Division:
             return
         now_s = self._clock.monotonic_s()
         free = [queue_id for queue_id, since_s in pool.leaving.items() if self._is_free(pool, queue_id, since_s, now_s)]
-        done = [queue_id for queue_id in free if self._owner.release_queue(pool, queue_id, is_lost=False)]
+        done = [queue_id for queue_id in free if self.owner.release_queue(pool, queue_id, is_lost=False)]
         for queue_id in done:
             pool.disown(queue_id)
         self._unlease(divided, pool, done)
         if not pool.member_ids and not pool.waits and not pool.owned:
             self._end(divided, pool)
-            self._owner.yield_pool(pool)
+            self.owner.yield_pool(pool)
         elif len(pool.owned) == self._topics.queues_of(pool.topic) and not pool.leaving and not self._others_pull(pool):
             self._rejoin(divided, pool)
 
@@ -510,7 +521,7 @@ class Division:
         self._unlease(divided, pool, pool.epochs)
         self._end(divided, pool)
         pool.make_ready()
-        self._owner.serve(pool)
+        self.owner.serve(pool)
 
     def _end(self, divided: Divided, pool: QueuePool) -> None:
         del divided.pools[pool]

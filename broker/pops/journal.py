@@ -13,6 +13,7 @@ from ..messages.topics import Topics
 from ..runtime import Job, Runtime
 from ..store.files import StoreFull
 from ..store.journals import Frames, framed
+from ..store.store import Flusher
 from . import deliveries as records
 from .deliveries import MAX_COUNT, Delivery, DeliveryState, KeptQueue, PoolPlace
 from .pool import QueueDeliveries
@@ -26,10 +27,14 @@ class PopJournal:
     """Collects records until `write`, and rewrites the file in `saving` if it has become long or lacks records.
 
     If the file exceeds `pop_journal_bytes` and twice its size after the last rewrite, it is rewritten.
+
+    Args:
+        flusher: syncs what was written before a response; None if responses do not wait for the device.
     """
 
-    def __init__(self, runtime: Runtime, frames: Frames, topics: Topics) -> None:
+    def __init__(self, runtime: Runtime, frames: Frames, topics: Topics, flusher: Flusher | None) -> None:
         self.frames = frames
+        self.flusher = flusher
         self._adoption = runtime.adoption
         self._topics = topics
         self._clock = runtime.clock

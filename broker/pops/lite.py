@@ -980,7 +980,6 @@ class LitePools(Pools):
     def __init__(
         self,
         runtime: Runtime,
-        broker_name: str,
         topics: Topics,
         appender: Appender,
         groups: ConsumerGroups,
@@ -988,7 +987,7 @@ class LitePools(Pools):
         settings: GroupConfigs,
         lite_offsets: LiteOffsets,
     ) -> None:
-        super().__init__(runtime, broker_name, topics, appender, groups, offsets)
+        super().__init__(runtime, topics, appender, groups, offsets)
         self._settings = settings
         self.lites = lite_offsets.lites
         self.lite_offsets = lite_offsets
@@ -1022,7 +1021,7 @@ class LitePools(Pools):
     def lite_pool(self, group: str, parent: str) -> LitePool:
         pool = self.find_lite(group, parent)
         if pool is None:
-            pool = self._new(self._groups.obtain(group), parent, self.lite_offsets.of(group, parent))
+            pool = self._new(self.groups.obtain(group), parent, self.lite_offsets.of(group, parent))
             self.add(pool)
         return pool
 
@@ -1045,7 +1044,7 @@ class LitePools(Pools):
         found = self.find_lite(group, parent)
         if found is not None:
             return found
-        of = self._groups.get(group) or ConsumerGroup(group, self._limits)
+        of = self.groups.get(group) or ConsumerGroup(group, self._limits)
         return self._new(of, parent, self.lite_offsets.all.get((group, parent)) or GroupLiteOffsets())
 
     def lite_pools(self, parent: str | None = None) -> list[LitePool]:

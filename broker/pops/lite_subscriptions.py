@@ -32,7 +32,6 @@ from ..config import (
     LITE_SYNCED_NAME_BYTES,
     MAX_NAMED_CHARS,
 )
-from ..groups.group import ConsumerGroups
 from ..groups.settings import GroupConfigs
 from ..messages.lite import LiteTopic
 from ..messages.topics import Topics
@@ -92,14 +91,13 @@ class LiteSubscriptions:
         self,
         runtime: Runtime,
         topics: Topics,
-        groups: ConsumerGroups,
         settings: GroupConfigs,
         pools: LitePools,
         pops: LiteOwner,
     ) -> None:
         self._clock: Clock = runtime.clock
         self._limits = runtime.limits
-        self._topics, self._groups, self._settings = topics, groups, settings
+        self._topics, self._settings = topics, settings
         self._pools = pools
         self._pops = pops
         self._turns = runtime.turns
@@ -143,7 +141,7 @@ class LiteSubscriptions:
 
     def _is_used(self, name: str) -> bool:
         """Return True if the group has members, or offsets in queues."""
-        group = self._groups.get(name)
+        group = self._pools.groups.get(name)
         return group is not None and bool(group.members or group.offsets)
 
     def offer_all(self, pool: LitePool, client_id: str) -> Work[None]:

@@ -959,16 +959,15 @@ class Pools:
     def __init__(
         self,
         runtime: Runtime,
-        broker_name: str,
         topics: Topics,
         appender: Appender,
         groups: ConsumerGroups,
         offsets: Offsets,
     ) -> None:
         self._limits = runtime.limits
-        self._broker_name = broker_name
+        self.broker_name = groups.broker_name
         self._clock: Clock = runtime.clock
-        self._topics, self._groups, self._offsets = topics, groups, offsets
+        self._topics, self.groups, self._offsets = topics, groups, offsets
         self._store = appender.store
         self.last_number = 0  # in the journal
         self.all: dict[Pool, None] = {}
@@ -985,7 +984,7 @@ class Pools:
     # Making
 
     def find(self, group: str, topic: str) -> Pool | None:
-        of = self._groups.get(group)
+        of = self.groups.get(group)
         return cast("Pool | None", of.pools.get(topic)) if of is not None else None
 
     def find_queues(self, group: str, topic: str) -> QueuePool | None:
@@ -1006,14 +1005,14 @@ class Pools:
         return pool
 
     def make(self, group: str, topic: str) -> QueuePool:
-        pool = QueuePool(self, self._groups.obtain(group), topic)
+        pool = QueuePool(self, self.groups.obtain(group), topic)
         self.add(pool)
         return pool
 
     def add(self, pool: Pool) -> None:
         assert self.find(pool.group, pool.topic) is None, "a topic has one pool in a group"
         self.all[pool] = None
-        self._groups.add_pool(pool.of, pool.topic, pool)
+        self.groups.add_pool(pool.of, pool.topic, pool)
         self._unused[pool] = None
 
     def now_s(self) -> float:
@@ -1079,7 +1078,7 @@ class Pools:
             committed = max(self._offsets.get(group, topic, queue_id) or 0, kept.committed(queue.begin, queue.next))
             self._offsets.put(group, topic, queue_id, committed)
             if committed < kept.next <= queue.next:  # else the messages were lost, and others get their offsets
-                self._offsets.put_ahead(self._groups.obtain(group), topic, queue_id, kept.ahead)
+                self._offsets.put_ahead(self.groups.obtain(group), topic, queue_id, kept.ahead)
                 kept.is_adopted = True
             return None
         if kept.has_left:
@@ -1227,7 +1226,7 @@ class Pools:
         handle = decode_handle(text)
         if handle is None:
             return AckStatus.UNREADABLE
-        if handle.broker_name != self._broker_name:
+        if handle.broker_name != self.broker_name:
             return AckStatus.UNKNOWN
         deliveries = self.deliveries_of(group, topic, handle)
         if isinstance(deliveries, AckStatus):
@@ -1255,7 +1254,7 @@ class Pools:
         """Return messages that clients of the group would pop for the first time, up to the size of a result, without handles
         and without popping them. This changes nothing. Raises the errors of reading."""
         request = PopRequest(group, topic, PopClient(""), wanted, 0, queue_id=queue_id)
-        pool, of = self.find_queues(group, topic), self._groups.get(group)
+        pool, of = self.find_queues(group, topic), self.groups.get(group)
         found: list[Delivered] = []
         size = 0
         for queue, offset in self._starts(request):
@@ -1303,7 +1302,7 @@ class Pools:
         return len(self._unused) > self._limits.max_unused_pools
 
     def of_group(self, group: str) -> list[Pool]:
-        of = self._groups.get(group)
+        of = self.groups.get(group)
         return cast("list[Pool]", list(of.pools.values())) if of is not None else []
 
     def remove(self, pool: Pool) -> None:
@@ -1312,11 +1311,11 @@ class Pools:
             self._remove(client)
         self._unused.pop(pool, None)
         del self.all[pool]
-        self._groups.remove_pool(pool.of, pool.topic, pool)
+        self.groups.remove_pool(pool.of, pool.topic, pool)
 
     def group_deleted(self, group: str) -> None:
         """Reset the figures of a group whose pools are removed, and whose members may stay."""
-        of = self._groups.get(group)
+        of = self.groups.get(group)
         if of is not None:
             of.redelivered = 0
 
@@ -1341,7 +1340,7 @@ class Pools:
 
     def unfinished(self, group: str) -> int:
         """Return how many deliveries of a group are not finished."""
-        of = self._groups.get(group)
+        of = self.groups.get(group)
         return of.unfinished if of is not None else 0
 
     def clients_of(self, group: str) -> dict[str, list[Subscription]]:

@@ -31,12 +31,9 @@ from ..config import (
     STANDSTILL_S,
     LimitExceeded,
 )
-from ..groups.drains import RouteFinder
 from ..groups.group import ConsumerGroup, ConsumerGroups, FinishedAhead
-from ..groups.leases import Locks
-from ..groups.members import History
-from ..groups.offsets import Offsets, Watch
-from ..groups.settings import GroupConfigs, RequestModes
+from ..groups.offsets import Offsets
+from ..groups.settings import GroupConfigs
 from ..groups.stages import QueueKey
 from ..messages.appender import Appender, property_bytes
 from ..messages.filters import Filters
@@ -47,8 +44,6 @@ from ..runtime import Adoption, Arrivals, Clock, Job, Runtime, Timeouts, Timer, 
 from ..sessions import Reason, Recent, Refusal, Reports, Session
 from ..store.files import Damaged, StoreError, StoreFull
 from ..store.index import ConsumeQueue
-from ..store.journals import Frames
-from ..store.store import Flusher
 from .deliveries import (
     AckStatus,
     Changed,
@@ -67,7 +62,7 @@ from .deliveries import (
 )
 from .division import Division
 from .journal import PopJournal
-from .lite import LiteDeliveries, LiteOffsets, LitePool, LitePools
+from .lite import LiteDeliveries, LitePool, LitePools
 from .lite_subscriptions import LiteExpiry, LiteSubscriptions
 from .pool import Pool, QueueDeliveries, QueuePool, Receive
 
@@ -90,54 +85,36 @@ _OVER: Final = object()
 
 
 class Pops:
-    """The entry point of POP. Raises StoreError if the state of the last run cannot be read.
-
-    Args:
-        frames: the journal of popped messages.
-        routes: finds the queues of a topic on all brokers, among which the members of a group are divided.
-        flusher: syncs what was written before a response; None if responses do not wait for the device.
-    """
+    """The entry point of POP. Raises StoreError if the state of the last run cannot be read."""
 
     def __init__(
         self,
         runtime: Runtime,
-        broker_name: str,
         topics: Topics,
-        appender: Appender,
         filters: Filters,
         offsets: Offsets,
         settings: GroupConfigs,
-        groups: ConsumerGroups,
-        locks: Locks,
-        watch: Watch,
-        modes: RequestModes,
-        history: History,
-        frames: Frames,
-        routes: RouteFinder,
-        flusher: Flusher | None,
-        lite_offsets: LiteOffsets,
+        pools: LitePools,
+        journal: PopJournal,
+        dead_letters: DeadLetterWriter,
+        division: Division,
     ) -> None:
-        clock, limits = runtime.clock, runtime.limits
-        self._limits = limits
-        self._broker_name = broker_name
-        self._topics = topics
-        self._filters, self._offsets, self._settings, self._watch = filters, offsets, settings, watch
-        self._clock = clock
+        self._clock = clock = runtime.clock
+        self._limits, self._turns = runtime.limits, runtime.turns
+        self._topics, self._filters, self._offsets, self._settings = topics, filters, offsets, settings
         self.unburied, self._reports = Recent(clock), Reports(clock)
-        self._turns = runtime.turns
         self._timeouts = Timeouts(runtime.clock, runtime.turns)
-        self._dead_letters = DeadLetterWriter(topics, appender, self._settings, groups)
+        self._dead_letters = dead_letters
         self._deadlines = Deadlines(clock, self)
         self._attempts: OrderedDict[PopAttempt, list[GivenDelivery]] = OrderedDict()
-        self._journal = PopJournal(runtime, frames, topics)
-        self.begin_saving = self._journal.begin_saving
-        self.pools = LitePools(runtime, broker_name, topics, appender, groups, offsets, settings, lite_offsets)
-        self.lite = LiteSubscriptions(runtime, topics, groups, settings, self.pools, self)
-        self.expiry = LiteExpiry(runtime, topics, self.pools, self)
-        self._writer = JournalWriter(self._journal, offsets, clock, flusher, self)
-        self.division = Division(
-            runtime, broker_name, topics, groups, locks, watch, modes, history, self.pools, routes, self
-        )
+        self._journal = journal
+        self.begin_saving = journal.begin_saving
+        self.pools = pools
+        self.lite = LiteSubscriptions(runtime, topics, settings, pools, self)
+        self.expiry = LiteExpiry(runtime, topics, pools, self)
+        self._writer = JournalWriter(journal, offsets, clock, self)
+        self.division = division
+        division.owner = self
         self._is_stopped = False
         self._losing: deque[Work[None]] = deque()
         self._served_later: dict[Pool, None] = {}
@@ -221,11 +198,7 @@ class Pops:
 
     def _admit(self, request: PopRequest, pool: QueuePool | None, now_s: float) -> str | None:
         """Return why a client may not pop a topic that the group does not pop yet, or that is divided; None if it may."""
-        is_used = pool is not None and pool.is_used(now_s)
-        # The client may have pulled this topic until now, so it no longer counts as the reader of the topic's queues
-        if not is_used and request.session is not None and request.count > 0:
-            self._watch.release_topic(request.session, request.group, request.topic)
-        return self.division.admit(request, pool, is_used=is_used)
+        return self.division.admit(request, pool, is_used=pool is not None and pool.is_used(now_s))
 
     def _pop(self, pool: Pool, request: PopRequest) -> PopResult:
         if request.count <= 0:
@@ -311,7 +284,12 @@ class Pops:
         queue = deliveries.queue
         lite_topic = deliveries.lite.name if isinstance(deliveries, LiteDeliveries) else ""
         handle = encode_handle(
-            self._broker_name, queue.queue_id, delivery.offset, delivery.pop_ms, invisible_ms, lite_topic=lite_topic
+            self.pools.broker_name,
+            queue.queue_id,
+            delivery.offset,
+            delivery.pop_ms,
+            invisible_ms,
+            lite_topic=lite_topic,
         )
         attempt = tried(delivery.attempts + reconsume_times_in(record))
         return Delivered(record, queue.topic, queue.queue_id, delivery.offset, attempt, handle, delivery.pop_ms)
@@ -990,13 +968,10 @@ class GivenDelivery(NamedTuple):
 
 
 class JournalWriter:
-    def __init__(
-        self, journal: PopJournal, offsets: Offsets, clock: Clock, flusher: Flusher | None, pops: Pops
-    ) -> None:
+    def __init__(self, journal: PopJournal, offsets: Offsets, clock: Clock, pops: Pops) -> None:
         self._journal = journal
         self._offsets = offsets
         self._clock = clock
-        self._flusher = flusher
         self._pops = pops
         self._acked: dict[QueueDeliveries, list[Delivery]] = {}
         self._waiting: list[tuple[list[AckStatus], Answered]] = []
@@ -1059,8 +1034,8 @@ class JournalWriter:
                 self.commit(deliveries)
             except Exception:
                 log.exception("offset_not_reported", group=deliveries.group, topic=deliveries.queue.topic)
-        if waiting and is_written and self._flusher is not None:
-            self._flusher.after_sync(partial(_answer, waiting), partial(_answer, waiting, is_kept=False))
+        if waiting and is_written and (flusher := self._journal.flusher) is not None:
+            flusher.after_sync(partial(_answer, waiting), partial(_answer, waiting, is_kept=False))
         elif waiting:
             _answer(waiting, is_kept=is_written)
         self._pops.finished(acked)

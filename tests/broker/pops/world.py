@@ -20,10 +20,11 @@ from rocketlet.broker.messages.filters import Filters
 from rocketlet.broker.messages.lite import LiteChanges, LiteFile, LiteTopics
 from rocketlet.broker.messages.topics import Topics
 from rocketlet.broker.pops.deliveries import AckStatus, PopClient, PopRequest, PopResult
-from rocketlet.broker.pops.division import Divided, PopMember
-from rocketlet.broker.pops.lite import LiteOffsets
+from rocketlet.broker.pops.division import Divided, Division, PopMember
+from rocketlet.broker.pops.journal import PopJournal
+from rocketlet.broker.pops.lite import LiteOffsets, LitePools
 from rocketlet.broker.pops.pool import Receive
-from rocketlet.broker.pops.pops import Pops
+from rocketlet.broker.pops.pops import DeadLetterWriter, Pops
 from rocketlet.broker.runtime import MovableClock, Runtime, Turns, run
 from rocketlet.broker.sessions import Event, GroupChanged, Session
 from rocketlet.broker.store.journals import Frames
@@ -139,11 +140,17 @@ class World:
         self.frames = Frames(self.journal)
         lite_file = LiteFile(runtime.adoption, folder / "lite_offsets.json")
         lites = LiteTopics(runtime, self.topics, self.store, lite_file, LiteChanges())
-        self.pops = Pops(
-            runtime, "b", self.topics, self.appender, Filters(runtime), self.offsets, self.groups, self.members,
-            self.locks, watch, RequestModes(runtime, folder / "modes.json"), history, self.frames, _NoRoutes(), None,
-            LiteOffsets(runtime, lites, self.topics),
+        lite_offsets = LiteOffsets(runtime, lites, self.topics)
+        pools = LitePools(runtime, self.topics, self.appender, self.members, self.offsets, self.groups, lite_offsets)
+        modes = RequestModes(runtime, folder / "modes.json")
+        division = Division(
+            runtime, self.topics, self.members, self.locks, watch, modes, history, pools, _NoRoutes()
         )  # fmt: skip
+        dead_letters = DeadLetterWriter(self.topics, self.appender, self.groups, self.members)
+        journal = PopJournal(runtime, self.frames, self.topics, None)
+        self.pops = Pops(
+            runtime, self.topics, Filters(runtime), self.offsets, self.groups, pools, journal, dead_letters, division
+        )
 
     def join(self, client_id: str, *, strategy: str | None = "AVG", group: str = "g", topic: str = "t") -> Session:
         """A member that pulls: one of ours, or without a strategy one of Apache's."""
