@@ -735,41 +735,43 @@ class Timeouts:
         if tick is None:
             timer = self._clock.call_later(max(number * _TICK_S - now_s, 0.0), self._fire, number)
             tick = self._ticks[number] = _Tick(timer)
-        return _Timeout(tick, action)
+        timeout = _Timeout(tick)
+        tick.actions[timeout] = action
+        return timeout
 
     def _fire(self, number: int) -> None:
         self._turns.do(self._ticks.pop(number).calling())
 
 
 class _Tick:
-    """The calls that are due together, and their timer."""
+    """The calls that are due together, and their timer. It keeps no action that is cancelled or called: an action usually
+    refers to the object that has the timeout, and such a circle would live until the next full garbage collection."""
 
-    __slots__ = ("timeouts", "timer")
+    __slots__ = ("actions", "timer")
 
     def __init__(self, timer: Timer) -> None:
         self.timer = timer
-        self.timeouts: dict[_Timeout, None] = {}
+        self.actions: dict[_Timeout, Callable[[], object]] = {}
 
     def calling(self) -> Work[None]:
-        for timeout in list(self.timeouts):
-            if timeout in self.timeouts:  # else cancelled meanwhile
+        for timeout in list(self.actions):
+            action = self.actions.pop(timeout, None)
+            if action is not None:  # else cancelled meanwhile
                 try:
-                    timeout.action()
+                    action()
                 except Exception:  # the others must not miss their calls
                     log.exception("work_failed")
             yield
 
 
 class _Timeout:
-    __slots__ = ("_tick", "action")
+    __slots__ = ("_tick",)
 
-    def __init__(self, tick: _Tick, action: Callable[[], object]) -> None:
+    def __init__(self, tick: _Tick) -> None:
         self._tick = tick
-        self.action = action
-        tick.timeouts[self] = None
 
     def cancel(self) -> None:
-        self._tick.timeouts.pop(self, None)
+        self._tick.actions.pop(self, None)
 
 
 # ------------------------------------------------------------------------------

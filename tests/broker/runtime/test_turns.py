@@ -935,6 +935,28 @@ async def _come_and_go(node: Node, context: ssl.SSLContext | None, words: bytes,
 # Timeouts that are due together
 
 
+class Waiting:
+    """Waits for its timeout, as a held pull does."""
+
+    def __init__(self, timeouts: Timeouts, delay_s: float) -> None:
+        self.timer = timeouts.call_later(delay_s, self.end)
+
+    def end(self) -> None: ...
+
+
+def test_timeout_that_is_called_or_cancelled_leaves_no_circle(uncollected: None) -> None:
+    clock = MovableClock(stands=True)
+    turns = Turns(call_soon=lambda action, *arguments: action(*arguments))
+    timeouts = Timeouts(clock, turns)
+    called, cancelled = Waiting(timeouts, 1.0), Waiting(timeouts, 2.0)
+    references = weakref.ref(called), weakref.ref(cancelled)
+    cancelled.timer.cancel()
+    del called, cancelled
+    assert [reference() is None for reference in references] == [False, True]
+    clock.advance(1.1)
+    assert [reference() is None for reference in references] == [True, True]
+
+
 def test_one_timer_is_for_all_timeouts_that_are_due_together() -> None:
     timers: list[float] = []
 
