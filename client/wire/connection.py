@@ -871,6 +871,9 @@ class LoopAffinity:
 # The end of background tasks.
 
 
+def _do_nothing() -> None: ...
+
+
 class KeptTask:
     """A background task that runs until its work returns or `cancel` is called. If it fails, or if other code cancels it, for
     example together with all tasks of the event loop, it is replaced after `restart_s`, unless the loop has ended.
@@ -900,6 +903,10 @@ class KeptTask:
             self._restart = task.get_loop().call_later(self._restart_s, self._replace)
 
     def _replace(self) -> None:
+        try:  # `asyncio.run` cancels all tasks and then waits for threads, which a loop that ends refuses
+            self.task.get_loop().run_in_executor(None, _do_nothing)
+        except RuntimeError:
+            return
         log.warning("task_replaced", task=self._name, hint="it failed, or code outside of Rocketlet cancelled it")
         self._start()
 

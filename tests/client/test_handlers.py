@@ -36,7 +36,7 @@ from rocketlet.client import (
 from rocketlet.client.config import CLIENT_LIMITS, MAX_REPORTED_HANDLERS, ClientLimits
 from rocketlet.client.sending.requests import ProducerTransactions
 from rocketlet.client.wire.cluster import ClusterView
-from rocketlet.client.wire.connection import Connection, finished
+from rocketlet.client.wire.connection import Connection, KeptTask, finished
 from rocketlet.protocol.admin_bodies import RunningHandler
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame
@@ -1077,6 +1077,25 @@ async def test_only_worker_is_replaced_when_it_is_cancelled_while_it_is_idle(
 
 
 SHARES = {"heartbeat", "routes", "sources", "renewals", "receive t at broker-a"}
+
+
+def test_kept_task_is_not_replaced_while_the_event_loop_ends() -> None:
+    started, handled = 0, threading.Event()
+
+    async def work() -> None:
+        nonlocal started
+        started += 1
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        kept = KeptTask(work, "kept", 0.01)
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(0)
+        loop.run_in_executor(None, handled.wait)  # the loop waits for this handler after it has cancelled all tasks
+        kept.task.add_done_callback(lambda _: loop.call_later(0.1, handled.set))
+
+    asyncio.run(main())
+    assert started == 1
 
 
 @pytest.mark.parametrize(
