@@ -33,7 +33,7 @@ MAX_SYNCED_LITE_TOPICS: Final = 20_000  # lite topics in one synchronization of 
 MAX_LITE_SYNCS: Final = 100  # changes of subscriptions to lite topics in one remoting request
 MAX_DECOMPRESSED_BYTES: Final = 64 * 1024 * 1024  # size of a decompressed body
 INFLATED_PIECE_BYTES: Final = 65_536  # bytes that are read or produced in one piece while a broker decompresses a body
-GZIP_MEMBER_BYTES: Final = 4096  # size counted for each member of a gzip body, in addition to its bytes
+GZIP_MEMBER_BYTES: Final = 4096  # size counted for each gzip member and further frame, in addition to its bytes
 
 # Bodies of requests and responses
 

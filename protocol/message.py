@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import binascii
-import io
 import math
+import sys
 import zlib
 from base64 import b64decode, urlsafe_b64encode
 from binascii import hexlify
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from functools import partial
 from ipaddress import IPv6Address, ip_address
 from itertools import accumulate, count, repeat
 from struct import Struct
 from struct import error as StructError
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, Protocol
 
 from . import fast
 from . import properties as props
@@ -757,8 +758,10 @@ def offset_texts(places: Iterable[tuple[int, int, int]]) -> tuple[str, str]:
 
 
 ZLIB_LEVEL: Final = 5
-# the window that all decoders support, as the format recommends (RFC 8878, 3.1.1.1.2)
-ZSTD_WINDOW_BYTES: Final = 8 * 1024 * 1024
+ZSTD_WINDOW_LOG: Final = (
+    23  # the window of 8 MiB that all decoders support, as the format recommends (RFC 8878, 3.1.1.1.2)
+)
+MAX_ZSTD_WINDOW_LOG: Final = 27  # the largest window that Zstandard's own tools use unless they are told otherwise
 
 
 def compressed(body: bytes) -> tuple[bytes, int]:
@@ -804,36 +807,71 @@ def _lacking(missing: ModuleNotFoundError) -> MessageError:
 
 def _inflate(body: bytes, kind: int, size: int, *, is_whole: bool) -> tuple[bytes, bool]:
     if kind == SYS_COMPRESSION_LZ4:
-        import lz4.frame
-
-        lz4_frame = lz4.frame.LZ4FrameDecompressor()
-        return lz4_frame.decompress(body, size), lz4_frame.eof
-    if kind == SYS_COMPRESSION_ZSTD:
-        return _from_zstd(body, size) if is_whole else _begin_of_zstd(body, size)
-    stream = zlib.decompressobj()
+        stream = _lz4_stream()
+    elif kind == SYS_COMPRESSION_ZSTD:
+        stream = _ZstdStream(MAX_ZSTD_WINDOW_LOG if is_whole else ZSTD_WINDOW_LOG)
+    else:
+        stream = zlib.decompressobj()
     return stream.decompress(body, size), stream.eof
 
 
-def _from_zstd(body: bytes, size: int) -> tuple[bytes, bool]:
-    import zstandard
+class _Stream(Protocol):
+    @property
+    def eof(self) -> bool: ...
 
-    try:
-        if zstandard.frame_content_size(body) >= size:
-            return b"", False
-        return zstandard.ZstdDecompressor().decompress(body, size), True
-    except zstandard.ZstdError as error:
-        raise ValueError(str(error)) from None
+    def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
 
 
-def _begin_of_zstd(body: bytes, size: int) -> tuple[bytes, bool]:
-    import zstandard
+class _FrameStream(_Stream, Protocol):
+    """A decompressor of one frame of LZ4 or Zstandard."""
 
-    try:
-        stream = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_BYTES).stream_reader(body)
-        plain = stream.read(size)
-    except zstandard.ZstdError as error:
-        raise ValueError(str(error)) from None
-    return plain, len(plain) < size
+    @property
+    def needs_input(self) -> bool: ...
+
+    @property
+    def unused_data(self) -> bytes | None: ...
+
+
+def _lz4_stream() -> _FrameStream:
+    import lz4.frame
+
+    found: _FrameStream = lz4.frame.LZ4FrameDecompressor()
+    return found
+
+
+class _ZstdStream:
+    """A decompressor of one frame of Zstandard, whose errors are ValueErrors.
+
+    Args:
+        window_log: the binary logarithm of the largest window.
+    """
+
+    def __init__(self, window_log: int) -> None:
+        if sys.version_info >= (3, 14):
+            import compression.zstd as zstd
+        else:
+            import backports.zstd as zstd
+
+        self._stream = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: window_log})
+        self._error = zstd.ZstdError
+
+    @property
+    def eof(self) -> bool:
+        return self._stream.eof
+
+    @property
+    def needs_input(self) -> bool:
+        return self._stream.needs_input
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._stream.unused_data
+
+    def decompress(self, data: bytes, max_length: int, /) -> bytes:
+        try:
+            return self._stream.decompress(data, max_length)
+        except self._error as error:
+            raise ValueError(str(error)) from None
 
 
 class SpentTooMuch(Exception):
@@ -844,7 +882,8 @@ class Inflater:
     """Decompresses the bodies of one request in pieces.
 
     `spent_bytes` counts decompressed bytes, even if the body then turns out to be damaged or too large, plus
-    `GZIP_MEMBER_BYTES` for each gzip member. A body therefore costs its request the same, whether it is valid or not.
+    `GZIP_MEMBER_BYTES` for each gzip member, and for each frame of LZ4 and Zstandard after the first. A body
+    therefore costs its request the same, whether it is valid or not.
     """
 
     def __init__(self, most_spent: float = math.inf) -> None:
@@ -859,8 +898,13 @@ class Inflater:
             SpentTooMuch: the work for all bodies exceeds `most_spent`
         """
         kind = sys_flag & SYS_COMPRESSION_MASK
-        pieces = {SYS_COMPRESSION_LZ4: _lz4_pieces, SYS_COMPRESSION_ZSTD: _zstd_pieces}.get(kind, _zlib_pieces)
-        return self._all(pieces(body), most)
+        if kind == SYS_COMPRESSION_LZ4:
+            pieces = self._frames(body, _lz4_stream)
+        elif kind == SYS_COMPRESSION_ZSTD:
+            pieces = self._frames(body, partial(_ZstdStream, ZSTD_WINDOW_LOG))
+        else:
+            pieces = _stream(body, 0, zlib.MAX_WBITS)
+        return self._all(pieces, most)
 
     def inflating_gzip(self, body: bytes, most: int) -> Work[bytes]:
         """Return the original body of a gzip stream, which may consist of several members. Raises what `inflating`
@@ -900,47 +944,21 @@ class Inflater:
             self._spend(GZIP_MEMBER_BYTES)
             position = yield from _stream(body, position, zlib.MAX_WBITS + 16)
 
-
-def _zlib_pieces(body: bytes) -> Iterator[bytes]:
-    yield from _stream(body, 0, zlib.MAX_WBITS)
-
-
-def _lz4_pieces(body: bytes) -> Iterator[bytes]:
-    import lz4.frame
-
-    stream, position = lz4.frame.LZ4FrameDecompressor(), 0
-    while not stream.eof:
-        data = b""
-        if stream.needs_input:
-            data = body[position : position + INFLATED_PIECE_BYTES]
-            position += len(data)
-            if not data:
-                raise EOFError("it is cut off")
-        yield stream.decompress(data, INFLATED_PIECE_BYTES)
-
-
-_END: Final = b"end of the body " * 16  # its compressed form does not contain this text
-
-
-def _zstd_pieces(body: bytes) -> Iterator[bytes]:
-    """Yield the pieces of a Zstandard body. The library does not report an incomplete stream, so another frame is
-    appended to the body, whose content must come out last."""
-    import zstandard
-
-    source = io.BytesIO(body + zstandard.compress(_END))
-    stream = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_BYTES).stream_reader(
-        source, read_size=INFLATED_PIECE_BYTES, read_across_frames=True
-    )
-    last = b""
-    try:
-        while piece := stream.read1(INFLATED_PIECE_BYTES):
-            yield last[: -len(_END)]
-            last = last[-len(_END) :] + piece
-    except zstandard.ZstdError as error:
-        raise ValueError(str(error)) from None
-    if not last.endswith(_END):
-        raise EOFError("it is cut off")
-    yield last[: -len(_END)]
+    def _frames(self, body: bytes, new_stream: Callable[[], _FrameStream]) -> Iterator[bytes]:
+        position = 0
+        while position < len(body) or not position:
+            if position:
+                self._spend(GZIP_MEMBER_BYTES)
+            stream = new_stream()
+            while not stream.eof:
+                data = b""
+                if stream.needs_input:
+                    data = body[position : position + INFLATED_PIECE_BYTES]
+                    position += len(data)
+                    if not data:
+                        raise EOFError("it is cut off")
+                yield stream.decompress(data, INFLATED_PIECE_BYTES)
+            position -= len(stream.unused_data or b"")
 
 
 def _stream(body: bytes, position: int, wbits: int) -> Generator[bytes, None, int]:
