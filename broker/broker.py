@@ -253,6 +253,7 @@ class BrokerController:
             PopJournal(runtime, frames, topics, self.flusher),
             DeadLetterWriter(topics, self.appender, settings, groups),
             division,
+            self.statistics,
         )
 
     def _make_registration(self) -> Registration:

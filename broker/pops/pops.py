@@ -39,7 +39,7 @@ from ..messages.appender import Appender, property_bytes
 from ..messages.filters import Filters
 from ..messages.lite import LiteTopic
 from ..messages.sending import is_last_attempt, sent_back
-from ..messages.topics import Topics
+from ..messages.topics import Statistics, Topics
 from ..runtime import Adoption, Arrivals, Clock, Job, Runtime, Timeouts, Timer, run
 from ..sessions import Reason, Recent, Refusal, Reports, Session
 from ..store.files import Damaged, StoreError, StoreFull
@@ -98,10 +98,12 @@ class Pops:
         journal: PopJournal,
         dead_letters: DeadLetterWriter,
         division: Division,
+        statistics: Statistics,
     ) -> None:
         self._clock = clock = runtime.clock
         self._limits, self._turns = runtime.limits, runtime.turns
         self._topics, self._filters, self._offsets, self._settings = topics, filters, offsets, settings
+        self._statistics = statistics
         self.unburied, self._reports = Recent(clock), Reports(clock)
         self._timeouts = Timeouts(runtime.clock, runtime.turns)
         self._dead_letters = dead_letters
@@ -243,6 +245,7 @@ class Pops:
             return PopResult(Why.NOTHING_NEW)
         if given:
             self._record_attempt(request, given)
+        self._statistics.note_got(f"{request.topic}@{request.group}", len(found), request.max_bytes - room)
         return PopResult(Why.FOUND, tuple(found), found[0].pop_ms, request.invisible_ms, pool.rest())
 
     def _record_passed(self, deliveries: QueueDeliveries) -> None:

@@ -124,6 +124,18 @@ async def test_what_was_sent_and_read_is_counted_by_topic_and_group(nodes: Nodes
     assert found["process_open_fds", frozenset()] > 0
 
 
+async def test_messages_that_are_popped_are_counted_by_topic_and_group(nodes: Nodes) -> None:
+    node = await nodes.start(metrics_port=0)
+    inbox = Inbox()
+    async with Producer(node.address) as producer, SharedConsumer(node.address, "g", "t", inbox, start="first"):
+        await producer.send_batch("t", [b"x"] * 3)
+        await eventually(lambda: len(inbox.messages) == 3)
+        found = await samples(node)
+    assert found["rocketmq_messages_out_total", frozenset({("topic", "t"), ("consumer_group", "g")})] == 3
+    assert found["rocketlet_messages_got_total", frozenset({("topic", "t"), ("group", "g")})] == 3
+    assert node.broker.statistics.got_bytes["t@g"] > 3
+
+
 async def test_lag_of_a_lite_group_is_that_of_the_lite_topics_that_it_reads(nodes: Nodes) -> None:
     clock = MovableClock(stands=True)
     node = await nodes.start(metrics_port=0, clock=clock)

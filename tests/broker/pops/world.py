@@ -18,7 +18,7 @@ from rocketlet.broker.groups.settings import GroupConfigs, RequestModes
 from rocketlet.broker.messages.appender import Appender
 from rocketlet.broker.messages.filters import Filters
 from rocketlet.broker.messages.lite import LiteChanges, LiteFile, LiteTopics
-from rocketlet.broker.messages.topics import Topics
+from rocketlet.broker.messages.topics import Statistics, Topics
 from rocketlet.broker.pops.deliveries import AckStatus, PopClient, PopRequest, PopResult
 from rocketlet.broker.pops.division import Divided, Division, PopMember
 from rocketlet.broker.pops.journal import PopJournal
@@ -149,8 +149,9 @@ class World:
         dead_letters = DeadLetterWriter(self.topics, self.appender, self.groups, self.members)
         journal = PopJournal(runtime, self.frames, self.topics, None)
         self.pops = Pops(
-            runtime, self.topics, Filters(runtime), self.offsets, self.groups, pools, journal, dead_letters, division
-        )
+            runtime, self.topics, Filters(runtime), self.offsets, self.groups, pools, journal, dead_letters, division,
+            Statistics(runtime, self.store, self.topics),
+        )  # fmt: skip
 
     def join(self, client_id: str, *, strategy: str | None = "AVG", group: str = "g", topic: str = "t") -> Session:
         """A member that pulls: one of ours, or without a strategy one of Apache's."""
