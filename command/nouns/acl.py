@@ -14,7 +14,14 @@ from ..plumbing.administration import Commands, changing, confirmed, noun, verb
 from ..plumbing.output import Output
 
 _NEW_SECRET = "ROCKETLET_NEW_SECRET_KEY"
-_FIELDS = ("whiteRemoteAddress", "admin", "defaultTopicPerm", "defaultGroupPerm", "topicPerms", "groupPerms")
+_FIELDS = {
+    "white_address": "whiteRemoteAddress",
+    "admin": "admin",
+    "default_topics": "defaultTopicPerm",
+    "default_groups": "defaultGroupPerm",
+    "topics": "topicPerms",
+    "groups": "groupPerms",
+}
 
 
 def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
@@ -57,12 +64,14 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
 async def _list(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
     found = await admin.accounts()
     rows = [
-        {"broker": broker, "account": entry["accessKey"]} | {name: entry.get(name) for name in _FIELDS}
+        {"broker": broker, "account": entry["accessKey"]} | {name: entry.get(key) for name, key in _FIELDS.items()}
         for broker, known in found.items()
         for entry in known["plainAccessConfigs"]
     ]
     output.records(("broker", "account", *_FIELDS), rows)
     for broker, known in found.items():
+        if output.as_json:
+            output.json({"broker": broker, "white_addresses": known["globalWhiteAddrs"]})
         output.text(f"{broker}: no account is needed from {', '.join(known['globalWhiteAddrs']) or 'nowhere'}")
     return 0
 

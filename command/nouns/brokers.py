@@ -9,7 +9,7 @@ from ...client.admin.admin_client import AdminClient
 from ...client.errors import ConfigError, ConnectionFailed, RequestTimeout, RocketletError
 from ...protocol.names import counted
 from ..plumbing.administration import Commands, noun, pairs, verb
-from ..plumbing.output import Instant, Output
+from ..plumbing.output import Instant, Output, number_or
 
 _RATES = {"put_per_s": "putTps", "get_per_s": "getTransferedTps"}  # the second is Apache's spelling
 
@@ -83,15 +83,21 @@ async def _address(admin: AdminClient, name: str) -> str:
 async def _show(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
     address = await _address(admin, options.broker)
     found = {**await admin.broker_status(address), **await admin.broker_config(address)}
-    if output.as_json:
-        output.json(found)
-    else:
-        output.records(("name", "value"), [{"name": name, "value": value} for name, value in sorted(found.items())])
+    _show_settings(found, output)
     return 0
+
+
+def _show_settings(settings: Mapping[str, str], output: Output) -> None:
+    """Print a record for each setting, by Apache's name; numbers as such."""
+    rows = [
+        {"name": name, "value": number_or(value) if output.as_json else value}
+        for name, value in sorted(settings.items())
+    ]
+    output.records(("name", "value"), rows)
 
 
 async def _set(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
     settings = pairs("setting", options.setting)
     await admin.update_broker_config(await _address(admin, options.broker), settings)
-    output.records(("name", "value"), [{"name": name, "value": value} for name, value in settings.items()])
+    _show_settings(settings, output)
     return 0

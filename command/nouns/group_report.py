@@ -124,7 +124,8 @@ async def _foreign_report(admin: AdminClient, group: str, output: Output) -> Non
     lite = await _lite_report(admin, group, members)
     settings = await _settings(admin, group)
     if output.as_json:
-        value = {"group": group, "settings": settings, "members": members, "owners": owners, "lag": lag, "events": []}
+        listed = [{"client_id": client_id, **member} for client_id, member in members.items()]
+        value = {"group": group, "settings": settings, "members": listed, "owners": owners, "lag": lag, "events": []}
         output.json(value if lite is None else value | {"lite": lite.as_json()})
     _show_members(group, members, owners, lite, output)
     _show_settings(settings, output)

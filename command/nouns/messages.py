@@ -220,19 +220,35 @@ def _line(output: Output, message: Message) -> None:
 
 
 def _record(message: Message, output: Output) -> dict[str, Any]:
-    body = body_fields(message.record) if output.as_json else body_fields(message.record, 4 * SHOWN_BODY)
-    return {
+    """Return the fields of a message for programs, or those of a table for people."""
+    shown: dict[str, Any] = {
         "time": Instant(message.store_ms),
-        "topic": message.topic,
         "queue": f"{message.queue.broker_name}:{message.queue_id}" if message.queue.broker_name else message.queue_id,
         "offset": message.queue_offset,
-        "message_id": message.message_id,
-        "offset_id": message.offset_id,
         "tag": message.tag,
         "keys": " ".join(message.keys),
+    }
+    if not output.as_json:
+        return {**shown, "body": _shortened(body_fields(message.record, 4 * SHOWN_BODY)["body"])}
+    return {
+        **shown,
+        **_place(message.queue, message.queue_offset),
+        "message_id": message.message_id,
+        "offset_id": message.offset_id,
+        "keys": message.keys,
         "reconsume_times": message.reconsume_times,
         "properties": message.properties,
-        **(body if output.as_json else {"body": _shortened(body["body"])}),
+        **body_fields(message.record),
+    }
+
+
+def _place(queue: Queue, offset: int) -> dict[str, Any]:
+    """Return the fields of a position in a queue; the offset is None if the message has none there yet."""
+    return {
+        "topic": queue.topic,
+        "broker": queue.broker_name,
+        "queue": queue.queue_id,
+        "offset": offset if offset >= 0 else None,
     }
 
 
@@ -257,7 +273,7 @@ async def _send(options: argparse.Namespace, admin: AdminClient, output: Output)
             queue_key=options.queue_key,
         )
     if output.as_json:
-        output.json({"message_id": result.message_id, "queue": str(result.queue), "offset": result.queue_offset})
+        output.json({"message_id": result.message_id, **_place(result.queue, result.queue_offset)})
     at = f"at {result.queue_offset}" if result.queue_offset >= 0 else "when its time has come"
     output.text(f"stored in {result.queue} {at}, message id {result.message_id}")
     return 0
@@ -376,8 +392,8 @@ async def _detached(
 
 def _report(output: Output, message: Message, error: RocketletError | None) -> None:
     """Print the result for a message, as text only if it could not be sent."""
-    place = {"message_id": message.message_id, "queue": str(message.queue), "offset": message.queue_offset}
     if output.as_json:
+        place = {"message_id": message.message_id, **_place(message.queue, message.queue_offset)}
         output.json({**place, "result": "failed" if error else "sent", "reason": str(error) if error else None})
     elif error:
         output.text(f"{message.message_id} could not be sent: {error}")

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
 MARGIN = "  "
+_BY_NAME: Final = frozenset(("header", "properties", "queues", "settings", "subscriptions", "unread"))
+"""The fields of records whose keys are not ours: names of topics, clients, brokers, properties, and header fields."""
+_NAMES: Final = {"broker_name": "broker", "queue_id": "queue"}
+"""The fields that records call otherwise than the wire does."""
+_MAY_BE_EMPTY: Final = "body"
 
 
 class Instant:
@@ -44,12 +50,13 @@ class Output:
         found = list(rows)
         if self.as_json:
             for row in found:
-                self.json(row)
+                self.json({**dict.fromkeys(columns), **row})
         elif found:
             _table(columns, [[_text(row.get(column)) for column in columns] for row in found])
 
     def json(self, value: Mapping[str, Any]) -> None:
-        print(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS, default=_json_of).decode(), flush=True)
+        """Print a record: keys in snake case, null for what there is not, times in ISO 8601 or in ms."""
+        print(orjson.dumps(_record(value), option=orjson.OPT_NON_STR_KEYS, default=_json_of).decode(), flush=True)
 
     def text(self, *lines: str) -> None:
         """Print lines; nothing with `as_json`."""
@@ -98,6 +105,33 @@ def _plain(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value)) or "-"
     return str(value)
+
+
+def _record(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        found = {_key(name): item for name, item in value.items()}
+        return {
+            name: item if name in _BY_NAME else None if item == "" and name != _MAY_BE_EMPTY else _record(item)
+            for name, item in found.items()
+        }
+    return list(map(_record, value)) if isinstance(value, list | tuple) else value
+
+
+def _key(name: str) -> str:
+    snake = re.sub(r"(?<=[a-z0-9])[A-Z]", lambda found: f"_{found[0]}", name).lower()
+    return _NAMES.get(snake, snake)
+
+
+def number_or(text: str) -> int | float | str:
+    """Return the number that a text is; the text if it is none, or would be written otherwise."""
+    for kind in (int, float):
+        try:
+            found = kind(text)
+        except ValueError:
+            continue
+        if str(found) == text and found == found and abs(found) != float("inf"):
+            return found
+    return text
 
 
 def _json_of(value: object) -> str | None:

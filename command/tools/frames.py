@@ -80,8 +80,9 @@ def lines(frame: Frame, asked: int | None) -> Iterator[str]:
     if header:
         yield MARGIN + header
     for each in found.get("messages", ()):
-        said = [f"{name}={_short(str(each[name]))}" for name in ("tag", "keys", "reconsume_times") if each[name]]
-        place = f"{_short(each['topic'])}:{each['queue_id']} at {each['offset']}"
+        texts = {"tag": each["tag"], "keys": " ".join(each["keys"]), "reconsume_times": each["reconsume_times"]}
+        said = [f"{name}={_short(str(value))}" for name, value in texts.items() if value]
+        place = f"{_short(each['topic'])}:{each['queue']} at {each['offset']}"
         yield MARGIN + " ".join([place, *said, _short(each["body"])])
     if "body" in found:
         yield MARGIN + _short(found["body"])
@@ -118,10 +119,10 @@ def _messages(frame: Frame, asked: int | None, inflated_bytes: int) -> Iterator[
         room -= len(body["body"]) if record.sys_flag & SYS_COMPRESSED else 0
         yield {
             "topic": record.topic,
-            "queue_id": record.queue_id,
+            "queue": record.queue_id,
             "offset": record.queue_offset,
-            "tag": named.get(properties.TAGS, ""),
-            "keys": named.get(properties.KEYS, ""),
+            "tag": named.get(properties.TAGS),
+            "keys": named.get(properties.KEYS, "").split(),
             "reconsume_times": record.reconsume_times,
             **body,
         }

@@ -7,8 +7,6 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-import orjson
-
 from ...broker.config import DELAY_LEVELS_MS, BrokerConfig
 from ...broker.groups.group import ConsumerGroups, GroupChanges
 from ...broker.groups.members import History
@@ -22,7 +20,7 @@ from ...broker.store.recovery import Recovered, RecoveryFinding, inspect
 from ...broker.store.store import Store
 from ...protocol.names import counted
 from ..plumbing import logs
-from ..plumbing.output import complain, printable
+from ..plumbing.output import Output, complain, printable
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -51,7 +49,7 @@ def fsck(folder: Path, *, repairs: bool, is_json: bool) -> int:
     recovered = _repair(folder) if repairs and faults else None
     if is_json:
         told = [fault._asdict() for fault in faults]
-        print(orjson.dumps({"whole": not faults, "faults": told, "repaired": recovered is not None}).decode())
+        Output(as_json=True).json({"whole": not faults, "faults": told, "repaired": recovered is not None})
     else:
         _print(findings, recovered)
     return 1 if faults and recovered is None else 0

@@ -10,7 +10,7 @@ from datetime import datetime
 from ...client.application import stop_signal
 from ...client.errors import RocketletError
 from ...migration.mirror import Begin, Mirror, Waiting
-from ...protocol.names import counted
+from ...protocol.names import Queue, counted
 from ..plumbing.access import access_of, add_client_options
 from ..plumbing.bar import drawn
 from ..plumbing.numbers import whole
@@ -103,8 +103,8 @@ def _report(mirror: Mirror, waiting: Waiting, output: Output) -> None:
     rows = [
         {
             "topic": copy.source.topic,
-            "from": f"{copy.source.broker_name}:{copy.source.queue_id}",
-            "to": f"{copy.target.broker_name}:{copy.target.queue_id}",
+            "from": _side(copy.source, output),
+            "to": _side(copy.target, output),
             "copied": copy.copied,
             "next": copy.next,
             "deleted_before": copy.dropped,
@@ -122,6 +122,12 @@ def _report(mirror: Mirror, waiting: Waiting, output: Output) -> None:
         output.text(f"the group {group} has {retries} at the source: let its members there handle them")
     for topic, count in waiting.delayed.items():
         output.text(f"{topic} has {count} delayed messages that are not due yet: run the mirror again when they are")
+
+
+def _side(queue: Queue, output: Output) -> object:
+    if output.as_json:
+        return {"broker": queue.broker_name, "queue": queue.queue_id}
+    return f"{queue.broker_name}:{queue.queue_id}"
 
 
 def _waiting_records(waiting: Waiting) -> Iterable[dict[str, object]]:

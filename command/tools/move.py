@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 
 from ...client.errors import RocketletError
-from ...migration.move import Move, Plan
+from ...migration.move import GroupPlan, Move, Plan, Taken
 from ..plumbing.access import access_of, add_client_options
 from ..plumbing.bar import clear, drawn
 from ..plumbing.output import Output, complain
@@ -74,7 +74,7 @@ async def _step(options: argparse.Namespace, move: Move, output: Output) -> int:
     if options.group:
         async with drawn(lambda: move.progress):
             taken = await move.take(options.group)
-        output.records(("name", "lag", "retries", "dead"), [asdict(taken)])
+        output.records(("group", "lag", "retries", "dead"), [_group_row(taken)])
         output.text(f"start the members of {options.group} with {options.target} now")
         return 0
     plan = await move.plan()
@@ -96,9 +96,14 @@ async def _step(options: argparse.Namespace, move: Move, output: Output) -> int:
     return 0
 
 
+def _group_row(group: GroupPlan | Taken) -> dict[str, object]:
+    row = asdict(group)
+    return {"group": row.pop("name"), **row}
+
+
 def _show(plan: Plan, output: Output) -> None:
     output.records(("topic", "messages"), [{"topic": name, "messages": count} for name, count in plan.topics.items()])
-    output.records(("name", "members", "lag", "retries", "dead"), [asdict(group) for group in plan.groups])
+    output.records(("group", "members", "lag", "retries", "dead"), list(map(_group_row, plan.groups)))
     for text in plan.stays:
         output.text(f"stays: {text}")
     for text in plan.blocks:

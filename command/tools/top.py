@@ -23,6 +23,7 @@ from ..plumbing.output import Instant, Output
 
 _TOPICS = ("topic", "in_per_s", "messages", "last_message")
 _GROUPS = ("group", "members", "lag", "out_per_s", "caught_up_in", "findings")
+_GROUPS_AS_JSON = ("group", "members", "lag", "out_per_s", "caught_up_in_s", "findings")
 _CLEAR = "\x1b[H\x1b[2J"
 
 
@@ -91,9 +92,9 @@ async def _sample(admin: AdminClient, examiner: Examiner) -> TopSample:
     return sample
 
 
-def _kinds(found: Sequence[Finding] | None) -> str:
-    """Return the kinds of a group's findings, the worst first; `checking` if they need a second observation."""
-    return "checking" if found is None else ", ".join(dict.fromkeys(finding.kind for finding in found)) or "none"
+def _kinds(found: Sequence[Finding] | None) -> list[str] | None:
+    """Return the kinds of a group's findings, the worst first; None if they need a second observation."""
+    return None if found is None else list(dict.fromkeys(finding.kind for finding in found))
 
 
 def _show(output: Output, before: TopSample, sample: TopSample) -> None:
@@ -101,19 +102,21 @@ def _show(output: Output, before: TopSample, sample: TopSample) -> None:
     for row in sample.topics:
         row["in_per_s"] = _rate(before.ends, sample.ends, row["topic"], took_s)
     for row in sample.groups:
+        kinds = row["findings"]
+        row["findings"] = kinds if output.as_json else "checking" if kinds is None else ", ".join(kinds) or "none"
         if row["lag"] is None:
-            row["out_per_s"] = row["caught_up_in"] = None
             continue
         row["out_per_s"] = _rate(before.read, sample.read, row["group"], took_s)
         sent_per_s = row["out_per_s"] + (row["lag"] - _lag(before, row["group"], row["lag"])) / took_s
-        row["caught_up_in"] = _caught_up(row["lag"], row["out_per_s"], row["out_per_s"] - sent_per_s)
+        left_s = _caught_up_s(row["lag"], row["out_per_s"], row["out_per_s"] - sent_per_s)
+        row |= {"caught_up_in_s": left_s} if output.as_json else {"caught_up_in": _duration(left_s)}
     topics = sorted(sample.topics, key=lambda row: (-row["in_per_s"], row["topic"]))[:MAX_TOP_ROWS]
     groups = sorted(sample.groups, key=lambda row: (-(row["lag"] or 0), row["group"]))[:MAX_TOP_ROWS]
     if sys.stdout.isatty() and not output.as_json:
         print(_CLEAR, end="")
     output.records(_TOPICS, topics)
     output.text("")
-    output.records(_GROUPS, groups)
+    output.records(_GROUPS_AS_JSON if output.as_json else _GROUPS, groups)
     left_out = len(sample.topics) + len(sample.groups) - len(topics) - len(groups)
     output.text(f"{left_out} more are not shown" if left_out else "")
 
@@ -126,13 +129,16 @@ def _lag(before: TopSample, group: str, default: int) -> int:
     return next((int(row["lag"] or 0) for row in before.groups if row["group"] == group), default)
 
 
-def _caught_up(lag: int, out_per_s: int, gains_per_s: float) -> str:
-    """Return the estimated time to catch up. `gains_per_s` is the speed at which the lag shrinks. A lag that the group
-    reads in SHORT_LAG_S counts as none."""
+def _caught_up_s(lag: int, out_per_s: int, gains_per_s: float) -> int | None:
+    """Return the estimated time to catch up in seconds; None for never. `gains_per_s` is the speed at which the lag shrinks.
+    A lag that the group reads in SHORT_LAG_S counts as none."""
     if lag <= SHORT_LAG_S * out_per_s:
-        return "now"
-    if gains_per_s <= 0:
-        return "never, at this rate"
-    left_s = round(lag / gains_per_s)
+        return 0
+    return round(lag / gains_per_s) if gains_per_s > 0 else None
+
+
+def _duration(left_s: int | None) -> str:
+    if not left_s:
+        return "never, at this rate" if left_s is None else "now"
     hours, minutes = divmod(left_s // 60, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {left_s % 60} s" if minutes else f"{left_s} s"
