@@ -3,8 +3,8 @@
     from rocketlet import Consumer, Producer
 
 The names in `__all__` are the public API, and so are those of `rocketlet.sync`, `rocketlet.testing`, `rocketlet.otel`,
-`rocketlet.taskiq`, `rocketlet.celery` and `rocketlet.testcontainers`, `rocketlet.spark` with its options, and the
-`rocketlet` command. Everything else is private: it may change in any release.
+`rocketlet.taskiq`, `rocketlet.celery`, `rocketlet.dramatiq` and `rocketlet.testcontainers`, `rocketlet.spark` with its
+options, and the `rocketlet` command. Everything else is private: it may change in any release.
 
 Names load when they are first used. `import rocketlet` alone loads no more than their list, and the client
 loads neither broker nor Spark.

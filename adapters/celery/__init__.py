@@ -19,8 +19,8 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from functools import partial
 from queue import Empty
 from typing import Any, Final
@@ -28,24 +28,24 @@ from typing import Any, Final
 try:
     from kombu.transport import TRANSPORT_ALIASES, virtual
     from kombu.utils.json import dumps, loads
+
+    from celery.signals import worker_init
 except ModuleNotFoundError as missing:
     raise ImportError("rocketlet.celery needs Celery: pip install '.[celery]'") from missing
 
 from rocketlet import __version__ as version
-from rocketlet.client import Access, BrokerRefused, ConfigError, Message, RetryLater, RocketletError
-from rocketlet.sync import Producer, SharedConsumer, receive_any
+from rocketlet.client import Access, ConfigError, Message, RetryLater, RocketletError
+from rocketlet.sync import Consumer, Producer, SharedConsumer, receive_any
+from rocketlet.sync.tasks import DelayLimit, is_early
 
 POLL_S: Final = 1.0  # maximum wait for a message, before Celery's loop continues
 SETTLE_POLL_S: Final = 0.05  # maximum wait while tasks run, because Celery's loop sends their acknowledgements
 FULL_POLL_S: Final = 0.005  # pause at the prefetch limit, before Celery's loop continues
 FULL_S: Final = 1.0  # time at the prefetch limit after which members pause, so that messages go to other workers
 PURGE_POLL_S: Final = 1.0  # time without a message after which a queue counts as empty
-MAX_DELAY: Final = timedelta(days=39)  # below the 40 days of Rocketlet's brokers, because clocks differ
-MAX_FOREIGN_DELAY: Final = timedelta(
-    days=3
-)  # the limit of Apache's brokers, used once a broker has refused a longer delay
-REFUSED: Final = 13  # the code MESSAGE_ILLEGAL, with which brokers refuse a delay that is too long
-EARLY: Final = timedelta(seconds=1)  # a task that arrives earlier before its time is delayed again
+
+_REPLIES: Final = re.compile(r"[^.]+\.(reply\..+\.pidbox)").fullmatch  # the names of queues for replies of workers
+_Member = SharedConsumer | Consumer
 
 
 class _QoS(virtual.QoS):
@@ -54,59 +54,78 @@ class _QoS(virtual.QoS):
     channel: Channel
 
     def ack(self, delivery_tag: str) -> None:
-        self.channel.settle(delivery_tag, SharedConsumer.ack)
+        self.channel.settle(delivery_tag, _ack)
         super().ack(delivery_tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        self.channel.settle(delivery_tag, _requeue if requeue else SharedConsumer.reject)
+        reason = self.channel.reasons.pop(delivery_tag, "")
+        self.channel.settle(delivery_tag, _requeue if requeue else partial(_reject, reason=reason))
         super().ack(delivery_tag)
 
 
-def _requeue(consumer: SharedConsumer, message: Message) -> None:
-    consumer.retry(message, RetryLater(delay=0))
+def _ack(member: _Member, message: Message) -> None:
+    member.ack(message)
+
+
+def _requeue(member: _Member, message: Message) -> None:
+    member.retry(message, RetryLater(delay=0))
+
+
+def _reject(member: _Member, message: Message, *, reason: str) -> None:
+    member.reject(message, reason=reason)
 
 
 class Channel(virtual.Channel):
     """A channel with one member for each queue from which it gets messages. The members leave when the channel is closed, so
-    that a worker that stops can still acknowledge the tasks that it lets finish."""
+    that a worker that stops can still acknowledge the tasks that it lets finish.
+
+    A queue that is bound to a fanout exchange, and a queue for replies of workers, is read by a broadcasting member from the
+    topic of the exchange, so that these queues have no topics of their own.
+
+    Attributes:
+        reasons: why messages will be rejected, by delivery tag.
+    """
 
     QoS = _QoS
+    supports_fanout = True
     do_restore = False  # the broker redelivers what a member has not settled
     connection: Transport
 
     def __init__(self, connection: Transport, **options: Any) -> None:
         super().__init__(connection, **options)
-        self._members: dict[str, SharedConsumer] = {}
-        self._held: dict[str, tuple[SharedConsumer, Message]] = {}
+        self.reasons: dict[str, str] = {}
+        self._members: dict[str, _Member] = {}
+        self._exchanges: dict[
+            str, str
+        ] = {}  # the exchange whose topic a queue is read from, without a topic of its own
+        self._held: dict[str, tuple[_Member, Message]] = {}
         self._full_since_s: float | None = None
         self._is_paused = False
-
-    def drain_events(self, timeout: float | None = None, callback: Any = None) -> None:
-        """Deliver one message. Raises queue.Empty if none arrives within the timeout, or within `POLL_S` (`SETTLE_POLL_S`
-        while tasks are running), and if the channel consumes no queue or is at the prefetch limit."""
-        callback = callback or self.connection._deliver
-        if not self._active_queues:
-            raise Empty
-        if not self.qos.can_consume():
-            self._wait_for_room()
-            raise Empty
-        self._full_since_s = None
-        if self._is_paused:
-            self._is_paused = False
-            for member in self._members.values():
-                member.resume()
-        wait_s = SETTLE_POLL_S if self._held else POLL_S
-        queue, payload = self._receive(self._active_queues, min(wait_s, POLL_S if timeout is None else timeout))
-        callback(payload, queue)
 
     @property
     def is_busy(self) -> bool:
         """True if deliveries are not settled yet."""
         return bool(self._held)
 
-    def _wait_for_room(self) -> None:
-        """Wait `FULL_POLL_S` at the prefetch limit. After `FULL_S` at it, pause the members, so that messages go to other
-        workers."""
+    @property
+    def is_full(self) -> bool:
+        """True at the prefetch limit."""
+        return bool(self._active_queues) and not self.qos.can_consume()
+
+    def readable(self) -> Mapping[_Member, str]:
+        """Return the members of the consumed queues; none at the prefetch limit. After `FULL_S` at it, pause the members, so
+        that messages go to other workers."""
+        if self.is_full:
+            self._pause_if_full()
+            return {}
+        self._full_since_s = None
+        if self._is_paused:
+            self._is_paused = False
+            for member in self._members.values():
+                member.resume()
+        return {self._member(queue): queue for queue in self._active_queues}
+
+    def _pause_if_full(self) -> None:
         now_s = time.monotonic()
         if self._full_since_s is None:
             self._full_since_s = now_s
@@ -114,35 +133,54 @@ class Channel(virtual.Channel):
             self._is_paused = True
             for member in self._members.values():
                 member.pause()
-        time.sleep(FULL_POLL_S)
 
-    def _receive(self, queues: Sequence[str], timeout_s: float) -> tuple[str, dict[str, Any]]:
-        members = {self._member(queue): queue for queue in queues}
-        try:
-            member, message = receive_any(list(members), timeout_s=timeout_s)
-        except TimeoutError:
-            raise Empty from None
+    def received(self, member: _Member, message: Message, queue: str) -> dict[str, Any] | None:
+        """Return the payload of a message that a member has received. Return None, and settle it, if it is a task that is
+        not due yet, or a reply to another client."""
         payload: dict[str, Any] = loads(message.body)
         properties = payload["properties"]
+        info = properties["delivery_info"]
+        if _REPLIES(queue) and queue != f"{info['routing_key']}.{info['exchange']}":
+            member.ack(message)
+            return None
+        if is_early(_due(payload["headers"].get("eta"))):  # its time was beyond the broker's limit
+            self._put(queue, payload)
+            member.ack(message)
+            return None
         properties["delivery_tag"] = tag = self._next_delivery_tag()  # a redelivery is another delivery
-        properties["delivery_info"]["redelivered"] = message.attempt > 1
+        info["redelivered"] = message.attempt > 1
         self._held[tag] = member, message
-        due = _due(payload["headers"].get("eta"))
-        if due is not None and due - datetime.now(UTC) > EARLY:  # its time was beyond the broker's limit
-            self._put(members[member], payload)
-            self.settle(tag, SharedConsumer.ack)
-            raise Empty
-        return members[member], payload
+        return payload
 
-    def _member(self, queue: str) -> SharedConsumer:
+    def _member(self, queue: str) -> _Member:
         if queue not in self._members:
-            name, transport = self.connection.name_of(queue), self.connection
-            member = SharedConsumer(transport.name_server, name, name, access=transport.access, **transport.consumer)
-            member.start()
+            transport, member = self.connection, None
+            name = transport.name_of(self._exchanges.get(queue, queue))
+            if queue in self._exchanges:
+                member = Consumer(transport.name_server, name, name, access=transport.access, broadcasting=True)
+                member.start()
+                member.assigned()  # what is sent after that is received
+            else:
+                member = SharedConsumer(
+                    transport.name_server, name, name, access=transport.access, **transport.consumer
+                )
+                member.start()
             self._members[queue] = member
         return self._members[queue]
 
-    def settle(self, tag: str, action: Callable[[SharedConsumer, Message], None]) -> None:
+    def _queue_bind(self, exchange: str, routing_key: str, pattern: Any, queue: str) -> None:
+        """Begin to read a queue of broadcasts or replies, before a request is sent that is replied to."""
+        if self.typeof(exchange).type == "fanout" or _REPLIES(queue):
+            self._exchanges[queue] = exchange
+            self._member(queue)
+
+    def _lookup(self, exchange: str, routing_key: str, default: str | None = None) -> list[str]:
+        """Return the queues of a message. The queues for replies belong to other processes."""
+        queue = f"{routing_key}.{exchange}"
+        found: list[str] = [queue] if _REPLIES(queue) else super()._lookup(exchange, routing_key, default)
+        return found
+
+    def settle(self, tag: str, action: Callable[[_Member, Message], None]) -> None:
         if (held := self._held.pop(tag, None)) is not None:
             action(*held)
 
@@ -152,7 +190,7 @@ class Channel(virtual.Channel):
             deliver = self.connection._callbacks[queue]
 
             def settled(payload: dict[str, Any]) -> None:
-                self.settle(payload["properties"]["delivery_tag"], SharedConsumer.ack)
+                self.settle(payload["properties"]["delivery_tag"], _ack)
                 deliver(payload)
 
             self.connection._callbacks[queue] = settled
@@ -160,13 +198,27 @@ class Channel(virtual.Channel):
     def basic_get(self, queue: str, no_ack: bool = False, **options: Any) -> Any:
         found = super().basic_get(queue, no_ack=no_ack, **options)
         if found is not None and no_ack:
-            self.settle(found.delivery_tag, SharedConsumer.ack)
+            self.settle(found.delivery_tag, _ack)
         return found
 
     def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:
-        return self._receive([queue], PURGE_POLL_S if timeout is None else timeout)[1]
+        member = self._member(queue)
+        try:
+            message = member.receive(timeout_s=PURGE_POLL_S if timeout is None else timeout)
+        except TimeoutError:
+            raise Empty from None
+        payload = self.received(member, message, queue)
+        if payload is None:
+            raise Empty
+        return payload
+
+    def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str, **options: Any) -> None:
+        self.connection.producer().send(self.connection.name_of(exchange), dumps(message).encode())
 
     def _put(self, queue: str, message: dict[str, Any], **options: Any) -> None:
+        if (reply := _REPLIES(queue)) is not None:
+            self._put_fanout(reply[1], message, "")
+            return
         headers, priority = message["headers"], message["properties"].get("priority")
         send = partial(
             self.connection.producer().send,
@@ -176,15 +228,7 @@ class Channel(virtual.Channel):
             keys=() if (task_id := headers.get("id")) is None else str(task_id),
             priority=priority or None,
         )
-        due, now = _due(headers.get("eta")), datetime.now(UTC)
-        limit = self.connection.max_delay
-        try:
-            send(at=due and min(due, now + limit))
-        except BrokerRefused as error:
-            if due is None or error.code != REFUSED or due - now <= MAX_FOREIGN_DELAY:
-                raise
-            send(at=now + MAX_FOREIGN_DELAY)
-            self.connection.max_delay = MAX_FOREIGN_DELAY
+        self.connection.delays.send(lambda at: send(at=at), _due(headers.get("eta")))
 
     def _purge(self, queue: str) -> int:
         """Acknowledge messages until none arrives for `PURGE_POLL_S`, and return their number. Tasks that other workers hold
@@ -195,11 +239,12 @@ class Channel(virtual.Channel):
                 payload = self._get(queue)
             except Empty:
                 return count
-            self.settle(payload["properties"]["delivery_tag"], SharedConsumer.ack)
+            self.settle(payload["properties"]["delivery_tag"], _ack)
             count += 1
 
     def _delete(self, queue: str, *args: Any, **options: Any) -> None:
         """Leave the queue's group. The topic stays, because its messages are kept for their retention time."""
+        self._exchanges.pop(queue, None)
         if (member := self._members.pop(queue, None)) is not None:
             member.stop()
 
@@ -229,6 +274,7 @@ class Transport(virtual.Transport):
     polling_interval = 0.01  # pause in seconds after a drain that found no message
     connection_errors = (*virtual.Transport.connection_errors, RocketletError)
     channel_errors = (*virtual.Transport.channel_errors, RocketletError)
+    implements = virtual.Transport.implements.extend(exchange_type=frozenset(("direct", "topic", "fanout")))
 
     def __init__(self, client: Any, **options: Any) -> None:
         super().__init__(client, **options)
@@ -244,7 +290,7 @@ class Transport(virtual.Transport):
         self._options: dict[str, Any] = given.get("producer", {})
         self._producer: Producer | None = None
         self._process = os.getpid()
-        self.max_delay = MAX_DELAY
+        self.delays = DelayLimit()
 
     def driver_version(self) -> str:
         return version
@@ -276,16 +322,45 @@ class Transport(virtual.Transport):
         """Deliver one message. Raises TimeoutError after the timeout, if there is one, or before it while tasks are running,
         so that Celery sends the acknowledgements of those that have ended."""
         until_s = None if timeout is None else time.monotonic() + timeout
-        while True:
-            try:
-                self.cycle.get(self._deliver, timeout=timeout)
-            except Empty:
-                is_busy = any(channel.is_busy for channel in self.channels)
-                if until_s is not None and (is_busy or time.monotonic() >= until_s):
-                    raise TimeoutError from None
-                time.sleep(self.polling_interval)
-            else:
-                return
+        while not self._deliver_one(POLL_S if until_s is None else max(until_s - time.monotonic(), 0.0)):
+            is_busy = any(channel.is_busy for channel in self.channels)
+            if until_s is not None and (is_busy or time.monotonic() >= until_s):
+                raise TimeoutError
+
+    def _deliver_one(self, timeout_s: float) -> bool:
+        """Deliver a message of any channel, broadcasts first. Return False if none arrives within the timeout or `POLL_S`;
+        within `SETTLE_POLL_S` while tasks are running, and within `FULL_POLL_S` at the prefetch limit."""
+        members = {
+            member: (channel, queue) for channel in self.channels for member, queue in channel.readable().items()
+        }
+        is_full, is_busy = (
+            any(getattr(channel, state) for channel in self.channels) for state in ("is_full", "is_busy")
+        )
+        timeout_s = min(timeout_s, FULL_POLL_S if is_full else SETTLE_POLL_S if is_busy else POLL_S)
+        if not members:
+            time.sleep(min(timeout_s, FULL_POLL_S if is_full else self.polling_interval))
+            return False
+        try:
+            member, message = receive_any(
+                sorted(members, key=lambda found: isinstance(found, SharedConsumer)), timeout_s=timeout_s
+            )
+        except TimeoutError:
+            return False
+        channel, queue = members[member]
+        payload = channel.received(member, message, queue)
+        if payload is not None:
+            self._deliver(payload, queue)
+        return payload is not None
+
+
+@worker_init.connect
+def _use_requests(sender: Any, **options: Any) -> None:
+    """Have the tasks of a worker whose broker is RocketMQ say why they are rejected, unless the application has requests of
+    its own."""
+    task = sender.app.Task
+    is_ours = sender.app.connection_for_read().transport_cls == "rocketlet"
+    if is_ours and task.Request == "celery.worker.request:Request":
+        task.Request = "rocketlet.celery.request:Request"
 
 
 TRANSPORT_ALIASES["rocketlet"] = "rocketlet.celery:Transport"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
 import time
@@ -14,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rocketlet.client import Access, ConfigError
+from rocketlet.client import Access, AdminClient, ConfigError
+from rocketlet.protocol.names import Queue
 from rocketlet.testing import Broker, Fault
 
 from ..conftest import PATIENCE_S, Node, eventually
@@ -66,6 +68,11 @@ def late(self, due):
 @app.task(bind=True, acks_late=True)
 def refuse(self):
     raise Reject("not today", requeue=False)
+
+
+@app.task(acks_late=True, acks_on_failure_or_timeout=False)
+def charge(card):
+    raise ValueError(f"no such card: {card}")
 
 
 @app.task(bind=True)
@@ -139,8 +146,29 @@ async def test_celery_tasks_run_retry_and_wait_for_their_time(node: Node, tmp_pa
         await tasks.wrote("late True")
         await tasks.send("chained", 20)
         await tasks.wrote("sum 40")
-        await tasks.send("refuse")
-        await eventually(lambda: node.broker.store.queue("%DLQ%celery", 0).next == 1)
+        found = await asyncio.to_thread(tasks.app.control.inspect(timeout=PATIENCE_S, limit=1).registered)
+        ((name, registered),) = found.items()
+        assert "tasks.add" in registered
+        assert await asyncio.to_thread(tasks.app.control.ping, [name], PATIENCE_S) == [{name: {"ok": "pong"}}]
+        revoked = await asyncio.to_thread(
+            tasks.app.control.revoke, "an-id", reply=True, destination=[name], timeout=PATIENCE_S
+        )
+        assert list(revoked[0]) == [name]
+        await tasks.send("add", 500, 1, task_id="an-id")
+        for number, task in enumerate(("refuse", "charge"), 1):
+            await tasks.send(task, *(["4711"] if task == "charge" else []))
+            await eventually(lambda number=number: node.broker.store.queue("%DLQ%celery", 0).next == number)  # type: ignore[misc]
+        async with AdminClient(node.address) as admin:
+            dead = [
+                message
+                async for part in admin.read(Queue("%DLQ%celery", node.config.name, 0), 0, 2)
+                for message in part
+            ]
+        assert [re.sub(r":\d+ ", " ", message.failure).split("; ")[:2] for message in dead] == [
+            ["Reject: not today", "tasks.py in refuse"],
+            ["ValueError: no such card: 4711", "tasks.py in charge"],
+        ]
+        assert "sum 501" not in tasks.notes(), "it was revoked"
         for number in range(50):
             await tasks.send("add", 1000, number)
         await tasks.wrote(lambda note: note.startswith("sum 1"), 50)
@@ -234,7 +262,7 @@ async def test_celery_task_beyond_the_limit_of_the_broker_is_delayed_again(node:
     def script() -> None:
         with kombu.Connection(f"rocketlet://{node.address}") as connection:
             queue = connection.SimpleQueue("tasks")
-            connection.transport.max_delay = timedelta(seconds=0.5)
+            connection.transport.delays.longest = timedelta(seconds=0.5)
             queue.put({"number": 1}, headers=later(seconds=4.5))
             message = queue.get(timeout=PATIENCE_S)
             eta = datetime.fromisoformat(message.headers["eta"])
@@ -254,7 +282,7 @@ def test_celery_task_is_delayed_by_the_limit_of_apache_when_the_broker_refuses_a
             queue = connection.SimpleQueue("tasks")
             broker.faults.add(Fault.answer("SEND_MESSAGE_V2", response="MESSAGE_ILLEGAL", times=1))
             queue.put({"number": 1}, headers=later(days=10))
-            assert connection.transport.max_delay == timedelta(days=3)
+            assert connection.transport.delays.longest == timedelta(days=3)
             assert len(broker.requests_of("SEND_MESSAGE_V2")) == 2
             queue.put({"number": 2}, headers=later(days=10))
             assert len(broker.requests_of("SEND_MESSAGE_V2")) == 3

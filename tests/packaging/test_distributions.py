@@ -162,6 +162,7 @@ def test_what_needs_an_extra_says_which(clean: Environment, tmp_path: Path) -> N
 PUBLIC = (
     "rocketlet",
     "rocketlet.celery",
+    "rocketlet.dramatiq",
     "rocketlet.otel",
     "rocketlet.spark",
     "rocketlet.sync",

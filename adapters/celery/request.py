@@ -1,0 +1,25 @@
+"""The request of a Celery task, which passes the reason of a failure to the dead letter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rocketlet.sync.tasks import reason_of
+
+from celery.worker.request import Request as CeleryRequest
+
+
+class Request(CeleryRequest):
+    """A request whose message, if it becomes a dead letter, has the exception and its traceback in one line."""
+
+    def on_failure(self, exc_info: Any, *arguments: Any, **options: Any) -> Any:
+        reasons, tag = self._message.channel.reasons, self._message.delivery_tag
+        error = getattr(exc_info.exception, "exc", exc_info.exception)  # processes of the pool wrap it
+        reasons[tag] = reason_of(error, str(exc_info.traceback))
+        try:
+            return super().on_failure(exc_info, *arguments, **options)
+        finally:
+            reasons.pop(tag, None)
+
+
+__all__ = ["Request"]
