@@ -4,6 +4,7 @@ consumer, shared_consumer, lite_consumer, producer   the classes that applicatio
 application  `Rocketlet`: handlers declared with decorators
 options      the options of consumers
 message      messages and leases
+cloudevents  events of CloudEvents as messages
 wire         connections to name servers and brokers, routes
 sending      the path of a message to a broker
 member       one client in one consumer group: heartbeats, rebalance, leases, offsets
@@ -36,9 +37,11 @@ if TYPE_CHECKING:
     from .admin.admin_client import AdminClient, Group, LiteGroup, OffsetChange, Topic, rebalanced
     from .admin.trace import MessageTrace
     from .application import Depends, Health, Rocketlet, stop_signal
+    from .cloudevents import CloudEvent
     from .config import ClientLimits, PullLimits, Start
     from .consumer import Consumer
     from .consuming.handling import Reject, RetryLater, RetryPolicy
+    from .consuming.once import HandledIds
     from .errors import (
         AnswerUnreadable,
         BrokerRefused,
@@ -92,6 +95,7 @@ _NAMES: Final = {
         "Depends",
         "stop_signal",
     ),
+    ".cloudevents": ("CloudEvent",),
     ".config": (
         "ClientLimits",
         "PullLimits",
@@ -103,6 +107,7 @@ _NAMES: Final = {
         "RetryLater",
         "RetryPolicy",
     ),
+    ".consuming.once": ("HandledIds",),
     ".errors": (
         "AnswerUnreadable",
         "BrokerRefused",
@@ -141,6 +146,7 @@ __all__ = [
     "BrokerRefused",
     "ChangeIncomplete",
     "ClientLimits",
+    "CloudEvent",
     "ConfigError",
     "Configured",
     "ConnectionFailed",
@@ -148,6 +154,7 @@ __all__ = [
     "Depends",
     "Group",
     "GroupConfig",
+    "HandledIds",
     "Health",
     "LiteConsumer",
     "LiteGroup",

@@ -11,18 +11,27 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass, field
 from itertools import combinations
 from types import SimpleNamespace, UnionType
-from typing import Any, Final, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, NamedTuple, TypeVar, Unpack, get_args, get_origin, get_type_hints, overload
 
 import orjson
 
-from .config import HANDLER_CONCURRENCY, PRODUCER_GROUP, check_callable, check_seconds, takes_message
+from .config import (
+    HANDLER_CONCURRENCY,
+    PRODUCER_GROUP,
+    check_callable,
+    check_seconds,
+    takes_message,
+    unexpected_of_send,
+)
 from .consumer import Consumer
 from .consuming.handling import Calling, Decode, Outcome, Reject, RetryLater
 from .errors import ConfigError, RocketletError, get_logger
 from .lite_consumer import LiteConsumer
 from .message import Message, SendResult
+from .options import ConsumerOptions, LiteOptions, SharedOptions
 from .producer import Producer
 from .sending.accumulator import check_topic
+from .sending.options import SendOptions
 from .shared_consumer import SharedConsumer
 from .wire.connection import Access
 
@@ -117,13 +126,50 @@ class Rocketlet:
         self._lifespan = lifespan
         self._options = options
         self._subscribers: list[_Subscriber] = []
-        self._publishers: dict[Callable[..., Any], list[tuple[str, dict[str, Any]]]] = {}
+        self._publishers: dict[Callable[..., Any], list[tuple[str, SendOptions]]] = {}
         self._stack: AsyncExitStack | None = None
         self._producer: Producer[Any] | None = None
         self._consumers: dict[str, _AnyConsumer] = {}
         self._new_producer(name_server)  # so that invalid arguments raise here instead of at the start
 
     # Declarations
+
+    @overload
+    def subscriber(
+        self,
+        subscriptions: Mapping[str, str] | str,
+        *,
+        group: str,
+        timeout_s: float | None = None,
+        sharing: Literal[False] = False,
+        decode: Decode[Any] | None = None,
+        batch_size: int | None = None,
+        **options: Unpack[ConsumerOptions],
+    ) -> Callable[[Function], Function]: ...
+
+    @overload
+    def subscriber(
+        self,
+        subscriptions: Mapping[str, str] | str,
+        *,
+        group: str,
+        timeout_s: float | None = None,
+        sharing: Literal[True],
+        decode: Decode[Any] | None = None,
+        **options: Unpack[SharedOptions],
+    ) -> Callable[[Function], Function]: ...
+
+    @overload
+    def subscriber(
+        self,
+        subscriptions: str,
+        *,
+        group: str,
+        timeout_s: float | None = None,
+        lite_topics: Iterable[str],
+        decode: Decode[Any] | None = None,
+        **options: Unpack[LiteOptions],
+    ) -> Callable[[Function], Function]: ...
 
     def subscriber(
         self,
@@ -171,27 +217,26 @@ class Rocketlet:
 
         return declared
 
-    def publisher(self, topic: str, **options: Any) -> Callable[[Function], Function]:
+    def publisher(self, topic: str, **options: Unpack[SendOptions]) -> Callable[[Function], Function]:
         """Declare that a handler's result is sent to a topic before its message is acknowledged.
 
         The results None, RetryLater and Reject are not sent.
 
         - `options`: further options of `Producer.send`, such as `tag`.
 
-        Raises ConfigError for unknown options, and MessageIllegal for an invalid topic.
+        Raises TypeError for unknown options, and MessageIllegal for an invalid topic.
         """
         check_topic(topic)
-        unknown = sorted(options.keys() - inspect.signature(Producer.send).parameters.keys())
-        if unknown:
-            raise ConfigError(f"publisher: {unknown[0]} is not an option of Producer.send")
+        if unknown := {name: value for name, value in options.items() if name not in SendOptions.__annotations__}:
+            raise unexpected_of_send(unknown, SendOptions.__annotations__)
 
         def declared(function: Function) -> Function:
-            self._publishers.setdefault(function, []).append((topic, dict(options)))
+            self._publishers.setdefault(function, []).append((topic, options))
             return function
 
         return declared
 
-    async def publish(self, topic: str, value: Any, **options: Any) -> SendResult:
+    async def publish(self, topic: str, value: Any, **options: Unpack[SendOptions]) -> SendResult:
         """Send a message as `Producer.send` does: bytes, a str, a dict, list or model of pydantic as JSON, or
         what the application's `encode` accepts. Raises ConfigError if the application is not running."""
         return await self.producer.send(topic, value, **options)
@@ -231,10 +276,8 @@ class Rocketlet:
                 more = {"x-rocketmq-group": subscriber.group, "x-rocketmq-filter": str(expression)}
                 document.add("receive", function, topic, model, more)
             for topic, options in self._publishers.get(function, ()):
-                sent = _model_of(_hints_of(function).get("return"))
-                document.add(
-                    "send", function, topic, sent, {"x-rocketmq-tag": options["tag"]} if "tag" in options else {}
-                )
+                sent, tag = _model_of(_hints_of(function).get("return")), options.get("tag")
+                document.add("send", function, topic, sent, {} if tag is None else {"x-rocketmq-tag": tag})
         return document.made
 
     # Running
@@ -342,9 +385,7 @@ def _check_lite(subscriptions: Mapping[str, str] | str, lite_topics: Iterable[st
 class _Call:
     """Calls a handler for its consumer: resolves its dependencies, limits its time, and publishes its result."""
 
-    def __init__(
-        self, app: Rocketlet, subscriber: _Subscriber, publishers: Sequence[tuple[str, dict[str, Any]]]
-    ) -> None:
+    def __init__(self, app: Rocketlet, subscriber: _Subscriber, publishers: Sequence[tuple[str, SendOptions]]) -> None:
         self._app = app
         self._handler = subscriber.handler
         self._timeout_s = subscriber.timeout_s

@@ -322,14 +322,38 @@ def chosen(kind: type[Given], given: Mapping[str, Any]) -> Given:
     options = options_of(cast("Any", kind))
     for name in given:
         if name not in options:
-            near = difflib.get_close_matches(name, [*options, *_PARAMETERS.get(kind, ())], 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(options)}"
-            raise TypeError(f"unexpected keyword argument {name!r}; {hint}")
+            raise unexpected(name, options, _PARAMETERS.get(kind, ()))
     found: dict[str, Any] = {}
     for name, option in options.items():
         found[name] = value = given.get(name, option.default)
         option.check(name, value)
     return cast("Given", found)
+
+
+_OF_OTHER_CLIENTS: Final = {
+    "headers": "give properties={name: value}",
+    "key": "give keys= for tools to find the message, or queue_key= to keep the order of messages with the same key",
+    "partition": "give queue=, or queue_key= to keep the order of messages with the same key",
+    "tags": "give tag=; a message has one tag",
+    "value": "give body=",
+}
+"""For arguments of a send that clients of other brokers have: the arguments to use instead."""
+
+
+def unexpected(name: str, options: Iterable[str], parameters: Iterable[str] = ()) -> TypeError:
+    """Return the error for an unknown keyword argument. It suggests the most similar option or parameter, or lists the
+    options."""
+    near = difflib.get_close_matches(name, [*options, *parameters], 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(options)}"
+    return TypeError(f"unexpected keyword argument {name!r}; {hint}")
+
+
+def unexpected_of_send(unknown: Mapping[str, object], options: Iterable[str]) -> TypeError:
+    """Return the error for unknown keyword arguments of a send."""
+    name = next(iter(unknown))
+    if name in _OF_OTHER_CLIENTS:
+        return TypeError(f"unexpected keyword argument {name!r}; {_OF_OTHER_CLIENTS[name]}")
+    return unexpected(name, options)
 
 
 def takes(kind: type) -> Callable[[Client], Client]:

@@ -48,7 +48,7 @@ from .errors import ConfigError, get_logger
 from .member.membership import Broadcast, Membership
 from .member.offsets import GroupOffsets, Position, begin_offset
 from .message import Message, record_fault
-from .options import ConsumerOptions, MemberOptions, SeekPosition, check_models, most_retries
+from .options import ConsumerOptions, MemberOptions, SeekPosition, check_models, layers_of, most_retries
 from .sending.requests import is_awaited, reply_failure
 from .wire.cluster import ClusterView, Lifecycle, Stage
 
@@ -295,6 +295,7 @@ class Consumer(AnyConsumer):
         self._options = options = chosen(ConsumerOptions, options)
         check_handler(handler, decode, options["middleware"], takes_batches=batch_size is not None)
         check_models(options)
+        options["middleware"] = layers_of(options, handler, takes_batches=batch_size is not None)
         self._max_reconsume_times = max_reconsume_times = most_retries(options, handler)
         limits = batch_limits(batch_size, options["pull"], options["batch_wait_s"])
         self._broadcasting = options["broadcasting"]

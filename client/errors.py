@@ -140,11 +140,12 @@ def unencodable(error: UnicodeEncodeError) -> str:
 
 _HINTS: Final[dict[int, str]] = {
     ResponseCode.SYSTEM_BUSY: "The broker is overloaded: send more slowly, or retry",
-    ResponseCode.REQUEST_CODE_NOT_SUPPORTED: "This broker does not have the feature",
+    ResponseCode.REQUEST_CODE_NOT_SUPPORTED: "This broker does not have the feature; `rocketlet version` shows its version",
     ResponseCode.MESSAGE_ILLEGAL: "Correct the message as the remark says",
-    ResponseCode.SERVICE_NOT_AVAILABLE: "The broker cannot store messages now: free disk space, or send to another broker",
-    ResponseCode.TOPIC_NOT_EXIST: "Create the topic, or let the broker create topics",
-    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: "Create the consumer group on the broker",
+    ResponseCode.SERVICE_NOT_AVAILABLE: "The broker cannot store messages now: free disk space (`rocketlet doctor` "
+    "reports how much is used), or send to another broker",
+    ResponseCode.TOPIC_NOT_EXIST: "Create the topic with `rocketlet topics create TOPIC`, or let the broker create topics",
+    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: "Create the group with `rocketlet groups create GROUP`",
     ResponseCode.SUBSCRIPTION_PARSE_FAILED: "Correct the filter of the subscription",
 }
 

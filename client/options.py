@@ -39,6 +39,8 @@ from .config import (
     check_strategy,
 )
 from .consuming.handling import Middleware, RetryPolicy, check_levels
+from .consuming.once import HandledIds, check_store
+from .consuming.once import layer as once_layer
 from .consuming.queues import Assigned, Listener
 from .errors import ConfigError
 from .wire.connection import Access
@@ -101,6 +103,15 @@ class MemberOptions(TypedDict, total=False):
     ]
     middleware: Annotated[
         Sequence[Middleware], Option("layers around every call of the handler, the outermost first.", (), check_layers)
+    ]
+    once: Annotated[
+        HandledIds | None,
+        Option(
+            "store of the ids of handled messages, an object with `once(message_id)`: a message whose id it has is "
+            "acknowledged without a call of the handler. It needs a handler of single messages.",
+            None,
+            check_store,
+        ),
     ]
     access: Annotated[Access | None, Option("TLS settings, and the account that signs requests.", None, _kind(Access))]
     limits: Annotated[
@@ -256,6 +267,20 @@ def most_retries(options: MemberOptions, handler: object) -> int | None:
     return retry.attempts - 1
 
 
+def layers_of(options: MemberOptions, handler: object, *, takes_batches: bool = False) -> Sequence[Middleware]:
+    """Return the layers around the handler, with that of `once` as the innermost.
+
+    Raises ConfigError if `once` is given without a handler of single messages.
+    """
+    if options["once"] is None:
+        return options["middleware"]
+    if handler is None:
+        raise ConfigError("once: needs a handler; without a handler check the ids in your code")
+    if takes_batches:
+        raise ConfigError("once: not supported with batch_size, because a batch has one outcome; leave one of them out")
+    return (*options["middleware"], once_layer(options["once"]))
+
+
 def check_models(options: ConsumerOptions) -> None:
     """Raise ConfigError for options that conflict with other options or have no effect together with them."""
     orderly, broadcasting, retry = options["orderly"], options["broadcasting"], options["retry"]
@@ -268,6 +293,10 @@ def check_models(options: ConsumerOptions) -> None:
         for name in ("retry", "max_reconsume_times"):
             if options[name] is not None:
                 raise ConfigError(f"{name}: not supported with broadcasting, {reason}; leave it out")
+        if options["once"] is not None:
+            raise ConfigError(
+                "once: not supported with broadcasting, because every member handles a message; leave it out"
+            )
     elif options["offsets_file"] is not None:
         raise ConfigError(
             "offsets_file: needs broadcasting=True, because brokers store the offsets of other groups; leave it out"

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import Generic, Unpack, cast
+from typing import Generic, Never, Unpack, cast
 
 from ..protocol import bodies, names
 from ..protocol.bodies import Heartbeat
@@ -17,7 +17,16 @@ from ..protocol.frame import Frame
 from ..protocol.headers import FIRST_ID, RecallMessage, UnregisterClient, write
 from ..protocol.message import BatchEntry, encode_batch
 from ..protocol.names import Queue
-from .config import PRODUCER_GROUP, REQUEST_TIMEOUT_S, check_callable, check_group, check_timeout, chosen, takes
+from .config import (
+    PRODUCER_GROUP,
+    REQUEST_TIMEOUT_S,
+    check_callable,
+    check_group,
+    check_timeout,
+    chosen,
+    takes,
+    unexpected_of_send,
+)
 from .errors import (
     BrokerRefused,
     ConfigError,
@@ -43,7 +52,7 @@ from .sending.accumulator import (
     sent_result,
     with_message_group,
 )
-from .sending.options import ProducerOptions
+from .sending.options import MessageOptions, ProducerOptions, SendOptions
 from .sending.requests import ProducerTransactions, Requests, half_properties, reply_properties, request_properties
 from .sending.sender import Delay, Sender, checked_handle, is_over, later_text, needs_time, own_text, waits
 from .wire.connection import KeptTask, cancelled, running_timeout
@@ -152,12 +161,14 @@ class Producer(Sender, Generic[Body]):
         queue_key: str | None = None,
         queue: Queue | None = None,
         message_id: str | None = None,
+        **unknown: Never,
     ) -> SendResult:
         """Send one message. Return when the broker has stored it.
 
         - `body`: bytes, or with `encode` a value that `encode` accepts.
         - `tag`: the tag by which consumers can filter messages.
-        - `keys`: the keys by which tools find the message: a str with spaces between keys, or a sequence of keys.
+        - `keys`: the keys by which tools find the message: a str for one key, or a sequence of keys. A key has no spaces,
+          at which brokers split keys.
         - `properties`: further properties, as str by name.
         - `delay_level`: 1 to 18 for one of the broker's 18 delays; 0 for immediate delivery.
         - `delay`: the delay until delivery, as a `timedelta` or seconds. Rocketlet's brokers support up to 40 days with a
@@ -184,6 +195,8 @@ class Producer(Sender, Generic[Body]):
             BrokerRefused: the broker rejected the message.
             ConfigError: the producer is not running.
         """
+        if unknown:
+            raise unexpected_of_send(unknown, SendOptions.__annotations__)
         body = self._encoded(body)
         if queue is not None:
             check_queue(topic, queue)
@@ -298,6 +311,7 @@ class Producer(Sender, Generic[Body]):
         keys: str | Sequence[str] = (),
         properties: Mapping[str, str] | None = None,
         queue_key: str | None = None,
+        **unknown: Never,
     ) -> AsyncIterator[SendResult]:
         """Send a message that consumers get when the block ends without an exception. If the block raises, the message
         is rolled back.
@@ -312,6 +326,8 @@ class Producer(Sender, Generic[Body]):
         Raises, before the block runs, what `send` raises, and ConfigError for a producer without `check`; after the block,
         TransactionContradicted if the broker has ended the transaction otherwise (Rocketlet's brokers).
         """
+        if unknown:
+            raise unexpected_of_send(unknown, MessageOptions.__annotations__)
         if self._transactions is None:
             raise ConfigError(
                 "check: a producer that sends transactions needs it, because brokers query the outcome of a transaction"
@@ -473,6 +489,7 @@ class Producer(Sender, Generic[Body]):
         properties: Mapping[str, str] | None = None,
         queue_key: str | None = None,
         timeout_s: float = REQUEST_TIMEOUT_S,
+        **unknown: Never,
     ) -> Message:
         """Send a message and return the reply that a consumer sends with `reply`.
 
@@ -481,6 +498,8 @@ class Producer(Sender, Generic[Body]):
             RequestFailed: the consumer's handler raised or rejected the message.
             RocketletError: what `send` raises.
         """
+        if unknown:
+            raise unexpected_of_send(unknown, (*MessageOptions.__annotations__, "timeout_s"))
         check_timeout(timeout_s)
         ext, wire_body, key = self._prepared(topic, self._encoded(body), tag, keys, properties, "")
         ext["i"] = request_properties(str(ext["i"]), key, self.client_id, timeout_s)
@@ -531,12 +550,15 @@ class Producer(Sender, Generic[Body]):
         keys: str | Sequence[str] = (),
         properties: Mapping[str, str] | None = None,
         queue_key: str | None = None,
+        **unknown: Never,
     ) -> None:
         """Send a message without waiting for a response: fast, but the message may be lost.
 
         Raises MessageIllegal, TopicNotFound, ConnectionFailed, and RequestTimeout if the broker does not read from the
         connection for the producer's `timeout_s`.
         """
+        if unknown:
+            raise unexpected_of_send(unknown, MessageOptions.__annotations__)
         message = Outgoing(self._encoded(body), tag, keys, properties or {})
         if self._middleware:
             await self._call(Sending(topic, (message,), False, queue_key, None, "oneway"))

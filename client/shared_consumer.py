@@ -20,7 +20,7 @@ from .consuming.queues import ProcessQueue, StallDetector, check_filters
 from .errors import ConfigError, RocketletError, get_logger
 from .member.leases import Heartbeats
 from .message import Message
-from .options import PopOptions, SharedOptions, most_retries
+from .options import PopOptions, SharedOptions, layers_of, most_retries
 from .sending.requests import is_awaited, reply_failure
 from .sharing.member import DeliveryDispatcher, Sharing
 from .sharing.receiving import Source, Wanted
@@ -50,6 +50,7 @@ class PopConsumer(AnyConsumer):
         self._options = options
         check_group(group)
         check_handler(handler, decode, options["middleware"])
+        options["middleware"] = layers_of(options, handler)
         super().__init__(name_server, group, subscriptions, options, has_handler=handler is not None)
         self.client_id = new_client_id(options["client_name"])
         self._handler, self._decode = handler, decode

@@ -8,7 +8,7 @@ import importlib
 import importlib.util
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from .. import __version__
 from ..protocol.fast import MODULE
@@ -133,6 +133,15 @@ def parser(command: str = "") -> argparse.ArgumentParser:
     for name in modules:
         importlib.import_module(f".{name}", __package__).add_to(commands)
     return whole
+
+
+def subcommands(known: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """Iterate over the parsers of a parser's commands and verbs, each before those below it."""
+    for action in known._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield below
+                yield from subcommands(below)
 
 
 def _import_structlog() -> None:

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from rocketlet.client.config import options_of
-from rocketlet.command.cli import parser
+from rocketlet.command.cli import parser, subcommands
 from rocketlet.protocol import settings
 
 ROOT = Path(__file__).parents[1]
@@ -72,12 +72,9 @@ def on_page_markdown(markdown: str, page: Any = None, **_: Any) -> str:
 def _commands(whole: argparse.ArgumentParser) -> str:
     """A section for each command of the parser, and below it for each of its verbs."""
     parts: list[str] = []
-    for action in whole._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for below in action.choices.values():
-                heading = f"{'#' * len(below.prog.split())} `{below.prog}`"
-                parts += [heading, _fenced("text", below.format_help()), _commands(below)]
-    return "\n\n".join(part for part in parts if part)
+    for below in subcommands(whole):
+        parts += [f"{'#' * len(below.prog.split())} `{below.prog}`", _fenced("text", below.format_help())]
+    return "\n\n".join(parts)
 
 
 def _fenced(language: str, text: str) -> str:

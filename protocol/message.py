@@ -761,7 +761,7 @@ ZLIB_LEVEL: Final = 5
 ZSTD_WINDOW_LOG: Final = (
     23  # the window of 8 MiB that all decoders support, as the format recommends (RFC 8878, 3.1.1.1.2)
 )
-MAX_ZSTD_WINDOW_LOG: Final = 27  # the largest window that Zstandard's own tools use unless they are told otherwise
+MAX_ZSTD_WINDOW_LOG: Final = 27  # the largest window that the tool `zstd` accepts without an option
 
 
 def compressed(body: bytes) -> tuple[bytes, int]:
@@ -806,6 +806,7 @@ def _lacking(missing: ModuleNotFoundError) -> MessageError:
 
 
 def _inflate(body: bytes, kind: int, size: int, *, is_whole: bool) -> tuple[bytes, bool]:
+    stream: _Stream
     if kind == SYS_COMPRESSION_LZ4:
         stream = _lz4_stream()
     elif kind == SYS_COMPRESSION_ZSTD:

@@ -12,7 +12,8 @@ The classes of this package wrap the asynchronous classes. All of them share one
 that heartbeats and commits continue while your code runs. All methods may be called from any thread and from the cells
 of a notebook, but not in a coroutine. Plain functions as handlers, listeners and `check` run in threads and may block.
 
-`loop` has the event loop, and `tasks` the parts that adapters of task queues share.
+loop   the event loop in the background thread
+tasks  the parts that adapters of task queues share
 
 After a fork, create new clients in the child process: clients that were created before the fork raise ConfigError there.
 """

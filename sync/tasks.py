@@ -44,9 +44,10 @@ def is_early(due: datetime | None) -> bool:
     return due is not None and due - datetime.now(UTC) > EARLY
 
 
-def reason_of(error: BaseException, traceback: str) -> str:
-    """Return an exception and the places of its traceback, the innermost first, in one line for a dead letter."""
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+def reason_of(error: BaseException, text: str, traceback: str) -> str:
+    """Return the kind and text of an exception and the places of its traceback, the innermost first, in one line for a
+    dead letter."""
+    text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     places = [f"{name}:{line} in {function}" for name, line, function in _PLACE.findall(traceback)]
     return "; ".join((text, *reversed(places)))
 

@@ -60,17 +60,19 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "client.lite_consumer": "client.config client.consuming client.errors client.options client.shared_consumer "
         "client.sharing client.wire",
         "client.application": "client.config client.consumer client.consuming client.errors client.lite_consumer "
-        "client.message client.producer client.sending client.shared_consumer client.wire",
+        "client.message client.options client.producer client.sending client.shared_consumer client.wire",
+        "client.cloudevents": "client.errors client.message",
         "client.admin": "client.config client.consuming client.errors client.message client.producer client.sending "
         "client.wire",
-        "client": "client.admin client.application client.config client.consumer client.consuming client.errors "
+        "client": "client.admin client.application client.cloudevents client.config client.consumer client.consuming "
+        "client.errors "
         "client.lite_consumer client.member client.message client.producer client.sending client.shared_consumer "
         "client.wire",  # the public names
         "migration": "client",
         "spark": "client host",
         "root": "client",  # the public names, in __init__.py of the root
         "sync": "client",
-        "adapters": "client root sync testing",  # rocketlet.celery, otel, taskiq and testcontainers
+        "adapters": "client root sync testing",  # rocketlet.celery, dramatiq, otel, taskiq and testcontainers
         "examples": "root spark testing",
         "bench": "broker client command demo simulation spark testing tests",
         "campaigns": "bench broker client command console demo testing tests",

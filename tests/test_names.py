@@ -29,8 +29,8 @@ ROOMS = (
     "adapters",
 )
 
-JUSTIFIED = frozenset(("AdminClient", "Consumer", "LiteConsumer", "Producer", "SharedConsumer"))
-"""The classes of `sync` stand for the client's, by the same names on purpose."""
+JUSTIFIED = frozenset(("AdminClient", "Consumer", "LiteConsumer", "Producer", "RocketletBroker", "SharedConsumer"))
+"""The classes of `sync` stand for the client's, by the same names on purpose, and task queues have a RocketletBroker each."""
 
 
 def classes(texts: Mapping[str, str]) -> dict[str, list[str]]:

@@ -5,6 +5,8 @@
 
     app = Celery("tasks", broker="rocketlet://127.0.0.1:9876")
 
+request  the requests of a worker's tasks, by which dead letters have the reason
+
 `transport_options`:
 
 - `name_server`: the name servers, `HOST:PORT;HOST:PORT`; default: the host and port of the URL.
@@ -154,18 +156,18 @@ class Channel(virtual.Channel):
 
     def _member(self, queue: str) -> _Member:
         if queue not in self._members:
-            transport, member = self.connection, None
+            transport = self.connection
             name = transport.name_of(self._exchanges.get(queue, queue))
             if queue in self._exchanges:
-                member = Consumer(transport.name_server, name, name, access=transport.access, broadcasting=True)
-                member.start()
-                member.assigned()  # what is sent after that is received
+                reader = Consumer(transport.name_server, name, name, access=transport.access, broadcasting=True)
+                reader.start()
+                reader.assigned()  # what is sent after that is received
+                self._members[queue] = reader
             else:
-                member = SharedConsumer(
-                    transport.name_server, name, name, access=transport.access, **transport.consumer
-                )
+                options = transport.consumer
+                member = SharedConsumer(transport.name_server, name, name, access=transport.access, **options)
                 member.start()
-            self._members[queue] = member
+                self._members[queue] = member
         return self._members[queue]
 
     def _queue_bind(self, exchange: str, routing_key: str, pattern: Any, queue: str) -> None:
@@ -360,7 +362,7 @@ def _use_requests(sender: Any, **options: Any) -> None:
     task = sender.app.Task
     is_ours = sender.app.connection_for_read().transport_cls == "rocketlet"
     if is_ours and task.Request == "celery.worker.request:Request":
-        task.Request = "rocketlet.celery.request:Request"
+        task.Request = "rocketlet.celery.request:TaskRequest"
 
 
 TRANSPORT_ALIASES["rocketlet"] = "rocketlet.celery:Transport"

@@ -65,7 +65,7 @@ class RocketletBroker(dramatiq.Broker):
         self.actor_options |= {"broker_priority"}
         self._name_server, self._access, self._prefix = name_server, access, prefix
         self._options: dict[str, Any] = {"start": "first", **options}
-        self._delays = DelayLimit()
+        self.delays = DelayLimit()
         self._producer: Producer | None = None
         self._process = os.getpid()
         self._lock = threading.Lock()
@@ -80,7 +80,7 @@ class RocketletBroker(dramatiq.Broker):
             self.queues[queue_name] = None
             self.emit_after("declare_queue", queue_name)
 
-    def enqueue(self, message: dramatiq.Message, *, delay: int | None = None) -> dramatiq.Message:
+    def enqueue(self, message: dramatiq.Message[Any], *, delay: int | None = None) -> dramatiq.Message[Any]:
         """Send a message, to be delivered after `delay` ms. Raises ConnectionClosed if no broker responds, and what
         `rocketlet.Producer.send` raises."""
         if delay is not None:
@@ -90,7 +90,7 @@ class RocketletBroker(dramatiq.Broker):
         self.emit_after("enqueue", message, delay)
         return message
 
-    def send(self, message: dramatiq.Message) -> None:
+    def send(self, message: dramatiq.Message[Any]) -> None:
         """Send a message, to be delivered at its `eta`."""
         eta_ms = message.options.get("eta")
         send = partial(
@@ -103,7 +103,7 @@ class RocketletBroker(dramatiq.Broker):
         )
         due = None if eta_ms is None else datetime.fromtimestamp(eta_ms / 1000, UTC)
         try:
-            self._delays.send(lambda at: send(at=at), due)
+            self.delays.send(lambda at: send(at=at), due)
         except (ConnectionFailed, RequestTimeout) as error:
             raise ConnectionClosed(error) from None
 
@@ -197,20 +197,25 @@ class _Consumer(dramatiq.Consumer):
             self._member.pause()
         time.sleep(FULL_POLL_S)
 
-    def ack(self, message: _Proxy) -> None:
-        if (stored := self._held.pop(message.offset_id, None)) is not None:
+    def ack(self, message: dramatiq.MessageProxy) -> None:
+        if (stored := self._taken(message)) is not None:
             self._member.ack(stored)
 
-    def nack(self, message: _Proxy) -> None:
+    def nack(self, message: dramatiq.MessageProxy) -> None:
         """Make a message a dead letter, with the exception of its last attempt."""
-        if (stored := self._held.pop(message.offset_id, None)) is not None:
+        if (stored := self._taken(message)) is not None:
             error, traceback = message._exception, message.options.get("traceback", "")
-            self._member.reject(stored, reason="" if error is None else reason_of(error, traceback))
+            self._member.reject(stored, reason="" if error is None else reason_of(error, str(error), traceback))
 
-    def requeue(self, messages: Iterable[_Proxy]) -> None:
+    def requeue(self, messages: Iterable[dramatiq.MessageProxy]) -> None:
         for message in messages:
-            if (stored := self._held.pop(message.offset_id, None)) is not None:
+            if (stored := self._taken(message)) is not None:
                 self._member.retry(stored, RetryLater(delay=0, counts=False))
+
+    def _taken(self, message: dramatiq.MessageProxy) -> Message | None:
+        """Remove a message from those in flight, and return it; None if it was settled already."""
+        assert isinstance(message, _Proxy)
+        return self._held.pop(message.offset_id, None)
 
     def close(self) -> None:
         self._member.stop()
@@ -219,7 +224,7 @@ class _Consumer(dramatiq.Consumer):
 class _Proxy(dramatiq.MessageProxy):
     """A message in flight."""
 
-    def __init__(self, message: dramatiq.Message, offset_id: str) -> None:
+    def __init__(self, message: dramatiq.Message[Any], offset_id: str) -> None:
         super().__init__(message)
         self.offset_id = offset_id
 

@@ -289,7 +289,7 @@ class ClusterView:
         if not queues:
             raise TopicNotFound(
                 f"the topic {topic} does not exist or has no writable queue, and brokers do not create topics "
-                "automatically; create it, or check that its brokers are running"
+                f"automatically; create it with `rocketlet topics create {topic}`, or check that its brokers are running"
             )
         return queues
 
@@ -304,7 +304,8 @@ class ClusterView:
         queues = publish_queues(topic, template, TOPIC_QUEUES) if template is not None else []
         if not queues:
             raise TopicNotFound(
-                f"no name server knows the topic {topic}, and brokers do not create topics automatically; create it, or "
+                f"no name server knows the topic {topic}, and brokers do not create topics automatically; create it with "
+                f"`rocketlet topics create {topic}`, or "
                 "check its name and that its brokers are running"
             )
         for name, found in by_broker(queues).items():

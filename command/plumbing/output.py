@@ -12,7 +12,7 @@ from typing import Any, Final
 import orjson
 
 MARGIN = "  "
-_BY_NAME: Final = frozenset(("header", "properties", "queues", "settings", "subscriptions", "unread"))
+BY_NAME: Final = frozenset(("header", "properties", "queues", "settings", "subscriptions", "unread"))
 """The fields of records whose keys are not ours: names of topics, clients, brokers, properties, and header fields."""
 _NAMES: Final = {"broker_name": "broker", "queue_id": "queue"}
 """The fields that records call otherwise than the wire does."""
@@ -111,7 +111,7 @@ def _record(value: Any) -> Any:
     if isinstance(value, Mapping):
         found = {_key(name): item for name, item in value.items()}
         return {
-            name: item if name in _BY_NAME else None if item == "" and name != _MAY_BE_EMPTY else _record(item)
+            name: item if name in BY_NAME else None if item == "" and name != _MAY_BE_EMPTY else _record(item)
             for name, item in found.items()
         }
     return list(map(_record, value)) if isinstance(value, list | tuple) else value

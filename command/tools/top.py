@@ -108,8 +108,8 @@ def _show(output: Output, before: TopSample, sample: TopSample) -> None:
             continue
         row["out_per_s"] = _rate(before.read, sample.read, row["group"], took_s)
         sent_per_s = row["out_per_s"] + (row["lag"] - _lag(before, row["group"], row["lag"])) / took_s
-        left_s = _caught_up_s(row["lag"], row["out_per_s"], row["out_per_s"] - sent_per_s)
-        row |= {"caught_up_in_s": left_s} if output.as_json else {"caught_up_in": _duration(left_s)}
+        left_s = caught_up_s(row["lag"], row["out_per_s"], row["out_per_s"] - sent_per_s)
+        row |= {"caught_up_in_s": left_s} if output.as_json else {"caught_up_in": shown_duration(left_s)}
     topics = sorted(sample.topics, key=lambda row: (-row["in_per_s"], row["topic"]))[:MAX_TOP_ROWS]
     groups = sorted(sample.groups, key=lambda row: (-(row["lag"] or 0), row["group"]))[:MAX_TOP_ROWS]
     if sys.stdout.isatty() and not output.as_json:
@@ -129,7 +129,7 @@ def _lag(before: TopSample, group: str, default: int) -> int:
     return next((int(row["lag"] or 0) for row in before.groups if row["group"] == group), default)
 
 
-def _caught_up_s(lag: int, out_per_s: int, gains_per_s: float) -> int | None:
+def caught_up_s(lag: int, out_per_s: int, gains_per_s: float) -> int | None:
     """Return the estimated time to catch up in seconds; None for never. `gains_per_s` is the speed at which the lag shrinks.
     A lag that the group reads in SHORT_LAG_S counts as none."""
     if lag <= SHORT_LAG_S * out_per_s:
@@ -137,7 +137,7 @@ def _caught_up_s(lag: int, out_per_s: int, gains_per_s: float) -> int | None:
     return round(lag / gains_per_s) if gains_per_s > 0 else None
 
 
-def _duration(left_s: int | None) -> str:
+def shown_duration(left_s: int | None) -> str:
     if not left_s:
         return "never, at this rate" if left_s is None else "now"
     hours, minutes = divmod(left_s // 60, 60)

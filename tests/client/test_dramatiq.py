@@ -44,7 +44,7 @@ async def test_dramatiq_messages_run_are_retried_and_become_dead_letters(node: N
 
     def send() -> None:
         add.send(1, 2)
-        broker._delays.longest = timedelta(seconds=0.3)
+        broker.delays.longest = timedelta(seconds=0.3)
         add.send_with_options(args=(10, 20), delay=2000)  # beyond the limit
         charge.send("4711")
 
@@ -80,11 +80,12 @@ async def test_dramatiq_worker_at_its_prefetch_limit_leaves_messages_to_others(n
         for number in range(3):
             broker.enqueue(dramatiq.Message("jobs", "work", (number,), {}, {}))
         held = next(first)
+        assert held is not None
         assert next(first) is None, "the limit"
         first.requeue([held])
         first.close()
         second = broker.consume("jobs", prefetch=3, timeout=int(1000 * PATIENCE_S))
-        seen = [next(second) for _ in range(3)]
+        seen = [message for _ in range(3) if (message := next(second)) is not None]
         assert sorted(message.args for message in seen) == [(0,), (1,), (2,)]
         for message in seen:
             second.ack(message)

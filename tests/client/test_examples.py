@@ -12,7 +12,15 @@ from typing import Any
 
 import pytest
 from rocketlet.broker.runtime import MovableClock
-from rocketlet.client import AdminClient, Consumer, Message, MessageIllegal, Producer
+from rocketlet.client import (
+    AdminClient,
+    Consumer,
+    Message,
+    MessageIllegal,
+    Producer,
+    RetryLater,
+    SharedConsumer,
+)
 
 from ..conftest import PATIENCE_S, Node, Nodes, Wire, create_topic, eventually
 from ..support.handlers import Inbox
@@ -98,6 +106,37 @@ async def test_an_outbox_sends_what_commits_and_nothing_else(node: Node, wire: W
     assert sorted(set(inbox.bodies)) == [b"dish %d" % number for number in range(5)]
     engine.dispose()
     assert len({message.message_id for message in inbox.messages}) == 5, "what was sent twice has one id"
+
+
+@pytest.mark.parametrize("kind", [Consumer, SharedConsumer])
+async def test_message_id_is_handled_once_when_the_store_has_it(node: Node, tmp_path: Path, kind: Any) -> None:
+    ledger = example("handled_once").Ledger(tmp_path / "payments.db")
+    fails = ["b"]
+    done = Inbox()
+
+    async def pay(message: Message) -> RetryLater | None:
+        await ledger.pay(message)
+        if message.body.decode() in fails:
+            fails.clear()
+            return RetryLater(delay_level=1)  # neither its effect nor its id is kept
+        await done(message)
+        return None
+
+    def rows() -> list[str]:
+        return sorted(row[0] for row in ledger.database.execute("select body from payments"))
+
+    options: dict[str, Any] = {"once": ledger, "concurrency": 1, "start": "first"}
+    async with Producer(node.address) as producer, kind(node.address, "g", "payments", pay, **options):
+        for body, message_id in ((b"a", "1"), (b"a again", "1"), (b"b", "2"), (b"c", "3"), (b"c again", "3")):
+            await producer.send("payments", body, message_id=message_id, queue_key="one queue")
+        await eventually(lambda: len(rows()) == 2)
+        node.clock.advance(1)
+        await eventually(lambda: rows() == ["a", "b", "c"])
+        await producer.send("payments", b"b again", message_id="2", queue_key="one queue")
+        await producer.send("payments", b"d", queue_key="one queue")
+        await eventually(lambda: rows() == ["a", "b", "c", "d"])
+    assert sorted(done.bodies) == [b"a", b"b", b"c", b"d"]
+    ledger.database.close()
 
 
 async def test_a_relay_that_cannot_send_ends_its_program_with_the_reason(node: Node, tmp_path: Path) -> None:

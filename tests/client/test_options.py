@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -112,6 +113,10 @@ def test_a_planted_list_is_found() -> None:
     assert list(lists_of_options(text)) == ["consumer"]
 
 
+class Handled:
+    def once(self, message_id: str) -> Any: ...
+
+
 # A consumer's arguments are checked when it is made, and the error names the wrong one.
 
 
@@ -150,6 +155,10 @@ def test_a_planted_list_is_found() -> None:
         ({"broadcasting": True, "retry": RetryPolicy()}, "retry: not supported with broadcasting"),
         ({"orderly": True, "retry": RetryPolicy(delays_s=(1,))}, "retry: delays_s: not supported with orderly=True"),
         ({"handler": None, "retry": RetryPolicy()}, "retry: needs a handler"),
+        ({"once": "sqlite"}, "once: 'sqlite' has no method `once`"),
+        ({"once": Handled(), "handler": None}, "once: needs a handler"),
+        ({"once": Handled(), "batch_size": 5, "handler": print}, "once: not supported with batch_size"),
+        ({"once": Handled(), "broadcasting": True}, "once: not supported with broadcasting"),
         ({"max_reconsume_times": -5}, "max_reconsume_times: -5 is not a whole number from 0"),
         ({"max_reconsume_times": 2**31}, "max_reconsume_times: 2147483648 is not a whole number from 0 to 2147483647"),
         ({"pull": PullLimits(batch_size=0)}, "pull.batch_size: 0 is not a whole number from 1"),
@@ -179,6 +188,27 @@ def test_a_planted_list_is_found() -> None:
 async def test_wrong_arguments_name_themselves(arguments: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         Consumer(**{"name_server": "h:1", "group": "g", "subscriptions": "t", **arguments})
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("key", "give keys= for tools to find the message, or queue_key= to keep the order"),
+        ("headers", "give properties="),
+        ("partition", "give queue=, or queue_key="),
+        ("propertis", "did you mean 'properties'?"),
+    ],
+)
+async def test_error_of_a_send_suggests_an_option_when_an_argument_is_unknown(name: str, advice: str) -> None:
+    producer, arguments = rocketlet.Producer("127.0.0.1:1"), {name: "x"}
+    calls: list[Any] = [producer.send, producer.send_oneway, producer.request]
+    for call in calls:
+        with pytest.raises(TypeError, match=re.escape(f"unexpected keyword argument {name!r}; {advice}")):
+            await call("t", b"", **arguments)
+    transaction: Any = producer.transaction
+    with pytest.raises(TypeError, match=re.escape(advice)):
+        async with transaction("t", b"", **arguments):
+            pass
 
 
 def test_error_suggests_parameters_of_the_constructor_when_an_option_is_unknown() -> None:

@@ -148,7 +148,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
-from rocketlet import sync
+from rocketlet import Rocketlet, sync
 from rocketlet.client import Consumer, Message, RetryLater
 
 
@@ -184,6 +184,16 @@ sync.Producer("h:1", retires=5)  # error
 sync.Producer("h:1").send("t", b"x", tags="a")  # error
 sync.Consumer("h:1", "g", "t", start="first", batch_size=3)
 sync.Consumer("h:1", "g", "t", start="begin")  # error
+
+
+app = Rocketlet()
+app.subscriber("t", group="g", start="first", batch_size=10)(batch)
+app.subscriber("t", group="g", sharing=True, invisible_s=5)(plain)
+app.subscriber("t", group="g", lite_topics=["a"])(plain)
+app.subscriber("t", group="g", concurency=3)  # error
+app.subscriber("t", group="g", sharing=True, batch_size=10)  # error
+app.publisher("t", tag="a")(plain)
+app.publisher("t", tags="a")  # error
 """
 
 

@@ -39,7 +39,7 @@ from rocketlet.command.plumbing import logs
 from rocketlet.command.plumbing.bar import WIDTH, bar
 from rocketlet.command.tools import load
 from rocketlet.command.tools.load import Load, LoadSide
-from rocketlet.command.tools.top import _caught_up_s, _duration, _sample
+from rocketlet.command.tools.top import _sample, caught_up_s, shown_duration
 from rocketlet.migration.mirror import MirrorProgress
 from rocketlet.protocol.bodies import BodyError, GroupConfig, finish
 from rocketlet.protocol.codes import RequestCode
@@ -286,7 +286,7 @@ async def test_messages_are_found_followed_and_shown_harmlessly(run: Run, node: 
         await producer.send("orders", b"\xff\x00", tag="T", keys="\x1b[2J")
     for option in (("--key", "k1"), ("--id", first.message_id), ("--id", first.offset_id), ("--at", "broker-a:0:0")):
         record = (await run("messages", "find", "orders", *option, "--json")).records[0]
-        assert (record["body"], record["message_id"], record["keys"]) == ("plain", first.message_id, "k1")
+        assert (record["body"], record["message_id"], record["keys"]) == ("plain", first.message_id, ["k1"])
     newest = await run("messages", "find", "orders")
     assert "\x1b" not in newest.out, "a message cannot colour the terminal"
     assert r"\u001b[31mred" in newest.out
@@ -554,8 +554,8 @@ async def test_groups_and_brokers_are_listed_and_set(run: Run, node: Node) -> No
     (broker,) = (await run("brokers", "list", "--json")).records
     assert (broker["broker"], broker["address"], broker["state"]) == ("broker-a", node.address, "up")
     assert (await run("brokers", "set", "broker-a", "defaultTopicQueueNums=3")).status == 0
-    settings = {item["name"]: item["value"] for item in (await run("brokers", "show", "broker-a", "--json")).records}
-    assert settings["defaultTopicQueueNums"] == 3
+    shown = (await run("brokers", "show", "broker-a", "--json")).records
+    assert {"name": "defaultTopicQueueNums", "value": 3} in shown
     for wrong, reason in ((("broker-a", "x"), "use NAME=VALUE"), (("broker-z", "a=b"), "no broker is named broker-z")):
         ran = await run("brokers", "set", *wrong)
         assert (ran.status, reason in ran.err) == (1, True)
@@ -924,7 +924,7 @@ async def test_it_is_drawn_on_a_terminal_alone(command: str, rocketlet: Broker) 
 def test_a_group_has_caught_up_when_it_reads_what_is_left_in_a_moment(
     lag: int, out_per_s: int, gains_per_s: float, told: str
 ) -> None:
-    assert _duration(_caught_up_s(lag, out_per_s, gains_per_s)) == told
+    assert shown_duration(caught_up_s(lag, out_per_s, gains_per_s)) == told
 
 
 async def test_groups_have_the_findings_of_doctor(node: Node, wire: Wire) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import re
 from collections.abc import Callable, Iterator
@@ -14,8 +13,8 @@ import orjson
 import pytest
 from rocketlet.client import Consumer, Message, Producer, Reject
 from rocketlet.client.wire.connection import Access
-from rocketlet.command.cli import main, parser
-from rocketlet.command.plumbing.output import _BY_NAME, Output
+from rocketlet.command.cli import main, parser, subcommands
+from rocketlet.command.plumbing.output import BY_NAME, Output
 from rocketlet.command.tools.dump import Dump
 
 from ..conftest import Node, Nodes, eventually
@@ -46,8 +45,8 @@ ARGUMENTS = {
     "brokers set": "broker-a defaultTopicQueueNums=5",
     "brokers forget": "gone",
     "acl list": "",
-    "acl put": "viewer --admin --new-secret",
-    "acl delete": "viewer --yes",
+    "acl put": "viewer-key --admin --new-secret",
+    "acl delete": "viewer-key --yes",
     "acl white": "10.0.0.1 --yes",
     "bench": "--seconds 0.1 --rate 100 --in-flight 2",
     "doctor": "--watch 0",
@@ -65,14 +64,11 @@ TEXTS = ("body", "account", "version", "value")
 """The fields of any text."""
 
 
-def with_json(known: argparse.ArgumentParser, words: str = "") -> Iterator[str]:
+def with_json() -> Iterator[str]:
     """The commands that have the option."""
-    for action in known._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for name, verb in action.choices.items():
-                yield from with_json(verb, f"{words} {name}")
-        elif "--json" in action.option_strings:
-            yield words.strip()
+    for command in subcommands(parser()):
+        if "--json" in command.format_help():
+            yield command.prog.removeprefix("rocketlet ")
 
 
 def faults(value: Any, place: str) -> Iterator[str]:
@@ -81,7 +77,7 @@ def faults(value: Any, place: str) -> Iterator[str]:
         for name, item in value.items():
             if not KEY(name):
                 yield f"{place}: the key {name}"
-            if name not in _BY_NAME:
+            if name not in BY_NAME:
                 yield from faults(item, f"{place}.{name}")
     elif isinstance(value, list):
         for item in value:
@@ -100,7 +96,7 @@ async def test_records_of_all_commands_have_one_style(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert set(with_json(parser())) == {*ARGUMENTS, *SIDES}
+    assert set(with_json()) == {*ARGUMENTS, *SIDES}
     node = await nodes.start(acl=AccountsFile(tmp_path / "plain_acl.yml").acl)
     there = await nodes.start(name="broker-b")
     for name, value in (("ACCESS_KEY", ADMIN), ("SECRET_KEY", SECRETS[ADMIN]), ("NEW_SECRET_KEY", "a-new-secret")):
@@ -134,10 +130,10 @@ async def test_records_of_all_commands_have_one_style(
         records["dump"] = [orjson.loads(line) for line in capsys.readouterr().out.splitlines()]
     sides = ["--from", node.address, "--to", there.address, "--json"]
 
-    for command in (["mirror", *sides], ["move", *sides, "--dry-run"]):
+    for words in (["mirror", *sides], ["move", *sides, "--dry-run"]):
         capsys.readouterr()
-        await asyncio.to_thread(main, command)
-        records[command[0]] = [orjson.loads(line) for line in capsys.readouterr().out.splitlines()]
+        await asyncio.to_thread(main, words)
+        records[words[0]] = [orjson.loads(line) for line in capsys.readouterr().out.splitlines()]
     await there.stop()
     capsys.readouterr()
     await asyncio.to_thread(main, ["fsck", str(there.config.data_dir), "--json"])
