@@ -36,10 +36,12 @@ from .groups.leases import Locks
 from .groups.members import History, Refusals
 from .groups.offsets import Offsets, ReaderGuard, Watch
 from .groups.pulling import Commits, Pulling
+from .groups.rates import Rates
 from .groups.settings import GroupConfigs, RequestModes
 from .groups.stages import QueueKey
 from .machine import shares
 from .messages.appender import Appender
+from .messages.dedup import Deduplication
 from .messages.filters import Filters
 from .messages.held_pulls import HeldPulls
 from .messages.later import Delays, Timers, tag_code_of
@@ -144,6 +146,7 @@ class BrokerController:
         self.filters = Filters(runtime)
         self.held_pulls = HeldPulls(runtime)
         self.appender = appender = Appender(self.store, self.changes)
+        self.dedup = Deduplication(runtime, topics, self.store)
         lite_file = LiteFile(runtime.adoption, folder / "lite_offsets.json")
         self.lites = LiteTopics(runtime, topics, self.store, lite_file, self.changes)
         self.delays = Delays(runtime, folder / "delays.json", config.delay_levels_ms, topics, appender)
@@ -169,7 +172,15 @@ class BrokerController:
         self.flusher = Flusher(self.store, journals, self.device) if config.flush == "sync" else None
         self.retries = Retries(self.topics, self.appender, self.delays, groups, self.statistics)
         self.sending = SendService(
-            self.topics, self.appender, self.delays, self.transactions, self.retries, self.timers, self.lites, config
+            self.topics,
+            self.appender,
+            self.delays,
+            self.transactions,
+            self.retries,
+            self.timers,
+            self.lites,
+            self.dedup,
+            config,
         )
         return pop_frames
 
@@ -183,6 +194,7 @@ class BrokerController:
         self.draining = self._make_draining()
         self.guard = ReaderGuard(self.runtime, self.groups, self.watch, self.offsets, self.held_pulls)
         self.request_modes = RequestModes(self.runtime, folder / "modes.json")
+        self.rates = Rates(self.runtime, self.name_servers)
 
     def _make_pulling(self) -> Pulling:
         return Pulling(
@@ -202,6 +214,7 @@ class BrokerController:
             self.guard,
             self.pops,
             self.commits,
+            self.rates,
         )
 
     def _make_groups(self, broker_name: str) -> ConsumerGroups:
@@ -254,6 +267,7 @@ class BrokerController:
             DeadLetterWriter(topics, self.appender, settings, groups),
             division,
             self.statistics,
+            self.rates,
         )
 
     def _make_registration(self) -> Registration:

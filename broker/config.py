@@ -129,6 +129,17 @@ SUBSCRIPTION_POLLS: Final = (
 )
 # interval of the checks of a pull that names a newer subscription than its member's heartbeat, or an unknown member
 SUBSCRIPTION_POLL_INTERVAL_S: Final = 0.01
+RATE_BURST_S: Final = (
+    1.0  # after a pause, a group with a rate immediately gets the messages of this time, and at least one
+)
+RATE_COLLECTED_S: Final = 0.05  # a read of a group at its rate waits until it may get the messages of this time
+RATE_RECHECK_S: Final = (
+    1.0  # a read of a group at its rate is checked again after this time, in case the rate has changed
+)
+RATE_ROUTE_INTERVAL_S: Final = 30.0  # interval at which brokers that share the rate of a group are looked up
+LIMITED_S: Final = (
+    10.0  # a topic is reported as limited for this long after a read has waited because of the group's rate
+)
 MAX_RUNNING_INFO_BYTES: Final = (
     128 * 1024
 )  # size of a member's running info; enough for about 300 queues of a Java member
@@ -414,6 +425,11 @@ class Limits:
     max_lite_subscriptions: int = 500_000
     # lite topics of all parent topics, about 365 bytes each; one address may create half of them
     max_lite_topics: int = 500_000
+    # ids of messages of topics with `dedup`, about 200 bytes each; above, the topic with most forgets its oldest ones
+    max_dedup_ids: int = 500_000
+    max_rate_buckets: int = (
+        100_000  # pairs of a group with a rate and a topic; above, all start again with a full bucket
+    )
     # committed offsets of all groups in all lite topics, about 100 bytes each; one address or account may open half of them
     max_lite_offsets: int = 1_000_000
     # unacknowledged deliveries of an ordered group in one queue, with messages that wait for them

@@ -169,9 +169,25 @@ class Collector:
                 await asyncio.sleep(0)
         return [
             *(put, offset, tps, got, got_tps, stored, taken),
+            *self._dedup(),
             self._gauge("rocketmq_broker_tps", "Messages stored per second in the last minute", of_broker[PUT]),
             self._gauge("rocketmq_broker_qps", "Messages read per second in the last minute", of_broker[GOT]),
         ]
+
+    def _dedup(self) -> tuple[Metric, ...]:
+        """Return the metrics of topics with `dedup`."""
+        ids = self._gauge("rocketlet_dedup_ids", "Known ids of messages of a topic with dedup", None, "topic")
+        repeated = self._counter(
+            "rocketlet_dedup_repeated", "Repeated messages that were not stored, since the start", None, "topic"
+        )
+        forgotten = self._counter(
+            "rocketlet_dedup_forgotten", "Ids that were forgotten early because the broker had too many", None, "topic"
+        )
+        for topic, found in self._broker.dedup:
+            ids.add_metric([*self._place, topic], found.count)
+            repeated.add_metric([*self._place, topic], found.repeated)
+            forgotten.add_metric([*self._place, topic], found.forgotten)
+        return ids, repeated, forgotten
 
     def _store(self) -> Iterator[Metric]:
         store = self._broker.store

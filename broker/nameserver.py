@@ -95,7 +95,7 @@ class Routes:
         the last piece of work. Raises LimitExceeded."""
         fresh: dict[str, QueueData] = {}
         for number, topic in enumerate(topics, 1):
-            fresh[topic.name] = QueueData(name, topic.read_queues, topic.write_queues, topic.perm, topic.sys_flag)
+            fresh[topic.name] = QueueData(name, topic.read_queues, topic.write_queues, topic.perm, topic.route_flag)
             if number % SLICE == 0:
                 yield
         if session is None and name in self._brokers and not self._is_local(name):

@@ -674,7 +674,7 @@ def decode_report(data: Any) -> dict[str, Any]:
     """Decode the response to GET_GROUP_HISTORY, which only Rocketlet's brokers support."""
     lists = ("members", "lag", "owners", "disagreements", "events")
     found = {name: list(data[name]) for name in lists}
-    return {"full": [], **data, **found, "broker": str(data["broker"])}
+    return {"full": [], "limited": [], **data, **found, "broker": str(data["broker"])}
 
 
 MarkState = Literal["replayed", "discarded"]

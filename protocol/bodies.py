@@ -370,6 +370,12 @@ LITE_EXPIRATION: Final = "lite.topic.expiration"
 NO_EXPIRATION: Final = -1
 RETRIED_FIRST: Final = "priority.retried.first"
 MAX_LITE_EXPIRATION_MIN: Final = 43_200
+DEDUP: Final = "dedup"
+"""Rocketlet's own attribute of a topic: the time, such as `10m`, for which a repeated send gets the first result."""
+NO_DEDUP: Final = "off"
+MAX_DEDUP_S: Final = 86_400
+DEDUP_FLAG: Final = 1 << 16
+"""The bit of the system flag that routes of a topic with this attribute have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,6 +388,7 @@ class TopicConfig:
             topic of this parent topic is deleted; -1 for never
         retried_first: the attribute `priority.retried.first`, which Apache's brokers do not have: True if a redelivered
             message of a topic with priorities keeps its level; otherwise it comes after the waiting messages of all levels
+        dedup: Rocketlet's attribute `dedup`, a time such as `10m`, or `off`
     """
 
     name: str
@@ -394,6 +401,17 @@ class TopicConfig:
     message_type: str = ""
     lite_expiration_min: int = NO_EXPIRATION
     retried_first: bool = False
+    dedup: str = NO_DEDUP
+
+    @property
+    def has_dedup(self) -> bool:
+        """True if a repeated send to the topic gets the first result."""
+        return self.dedup != NO_DEDUP
+
+    @property
+    def route_flag(self) -> int:
+        """The system flag that routes of the topic have."""
+        return self.sys_flag | DEDUP_FLAG if self.has_dedup else self.sys_flag
 
     @property
     def is_lite(self) -> bool:
@@ -418,6 +436,8 @@ def topic_json(topic: TopicConfig) -> dict[str, Any]:
         attributes[LITE_EXPIRATION] = str(topic.lite_expiration_min)
     if topic.retried_first:
         attributes[RETRIED_FIRST] = "true"
+    if topic.has_dedup:
+        attributes[DEDUP] = topic.dedup
     return {
         **({"attributes": attributes} if attributes else {}),
         "order": topic.order,
@@ -425,7 +445,7 @@ def topic_json(topic: TopicConfig) -> dict[str, Any]:
         "readQueueNums": topic.read_queues,
         "topicFilterType": topic.filter_type,
         "topicName": topic.name,
-        "topicSysFlag": topic.sys_flag,
+        "topicSysFlag": topic.route_flag,
         "writeQueueNums": topic.write_queues,
     }
 
@@ -454,11 +474,12 @@ def topic_of(data: TopicShape) -> TopicConfig:
         data.write_queue_nums,
         data.perm,
         FILTER_TYPES.get(data.topic_filter_type, "SINGLE_TAG"),
-        data.topic_sys_flag,
+        data.topic_sys_flag & ~DEDUP_FLAG,
         bool(data.order),
         _message_type(data.attributes),
         _lite_expiration_min(data.attributes),
         isinstance(data.attributes, dict) and data.attributes.get(RETRIED_FIRST) == "true",
+        _dedup(data.attributes),
     )
 
 
@@ -470,6 +491,28 @@ def _message_type(attributes: Any) -> str:
 def _lite_expiration_min(attributes: Any) -> int:
     found = str(attributes.get(LITE_EXPIRATION)) if isinstance(attributes, dict) else ""
     return NO_EXPIRATION if expiration_fault(found) else int(found)  # invalid: a value of another broker
+
+
+def _dedup(attributes: Any) -> str:
+    found = str(attributes.get(DEDUP)) if isinstance(attributes, dict) else NO_DEDUP
+    return NO_DEDUP if dedup_fault(found) else found  # invalid: a value of another broker
+
+
+_DURATION: Final = re.compile(r"([1-9][0-9]{0,8})([smhd])", re.ASCII).fullmatch
+_UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def duration_s(text: str) -> int:
+    """Return the seconds of a duration such as `10m`; 0 for any other text."""
+    found = _DURATION(text)
+    return int(found[1]) * _UNITS_S[found[2]] if found else 0
+
+
+def dedup_fault(text: str) -> str | None:
+    """Return why the time of an attribute `dedup` is invalid; None if it is valid."""
+    if text == NO_DEDUP or 0 < duration_s(text) <= MAX_DEDUP_S:
+        return None
+    return f"got {text[:40]!r}; expected 1s to 1d, such as 10m, or {NO_DEDUP}"
 
 
 def expiration_fault(text: str) -> str | None:
@@ -594,6 +637,24 @@ def decode_topic_list(data: TopicListShape) -> list[str]:
 # The settings of a consumer group at a broker. The wire calls such a group a subscription group.
 
 
+NO_RATE: Final = "off"
+MAX_RATE: Final = 1_000_000
+_RATE: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)/([smh])", re.ASCII).fullmatch
+
+
+def rate_of(text: str) -> float:
+    """Return the messages per second of a rate such as `100/s` or `30/m`; 0 for any other text."""
+    found = _RATE(text)
+    return float(found[1]) / _UNITS_S[found[2]] if found else 0.0
+
+
+def rate_fault(text: str) -> str | None:
+    """Return why the rate of a group is invalid; None if it is valid."""
+    if text == NO_RATE or 0 < rate_of(text) <= MAX_RATE:
+        return None
+    return f"got {text[:40]!r}; expected up to {MAX_RATE}/s, such as 100/s or 30/m, or {NO_RATE}"
+
+
 class GroupConfig(msgspec.Struct, frozen=True, rename="camel"):
     """The settings of a consumer group at a broker (UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, 200).
 
@@ -601,6 +662,7 @@ class GroupConfig(msgspec.Struct, frozen=True, rename="camel"):
         strict: Rocketlet's own field: True if the broker rejects a heartbeat whose subscriptions differ from those of the
             other members; clients of the gRPC protocol are not checked
         consume_orderly: True if pop clients get the messages of each message group in order
+        rate: Rocketlet's own field: the messages of a topic that its brokers hand out, such as `100/s`, or `off`
     """
 
     name: Text = wire(name="groupName")
@@ -615,6 +677,12 @@ class GroupConfig(msgspec.Struct, frozen=True, rename="camel"):
     strict: bool = False
     consume_orderly: bool = wire(name="consumeMessageOrderly", default=False)
     attributes: dict[str, str] = {}
+    rate: str = NO_RATE
+
+    @property
+    def has_rate(self) -> bool:
+        """True if brokers limit the messages that they hand out to the group."""
+        return self.rate != NO_RATE
 
     @property
     def lite_topic(self) -> str:

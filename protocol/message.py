@@ -277,6 +277,12 @@ def physical_offset_in(data: bytes) -> int:
     return int.from_bytes(data[28:36], "big")
 
 
+def store_ms_in(data: bytes) -> int:
+    """Return the store time in a record's bytes, in ms since the epoch."""
+    at = store_time_at(data)
+    return int.from_bytes(data[at : at + 8], "big")
+
+
 def born_host_in(data: bytes) -> bytes:
     """Return the sender's address and port in a record's bytes."""
     return data[48 : store_time_at(data)]

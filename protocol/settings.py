@@ -13,6 +13,8 @@ from typing import Any, Final, TypedDict
 import msgspec
 
 from .bodies import (
+    DEDUP,
+    DEDUP_FLAG,
     EXCLUSIVE,
     LITE_BIND,
     LITE_EVENTS,
@@ -31,8 +33,10 @@ from .bodies import (
     GroupConfig,
     Shape,
     TopicConfig,
+    dedup_fault,
     encode_group_in,
     expiration_fault,
+    rate_fault,
     read_group,
     reads,
 )
@@ -157,6 +161,15 @@ GROUP_SETTINGS: Final = (
         most=100,
         is_attribute=True,
     ),
+    ResourceSetting(
+        "rate",
+        "rate",
+        GroupConfig("").rate,
+        "messages of each topic that its brokers together hand out to the group, such as 100/s or 30/m, or off",
+        "rate",
+        check=rate_fault,
+        is_own=True,
+    ),
     _field("broker_id", least=-1),
     _field("slow_broker_id", least=-1),
     ResourceSetting(LITE_BIND, check=topic_fault, is_attribute=True),
@@ -180,6 +193,7 @@ class GroupSettings(TypedDict, total=False):
     consume_orderly: bool
     strict: bool
     priority_factor: int
+    rate: str
 
 
 def new_group(name: str, settings: GroupSettings) -> GroupConfig:
@@ -283,6 +297,7 @@ def encode_group_change(table: Mapping[str, Any], changes: GroupSettings, remove
 
 _PERM_HELP: Final = "6 to write and read, 4 to read only, 2 to write only"
 _EXPIRATION_HELP: Final = "minutes without a message after which a lite topic is deleted, or -1 for never"
+_DEDUP_HELP: Final = "time, such as 10m, for which a send with the message id of an earlier one gets its result, or off"
 _NEW: Final = TopicConfig("")
 
 TOPIC_SETTINGS: Final = (
@@ -319,6 +334,7 @@ TOPIC_SETTINGS: Final = (
         "retried-first",
         is_attribute=True,
     ),
+    ResourceSetting(DEDUP, "dedup", _NEW.dedup, _DEDUP_HELP, "dedup", check=dedup_fault, is_attribute=True),
 )
 TOPIC_OPTIONS: Final = {setting.option: setting for setting in TOPIC_SETTINGS}
 _TOPIC_ATTRIBUTES: Final = {setting.name: setting for setting in TOPIC_SETTINGS if setting.is_attribute}
@@ -332,6 +348,7 @@ class NewTopicSettings(TypedDict, total=False):
     message_type: str
     lite_expiration_min: int
     retried_first: bool
+    dedup: str
 
 
 class TopicSettings(NewTopicSettings, total=False):
@@ -364,13 +381,16 @@ def changed_topic(topic: TopicConfig, former: TopicConfig | None, changes: str) 
         if row is None or change[0] not in "+-":
             raise BodyError(
                 f"the topic attribute {change[:100]!r} is not supported; use +{MESSAGE_TYPE}=NORMAL, "
-                f"+{LITE_EXPIRATION}=60 or +{RETRIED_FIRST}=true"
+                f"+{LITE_EXPIRATION}=60, +{RETRIED_FIRST}=true or +{DEDUP}=10m"
             )
         fault = row.fault(text) if change[0] == "+" else None
         if fault:
             raise BodyError(fault)
         values[row.field] = _parsed(row, text) if change[0] == "+" else row.default
-    return replace(topic, **values)
+    found = replace(topic, sys_flag=topic.sys_flag & ~DEDUP_FLAG, **values)
+    if found.is_lite and found.has_dedup:
+        raise BodyError(f"{DEDUP}: not supported for a topic of the type LITE; use another topic")
+    return found
 
 
 def _parsed(row: ResourceSetting, text: str) -> Value:

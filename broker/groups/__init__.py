@@ -4,6 +4,7 @@ members    members, their shares and disagreements, the member list that each me
 stages     the stages of a change of a group with foreign members: drain, synchronization of brokers
 group      a consumer group and its queues: all state of a group is in one object
 reading    who may read a queue now, for pulls, locks and commits
+rates      how many messages a broker hands out to a group in a second
 settings   settings of groups, their mode (pull or pop)
 leases     each queue of a group has one owner (LOCK_BATCH_MQ)
 offsets    committed offsets, progress, readers of queues, and pulls that wait for a queue's foreign reader

@@ -7,7 +7,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Protocol
 
 import structlog
 
@@ -37,6 +36,7 @@ from .agreement import Agreement, PeerLinks
 from .group import ConsumerGroup, ConsumerGroups, Owners
 from .members import ALONE, History, Issued, MemberList
 from .offsets import Watch
+from .rates import RouteFinder
 from .settings import GroupConfigs
 from .stages import NOBODY, Drain, DrainEvent, DrainStage, IssuedByPeer, Others, QueueKey
 
@@ -55,14 +55,6 @@ log = structlog.get_logger("rocketlet.groups")
 
 
 Routes = dict[str, Route]  # by topic
-
-
-class RouteFinder(Protocol):
-    """Finds the queues of a topic on all brokers."""
-
-    async def find_route(self, topic: str) -> Route | None:
-        """Return the route of a topic; None if no name server knows it."""
-        ...
 
 
 class Allotment:

@@ -56,6 +56,7 @@ from .drains import Draining, has_handled_all
 from .group import NO_QUEUE, ConsumerGroup, ConsumerGroups, FinishedAhead, GroupQueue
 from .leases import Locks
 from .offsets import Offsets, ReaderGuard, Watch
+from .rates import Rates, TokenBucket
 from .reading import ALLOWED, MoveTo, Read, ReadKind, Refuse, Wait, WaitReason, is_guarded, is_lasting, may_read
 from .settings import GroupConfigs
 from .stages import QueueKey
@@ -146,8 +147,10 @@ class Pulling:
         guard: ReaderGuard,
         pops: Pops,
         commits: Commits,
+        rates: Rates,
     ) -> None:
         self._clock = runtime.clock
+        self._rates = rates
         self._settings = settings
         self._topics = topics
         self._appender = appender
@@ -177,7 +180,8 @@ class Pulling:
         try:
             # In the order of Apache's PullMessageProcessor, because clients react to the first error
             group = self._check_group_and_topic(header)
-            read = Read(session, group, key, ReadKind.PULL, header.sys_flag, header.queue_offset)
+            bucket = self._bucket(group, header)
+            read = Read(session, group, key, ReadKind.PULL, header.sys_flag, header.queue_offset, bucket=bucket)
             if header.sys_flag & codes.PULL_SUSPEND and session not in group.members:
                 self._check_without_heartbeat(read)
             subscription = self._subscription(session, header, group)
@@ -292,7 +296,9 @@ class Pulling:
         session, header = pull.session, pull.header
         key = header.topic, header.queue_id
         wait_s = min(header.suspend_timeout_millis / 1000, MAX_HOLD_S)
-        if until is WaitReason.OWN_DRAIN:
+        if until is WaitReason.RATE:
+            self._hold_for_token(pull, group, attempt, self._clock.monotonic_s() + wait_s)
+        elif until is WaitReason.OWN_DRAIN:
             self._hold(self._waiting(pull, _respond_empty), DRAINING_WAIT_S)
         elif until is WaitReason.OWNER:
             self._hold(self._waiting(pull, _respond_empty, Until.TURN), wait_s)
@@ -306,6 +312,37 @@ class Pulling:
             else:
                 self._guard.wait(group.queues[key], held)
             self._hold(held, wait_s)
+
+    def _bucket(self, group: ConsumerGroup, header: PullMessage) -> TokenBucket | None:
+        """Return the tokens for a pull; None for a group without a rate, and for pulls of tools."""
+        settings = group.settings
+        if settings is None or not settings.has_rate or not header.sys_flag & codes.PULL_SUSPEND:
+            return None
+        return self._rates.bucket(settings, header.topic)
+
+    def _hold_for_token(self, pull: Pull, group: ConsumerGroup, attempt: int, until_s: float) -> None:
+        """Hold a pull until there is a token for it, at most until its suspend time has ended. Pulls get tokens in the order
+        in which they were held, so that no pull is woken in vain."""
+        bucket = self._bucket(group, pull.header)
+        now_s = self._clock.monotonic_s()
+        wait_s = max(until_s - now_s, 0.0)
+        if bucket is not None:
+            wait_s = bucket.wait_s(now_s, wait_s)
+        self._hold(self._waiting(pull, partial(self._retry_with_token, attempt=attempt, until_s=until_s)), wait_s)
+
+    def _retry_with_token(self, pull: Pull, answer: PullCallback, attempt: int, until_s: float) -> None:
+        """Retry a pull that waited for a token, or hold it longer; return no messages if its suspend time has ended."""
+        group = self._groups.get(pull.header.consumer_group)
+        if group is None or pull.session.is_closed:
+            answer(_nothing_new(pull.header))
+            return
+        now_s, bucket = self._clock.monotonic_s(), self._bucket(group, pull.header)
+        if bucket is None or bucket.available(now_s):
+            self._retry(pull, answer, attempt)
+        elif now_s < until_s:
+            self._hold_for_token(pull, group, attempt, until_s)
+        else:
+            answer(_nothing_new(pull.header))
 
     def _hold(self, held: HeldPull, wait_s: float) -> None:
         """Hold a pull; if no more pulls can be held, answer it immediately."""
@@ -428,7 +465,8 @@ class Pulling:
         if the member may not read the queue any more."""
         session, header, _, _ = pull
         group, key = self._groups.obtain(header.consumer_group), (header.topic, header.queue_id)
-        read = Read(session, group, key, ReadKind.HELD, header.sys_flag, header.queue_offset)
+        bucket = self._bucket(group, header)
+        read = Read(session, group, key, ReadKind.HELD, header.sys_flag, header.queue_offset, bucket=bucket)
         if group.pools:
             self._pops.division.observe_pull(session, group, header.topic)
         self._observe(read, header)
@@ -461,12 +499,17 @@ class Pulling:
             return Pulled(PullStatus.RECREATED, begin, begin, end)
         if begin <= offset < end:
             looks = SCAN_WORDS // matches.words if matches is not None else 0
-            found = self._store.fetch(queue, offset, pull.limit, subscription, matches, header.max_msg_bytes, looks)
             group = self._groups.get(header.consumer_group)
+            bucket = self._bucket(group, header) if group is not None else None
+            now_s = self._clock.monotonic_s() if bucket is not None else 0.0
+            limit = pull.limit if bucket is None else min(pull.limit, max(bucket.available(now_s), 1))
+            found = self._store.fetch(queue, offset, limit, subscription, matches, header.max_msg_bytes, looks)
             ahead = group.finished_ahead(header.topic, header.queue_id) if group is not None else None
             if ahead is not None and found.messages and offset < ahead.end:
                 found = _without(found, ahead)
             if found.messages:
+                if bucket is not None:
+                    bucket.take(found.messages, now_s)
                 place = header[:3]
                 if place[0] != TOOLS_GROUP:  # messages that tools inspect do not count as consumed
                     self._statistics.note_got(f"{place[1]}@{place[0]}", found.messages, sum(map(len, found.pieces)))

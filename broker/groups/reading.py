@@ -10,6 +10,7 @@ from ...protocol.names import TOOLS_GROUP
 from ..sessions import Session
 from .group import NO_QUEUE, ConsumerGroup, GroupQueue
 from .members import Member
+from .rates import TokenBucket
 from .stages import QueueKey
 
 # ------------------------------------------------------------------------------
@@ -50,6 +51,7 @@ class Read(NamedTuple):
         flags: the flags of a pull.
         offset: the offset of a pull or commit.
         epoch: the epoch that a commit contains; None without one.
+        bucket: the tokens for the messages of a pull; None for a group without a rate.
     """
 
     session: Session
@@ -59,6 +61,7 @@ class Read(NamedTuple):
     flags: int = 0
     offset: int = 0
     epoch: int | None = None
+    bucket: TokenBucket | None = None
 
 
 class WaitReason(Enum):
@@ -76,6 +79,8 @@ class WaitReason(Enum):
     """The queue moves away from another reader; the pull is retried when that one is done."""
     READER = auto()
     """Another client reads the queue, and does not lock; the pull is retried when that one is done."""
+    RATE = auto()
+    """The group has received as many messages as its rate allows; the pull is retried when there is a token."""
 
 
 class Allow(NamedTuple):
@@ -133,6 +138,8 @@ def is_lasting(read: Read) -> bool:
     """Return True if the answer to an allowed pull stays the same until the versions of group and queue change: it depends on
     no time, and what the client's next pulls show need not be recorded."""
     group, queue = read.group, read.group.queue(*read.key)
+    if group.settings is not None and group.settings.has_rate:
+        return False
     if queue is NO_QUEUE or queue.contest is not None or queue.former_end is not None or group.awaited_readers:
         return False
     return read.key[0] not in group.pools and not group.is_moving(read.session) and not _has_ahead(read)
@@ -167,6 +174,8 @@ def _may_pull(read: Read, now_s: float) -> Verdict:
     if end is not None and read.offset > end and queue.is_leased_to(session):
         # Otherwise its offset would become valid as new messages are stored, and the member would never get those
         return MoveTo(end, is_lost=True)
+    if read.bucket is not None and not read.bucket.available(now_s):
+        return Wait(WaitReason.RATE)
     return ALLOWED
 
 

@@ -2,6 +2,7 @@
 
 topics        settings of topics; rates
 sending       SEND: checks, topic, queue; retries and dead letters
+dedup         the ids of messages, by which repeated sends get the first result
 appender      the only path into the store
 lite          lite topics: the index of their messages
 later         delay levels, delivery times, recalls

@@ -38,6 +38,7 @@ from ..config import (
 from ..sessions import Reason, Refusal
 from ..store.index import ConsumeQueue
 from .appender import Appender, property_bytes, with_real_queue
+from .dedup import Deduplication, FirstMessage, key_of
 from .later import MARK as TIME_MARK
 from .later import Delays, IllegalTime, Timers, handle_of, time_asked, waiting_text, without_time
 from .lite import LiteTopics, StagedLite
@@ -128,10 +129,12 @@ class SendService:
         retries: Retries,
         timers: Timers,
         lites: LiteTopics,
+        dedup: Deduplication,
         config: BrokerConfig,
     ) -> None:
         self._topics = topics
         self._lites = lites
+        self._dedup = dedup
         self._store = appender.store
         self._appender = appender
         self._delays = delays
@@ -233,6 +236,7 @@ class SendService:
     def roll_back(self, savepoint: tuple[int, int]) -> None:
         """Discard the messages that were staged after a savepoint."""
         self._store.roll_back(savepoint[0])
+        self._dedup.discard(self._store.end)
         del self.placed[savepoint[1] :]
         self._lites.restage(item.lite for item in self.placed)
 
@@ -240,7 +244,11 @@ class SendService:
         """Store the staged messages in order, and return their places. If this raises, for example StoreFull, none of
         them is stored."""
         placed, self.placed = self.placed, []
-        self._appender.commit()
+        try:
+            self._appender.commit()
+        except BaseException:
+            self._dedup.discard(self._store.end)
+            raise
         # few messages need further work after they are stored
         others = [item for item in placed if item[4] or item[5] or item[7]]
         lites = [(item.lite, item.queue_offset) for item in others if item.lite is not None] if others else ()
@@ -259,6 +267,9 @@ class SendService:
         name, queue_id = key = header.topic, header.queue_id
         if self._checked_at != self._topics.generation.number or key not in self._checked:
             queue_id = self._queue_id(header)
+            topic = self._topics.get(name)
+            if topic is not None and topic.has_dedup and key not in self._checked:
+                return self._place_once(topic, header._replace(queue_id=queue_id), body, born_host, pieces)
         if header.batch:
             return self._place_batch(header, body, born_host, queue_id, pieces)
         if len(body) > MAX_BODY_BYTES:
@@ -297,10 +308,60 @@ class SendService:
         )  # fmt: skip
         return _new_tuple(Placed, (position, queue_id, offset, None, later.level, half, later.recall_handle, lite))
 
+    def _place_once(
+        self, topic: TopicConfig, header: SendMessage, body: bytes, born_host: bytes, pieces: Sequence[Piece] | None
+    ) -> Placed:
+        """Stage a message or batch of a topic with `dedup`. If its ids are known, stage nothing, and return the place where
+        it was stored first. Raises Refusal."""
+        if header.batch:
+            if pieces is not None or len(body) > BATCH_TURN_BYTES:
+                raise _without_dedup(topic, f"batches of more than {BATCH_TURN_BYTES} bytes")
+            pieces = _short(body, self._batch_properties(header))
+            keys = [key_of(text.decode()) for piece in pieces for text in piece.texts]
+        else:
+            self._refuse_waiting(topic, header.properties)
+            keys = [key_of(header.properties)]
+        ids = self._dedup.of(topic)
+        known = self._dedup.find(ids, keys, is_first=not self.placed)
+        if any(known):
+            placed = _repeated(topic, known, header.batch)
+            ids.repeated += len(known)
+            return placed
+        queue_key = header.topic, header.queue_id
+        self._add_checked(queue_key)
+        try:
+            placed = self._place(header, body, born_host, pieces)
+        finally:
+            self._checked.discard(queue_key)  # each send must be checked, because of its id
+        stored = (
+            FirstMessage(position, placed.queue_id, placed.queue_offset + number)
+            for number, position in enumerate(placed.positions or (placed.position,))
+        )
+        self._dedup.add(ids, zip(keys, stored, strict=True))
+        return placed
+
+    def _refuse_waiting(self, topic: TopicConfig, text: str) -> None:
+        """Raises Refusal for a delayed or transactional message, which is stored in its queue later."""
+        is_half = _TRANSACTION_MARK in text and props.find(text, props.TRANSACTION) == "true"
+        if is_half:
+            raise _without_dedup(topic, "transactional messages")
+        if (_DELAY_MARK in text and _delay_level(text, self._delays)) or (
+            TIME_MARK in text and self._due_ms(text, is_half)
+        ):
+            raise _without_dedup(topic, "delayed messages")
+
+    def _add_checked(self, key: tuple[str, int]) -> None:
+        generation = self._topics.generation.number
+        if self._checked_at != generation or len(self._checked) >= MAX_CHECKED_SENDS:
+            self._checked.clear()
+            self._passed.clear()
+            self._checked_at = generation
+        self._checked.add(key)
+
     def _queue_id(self, header: SendMessage) -> int:
         """Return the id of the queue for a message. A queue that the client has chosen then counts as checked, except in a
         parent topic of lite topics. An unknown topic is created if that is allowed. Raises Refusal."""
-        name, queue_id, generation = header.topic, header.queue_id, self._topics.generation.number
+        name, queue_id = header.topic, header.queue_id
         topic = self._topics.get(name)
         if topic is None or name in names.UNSENDABLE_TOPICS:
             topic = self._topic(header)
@@ -319,11 +380,8 @@ class SendService:
         if queue_id < 0:
             # A client may leave the choice of the queue to the broker, as in SendMessageProcessor.
             return random.randrange(topic.write_queues or 1)
-        if self._checked_at != generation or len(self._checked) >= MAX_CHECKED_SENDS:
-            self._checked.clear()
-            self._passed.clear()
-            self._checked_at = generation
-        self._checked.add((name, queue_id))
+        if not topic.has_dedup:
+            self._add_checked((name, queue_id))
         return queue_id
 
     def _queue_of_priority(self, name: str, text: str) -> int:
@@ -446,6 +504,25 @@ def _short(body: bytes, shared: bytes) -> list[Piece]:
             raise LongBatch
         pieces.append(piece)
     return pieces
+
+
+def _repeated(topic: TopicConfig, known: Sequence[FirstMessage | None], batch: bool) -> Placed:
+    """Return the place of messages that were stored before. Raises Refusal for a batch of which only some were, or whose
+    messages are not next to each other, because a batch has one result."""
+    first = known[0]
+    if first is None or any(
+        place is None or place[1:] != (first.queue_id, first.queue_offset + number)
+        for number, place in enumerate(known)
+    ):
+        reason = f"some messages of the batch are stored in {topic.name} already; send its messages one by one"
+        raise Refusal(Reason.ILLEGAL_MESSAGE, reason)
+    positions = [place.position for place in known if place is not None] if batch else None
+    return Placed(first.position, first.queue_id, first.queue_offset, positions)
+
+
+def _without_dedup(topic: TopicConfig, what: str) -> Refusal:
+    reason = f"the topic {topic.name} has the attribute dedup, which does not support {what}; use another topic"
+    return Refusal(Reason.ILLEGAL_MESSAGE, reason)
 
 
 def too_large(what: str, body: bytes) -> Refusal:

@@ -13,11 +13,11 @@ from ...protocol.bodies import ConsumerData, Route
 from ...protocol.group_bodies import POP, SHARED_OWNER, LockRequest
 from ...protocol.names import Queue, Subscription
 from ..config import POOL_LEAVE_S, POOL_POLL_INTERVAL_S
-from ..groups.drains import RouteFinder
 from ..groups.group import ConsumerGroup, ConsumerGroups
 from ..groups.leases import Locks
 from ..groups.members import POPS, History, Member
 from ..groups.offsets import Watch
+from ..groups.rates import RouteFinder
 from ..groups.reading import shares_queues
 from ..groups.settings import RequestModes
 from ..messages.topics import Topics

@@ -33,6 +33,7 @@ from ..config import (
 )
 from ..groups.group import ConsumerGroup, ConsumerGroups, FinishedAhead
 from ..groups.offsets import Offsets
+from ..groups.rates import Rates, TokenBucket
 from ..groups.settings import GroupConfigs
 from ..groups.stages import QueueKey
 from ..messages.appender import Appender, property_bytes
@@ -99,11 +100,12 @@ class Pops:
         dead_letters: DeadLetterWriter,
         division: Division,
         statistics: Statistics,
+        rates: Rates,
     ) -> None:
         self._clock = clock = runtime.clock
         self._limits, self._turns = runtime.limits, runtime.turns
         self._topics, self._filters, self._offsets, self._settings = topics, filters, offsets, settings
-        self._statistics = statistics
+        self._statistics, self._rates = statistics, rates
         self.unburied, self._reports = Recent(clock), Reports(clock)
         self._timeouts = Timeouts(runtime.clock, runtime.turns)
         self._dead_letters = dead_letters
@@ -120,6 +122,7 @@ class Pops:
         self._is_stopped = False
         self._losing: deque[Work[None]] = deque()
         self._served_later: dict[Pool, None] = {}
+        self._awaits_token: set[Pool] = set()
         self._arrivals = Arrivals(runtime, self._waking)
         self._lite_arrivals = Arrivals(runtime, self._waking_lites)
         self._adopt(runtime.adoption)
@@ -212,6 +215,13 @@ class Pops:
             if wanted <= 0:
                 return PopResult(Why.TOO_MANY_UNFINISHED)
         settings = self._settings.get(request.group)
+        bucket = self._rates.bucket(settings, request.topic) if settings is not None and settings.has_rate else None
+        now_s = self._clock.monotonic_s() if bucket is not None else 0.0
+        if bucket is not None:
+            wanted = min(wanted, bucket.available(now_s))
+            if wanted <= 0:
+                self._serve_with_token(pool, bucket, now_s)
+                return PopResult(Why.NOTHING_NEW)
         is_ordered = settings is not None and settings.consume_orderly
         is_in_order = isinstance(pool, QueuePool) and (pool.is_in_order or is_ordered)
         topic = self._topics.get(request.topic)
@@ -245,6 +255,8 @@ class Pops:
             return PopResult(Why.NOTHING_NEW)
         if given:
             self._record_attempt(request, given)
+        if bucket is not None:
+            bucket.take(len(found), now_s)
         self._statistics.note_got(f"{request.topic}@{request.group}", len(found), request.max_bytes - room)
         return PopResult(Why.FOUND, tuple(found), found[0].pop_ms, request.invisible_ms, pool.rest())
 
@@ -386,6 +398,16 @@ class Pops:
                 if not isinstance(pool, LitePool) or pool.next_receive() is receive:
                     return  # in lite topics others may have something
             yield
+
+    def _serve_with_token(self, pool: Pool, bucket: TokenBucket, now_s: float) -> None:
+        """Serve the receives of a pool when there are tokens for one. One timer for each pool."""
+        if pool not in self._awaits_token:
+            self._awaits_token.add(pool)
+            self._clock.call_later(bucket.wait_s(now_s), self._turns.call, self._token_came, pool)
+
+    def _token_came(self, pool: Pool) -> None:
+        self._awaits_token.discard(pool)
+        self.serve(pool)
 
     def _serve_later(self, pool: Pool) -> None:
         """Serve the receives of a pool in the next event-loop iteration."""

@@ -586,6 +586,7 @@ def history_of(broker: BrokerController, name: str, since_ms: int = 0, *, lag: b
         "owners": owners,
         "draining": broker.draining.is_pending(name),
         "full": [f"{topic}:{label}" for topic, label in broker.pops.pools.full(name)],
+        "limited": broker.rates.limited(name),
         "queues": {topic: broker.topics.queues_of(topic) for topic in _subscribed(group)},
         "disagreements": sorted(group.reported) if group else [],
         "events": events,

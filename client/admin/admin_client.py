@@ -28,6 +28,8 @@ from ...protocol.admin_bodies import (
 from ...protocol.allocation import CONSISTENT_HASH
 from ...protocol.bodies import (
     LITE_BIND,
+    NO_DEDUP,
+    NO_RATE,
     BrokerData,
     GroupConfig,
     TopicConfig,
@@ -207,6 +209,7 @@ class AdminClient:
         message_type: str = "",
         lite_expiration_min: int | None = None,
         retried_first: bool = False,
+        dedup: str | None = None,
         brokers: Iterable[str] | None = None,
     ) -> dict[str, TopicConfig]:
         """Create a topic on all brokers, or on the named ones, that do not have it. Return its settings there by broker
@@ -218,9 +221,12 @@ class AdminClient:
         `lite_expiration_min`: minutes without a message after which a lite topic of a topic of the type LITE is deleted;
         default: never. `retried_first`: True if redelivered messages of a topic of the type PRIORITY keep their level;
         otherwise they come after the waiting messages of all levels. Apache's brokers refuse it.
+        `dedup`: the time, such as `10m`, for which a send with the message id of an earlier one gets its result and is not
+        stored again, on Rocketlet's brokers.
 
         Raises:
-            ConfigError: the topic's name, its type, the number of queues or minutes, or the name of a broker is invalid.
+            ConfigError: the topic's name, its type, the number of queues or minutes, the time, or the name of a broker is
+                invalid, or a broker does not support `dedup`.
         """
         fault = names.topic_fault(name)
         if lite_expiration_min is not None and message_type != "LITE":
@@ -231,6 +237,7 @@ class AdminClient:
             "message_type": message_type or None,
             "lite_expiration_min": lite_expiration_min,
             "retried_first": retried_first or None,
+            "dedup": dedup,
         }
         _check_topic(given, queues=queues)
         if fault:
@@ -242,6 +249,8 @@ class AdminClient:
         if perm is None:
             perm = reduce(or_, (data.perm for data in there.values())) if there else PERM_READ | PERM_WRITE
         missing = {broker: at for broker, at in (await self.masters(brokers)).items() if broker not in there}
+        if dedup not in (None, NO_DEDUP):
+            await self._check_own("dedup", _NO_DEDUP, missing)
         header = CreateTopic(name, queues, queues, perm, attributes=topic_attributes(given))
         await self._change(missing, RequestCode.UPDATE_AND_CREATE_TOPIC, dict.fromkeys(missing, (write(header), b"")))
         config = changed_topic(TopicConfig(name, queues, queues, perm), None, header.attributes)
@@ -257,6 +266,7 @@ class AdminClient:
         message_type: str | None = None,
         lite_expiration_min: int | None = None,
         retried_first: bool | None = None,
+        dedup: str | None = None,
         brokers: Iterable[str] | None = None,
         allow_unreadable: bool = False,
     ) -> dict[str, TopicConfig]:
@@ -271,6 +281,7 @@ class AdminClient:
             message_type: the only type of messages that it accepts; brokers of 4.9 ignore it.
             lite_expiration_min: minutes without a message after which a lite topic is deleted; -1 for never.
             retried_first: True if redelivered messages of a topic of the type PRIORITY keep their level.
+            dedup: the time, such as `10m`, for which a repeated send gets the first result, or `off`, on Rocketlet's brokers.
             brokers: the names of the brokers, default all that have the topic.
             allow_unreadable: True to remove queues from the readable ones although messages are stored in them.
 
@@ -282,6 +293,7 @@ class AdminClient:
             "message_type": message_type,
             "lite_expiration_min": lite_expiration_min,
             "retried_first": retried_first,
+            "dedup": dedup,
         }
         _check_topic(given, queues=queues, read_queues=read_queues)
         topic = await self.topic(name)
@@ -297,6 +309,8 @@ class AdminClient:
                 f"read_queues: {count} in {', '.join(map(str, unreadable))} would become unreadable; lower `queues` alone, "
                 "wait until the groups have read these queues, then lower `read_queues` with allow_unreadable=True"
             )
+        if dedup not in (None, NO_DEDUP):
+            await self._check_own("dedup", _NO_DEDUP, masters)
         kept = await self.topic_settings(name, masters)
         requests: dict[str, tuple[Ext, bytes]] = {}
         for broker, config in changed.items():
@@ -321,6 +335,16 @@ class AdminClient:
         offsets."""
         await self._change_all(RequestCode.DELETE_TOPIC_IN_BROKER, write(TopicName(name)))
         await self._cluster.tell_name_servers(RequestCode.DELETE_TOPIC_IN_NAMESRV, write(TopicName(name)))
+
+    async def _check_own(self, setting: str, effect: str, masters: Masters) -> None:
+        """Raise ConfigError for brokers that do not have a setting of Rocketlet's. Apache's would ignore it silently.
+
+        Args:
+            effect: what such a broker does instead, and what to do
+        """
+        for broker, address in masters.items():
+            if not (await self.broker_status(address)).get("rocketletVersion"):
+                raise ConfigError(f"{setting}: the broker {broker} is not a Rocketlet, and {effect}")
 
     async def topic_settings(self, name: str, masters: Masters | None = None) -> dict[str, TopicConfig]:
         """Return a topic's settings, including those that routes do not have, by broker name. Brokers of 4.9 do not know this
@@ -532,6 +556,8 @@ class AdminClient:
         masters = await self.masters()
         known = await self._group_tables(config.name, masters)
         missing = {broker: at for broker, at in masters.items() if broker not in known}
+        if config.has_rate:
+            await self._check_own("rate", _NO_RATE, missing)
         table = known[min(known)] if known else {}
         body = bodies.encode_new_group(bodies.read_group(table) if known else config, table)
         await self._change(missing, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, dict.fromkeys(missing, ({}, body)))
@@ -557,6 +583,8 @@ class AdminClient:
         known = await self._group_tables(name, masters)
         if not known:
             raise ConfigError(f"no broker knows the group {name}; `rocketlet groups list` shows all")
+        if changes.get("rate", NO_RATE) != NO_RATE:
+            await self._check_own("rate", _NO_RATE, {broker: masters[broker] for broker in known})
         removed = (LITE_BIND,) if lite is False else ()
         requests: dict[str, tuple[Ext, bytes]] = {
             broker: ({}, encode_group_change(table, changes, removed)) for broker, table in known.items()
@@ -833,6 +861,10 @@ class AdminClient:
     ) -> Frame:
         connection = await self._cluster.connection(address)
         return await connection.request(code, ext or {}, body, timeout_s=timeout_s)
+
+
+_NO_DEDUP: Final = "stores repeated sends again; leave it out, and let consumers skip handled ids (`once`)"
+_NO_RATE: Final = "hands out messages as fast as members read; lower the concurrency of the members instead"
 
 
 def _check_topic(values: Mapping[str, Value | None], **queues: int | None) -> None:

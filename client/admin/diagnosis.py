@@ -467,7 +467,8 @@ class _Watch:
             if packed is not None:
                 group = replace(group, progress=packed.unpacked())
             seen = await self._second(group, disagreements, began_s)
-            seen = replace(seen, full=full, moving=_advanced(at, seen.running))
+            limited = await self._limited(group)
+            seen = replace(seen, full=full, limited=limited, moving=_advanced(at, seen.running))
             seen = replace(seen, waiting=await self._blocked.waiting(seen))
             seen = replace(seen, lite=lite, blocked_lite=await self._lites.blocked(group, lite, self._masters))
             found = list(findings_of_group(seen))
@@ -516,6 +517,12 @@ class _Watch:
         group = Group(name, self._configs[name], connections, progress, locked(reports))
         return group, tuple(sorted(disagreements)), tuple(sorted(full))
 
+    async def _limited(self, group: Group) -> frozenset[str]:
+        """Return the topics in which a group is limited by its rate."""
+        if not any(config.has_rate for config in group.config.values()):
+            return frozenset()
+        return limited_in(await self._admin.group_report(group.name, self._masters))
+
     async def _observe_again(self, seen: Observed, *, asks_members: bool) -> Observed:
         """Return the observation with the group's current members and owners.
 
@@ -563,6 +570,11 @@ class _Watch:
             return await self._admin.topic(name)
         except RocketletError:  # members may subscribe to a topic that does not exist yet
             return None
+
+
+def limited_in(reports: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+    """Return the topics in which brokers report that a group is limited by its rate."""
+    return frozenset(topic for report in reports for topic in report["limited"])
 
 
 def _advanced(at: Mapping[Queue, int], running: Mapping[str, Running]) -> frozenset[Queue]:
@@ -803,6 +815,7 @@ class Examiner:
             tuple(sorted({text for report in reports for text in report["disagreements"]})),
             seconds,
             full=tuple(sorted({text for report in reports for text in report["full"]})),
+            limited=limited_in(reports),
             moving=_advanced(known.at, running),
             lite=known.lite,
             blocked_lite=blocked_lite,

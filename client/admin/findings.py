@@ -137,6 +137,7 @@ class Observed:
         waiting: by queue, the next message that matches its owner's filter, if it has waited too long. Only queues that
             committed nothing between the observations, or less than arrived, are included.
         full: queues of which brokers return no new messages to pop members, because too many are not acknowledged.
+        limited: topics of which brokers hand out messages at the group's rate, so that messages wait.
         moving: queues for which a member reported a higher offset in the second observation, committed or not.
         lite: the messages that a lite group has not finished; None for other groups, and without members.
         blocked_lite: the lite topics of a lite group whose next message waits for too long.
@@ -150,6 +151,7 @@ class Observed:
     seconds: float
     waiting: Mapping[Queue, BlockedMessage] = field(default_factory=dict)
     full: tuple[str, ...] = ()
+    limited: frozenset[str] = frozenset()
     moving: frozenset[Queue] = frozenset()
     lite: LiteGroup | None = None
     blocked_lite: tuple[BlockedLiteTopic, ...] = ()
@@ -257,7 +259,8 @@ def _stuck(seen: Observed) -> Iterator[Finding]:
     of_owner: dict[str, list[Queue]] = {}
     before = seen.group.progress
     for queue in seen.waiting:
-        if queue in owned and queue in before and _is_suspect(before[queue], seen.later[queue]):
+        is_limited = queue.topic in seen.limited
+        if queue in owned and queue in before and _is_suspect(before[queue], seen.later[queue]) and not is_limited:
             of_owner.setdefault(owned[queue][0], []).append(queue)
     for owner, queues in sorted(of_owner.items()):
         lag, oldest = (
@@ -286,6 +289,8 @@ def _stuck(seen: Observed) -> Iterator[Finding]:
 def _stuck_lite(seen: Observed) -> Iterator[Finding]:
     """Find lite topics without progress."""
     name, lite = seen.group.name, seen.lite
+    if lite is not None and lite.topic in seen.limited:
+        return
     unread = [item for item in seen.blocked_lite if not item.is_subscribed]
     if unread and lite is not None:
         text = (
@@ -364,7 +369,7 @@ def _growing(seen: Observed) -> Iterator[Finding]:
     owned = owned_by(seen) if seen.group.members and seen.waiting else {}
     of_topic: dict[str, list[tuple[Queue, int, int]]] = {}
     for queue, (arrived, consumed) in outpaced(seen).items() if owned else ():
-        if queue in owned and queue in seen.waiting:
+        if queue in owned and queue in seen.waiting and queue.topic not in seen.limited:
             of_topic.setdefault(queue.topic, []).append((queue, arrived, consumed))
     for topic, found in of_topic.items():
         lag = sum(seen.later[queue].lag for queue, _, _ in found)

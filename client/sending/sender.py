@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 from ...protocol import bodies, names
 from ...protocol import properties as props
-from ...protocol.bodies import Heartbeat
+from ...protocol.bodies import DEDUP_FLAG, Heartbeat
 from ...protocol.codes import RequestCode, ResponseCode
 from ...protocol.config import MAX_BODY_BYTES
 from ...protocol.frame import ExtValue, Frame
@@ -59,7 +59,8 @@ log = get_logger("rocketlet.producer")
 #
 # A failed send is retried, up to the producer's `retries`, if another queue or broker may succeed: in another queue, if
 # possible at another broker, unless the caller gave a queue or a queue key. While no broker can be reached, the send is
-# retried with growing pauses until its timeout, unless `retries` is 0.
+# retried with growing pauses until its timeout, unless `retries` is 0. For a topic with `dedup`, all attempts go to the first
+# queue, because only its broker knows whether it has the message.
 
 
 # Response codes after which another queue or broker may succeed.
@@ -106,6 +107,7 @@ class Sender(Lifecycle):
         }
         self._cluster.listen(on_change=self._forget_queues)
         self._queues: dict[str, list[Queue]] = {}
+        self._with_dedup: set[str] = set()  # topics whose brokers recognize repeated sends
         self._greeted: dict[str, Connection] = {}
         self._greetings: dict[Connection, asyncio.Task[None]] = {}
         self._keep_times: WeakSet[Connection] = WeakSet()  # their brokers were found to support delivery times
@@ -205,7 +207,8 @@ class Sender(Lifecycle):
         """Return the batch of this event-loop iteration for the queue of a message, or for all messages that may go to
         any queue. Return None without a known route or an open connection to the broker, and for retry topics."""
         queues = self._queues.get(topic)
-        if not queues or topic[0] == "%":  # brokers accept no batches for retry topics
+        # brokers accept no batches for retry topics, and none of which they know some ids
+        if not queues or topic[0] == "%" or topic in self._with_dedup:
             return None
         goes_anywhere = queue_key is None and queue is None
         next_one = queues[(self._turn + 1) % len(queues)]
@@ -300,6 +303,8 @@ class Sender(Lifecycle):
                 if tries <= 0 or time.monotonic() >= end_s or not _may_help(error):
                     raise
                 log.info("send_failed", topic=topic, queue=str(target), reason=str(error), hint="it is retried")
+                if topic in self._with_dedup:
+                    queue = target  # another broker would store the message again
                 if failed is not None or self._has_one_broker(topic):
                     await asyncio.sleep(min(pause_s, max(end_s - time.monotonic(), 0.0)))
                     pause_s = min(pause_s * 2, MAX_SEND_BACKOFF_S)
@@ -350,8 +355,12 @@ class Sender(Lifecycle):
         queues = self._queues.get(topic)
         if queues is None:
             queues = await self._cluster.route_to_publish(topic, self._default_queues)
-            if self._cluster.route(topic) is not None:  # not cached before the topic exists
+            route = self._cluster.route(topic)
+            if route is not None:  # not cached before the topic exists
                 self._queues[topic] = queues
+                self._with_dedup.discard(topic)
+                if any(data.sys_flag & DEDUP_FLAG for data in route.queues):
+                    self._with_dedup.add(topic)
         return queues
 
     async def _queues_now(self, topic: str, has_failed: bool) -> list[Queue]:

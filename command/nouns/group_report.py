@@ -167,6 +167,8 @@ def _show(
     _show_lite(lite, output)
     for queue in sorted({queue for item in reports for queue in item["full"]}):
         output.text(f"  {queue}: brokers return no new messages, because too many are popped and not acknowledged")
+    for topic in sorted({topic for item in reports for topic in item["limited"]}):
+        output.text(f"  {topic}: limited by the rate of the group")
     for fault in sorted({fault for item in reports for fault in item["disagreements"]}):
         output.text(f"  disagreement: {fault}")
     _show_events(events, output)

@@ -24,6 +24,8 @@ def add_settings(
             parser.add_argument(f"--{option}", nargs="?", const="on", choices=ON_OFF, help=text)
         elif setting.choices:
             parser.add_argument(f"--{option}", type=type(setting.choices[0]), choices=setting.choices, help=text)
+        elif setting.check is not None and isinstance(setting.default, str):
+            parser.add_argument(f"--{option}", metavar=option.upper(), help=text)
         else:
             parser.add_argument(f"--{option}", type=int, metavar="N", help=text)
 

@@ -554,8 +554,8 @@ async def test_groups_and_brokers_are_listed_and_set(run: Run, node: Node) -> No
     (broker,) = (await run("brokers", "list", "--json")).records
     assert (broker["broker"], broker["address"], broker["state"]) == ("broker-a", node.address, "up")
     assert (await run("brokers", "set", "broker-a", "defaultTopicQueueNums=3")).status == 0
-    shown = (await run("brokers", "show", "broker-a", "--json")).records
-    assert {"name": "defaultTopicQueueNums", "value": 3} in shown
+    records = (await run("brokers", "show", "broker-a", "--json")).records
+    assert {"name": "defaultTopicQueueNums", "value": 3} in records
     for wrong, reason in ((("broker-a", "x"), "use NAME=VALUE"), (("broker-z", "a=b"), "no broker is named broker-z")):
         ran = await run("brokers", "set", *wrong)
         assert (ran.status, reason in ran.err) == (1, True)

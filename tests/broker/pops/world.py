@@ -14,6 +14,7 @@ from rocketlet.broker.groups.group import ConsumerGroups
 from rocketlet.broker.groups.leases import Locks
 from rocketlet.broker.groups.members import History
 from rocketlet.broker.groups.offsets import Offsets, Watch
+from rocketlet.broker.groups.rates import Rates
 from rocketlet.broker.groups.settings import GroupConfigs, RequestModes
 from rocketlet.broker.messages.appender import Appender
 from rocketlet.broker.messages.filters import Filters
@@ -150,7 +151,7 @@ class World:
         journal = PopJournal(runtime, self.frames, self.topics, None)
         self.pops = Pops(
             runtime, self.topics, Filters(runtime), self.offsets, self.groups, pools, journal, dead_letters, division,
-            Statistics(runtime, self.store, self.topics),
+            Statistics(runtime, self.store, self.topics), Rates(runtime, _NoRoutes()),
         )  # fmt: skip
 
     def join(self, client_id: str, *, strategy: str | None = "AVG", group: str = "g", topic: str = "t") -> Session:
