@@ -54,8 +54,8 @@ ARGUMENTS = {
     "version": "",
 }
 """The arguments of each command that queries a cluster, in the order in which they run."""
-SIDES = ("mirror", "move", "fsck", "dump")
-"""The commands with `--json` that query no cluster, or two."""
+SIDES = ("mirror", "move", "fsck", "dump", "jobs list", "jobs stop")
+"""The commands with `--json` that query no cluster, or two, or a console."""
 
 KEY = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*").fullmatch
 NUMBER = re.compile(r"-?\d+(\.\d+)?").fullmatch
