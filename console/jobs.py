@@ -2,7 +2,8 @@
 
 A job starts at a time, resends dead letters with `client/admin/dead_letters.Replay`, and can be stopped. The folder of the
 console has all jobs in one file, which is rewritten when a job changes state, and every JOB_SAVE_S while one runs. A console
-that starts continues the jobs that had not ended. It may resend the messages of the last JOB_SAVE_S if it was killed.
+that starts continues the jobs that had not ended. It may resend the messages of the last JOB_SAVE_S if it was killed. It
+locks the folder, and does not run the jobs of another cluster.
 
 A job for all new dead letters has the ends of the queues of its creation, so that it does not resend what becomes a dead
 letter again.
@@ -16,17 +17,18 @@ import secrets
 from collections.abc import AsyncIterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import msgspec
 
 from ..client.admin.admin_client import AdminClient
-from ..client.admin.dead_letters import Replay, dead_letters
+from ..client.admin.dead_letters import DeadLetterTopic, Replay, dead_letters
 from ..client.errors import ConfigError, ConnectionFailed, RequestTimeout, RocketletError, get_logger
 from ..client.message import Message
+from ..host.files import locked_beside
 from ..protocol import names
 from ..protocol.names import Queue, counted
-from .config import JOB_POLL_S, JOB_RETRY_S, JOB_SAVE_S, MAX_JOBS
+from .config import JOB_POLL_S, JOB_RETRY_S, JOB_SAVE_S, MAX_JOBS, STOP_S
 from .samples import now_ms
 
 log = get_logger("rocketlet.console")
@@ -81,7 +83,9 @@ class ReplayJob(msgspec.Struct, kw_only=True):
     """A replay with its progress.
 
     Attributes:
-        ends: the end of each queue (`broker:queue`) when the job was created, of a job for all new dead letters.
+        ends: the end of each queue (`broker:queue`) when the job was created.
+        clusters: the clusters of these queues.
+        is_elsewhere: True if the name server has other clusters, so that the job does not run.
         total: the number of messages when the job was created.
         handled: the number of its `places` that were sent or could not be sent.
         reason: the error of the last message that could not be sent, or the reason why the job failed or waits.
@@ -93,6 +97,8 @@ class ReplayJob(msgspec.Struct, kw_only=True):
     total: int
     created_ms: int
     created_by: str = ""
+    clusters: list[str] = []
+    is_elsewhere: bool = False
     state: JobState = JobState.WAITING
     handled: int = 0
     sent: int = 0
@@ -121,22 +127,31 @@ class JobNotFound(ConfigError):
 class Jobs:
     """The jobs of a console. Without a `folder` they end with the console."""
 
-    def __init__(self, admin: AdminClient, folder: Path | None = None, *, poll_s: float = JOB_POLL_S) -> None:
+    def __init__(
+        self,
+        admin: AdminClient,
+        folder: Path | None = None,
+        *,
+        poll_s: float = JOB_POLL_S,
+        retry_s: float = JOB_RETRY_S,
+        stop_s: float = STOP_S,
+    ) -> None:
         self._admin = admin
         self._poll_s = poll_s
+        self._retry_s = retry_s
+        self._stop_s = stop_s
         self._path = None if folder is None else folder / FILE
         self._jobs: dict[str, ReplayJob] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._lock: BinaryIO | None = None
 
     def start(self, *, is_read_only: bool = False) -> None:
         """Read the jobs of an earlier run, and continue those that had not ended, unless `is_read_only`. Raises
         ConfigError."""
-        if self._path is not None and self._path.exists():
-            try:
-                jobs = msgspec.json.decode(self._path.read_bytes(), type=list[ReplayJob])
-            except (OSError, msgspec.MsgspecError) as error:
-                raise ConfigError(f"{self._path}: it has no jobs of the console: {error}; move it away") from None
-            self._jobs = {job.id: job for job in jobs}
+        if self._path is not None and self._path.parent.exists():
+            if not is_read_only:
+                self._lock = _locked(self._path)
+            self._jobs = {job.id: job for job in _read(self._path, is_read_only=is_read_only)}
         for job in self._jobs.values():
             if not job.has_ended and not is_read_only:
                 self._run(job)
@@ -145,10 +160,16 @@ class Jobs:
         """Stop working. The jobs continue when the console starts again."""
         running = [*self._running.values()]
         for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+            _cancel(task)
         if running:
+            _, left = await asyncio.wait(running, timeout=self._stop_s)
+            for task in left:  # its broker does not respond while it marks what was sent
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
             self._save_progress()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def all(self) -> list[ReplayJob]:
         """Return the jobs, the newest first."""
@@ -171,13 +192,21 @@ class Jobs:
         self._replay(order)  # raises if a limit is invalid
         letters = await dead_letters(self._admin, order.group)
         ends = {f"{queue.broker_name}:{queue.queue_id}": span.end for queue, span in letters.ranges.items()}
+        brokers = {queue.broker_name for queue in letters.ranges}
+        clusters = sorted({broker.cluster for broker in await self._admin.brokers() if broker.name in brokers})
         total = len(order.places) or letters.new
         if not total:
             raise ConfigError(
                 f"the group {order.group} has no new dead letters; name the messages to resend them again"
             )
         return ReplayJob(
-            id=secrets.token_hex(4), order=order, ends=ends, total=total, created_ms=now_ms(), created_by=by
+            id=secrets.token_hex(4),
+            order=order,
+            ends=ends,
+            total=total,
+            created_ms=now_ms(),
+            created_by=by,
+            clusters=clusters,
         )
 
     def add(self, job: ReplayJob) -> None:
@@ -204,7 +233,7 @@ class Jobs:
             raise ConfigError(f"the job {id_} has ended already: it is {job.state}")
         task = self._running.get(id_)
         if task is not None:
-            task.cancel()
+            _cancel(task)
             await asyncio.gather(task, return_exceptions=True)
         if not job.has_ended:
             self._end(job, JobState.STOPPED)
@@ -217,15 +246,17 @@ class Jobs:
     async def _work(self, job: ReplayJob) -> None:
         while job.state is JobState.WAITING and now_ms() < job.order.at_ms:  # noqa: ASYNC110 # the clock may be set
             await asyncio.sleep(min((job.order.at_ms - now_ms()) / 1000, self._poll_s))
-        if job.state is JobState.WAITING:
-            job.move(JobState.RUNNING)
-            self._save_progress()
+        replay, reason = self._replay(job.order, failed=job.failed), job.reason
         while True:
             try:
-                await self._replay_all(job)
+                await self._check_cluster(job)
+                if job.state is JobState.WAITING:
+                    job.move(JobState.RUNNING)
+                    self._save_progress()
+                await self._replay_all(job, replay)
                 return
             except (ConnectionFailed, RequestTimeout) as error:  # a broker may be away while it restarts
-                job.reason = f"{error}; retried in {JOB_RETRY_S:.0f} s"
+                reason, job.reason = job.reason, f"{error}; retried in {self._retry_s:.0f} s"
                 self._save_progress()
             except RocketletError as error:
                 job.reason = str(error)
@@ -236,10 +267,20 @@ class Jobs:
                 job.reason = f"a fault of the console: {error!r}; its log has more"
                 self._end(job, JobState.FAILED)
                 return
-            await asyncio.sleep(JOB_RETRY_S)
+            await asyncio.sleep(self._retry_s)
+            job.reason = reason
 
-    async def _replay_all(self, job: ReplayJob) -> None:
-        replay = self._replay(job.order, failed=job.failed)
+    async def _check_cluster(self, job: ReplayJob) -> None:
+        """Raise ConnectionFailed if the job belongs to another cluster. The clusters of a name server may come back."""
+        known = {broker.cluster for broker in await self._admin.brokers()}
+        job.is_elsewhere = bool(known) and not known.issuperset(job.clusters)
+        if job.is_elsewhere:
+            raise ConnectionFailed(
+                f"the job belongs to the cluster {', '.join(job.clusters)}, and the name server has "
+                f"{', '.join(sorted(known))}; give this folder to a console of that cluster, or stop the job"
+            )
+
+    async def _replay_all(self, job: ReplayJob, replay: Replay) -> None:
         saved_s = asyncio.get_running_loop().time()
 
         def report(message: Message, error: RocketletError | None) -> None:
@@ -253,26 +294,46 @@ class Jobs:
                 self._save_progress()
                 saved_s = asyncio.get_running_loop().time()
 
-        await replay.run(self._messages(job), report)
+        try:
+            await replay.run(self._messages(job), report)
+        except RocketletError as error:
+            if not _is_cancelling(asyncio.current_task()):
+                raise
+            # it was cancelled, and then could not mark what was sent
+            job.reason = f"the last messages that were sent are not marked as replayed: {error}"
+            raise asyncio.CancelledError from error
         self._end(job, JobState.FAILED if replay.is_stopped else JobState.DONE)
 
     def _replay(self, order: ReplayOrder, failed: int = 0) -> Replay:
         limits = {} if order.rate_per_s is None else {"rate_per_s": order.rate_per_s}
         stop_after = max(order.stop_after - failed, 1) if failed else order.stop_after
-        return Replay(self._admin, order.group, to_group=order.to == "group", stop_after=stop_after, **limits)
+        return Replay(
+            self._admin,
+            order.group,
+            to_group=order.to == "group",
+            stop_after=stop_after,
+            raises_unreachable=True,
+            **limits,
+        )
 
     async def _messages(self, job: ReplayJob) -> AsyncIterator[Message]:
         """Iterate over the messages of a job that it has not handled. Count those that are gone, or that name a topic that
         the job may not send to, as failed."""
-        found = self._chosen(job) if job.order.places else self._new(job)
+        letters = await dead_letters(self._admin, job.order.group)
+        known = {f"{queue.broker_name}:{queue.queue_id}" for queue in letters.ranges}
+        missing = sorted(queue for queue, end in job.ends.items() if end > 0 and queue not in known)
+        if missing:  # the broker or the name server has just started; they are not empty
+            raise ConnectionFailed(
+                f"the name server has no route to the queues {', '.join(missing)} of {names.dlq_topic(job.order.group)}"
+            )
+        found = self._chosen(job) if job.order.places else self._new(job, letters)
         async for message in found:
             if job.order.to == "topic" and message.origin not in job.order.topics:
                 self._skip(job, f"{message.message_id} has the topic {message.origin[:127]}, which was not confirmed")
             else:
                 yield message
 
-    async def _new(self, job: ReplayJob) -> AsyncIterator[Message]:
-        letters = await dead_letters(self._admin, job.order.group)
+    async def _new(self, job: ReplayJob, letters: DeadLetterTopic) -> AsyncIterator[Message]:
         for queue, span in letters.ranges.items():
             end = min(span.end, job.ends.get(f"{queue.broker_name}:{queue.queue_id}", 0))
             async for some in self._admin.read(queue, span.begin, end):
@@ -315,6 +376,12 @@ class Jobs:
         aside = self._path.with_suffix(".new")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
+            if self._lock is None:
+                lock = _locked(self._path)
+                if self._path.exists():
+                    lock.close()
+                    raise ConfigError(f"{self._path}: another console has written it; restart this console to read it")
+                self._lock = lock
             with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
                 file.write(msgspec.json.encode([*self._jobs.values()]))
                 file.flush()
@@ -324,6 +391,45 @@ class Jobs:
             raise ConfigError(
                 f"{self._path} cannot be written: {error.strerror}; choose a folder with --data"
             ) from None
+
+
+def _locked(path: Path) -> BinaryIO:
+    """Lock the folder of jobs. Raises ConfigError."""
+    try:
+        return locked_beside(path)
+    except BlockingIOError:
+        raise ConfigError(
+            f"{path.parent}: another console uses this folder for its jobs; stop it, or choose another with --data"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"{path.parent} cannot be written: {error.strerror}; choose a folder with --data") from None
+
+
+def _read(path: Path, *, is_read_only: bool) -> list[ReplayJob]:
+    """Return the jobs in a file. Set aside a file that is damaged, or that a newer console has written, unless
+    `is_read_only`. Raises ConfigError if it cannot be read."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=list[ReplayJob])
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}; correct its permissions") from None
+    except msgspec.MsgspecError as error:
+        aside = path.with_name(f"{path.name}.bad")
+        log.error("jobs_unreadable", file=str(path if is_read_only else aside), reason=str(error))
+        if not is_read_only:
+            path.replace(aside)
+        return []
+
+
+def _is_cancelling(task: asyncio.Task[None] | None) -> bool:
+    return task is not None and task.cancelling() > 0
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    """Cancel a task once. A second time would interrupt the marks of the messages that it has sent."""
+    if not _is_cancelling(task):
+        task.cancel()
 
 
 def words_of(job: ReplayJob) -> str:

@@ -78,7 +78,7 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "campaigns": "bench broker client command console demo testing tests",
         "simulation": "broker client tests",
         "web": "",
-        "console": "client web",
+        "console": "client host web",
         "command": "",
         "command.config": "",
         "command.plumbing": "client command.config migration",

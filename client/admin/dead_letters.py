@@ -23,7 +23,7 @@ from ...protocol.bodies import BodyError, encode_json
 from ...protocol.config import MAX_MARK_RANGES
 from ...protocol.names import Queue
 from ..config import MARK_INTERVAL_S, REPLAY_BURST_S, check_count
-from ..errors import ConfigError, RocketletError, TopicNotFound
+from ..errors import ConfigError, ConnectionFailed, RequestTimeout, RocketletError, TopicNotFound
 from ..message import Message
 from .admin_client import AdminClient
 
@@ -151,6 +151,8 @@ class Replay:
         to_group: True to resend to the retry topic of the group, False to resend to the topic of each message.
         rate_per_s: the maximum number of messages per second.
         stop_after: the number of failed messages after which the replay stops.
+        raises_unreachable: True to raise ConnectionFailed and RequestTimeout, so that the caller can call `run` again. False
+            to count the message as failed.
 
     Attributes:
         sent: the number of messages that were sent.
@@ -159,7 +161,14 @@ class Replay:
     """
 
     def __init__(
-        self, admin: AdminClient, group: str, *, to_group: bool, rate_per_s: float = math.inf, stop_after: int = 1
+        self,
+        admin: AdminClient,
+        group: str,
+        *,
+        to_group: bool,
+        rate_per_s: float = math.inf,
+        stop_after: int = 1,
+        raises_unreachable: bool = False,
     ) -> None:
         if not rate_per_s > 0:
             raise ConfigError(f"rate_per_s: expected a number above 0, got {rate_per_s!r}")
@@ -169,6 +178,7 @@ class Replay:
         self._to = group if to_group else None
         self._interval_s = 1 / rate_per_s
         self._stop_after = stop_after
+        self._raises_unreachable = raises_unreachable
         self._brokers: set[str] = set()
         self._unmarked: list[tuple[Queue, int]] = []
         self.sent = self.failed = 0
@@ -181,7 +191,11 @@ class Replay:
 
     async def run(self, messages: AsyncIterable[Message], report: ReplayReport = lambda message, error: None) -> None:
         """Resend messages until all are sent or `stop_after` of them have failed. Messages that were sent are marked every
-        second and at the end, even if this is cancelled. Raises RocketletError if marks cannot be stored."""
+        second and at the end, even if this is cancelled. Raises RocketletError if marks cannot be stored; a further run
+        stores them before it reads its first message."""
+        await self._mark()
+        if self.is_stopped:
+            return
         loop = asyncio.get_running_loop()
         due_s = marked_s = loop.time()
         try:
@@ -207,6 +221,8 @@ class Replay:
         try:
             await self._admin.send_again(message, group=self._to)
         except RocketletError as error:
+            if self._raises_unreachable and isinstance(error, ConnectionFailed | RequestTimeout):
+                raise
             self.failed += 1
             self.error = error
             return error
@@ -215,8 +231,8 @@ class Replay:
         return None
 
     async def _mark(self) -> None:
-        sent, self._unmarked = self._unmarked, []
-        await mark(self._admin, self._group, sent, "replayed")
+        await mark(self._admin, self._group, self._unmarked, "replayed")
+        self._unmarked.clear()
 
 
 async def mark(admin: AdminClient, group: str, places: Iterable[tuple[Queue, int]], state: MarkState) -> None:

@@ -79,6 +79,8 @@ def _record(job: ReplayJob) -> dict[str, Any]:
         "id": job.id,
         "group": order.group,
         "to": order.to,
+        "clusters": job.clusters,
+        "is_elsewhere": job.is_elsewhere,
         "state": job.state,
         "at_ms": order.at_ms,
         "rate_per_s": order.rate_per_s,

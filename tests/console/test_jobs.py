@@ -12,12 +12,25 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
-from rocketlet.client import AdminClient, ConfigError, Consumer, Message, Producer, Reject, rebalanced
+from rocketlet.client import (
+    AdminClient,
+    ConfigError,
+    ConnectionFailed,
+    Consumer,
+    Message,
+    Producer,
+    Reject,
+    RequestTimeout,
+    rebalanced,
+)
 from rocketlet.client.admin.dead_letters import dead_letters
 from rocketlet.command.cli import main
 from rocketlet.console.config import MAX_JOBS
 from rocketlet.console.jobs import DeadLetterPlace, Jobs, JobState, ReplayJob, ReplayOrder
 from rocketlet.console.server import ConsoleServer
+from rocketlet.protocol.admin_bodies import decode_mark
+from rocketlet.protocol.bodies import GroupConfig
+from rocketlet.protocol.names import Queue
 
 from ..conftest import PATIENCE_S, Node, eventually
 from ..support.handlers import Inbox
@@ -62,8 +75,8 @@ async def test_a_replay_continues_after_a_restart_and_is_stopped(node: Node, tmp
             _, done = await site.change("/groups/g/dead", "/groups/g/replay", **fields)
             assert "The replay of 3 messages to the retry topic of g has started" in done
             await text_with(site, "/jobs", "g running 1 0 2 immediately")
-        (file,) = (tmp_path / "console").iterdir()
-        assert (file.name, file.stat().st_mode & 0o777) == ("jobs.json", 0o600)
+        file, lock = sorted((tmp_path / "console").iterdir())
+        assert (file.name, file.stat().st_mode & 0o777, lock.name) == ("jobs.json", 0o600, "jobs.json.lock")
         async with console(node, tmp_path / "console") as site:
             await text_with(site, "/jobs", "g running 2 0 1 immediately")
             await eventually(lambda: inbox.bodies == [b"0", b"1"])
@@ -156,6 +169,108 @@ async def test_requests_of_programs_come_from_no_page_of_another_site(site: Site
         assert (answer.status_code, reason in answer.text) == (400, True), answer.text
 
 
+async def _store_dead_letter(admin: AdminClient, group: str) -> None:
+    await admin.create_group(GroupConfig(group))
+    await admin.create_topic(f"%DLQ%{group}", queues=1)
+    await admin.store(Queue(f"%DLQ%{group}", "broker-a", 0), b"x")
+
+
+async def test_job_is_retried_until_its_queues_have_a_route(node: Node) -> None:
+    async with AdminClient(node.address) as admin:
+        running = Jobs(admin, retry_s=0.01)
+        for group, places in {"g": [], "h": [DeadLetterPlace("broker-a", 0, 0)]}.items():
+            order = ReplayOrder(group=group, places=places)
+            job = ReplayJob(id=group, order=order, ends={"broker-a:0": 1, "broker-a:1": 0}, total=1, created_ms=1)
+            running.add(job)
+            waits = f"no route to the queues broker-a:0 of %DLQ%{group}; retried"
+            await eventually(lambda job=job, waits=waits: waits in job.reason)  # type: ignore[misc]
+            await _store_dead_letter(admin, group)
+            await eventually(lambda job=job: job.has_ended)  # type: ignore[misc]
+            assert (job.state, job.sent, job.failed, job.reason) == (JobState.DONE, 1, 0, "")
+        await running.close()
+
+
+async def test_job_whose_broker_is_away_fails_no_message_and_sends_none_a_second_time(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with AdminClient(node.address) as admin:
+        await _store_dead_letter(admin, "g")
+        send_again, store = admin.send_again, admin.store
+        errors_of_sends = [ConnectionFailed("away"), RequestTimeout("slow")]
+        errors_of_marks = [ConnectionFailed("away"), RequestTimeout("slow")]
+
+        async def sending(message: Message, *, group: str | None) -> None:
+            if errors_of_sends:
+                raise errors_of_sends.pop()
+            await send_again(message, group=group)
+
+        async def storing(queue: Queue, body: bytes) -> None:
+            if decode_mark(body).ranges and errors_of_marks:
+                raise errors_of_marks.pop()
+            await store(queue, body)
+
+        monkeypatch.setattr(admin, "send_again", sending)
+        monkeypatch.setattr(admin, "store", storing)
+        running = Jobs(admin, retry_s=0.01)
+        job = await running.plan(ReplayOrder(group="g"))
+        running.add(job)
+        await eventually(lambda: job.has_ended)
+        assert (job.state, job.sent, job.failed) == (JobState.DONE, 1, 0)
+        assert (errors_of_sends, errors_of_marks) == ([], [])
+        assert (await dead_letters(admin, "g")).new == 0
+        assert node.broker.store.queue("%RETRY%g", 0).next == 1
+        await running.close()
+
+
+async def test_job_stops_when_its_marks_cannot_be_stored(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_stuck = False
+
+    async def storing(queue: Queue, body: bytes) -> None:
+        if not decode_mark(body).ranges:
+            return
+        if is_stuck:
+            await asyncio.Event().wait()
+        raise ConnectionFailed("away")
+
+    async with AdminClient(node.address) as admin, asyncio.timeout(PATIENCE_S):
+        await _store_dead_letter(admin, "g")
+        await admin.store(Queue("%DLQ%g", "broker-a", 0), b"y")
+        running = Jobs(admin, stop_s=0.01)
+        stopped, left = [await running.plan(ReplayOrder(group="g", rate_per_s=0.001)) for _ in range(2)]
+        monkeypatch.setattr(admin, "store", storing)
+        for job in (stopped, left):
+            running.add(job)
+            await eventually(lambda job=job: job.sent == 1)  # type: ignore[misc]
+        await running.stop(stopped.id)
+        assert (stopped.state, "away" in stopped.reason) == (JobState.STOPPED, True)
+        is_stuck = True
+        await running.close()
+        assert left.state is JobState.RUNNING
+
+
+async def test_jobs_of_another_cluster_do_not_run_and_a_folder_has_one_console(node: Node, tmp_path: Path) -> None:
+    async with AdminClient(node.address) as admin:
+        await _store_dead_letter(admin, "g")
+        planned = await Jobs(admin).plan(ReplayOrder(group="g"))
+        assert planned.clusters == [node.config.cluster]
+        planned.clusters = ["elsewhere"]
+        (tmp_path / "jobs.json").write_bytes(msgspec.json.encode([planned]))
+        async with console(node, tmp_path) as site:
+            await text_with(site, "/jobs", "g waiting of the cluster elsewhere 0 0 1")
+            page = await site.text(f"/jobs/{planned.id}")
+            assert f"belongs to the cluster elsewhere, and the name server has {node.config.cluster}" in page
+            with pytest.raises(ConfigError, match="another console uses this folder"):
+                Jobs(admin, tmp_path).start()
+            with pytest.raises(ConfigError, match="another console uses this folder"):
+                Jobs(admin, tmp_path).add(planned)
+            Jobs(admin, tmp_path).start(is_read_only=True)
+            _, done = await site.change(f"/jobs/{planned.id}", f"/jobs/{planned.id}/stop")
+            assert "The replay is stopped" in done
+        with pytest.raises(ConfigError, match="another console has written it; restart this console"):
+            Jobs(admin, tmp_path).add(planned)
+        assert (await dead_letters(admin, "g")).new == 1
+
+
 async def test_a_job_sends_only_to_confirmed_topics_and_counts_what_is_gone(node: Node, tmp_path: Path) -> None:
     async with rejected(node, 1), AdminClient(node.address) as admin:
         running = Jobs(admin)
@@ -189,7 +304,9 @@ async def test_a_read_only_console_shows_jobs_and_runs_none(node: Node, tmp_path
         await text_with(site, "/jobs", "g done 0 0 1")
 
 
-async def test_jobs_are_limited_and_a_file_that_is_none_is_refused(node: Node, tmp_path: Path) -> None:
+async def test_jobs_are_limited_and_a_damaged_file_is_set_aside(
+    node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def waiting(number: int) -> ReplayJob:
         order = ReplayOrder(group="g", at_ms=1 << 60)
         return ReplayJob(id=str(number), order=order, ends={}, total=1, created_ms=number)
@@ -212,8 +329,12 @@ async def test_jobs_are_limited_and_a_file_that_is_none_is_refused(node: Node, t
         assert [job.id for job in again.all()] == [job.id for job in kept.all()]
         await again.close()
         (tmp_path / "jobs.json").write_text("[{]")
-        with pytest.raises(ConfigError, match="it has no jobs of the console"):
-            Jobs(admin, tmp_path).start()
+        for is_read_only, file in ((True, "jobs.json"), (False, "jobs.json.bad")):
+            started = Jobs(admin, tmp_path)
+            started.start(is_read_only=is_read_only)
+            assert f"jobs_unreadable file='{tmp_path / file}' " in caplog.text
+            assert (started.all(), (tmp_path / file).read_text()) == ([], "[{]")
+            await started.close()
         (tmp_path / "file").write_text("")
         elsewhere = Jobs(admin, tmp_path / "file")
         with pytest.raises(ConfigError, match="cannot be written"):
