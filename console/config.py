@@ -62,6 +62,7 @@ SHOWN_HEX_BYTES: Final = 4096  # bytes of a body that a page shows in hex
 PREVIEW_CHARS: Final = 160  # characters of a body that a list shows
 MAX_REPLAY: Final = 10_000  # maximum stored dead letters of a group of which a form may select all new ones
 MAX_JOBS: Final = 100  # replays that the console keeps; the oldest one that has ended is dropped for a new one
+MAX_JOB_AHEAD_S: Final = 366 * 86_400  # maximum time from the creation of a replay to its start
 JOB_SAVE_S: Final = 1.0  # how often the progress of a running replay is written to the disk
 JOB_POLL_S: Final = 60.0  # maximum time between two comparisons of the clock with the start of a replay
 JOB_RETRY_S: Final = 10.0  # pause after which a running replay whose broker does not respond continues

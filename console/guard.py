@@ -25,9 +25,11 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..client.errors import get_logger
 from .login import Role, Sessions, TooManyLogins
 from .text import own_path, query
 
+log = get_logger("rocketlet.console")
 COOKIE: Final = "rocketlet-console"
 TOKEN: Final = "token"
 _SECRET: Final = secrets.token_bytes(32)
@@ -46,7 +48,6 @@ _HEADERS: Final = {
 
 
 _FOR_PROGRAMS: Final = ("/metrics", "/api/")
-_OPEN: Final = ("/login", "/static/")
 
 
 class Guard:
@@ -109,16 +110,21 @@ class Guard:
             return None
         user = self._sessions.user_of(cookie)
         if user is None and path.startswith(_FOR_PROGRAMS):
+            peer, given = (scope.get("client") or ("", 0))[0], headers.get("authorization", "")
             try:
-                user = await self._sessions.user_of_header(headers.get("authorization", ""))
+                user = await self._sessions.user_of_header(given)
+                if user is None and given:
+                    log_failed_login(peer)
             except TooManyLogins as error:
+                log_refused_login(peer)
                 return PlainTextResponse(str(error), 429)
         if user is None:
             state["may_change"] = False
-            if path.startswith(_OPEN):
+            if path == "/login" or path.startswith("/static/"):
                 return None
-            if scope["method"] == "GET" and not path.startswith(_FOR_PROGRAMS):
-                return RedirectResponse("/login" + query(then=own_path(scope["raw_path"])), 303)
+            if not path.startswith(_FOR_PROGRAMS):
+                is_page = scope["method"] in ("GET", "HEAD")
+                return RedirectResponse("/login" + (query(then=own_path(scope["raw_path"])) if is_page else ""), 303)
             return PlainTextResponse("Log in first.", 401, {"WWW-Authenticate": "Basic"})
         state["user"], state["may_change"] = user.name, not self._read_only and user.role is Role.OPERATE
         if scope["method"] == "POST" and not state["may_change"] and path not in ("/login", "/logout"):
@@ -137,8 +143,17 @@ class Guard:
         return True  # DNS rebinding needs a name
 
 
-def cookie_header(value: str) -> str:
-    return f"{COOKIE}={value}; Path=/; HttpOnly; SameSite=Strict"
+def cookie_header(value: str, *, is_secure: bool = False) -> str:
+    """Return the header that sets the cookie. `is_secure` is True to have browsers send it only over TLS."""
+    return f"{COOKIE}={value}; Path=/; HttpOnly; SameSite=Strict{'; Secure' if is_secure else ''}"
+
+
+def log_failed_login(peer: str) -> None:
+    log.warning("console_login_failed", peer=peer)
+
+
+def log_refused_login(peer: str) -> None:
+    log.warning("console_logins_refused", peer=peer, hint="somebody may be guessing passwords")
 
 
 def token(request: Request) -> str:

@@ -28,7 +28,7 @@ from ..client.message import Message
 from ..host.files import locked_beside
 from ..protocol import names
 from ..protocol.names import Queue, counted
-from .config import JOB_POLL_S, JOB_RETRY_S, JOB_SAVE_S, MAX_JOBS, STOP_S
+from .config import JOB_POLL_S, JOB_RETRY_S, JOB_SAVE_S, MAX_JOB_AHEAD_S, MAX_JOBS, STOP_S
 from .samples import now_ms
 
 log = get_logger("rocketlet.console")
@@ -189,6 +189,9 @@ class Jobs:
             raise ConfigError(f"to: expected group or topic, got {order.to[:40]!r}")
         if order.to == "topic" and not order.topics:
             raise ConfigError("topics: got none; name the topics that messages may be sent to")
+        if not 0 <= order.at_ms <= now_ms() + MAX_JOB_AHEAD_S * 1000:
+            days = MAX_JOB_AHEAD_S // 86_400
+            raise ConfigError(f"at_ms: got {order.at_ms}; expected ms since the epoch, at most {days} days from now")
         self._replay(order)  # raises if a limit is invalid
         letters = await dead_letters(self._admin, order.group)
         ends = {f"{queue.broker_name}:{queue.queue_id}": span.end for queue, span in letters.ranges.items()}

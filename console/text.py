@@ -40,10 +40,14 @@ def size(value: float | None) -> str:
 
 
 def local_time(ms: int | None) -> str:
-    """Format a time (ms since the epoch) in this machine's time zone, with milliseconds; a dash for None and 0."""
+    """Format a time (ms since the epoch) in this machine's time zone, with milliseconds; a dash for None, 0
+    and times that this machine cannot represent."""
     if not ms or ms <= 0:
         return "–"
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ms / 1000)) + f".{ms % 1000:03d}"
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ms / 1000)) + f".{ms % 1000:03d}"
+    except (OverflowError, ValueError, OSError):  # clients and brokers may send any number
+        return "–"
 
 
 def clock_time(ms: int | None) -> str:

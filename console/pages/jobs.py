@@ -8,12 +8,14 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...client.errors import ConfigError
+from ...client.errors import ConfigError, get_logger
 from ..change import Change
 from ..config import MAX_FORM_BYTES
 from ..form import Form
 from ..jobs import ReplayJob, ReplayOrder, words_of
 from ..page import Page, console_of
+
+log = get_logger("rocketlet.console")
 
 
 async def listed(request: Request) -> Page:
@@ -65,7 +67,10 @@ async def add(request: Request) -> Response:
 
 
 async def stop_for_programs(request: Request) -> Response:
-    return _json(_record(await console_of(request).jobs.stop(request.path_params["job"])))
+    stopped = await console_of(request).jobs.stop(request.path_params["job"])
+    peer = request.client.host if request.client else ""
+    log.info("console_changed", path=request.url.path, user=request.state.user, peer=peer, done="the replay is stopped")
+    return _json(_record(stopped))
 
 
 def _json(value: Any) -> Response:

@@ -7,7 +7,7 @@ from starlette.responses import RedirectResponse, Response
 
 from ...client.errors import ConfigError, get_logger
 from ..form import check_token, faults_of, posted, query_of
-from ..guard import cookie_header
+from ..guard import cookie_header, log_failed_login, log_refused_login
 from ..login import Sessions, TooManyLogins
 from ..page import Page, rendered
 from ..text import own_path
@@ -35,17 +35,18 @@ async def log_in(request: Request) -> Response:
         check_token(request, given)
         user = await sessions.user_with(name, given.raw("password"))
     except TooManyLogins as error:
-        log.warning("console_logins_refused", peer=peer, hint="somebody may be guessing passwords")
+        log_refused_login(peer)
         return _form(request, then, name, error)
     except ConfigError as error:
         return _form(request, then, name, error)
     if user is None:
-        log.warning("console_login_failed", peer=peer)
+        log_failed_login(peer)
         return _form(request, then, name, ConfigError("the name or the password is wrong"))
     log.info("console_login", user=user.name, role=user.role.value, peer=peer)
     response = RedirectResponse(own_path(then.encode()), 303)
     # a new cookie, because another page may have chosen the one of the form
-    response.headers.append("Set-Cookie", cookie_header(sessions.open(user)))
+    is_secure = request.headers.get("origin", "").startswith("https://")  # a proxy in front of the console has TLS
+    response.headers.append("Set-Cookie", cookie_header(sessions.open(user), is_secure=is_secure))
     return response
 
 

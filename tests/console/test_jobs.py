@@ -25,7 +25,7 @@ from rocketlet.client import (
 )
 from rocketlet.client.admin.dead_letters import dead_letters
 from rocketlet.command.cli import main
-from rocketlet.console.config import MAX_JOBS
+from rocketlet.console.config import MAX_JOB_AHEAD_S, MAX_JOBS
 from rocketlet.console.jobs import DeadLetterPlace, Jobs, JobState, ReplayJob, ReplayOrder
 from rocketlet.console.server import ConsoleServer
 from rocketlet.protocol.admin_bodies import decode_mark
@@ -157,6 +157,7 @@ async def test_requests_of_programs_come_from_no_page_of_another_site(site: Site
         answer = await site.http.post(url, content=json.dumps(order), headers=headers)
         assert answer.status_code == status, headers
     assert "the group g has no new dead letters" in answer.text
+    latest_ms = int(time.time() + MAX_JOB_AHEAD_S) * 1000
     for wrong, reason in {
         "{}": "missing required field `group`",
         '{"group": "g", "unknown": 1}': "unknown field `unknown`",
@@ -164,6 +165,9 @@ async def test_requests_of_programs_come_from_no_page_of_another_site(site: Site
         '{"group": "g", "to": "topic"}': "topics: got none",
         '{"group": "g", "rate_per_s": 0}': "rate_per_s: expected a number above 0",
         '{"group": "g", "stop_after": 0}': "stop_after",
+        f'{{"group": "g", "at_ms": {latest_ms}}}': "the group g has no new dead letters",
+        f'{{"group": "g", "at_ms": {latest_ms + 600_000}}}': "expected ms since the epoch, at most 366 days from now",
+        '{"group": "g", "at_ms": -1}': "at_ms: got -1",
     }.items():
         answer = await site.http.post(url, content=wrong, headers={"content-type": "application/json"})
         assert (answer.status_code, reason in answer.text) == (400, True), answer.text

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
 import pytest
-from rocketlet.client import ConfigError
+from rocketlet.client import AdminClient, ConfigError
 from rocketlet.console.config import MAX_FAILING_LOGINS, MAX_SESSIONS, MIN_PASSWORD_CHARS
 from rocketlet.console.login import Role, Sessions, TooManyLogins, User, read_users
 from rocketlet.console.server import ConsoleServer
+from rocketlet.protocol.names import Queue
 
 from ..conftest import PATIENCE_S, Node
 from .conftest import Site, plain, token_of
@@ -52,7 +54,9 @@ async def test_users_log_in_and_do_what_their_role_allows(users_site: Site) -> N
         answer = await site.http.get(site.url + path)
         assert (answer.status_code, answer.headers["location"]) == (303, leads_to)
     assert (await site.http.get(f"{site.url}/static/console.css")).status_code == 200
-    assert (await site.post("/new/topic", {"topic": "t", "confirmed": "yes"})).status_code == 401
+    posted = await site.post("/new/topic", {"topic": "t", "confirmed": "yes"})
+    assert (posted.status_code, posted.headers["location"]) == (303, "/login")
+    assert (await site.http.get(f"{site.url}/loginX")).status_code == 303
     for name, password in {"anna": "other-secret", "nobody": "long-secret", "": ""}.items():
         answer = await log_in(site, name, password)
         assert (answer.status_code, "the name or the password is wrong" in answer.text) == (403, True)
@@ -61,6 +65,10 @@ async def test_users_log_in_and_do_what_their_role_allows(users_site: Site) -> N
     before = site.http.cookies["rocketlet-console"]
     assert (await log_in(site, "ben", "other-secret")).headers["location"] == "/groups"
     assert site.http.cookies["rocketlet-console"] != before
+    for origin, is_secure in {f"https{site.url.removeprefix('http')}": True, site.url: False}.items():
+        fields = {"token": token_of(await site.get("/login")), "name": "ben", "password": "other-secret"}
+        cookie = (await site.post("/login", fields, origin=origin)).headers["set-cookie"]
+        assert cookie.endswith("; Secure") is is_secure
     page = await site.get("/groups")
     assert "read-only" in page
     assert "/new/group" not in page
@@ -78,22 +86,34 @@ async def test_users_log_in_and_do_what_their_role_allows(users_site: Site) -> N
 
 
 async def test_programs_authenticate_where_only_programs_go(
-    users_site: Site, node: Node, users: dict[str, User]
+    users_site: Site, node: Node, users: dict[str, User], caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     site = users_site
     assert (await site.http.get(f"{site.url}/metrics")).status_code == 401
+    assert "console_login_failed" not in caplog.text
     for given, status in {("ben", "other-secret"): 200, ("ben", "wrong"): 401, ("ben", ""): 401}.items():
         assert (await site.http.get(f"{site.url}/metrics", auth=given)).status_code == status
     wrong = await site.http.get(f"{site.url}/metrics", headers={"authorization": "Basic ?"})
     assert wrong.status_code == 401
+    assert caplog.text.count("console_login_failed peer='127.0.0.1'") == 3
     assert (await site.http.get(f"{site.url}/groups", auth=("anna", "long-secret"))).status_code == 303
     for given, status in {("ben", "other-secret"): 403, ("anna", "long-secret"): 400, ("anna", "wrong"): 401}.items():
         answer = await site.http.post(f"{site.url}/api/jobs", json={"group": "g"}, auth=given)
         assert answer.status_code == status, answer.text
+    async with AdminClient(node.address) as admin:
+        await admin.create_topic("%DLQ%g", queues=1)
+        await admin.store(Queue("%DLQ%g", "broker-a", 0), b"x")
+    order = {"group": "g", "at_ms": (int(time.time()) + 3600) * 1000}
+    added = await site.http.post(f"{site.url}/api/jobs", json=order, auth=("anna", "long-secret"))
+    place = f"/api/jobs/{added.json()['id']}/stop"
+    assert (await site.http.post(site.url + place, json={}, auth=("anna", "long-secret"))).status_code == 200
+    assert f"console_changed path='{place}' user='anna'" in caplog.text
     async with site_of(node, Sessions(users, max_failing=0)) as busy:
         answer = await log_in(busy, "anna", "long-secret")
         assert (answer.status_code, "too many logins have failed" in plain(answer.text)) == (429, True)
         assert (await busy.http.get(f"{busy.url}/metrics", auth=("ben", "other-secret"))).status_code == 429
+    assert caplog.text.count("console_logins_refused") == 2
 
 
 async def test_sessions_end_with_their_time_and_when_there_are_too_many(users: dict[str, User]) -> None:

@@ -182,6 +182,7 @@ def test_a_part_of_a_list_is_never_out_of_it(items: list[int], number: int) -> N
         (text.duration(3 * 86_400_000), "3 days"),
         (text.age(0), "never"),
         (text.local_time(0), "–"),
+        (text.local_time(1 << 70), "–"),
         (text.visible("a\u202eb\x00\n"), "a\\u202eb\\x00\n"),
         (text.short("192.0.2.2@31222#1795311447830475101"), "192.0.2.2@31222#…447830475101"),
         (text.part("%RETRY%g|x"), "%25RETRY%25g%7Cx"),
