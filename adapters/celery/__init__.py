@@ -22,6 +22,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from queue import Empty
@@ -37,8 +38,11 @@ except ModuleNotFoundError as missing:
 
 from rocketlet import __version__ as version
 from rocketlet.client import Access, ConfigError, Message, RetryLater, RocketletError
+from rocketlet.client.errors import get_logger
 from rocketlet.sync import Consumer, Producer, SharedConsumer, receive_any
-from rocketlet.sync.tasks import DelayLimit, is_early
+from rocketlet.sync.tasks import DelayLimit, is_early, reason_of
+
+log = get_logger("rocketlet.celery")
 
 POLL_S: Final = 1.0  # maximum wait for a message, before Celery's loop continues
 SETTLE_POLL_S: Final = 0.05  # maximum wait while tasks run, because Celery's loop sends their acknowledgements
@@ -60,21 +64,29 @@ class _QoS(virtual.QoS):
         super().ack(delivery_tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        reason = self.channel.reasons.pop(delivery_tag, "")
-        self.channel.settle(delivery_tag, _requeue if requeue else partial(_reject, reason=reason))
+        self.channel.settle(delivery_tag, _requeue if requeue else _reject)
         super().ack(delivery_tag)
 
 
-def _ack(member: _Member, message: Message) -> None:
-    member.ack(message)
+@dataclass(slots=True)
+class _Delivery:
+    """A message in flight, the member that has received it, and the reason to give if it is rejected."""
+
+    member: _Member
+    message: Message
+    reason: str = ""
 
 
-def _requeue(member: _Member, message: Message) -> None:
-    member.retry(message, RetryLater(delay=0))
+def _ack(delivery: _Delivery) -> None:
+    delivery.member.ack(delivery.message)
 
 
-def _reject(member: _Member, message: Message, *, reason: str) -> None:
-    member.reject(message, reason=reason)
+def _requeue(delivery: _Delivery) -> None:
+    delivery.member.retry(delivery.message, RetryLater(delay=0))
+
+
+def _reject(delivery: _Delivery) -> None:
+    delivery.member.reject(delivery.message, reason=delivery.reason)
 
 
 class Channel(virtual.Channel):
@@ -83,9 +95,6 @@ class Channel(virtual.Channel):
 
     A queue that is bound to a fanout exchange, and a queue for replies of workers, is read by a broadcasting member from the
     topic of the exchange, so that these queues have no topics of their own.
-
-    Attributes:
-        reasons: why messages will be rejected, by delivery tag.
     """
 
     QoS = _QoS
@@ -95,12 +104,11 @@ class Channel(virtual.Channel):
 
     def __init__(self, connection: Transport, **options: Any) -> None:
         super().__init__(connection, **options)
-        self.reasons: dict[str, str] = {}
         self._members: dict[str, _Member] = {}
         self._exchanges: dict[
             str, str
         ] = {}  # the exchange whose topic a queue is read from, without a topic of its own
-        self._held: dict[str, tuple[_Member, Message]] = {}
+        self._held: dict[str, _Delivery] = {}
         self._full_since_s: float | None = None
         self._is_paused = False
 
@@ -138,20 +146,28 @@ class Channel(virtual.Channel):
 
     def received(self, member: _Member, message: Message, queue: str) -> dict[str, Any] | None:
         """Return the payload of a message that a member has received. Return None, and settle it, if it is a task that is
-        not due yet, or a reply to another client."""
-        payload: dict[str, Any] = loads(message.body)
-        properties = payload["properties"]
-        info = properties["delivery_info"]
-        if _REPLIES(queue) and queue != f"{info['routing_key']}.{info['exchange']}":
+        not due yet, a reply to another client, or none of Celery's messages."""
+        try:
+            payload: dict[str, Any] = loads(message.body)
+            properties = payload["properties"]
+            info = properties["delivery_info"]
+            target = f"{info['routing_key']}.{info['exchange']}"
+            due = _due(payload["headers"].get("eta"))
+        except Exception as error:  # any, because applications can register decoders of types with kombu
+            reason = f"not a message of Celery: {reason_of(error, str(error), '')}"
+            log.warning("message_rejected", message=message.message_id, reason=reason)
+            member.reject(message, reason=reason)  # a broadcasting consumer skips the message
+            return None
+        if _REPLIES(queue) and queue != target:
             member.ack(message)
             return None
-        if is_early(_due(payload["headers"].get("eta"))):  # its time was beyond the broker's limit
+        if is_early(due):  # its time was beyond the broker's limit
             self._put(queue, payload)
             member.ack(message)
             return None
         properties["delivery_tag"] = tag = self._next_delivery_tag()  # a redelivery is another delivery
         info["redelivered"] = message.attempt > 1
-        self._held[tag] = member, message
+        self._held[tag] = _Delivery(member, message)
         return payload
 
     def _member(self, queue: str) -> _Member:
@@ -182,9 +198,14 @@ class Channel(virtual.Channel):
         found: list[str] = [queue] if _REPLIES(queue) else super()._lookup(exchange, routing_key, default)
         return found
 
-    def settle(self, tag: str, action: Callable[[_Member, Message], None]) -> None:
-        if (held := self._held.pop(tag, None)) is not None:
-            action(*held)
+    def set_reason(self, tag: str, reason: str) -> None:
+        """Set why a delivery becomes a dead letter, if it is rejected."""
+        if (delivery := self._held.get(tag)) is not None:
+            delivery.reason = reason
+
+    def settle(self, tag: str, action: Callable[[_Delivery], None]) -> None:
+        if (delivery := self._held.pop(tag, None)) is not None:
+            action(delivery)
 
     def basic_consume(self, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **options: Any) -> None:
         super().basic_consume(queue, no_ack, callback, consumer_tag, **options)

@@ -14,14 +14,11 @@ class TaskRequest(Request):
     """A request whose message, if it becomes a dead letter, has the exception and its traceback in one line."""
 
     def on_failure(self, exc_info: Any, *arguments: Any, **options: Any) -> Any:
-        reasons, tag = self._message.channel.reasons, self._message.delivery_tag
         error = getattr(exc_info.exception, "exc", exc_info.exception)  # processes of the pool wrap it
         text = error.reason if isinstance(error, Reject) else error
-        reasons[tag] = reason_of(error, str(text or ""), str(exc_info.traceback))
-        try:
-            return super().on_failure(exc_info, *arguments, **options)
-        finally:
-            reasons.pop(tag, None)
+        reason = reason_of(error, str(text or ""), str(exc_info.traceback))
+        self._message.channel.set_reason(self._message.delivery_tag, reason)
+        return super().on_failure(exc_info, *arguments, **options)
 
 
 __all__ = ["TaskRequest"]

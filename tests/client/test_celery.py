@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from rocketlet.client import Access, AdminClient, ConfigError
 from rocketlet.protocol.names import Queue
+from rocketlet.sync import Producer
 from rocketlet.testing import Broker, Fault
 
 from ..conftest import PATIENCE_S, Node, eventually
@@ -287,3 +288,61 @@ def test_celery_task_is_delayed_by_the_limit_of_apache_when_the_broker_refuses_a
             queue.put({"number": 2}, headers=later(days=10))
             assert len(broker.requests_of("SEND_MESSAGE_V2")) == 3
             assert broker.messages("tasks") == []
+
+
+def test_celery_messages_of_others_are_rejected_and_broadcasts_skipped() -> None:
+    with Broker() as broker, Producer(broker.address) as producer:
+        broker.create_topic("all", 1)
+        with kombu.Connection(f"rocketlet://{broker.address}") as connection:
+            received: list[object] = []
+            exchange = kombu.Exchange("all", type="fanout")
+            channel = connection.channel()
+            queues = [kombu.Queue("tasks"), kombu.Queue("mine", exchange)]
+            parts = b'{"properties": {"delivery_info": %s}, "headers": %s}'
+            info = b'{"exchange": "", "routing_key": "tasks"}'
+            bodies = [b"\xff", b"[]", b"{}", parts % (b"[]", b"{}"), parts % (info, b'{"eta": "today"}')]
+            with kombu.Consumer(channel, queues, callbacks=[lambda body, message: received.append(body)], no_ack=True):
+                for body in bodies:
+                    producer.send("tasks", body)
+                    producer.send("all", body)
+                sender = kombu.Producer(connection.channel())
+                sender.publish("a broadcast", exchange=exchange)
+                sender.publish("a task", exchange="", routing_key="tasks")
+                while len(received) < 2 or len(broker.messages("%DLQ%tasks")) < len(bodies):
+                    with suppress(TimeoutError):
+                        connection.drain_events(timeout=0.05)
+        assert sorted(map(str, received)) == ["a broadcast", "a task"]
+        dead = broker.messages("%DLQ%tasks")
+        assert sorted(message.body for message in dead) == sorted(bodies)
+        assert all(message.failure.startswith("not a message of Celery: ") for message in dead)
+
+
+def test_celery_reject_that_is_carried_out_later_has_its_reason() -> None:
+    from celery.worker.request import ExceptionInfo
+    from rocketlet.celery.request import TaskRequest
+
+    with Broker() as broker, kombu.Connection(f"rocketlet://{broker.address}") as connection:
+        app = celery.Celery("tasks", set_as_current=False)
+
+        def charge() -> None: ...
+
+        queue = connection.SimpleQueue("tasks")
+        queue.put([[], {}, {}], headers={"id": "an-id", "task": "charge"})
+        message = queue.get(timeout=PATIENCE_S)
+        later: list[Callable[[], None]] = []
+        request = TaskRequest(
+            message,
+            app=app,
+            task=app.task(name="charge", acks_late=True, acks_on_failure_or_timeout=False)(charge),
+            on_reject=lambda log, errors, requeue: later.append(lambda: message.reject(requeue=requeue)),
+        )
+        try:
+            raise ValueError("no such card")
+        except ValueError:
+            request.on_failure(ExceptionInfo())
+        assert broker.messages("%DLQ%tasks") == []
+        (reject,) = later
+        reject()
+        asyncio.run(eventually(lambda: broker.messages("%DLQ%tasks") != []))
+        (dead,) = broker.messages("%DLQ%tasks")
+        assert dead.failure.startswith("ValueError: no such card; test_celery.py:")
