@@ -20,6 +20,7 @@ import re
 import threading
 import time
 from collections.abc import Iterable
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
@@ -27,7 +28,7 @@ from typing import Any, Final
 try:
     import dramatiq
     from dramatiq.common import current_millis
-    from dramatiq.errors import ConnectionClosed, QueueJoinTimeout, QueueNotFound
+    from dramatiq.errors import ConnectionClosed, DecodeError, QueueJoinTimeout, QueueNotFound
 except ModuleNotFoundError as missing:
     raise ImportError("rocketlet.dramatiq needs dramatiq: pip install '.[dramatiq]'") from missing
 
@@ -80,13 +81,26 @@ class RocketletBroker(dramatiq.Broker):
             self.queues[queue_name] = None
             self.emit_after("declare_queue", queue_name)
 
+    def emit_after(self, signal: str, *arguments: Any, **options: Any) -> None:
+        ended = arguments[0] if arguments and isinstance(arguments[0], _Proxy) else _ENDED.get()
+        before = _ENDED.set(ended)
+        try:
+            super().emit_after(signal, *arguments, **options)
+        finally:
+            _ENDED.reset(before)
+
     def enqueue(self, message: dramatiq.Message[Any], *, delay: int | None = None) -> dramatiq.Message[Any]:
         """Send a message, to be delivered after `delay` ms. Raises ConnectionClosed if no broker responds, and what
         `rocketlet.Producer.send` raises."""
         if delay is not None:
             message = message.copy(options={"eta": current_millis() + delay})
-        self.emit_before("enqueue", message, delay)
-        self.send(message)
+        try:
+            self.emit_before("enqueue", message, delay)
+            self.send(message)
+        except BaseException:
+            if (ended := _ENDED.get()) is not None:
+                ended.must_retry = True
+            raise
         self.emit_after("enqueue", message, delay)
         return message
 
@@ -123,7 +137,7 @@ class RocketletBroker(dramatiq.Broker):
             member.start()
         except (ConnectionFailed, RequestTimeout) as error:
             raise ConnectionClosed(error) from None
-        return _Consumer(self, member, prefetch, timeout / 1000)
+        return _Consumer(self, queue_name, member, prefetch, timeout / 1000)
 
     def _checked(self, queue_name: str) -> str:
         if queue_name not in self.queues:
@@ -160,8 +174,11 @@ class RocketletBroker(dramatiq.Broker):
 class _Consumer(dramatiq.Consumer):
     """A member of the group of a queue, with up to `prefetch` messages in flight."""
 
-    def __init__(self, broker: RocketletBroker, member: SharedConsumer, prefetch: int, timeout_s: float) -> None:
-        self._broker, self._member, self._prefetch, self._timeout_s = broker, member, prefetch, timeout_s
+    def __init__(
+        self, broker: RocketletBroker, queue_name: str, member: SharedConsumer, prefetch: int, timeout_s: float
+    ) -> None:
+        self._broker, self._queue_name, self._member = broker, queue_name, member
+        self._prefetch, self._timeout_s = prefetch, timeout_s
         self._held: dict[str, Message] = {}  # by the id of the message at the broker, because dramatiq resends its own
         self._full_since_s: float | None = None
         self._is_paused = False
@@ -179,14 +196,32 @@ class _Consumer(dramatiq.Consumer):
             stored = self._member.receive(timeout_s=self._timeout_s)
         except TimeoutError:
             return None
-        message = dramatiq.Message.decode(stored.body)
-        eta_ms = message.options.pop("eta", None)
-        if eta_ms is not None and is_early(datetime.fromtimestamp(eta_ms / 1000, UTC)):  # beyond the broker's limit
-            self._broker.send(message.copy(options={"eta": eta_ms}))
+        try:
+            message, due = self._decoded(stored.body)
+        except (DecodeError, TypeError, ValueError, OverflowError, OSError) as error:
+            cause = error.__cause__ or error
+            reason = f"not a message of this dramatiq queue: {reason_of(cause, str(cause), '')}"
+            self._broker.logger.warning("message %s was rejected: %s", stored.message_id, reason)
+            self._member.reject(stored, reason=reason)
+            return None
+        if is_early(due):  # beyond the broker's limit
+            self._broker.send(message)
             self._member.ack(stored)
             return None
+        message.options.pop("eta", None)
         self._held[stored.offset_id] = stored
         return _Proxy(message, stored.offset_id)
+
+    def _decoded(self, body: bytes) -> tuple[dramatiq.Message[Any], datetime | None]:
+        """Return a message, and when it is due. Raises DecodeError, TypeError, ValueError, OverflowError or OSError if no
+        dramatiq broker has sent it to this queue."""
+        message = dramatiq.Message.decode(body)
+        if not isinstance(message.options, dict) or not isinstance(message.actor_name, str):
+            raise TypeError("actor_name must be a str, and options a dict")
+        if message.queue_name != self._queue_name:
+            raise ValueError(f"queue_name: expected {self._queue_name!r}, got {message.queue_name!r}")
+        eta_ms = message.options.get("eta")
+        return message, None if eta_ms is None else datetime.fromtimestamp(eta_ms / 1000, UTC)
 
     def _wait_for_room(self) -> None:
         now_s = time.monotonic()
@@ -213,20 +248,34 @@ class _Consumer(dramatiq.Consumer):
                 self._member.retry(stored, RetryLater(delay=0, counts=False))
 
     def _taken(self, message: dramatiq.MessageProxy) -> Message | None:
-        """Remove a message from those in flight, and return it; None if it was settled already."""
+        """Remove a message from those in flight, and return it. Return None if it was settled already, and, after returning
+        it for a retry, if it must be retried."""
         assert isinstance(message, _Proxy)
-        return self._held.pop(message.offset_id, None)
+        stored = self._held.pop(message.offset_id, None)
+        if stored is None or not message.must_retry:
+            return stored
+        self._member.retry(stored)
+        return None
 
     def close(self) -> None:
         self._member.stop()
 
 
 class _Proxy(dramatiq.MessageProxy):
-    """A message in flight."""
+    """A message in flight.
+
+    Attributes:
+        must_retry: True if middleware could not send a message when this one had run, such as its retry or the next message
+            of its pipeline. dramatiq only logs the exception, and would acknowledge this message.
+    """
 
     def __init__(self, message: dramatiq.Message[Any], offset_id: str) -> None:
         super().__init__(message)
         self.offset_id = offset_id
+        self.must_retry = False
+
+
+_ENDED: Final[ContextVar[_Proxy | None]] = ContextVar("ended", default=None)  # the message that middleware handles
 
 
 __all__ = ["RocketletBroker"]

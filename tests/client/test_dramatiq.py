@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from rocketlet.client import AdminClient
 from rocketlet.protocol.names import Queue
+from rocketlet.sync import Producer
+from rocketlet.testing import Broker, Fault
 
 from ..conftest import PATIENCE_S, Node, eventually
 
@@ -94,3 +96,63 @@ async def test_dramatiq_worker_at_its_prefetch_limit_leaves_messages_to_others(n
 
     await asyncio.to_thread(script)
     assert node.broker.pops.pools.unfinished("jobs") == 0
+
+
+@pytest.mark.parametrize("is_failed", [True, False], ids=["retry", "pipeline"])
+def test_dramatiq_message_is_redelivered_when_its_successor_cannot_be_sent(is_failed: bool) -> None:
+    with Broker() as rocketmq:
+        broker = RocketletBroker(rocketmq.address)
+
+        @dramatiq.actor(broker=broker, queue_name="jobs")
+        def work(number: int) -> None: ...
+
+        dramatiq.pipeline([work.message(1), work.message(2)], broker=broker).run()
+        consumer: Any = broker.consume("jobs", timeout=int(1000 * PATIENCE_S))
+        held = next(consumer)
+        rocketmq.faults.add(Fault.answer("SEND_MESSAGE_V2", response="MESSAGE_ILLEGAL"))
+        outcome = {"exception": ValueError("no")} if is_failed else {"result": None}
+        broker.emit_after("process_message", held, **outcome)  # as a worker does
+        assert len(rocketmq.faults.injected) == 1
+        consumer.ack(held)
+        asyncio.run(eventually(lambda: bool(rocketmq.requests_of("CHANGE_MESSAGE_INVISIBLETIME"))))
+        rocketmq.clock.advance(60)
+        again = next(consumer)
+        assert again.message_id == held.message_id
+        broker.emit_after("process_message", again, **outcome)
+        consumer.ack(again)
+        if not is_failed:
+            following = next(consumer)
+            assert following.args == (2, None)
+            consumer.ack(following)
+        consumer.close()
+        broker.close()
+
+
+def test_dramatiq_consumer_rejects_messages_that_dramatiq_has_not_sent() -> None:
+    with Broker() as rocketmq, Producer(rocketmq.address) as producer:
+        broker = RocketletBroker(rocketmq.address)
+        broker.declare_queue("jobs")
+        consumer: Any = broker.consume("jobs", timeout=int(1000 * PATIENCE_S))
+        bodies = [
+            b"\xff",
+            b"[]",
+            b"{}",
+            dramatiq.Message("other", "work", (), {}, {}).encode(),
+            dramatiq.Message("jobs", ["work"], (), {}, {}).encode(),
+            dramatiq.Message("jobs", "work", (), {}, ["eta"]).encode(),
+            dramatiq.Message("jobs", "work", (), {}, {"eta": "today"}).encode(),
+            dramatiq.Message("jobs", "work", (), {}, {"eta": 1e300}).encode(),
+        ]
+        for body in bodies:
+            producer.send("jobs", body)
+            assert next(consumer) is None
+        broker.enqueue(dramatiq.Message("jobs", "work", (1,), {}, {}))
+        held = next(consumer)
+        assert held.args == (1,)
+        consumer.ack(held)
+        asyncio.run(eventually(lambda: len(rocketmq.messages("%DLQ%jobs")) == len(bodies)))
+        consumer.close()
+        broker.close()
+        dead = rocketmq.messages("%DLQ%jobs")
+        assert sorted(message.body for message in dead) == sorted(bodies)
+        assert all(message.failure.startswith("not a message of this dramatiq queue: ") for message in dead)
