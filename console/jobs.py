@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import threading
 from collections.abc import AsyncIterator
 from enum import StrEnum
 from pathlib import Path
@@ -144,6 +145,8 @@ class Jobs:
         self._jobs: dict[str, ReplayJob] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
         self._lock: BinaryIO | None = None
+        self._writing = threading.Lock()  # held while a thread writes the file
+        self._saving: asyncio.Task[None] | None = None
 
     def start(self, *, is_read_only: bool = False) -> None:
         """Read the jobs of an earlier run, and continue those that had not ended, unless `is_read_only`. Raises
@@ -166,7 +169,9 @@ class Jobs:
             for task in left:  # its broker does not respond while it marks what was sent
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
-            self._save_progress()
+            await self._save_progress()
+        if self._saving is not None:
+            await self._saving
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -212,7 +217,7 @@ class Jobs:
             clusters=clusters,
         )
 
-    def add(self, job: ReplayJob) -> None:
+    async def add(self, job: ReplayJob) -> None:
         """Keep a job, and start it at its time. Raises ConfigError if there are too many that have not ended, and if the
         file cannot be written."""
         ended = [item.id for item in self._jobs.values() if item.has_ended]
@@ -222,11 +227,12 @@ class Jobs:
             del self._jobs[ended[0]]
         self._jobs[job.id] = job
         try:
-            self._save()
+            await asyncio.to_thread(self._save)
         except ConfigError:
-            del self._jobs[job.id]
+            self._jobs.pop(job.id, None)
             raise
-        self._run(job)
+        if not job.has_ended:  # a user may have stopped it meanwhile
+            self._run(job)
         log.info("job_added", job=job.id, group=job.order.group, messages=job.total, user=job.created_by)
 
     async def stop(self, id_: str) -> ReplayJob:
@@ -239,7 +245,7 @@ class Jobs:
             _cancel(task)
             await asyncio.gather(task, return_exceptions=True)
         if not job.has_ended:
-            self._end(job, JobState.STOPPED)
+            await self._end(job, JobState.STOPPED)
         return job
 
     def _run(self, job: ReplayJob) -> None:
@@ -255,20 +261,20 @@ class Jobs:
                 await self._check_cluster(job)
                 if job.state is JobState.WAITING:
                     job.move(JobState.RUNNING)
-                    self._save_progress()
+                    await self._save_progress()
                 await self._replay_all(job, replay)
                 return
             except (ConnectionFailed, RequestTimeout) as error:  # a broker may be away while it restarts
                 reason, job.reason = job.reason, f"{error}; retried in {self._retry_s:.0f} s"
-                self._save_progress()
+                await self._save_progress()
             except RocketletError as error:
                 job.reason = str(error)
-                self._end(job, JobState.FAILED)
+                await self._end(job, JobState.FAILED)
                 return
             except Exception as error:
                 log.exception("job_crashed", job=job.id)
                 job.reason = f"a fault of the console: {error!r}; its log has more"
-                self._end(job, JobState.FAILED)
+                await self._end(job, JobState.FAILED)
                 return
             await asyncio.sleep(self._retry_s)
             job.reason = reason
@@ -294,7 +300,7 @@ class Jobs:
             if error is not None:
                 job.reason = f"{message.message_id}: {error}"
             if asyncio.get_running_loop().time() - saved_s >= JOB_SAVE_S:
-                self._save_progress()
+                self._save_soon()
                 saved_s = asyncio.get_running_loop().time()
 
         try:
@@ -305,7 +311,7 @@ class Jobs:
             # it was cancelled, and then could not mark what was sent
             job.reason = f"the last messages that were sent are not marked as replayed: {error}"
             raise asyncio.CancelledError from error
-        self._end(job, JobState.FAILED if replay.is_stopped else JobState.DONE)
+        await self._end(job, JobState.FAILED if replay.is_stopped else JobState.DONE)
 
     def _replay(self, order: ReplayOrder, failed: int = 0) -> Replay:
         limits = {} if order.rate_per_s is None else {"rate_per_s": order.rate_per_s}
@@ -359,41 +365,47 @@ class Jobs:
         job.failed += 1
         job.reason = reason
 
-    def _end(self, job: ReplayJob, state: JobState) -> None:
+    async def _end(self, job: ReplayJob, state: JobState) -> None:
         job.move(state)
-        self._save_progress()
         log.info("job_ended", job=job.id, group=job.order.group, state=state.value, sent=job.sent, failed=job.failed)
+        await self._save_progress()
 
-    def _save_progress(self) -> None:
+    def _save_soon(self) -> None:
+        if self._saving is None or self._saving.done():
+            self._saving = asyncio.create_task(self._save_progress(), name="progress of jobs")
+
+    async def _save_progress(self) -> None:
         try:
-            self._save()
+            await asyncio.to_thread(self._save)
         except ConfigError as error:
             log.error(
                 "jobs_not_saved", reason=str(error), hint="after a restart they continue from the last saved state"
             )
 
     def _save(self) -> None:
-        """Replace the file. Raises ConfigError."""
+        """Replace the file, in a thread, because a device may be slow. Raises ConfigError."""
         if self._path is None:
             return
-        aside = self._path.with_suffix(".new")
+        with self._writing:
+            self._replace_file(self._path)
+
+    def _replace_file(self, path: Path) -> None:
+        aside = path.with_suffix(".new")
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             if self._lock is None:
-                lock = _locked(self._path)
-                if self._path.exists():
+                lock = _locked(path)
+                if path.exists():
                     lock.close()
-                    raise ConfigError(f"{self._path}: another console has written it; restart this console to read it")
+                    raise ConfigError(f"{path}: another console has written it; restart this console to read it")
                 self._lock = lock
             with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
                 file.write(msgspec.json.encode([*self._jobs.values()]))
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(aside, self._path)
+            os.replace(aside, path)
         except OSError as error:
-            raise ConfigError(
-                f"{self._path} cannot be written: {error.strerror}; choose a folder with --data"
-            ) from None
+            raise ConfigError(f"{path} cannot be written: {error.strerror}; choose a folder with --data") from None
 
 
 def _locked(path: Path) -> BinaryIO:

@@ -81,7 +81,7 @@ async def replay(request: Request, form: Form) -> Change:
     )
 
     async def act() -> str:
-        console.jobs.add(job)
+        await console.jobs.add(job)
         starts = f"starts at {local_time(job.order.at_ms)}" if job.order.at_ms else "has started"
         return f"The replay of {words_of(job)} {starts}. The dead letters stay in {names.dlq_topic(group)}."
 

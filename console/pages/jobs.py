@@ -62,7 +62,7 @@ async def add(request: Request) -> Response:
     except msgspec.MsgspecError as error:
         raise ConfigError(f"the request is not a replay: {error}") from None
     job = await jobs.plan(order, by=request.state.user)
-    jobs.add(job)
+    await jobs.add(job)
     return _json(_record(job))
 
 

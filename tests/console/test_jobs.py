@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -105,7 +107,7 @@ async def test_a_replay_waits_for_its_time(node: Node, monkeypatch: pytest.Monke
         job = await waiting.plan(
             ReplayOrder(group="g", to="topic", topics=["orders"], at_ms=int(time.time() * 1000) + 3_600_000)
         )
-        waiting.add(job)
+        await waiting.add(job)
         await asyncio.sleep(0)
         assert job.state is JobState.WAITING
         ahead_ms = 3_700_000
@@ -185,7 +187,7 @@ async def test_job_is_retried_until_its_queues_have_a_route(node: Node) -> None:
         for group, places in {"g": [], "h": [DeadLetterPlace("broker-a", 0, 0)]}.items():
             order = ReplayOrder(group=group, places=places)
             job = ReplayJob(id=group, order=order, ends={"broker-a:0": 1, "broker-a:1": 0}, total=1, created_ms=1)
-            running.add(job)
+            await running.add(job)
             waits = f"no route to the queues broker-a:0 of %DLQ%{group}; retried"
             await eventually(lambda job=job, waits=waits: waits in job.reason)  # type: ignore[misc]
             await _store_dead_letter(admin, group)
@@ -217,7 +219,7 @@ async def test_job_whose_broker_is_away_fails_no_message_and_sends_none_a_second
         monkeypatch.setattr(admin, "store", storing)
         running = Jobs(admin, retry_s=0.01)
         job = await running.plan(ReplayOrder(group="g"))
-        running.add(job)
+        await running.add(job)
         await eventually(lambda: job.has_ended)
         assert (job.state, job.sent, job.failed) == (JobState.DONE, 1, 0)
         assert (errors_of_sends, errors_of_marks) == ([], [])
@@ -243,7 +245,7 @@ async def test_job_stops_when_its_marks_cannot_be_stored(node: Node, monkeypatch
         stopped, left = [await running.plan(ReplayOrder(group="g", rate_per_s=0.001)) for _ in range(2)]
         monkeypatch.setattr(admin, "store", storing)
         for job in (stopped, left):
-            running.add(job)
+            await running.add(job)
             await eventually(lambda job=job: job.sent == 1)  # type: ignore[misc]
         await running.stop(stopped.id)
         assert (stopped.state, "away" in stopped.reason) == (JobState.STOPPED, True)
@@ -266,12 +268,12 @@ async def test_jobs_of_another_cluster_do_not_run_and_a_folder_has_one_console(n
             with pytest.raises(ConfigError, match="another console uses this folder"):
                 Jobs(admin, tmp_path).start()
             with pytest.raises(ConfigError, match="another console uses this folder"):
-                Jobs(admin, tmp_path).add(planned)
+                await Jobs(admin, tmp_path).add(planned)
             Jobs(admin, tmp_path).start(is_read_only=True)
             _, done = await site.change(f"/jobs/{planned.id}", f"/jobs/{planned.id}/stop")
             assert "The replay is stopped" in done
         with pytest.raises(ConfigError, match="another console has written it; restart this console"):
-            Jobs(admin, tmp_path).add(planned)
+            await Jobs(admin, tmp_path).add(planned)
         assert (await dead_letters(admin, "g")).new == 1
 
 
@@ -286,7 +288,7 @@ async def test_a_job_sends_only_to_confirmed_topics_and_counts_what_is_gone(node
             ),
         ):
             job = await running.plan(order)
-            running.add(job)
+            await running.add(job)
             await eventually(lambda job=job: job.has_ended)  # type: ignore[misc]
             assert (job.state, job.sent, job.failed) == (JobState.DONE, 0, 1)
             assert reason in job.reason
@@ -309,8 +311,17 @@ async def test_a_read_only_console_shows_jobs_and_runs_none(node: Node, tmp_path
 
 
 async def test_jobs_are_limited_and_a_damaged_file_is_set_aside(
-    node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    replace, writers = os.replace, set[threading.Thread]()
+
+    def replacing(source: Path, target: Path) -> None:
+        if Path(target).name == "jobs.json":
+            writers.add(threading.current_thread())
+        replace(source, target)
+
+    monkeypatch.setattr("os.replace", replacing)
+
     def waiting(number: int) -> ReplayJob:
         order = ReplayOrder(group="g", at_ms=1 << 60)
         return ReplayJob(id=str(number), order=order, ends={}, total=1, created_ms=number)
@@ -318,11 +329,13 @@ async def test_jobs_are_limited_and_a_damaged_file_is_set_aside(
     async with AdminClient(node.address) as admin:
         kept = Jobs(admin, tmp_path)
         for number in range(MAX_JOBS):
-            kept.add(waiting(number))
+            await kept.add(waiting(number))
         with pytest.raises(ConfigError, match="100 jobs have not ended"):
-            kept.add(waiting(MAX_JOBS))
+            await kept.add(waiting(MAX_JOBS))
         await kept.stop("7")
-        kept.add(waiting(MAX_JOBS))
+        await kept.add(waiting(MAX_JOBS))
+        assert writers
+        assert threading.main_thread() not in writers, "the event loop waited for the disk"
         assert len(kept.all()) == MAX_JOBS
         assert kept.all()[0].id == str(MAX_JOBS)
         with pytest.raises(ConfigError, match="no job has the id '7'"):
@@ -342,5 +355,5 @@ async def test_jobs_are_limited_and_a_damaged_file_is_set_aside(
         (tmp_path / "file").write_text("")
         elsewhere = Jobs(admin, tmp_path / "file")
         with pytest.raises(ConfigError, match="cannot be written"):
-            elsewhere.add(waiting(0))
+            await elsewhere.add(waiting(0))
         assert elsewhere.all() == []
