@@ -144,6 +144,7 @@ class Jobs:
         self._path = None if folder is None else folder / FILE
         self._jobs: dict[str, ReplayJob] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._failed: dict[str, set[tuple[Queue, int]]] = {}  # places of messages that a running job could not send
         self._lock: BinaryIO | None = None
         self._writing = threading.Lock()  # held while a thread writes the file
         self._saving: asyncio.Task[None] | None = None
@@ -250,7 +251,12 @@ class Jobs:
 
     def _run(self, job: ReplayJob) -> None:
         task = self._running[job.id] = asyncio.create_task(self._work(job), name=f"job {job.id}")
-        task.add_done_callback(lambda _: self._running.pop(job.id, None))
+        self._failed[job.id] = set()
+        task.add_done_callback(lambda _: self._forget(job.id))
+
+    def _forget(self, id_: str) -> None:
+        self._running.pop(id_, None)
+        self._failed.pop(id_, None)
 
     async def _work(self, job: ReplayJob) -> None:
         while job.state is JobState.WAITING and now_ms() < job.order.at_ms:  # noqa: ASYNC110 # the clock may be set
@@ -298,6 +304,7 @@ class Jobs:
             job.sent += error is None
             job.failed += error is not None
             if error is not None:
+                self._failed[job.id].add((message.queue, message.queue_offset))
                 job.reason = f"{message.message_id}: {error}"
             if asyncio.get_running_loop().time() - saved_s >= JOB_SAVE_S:
                 self._save_soon()
@@ -338,6 +345,7 @@ class Jobs:
         found = self._chosen(job) if job.order.places else self._new(job, letters)
         async for message in found:
             if job.order.to == "topic" and message.origin not in job.order.topics:
+                self._failed[job.id].add((message.queue, message.queue_offset))
                 self._skip(job, f"{message.message_id} has the topic {message.origin[:127]}, which was not confirmed")
             else:
                 yield message
@@ -347,7 +355,8 @@ class Jobs:
             end = min(span.end, job.ends.get(f"{queue.broker_name}:{queue.queue_id}", 0))
             async for some in self._admin.read(queue, span.begin, end):
                 for message in some:
-                    if letters.state_of(message) == "new":
+                    is_failed = (message.queue, message.queue_offset) in self._failed[job.id]  # before a retry
+                    if letters.state_of(message) == "new" and not is_failed:
                         yield message
 
     async def _chosen(self, job: ReplayJob) -> AsyncIterator[Message]:

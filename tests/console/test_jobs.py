@@ -20,6 +20,7 @@ from rocketlet.client import (
     ConnectionFailed,
     Consumer,
     Message,
+    MessageIllegal,
     Producer,
     Reject,
     RequestTimeout,
@@ -196,16 +197,19 @@ async def test_job_is_retried_until_its_queues_have_a_route(node: Node) -> None:
         await running.close()
 
 
-async def test_job_whose_broker_is_away_fails_no_message_and_sends_none_a_second_time(
+async def test_job_whose_broker_is_away_fails_and_sends_no_message_twice(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with AdminClient(node.address) as admin:
         await _store_dead_letter(admin, "g")
+        await admin.store(Queue("%DLQ%g", "broker-a", 0), b"y")
         send_again, store = admin.send_again, admin.store
         errors_of_sends = [ConnectionFailed("away"), RequestTimeout("slow")]
         errors_of_marks = [ConnectionFailed("away"), RequestTimeout("slow")]
 
         async def sending(message: Message, *, group: str | None) -> None:
+            if message.body == b"x":
+                raise MessageIllegal("too large")
             if errors_of_sends:
                 raise errors_of_sends.pop()
             await send_again(message, group=group)
@@ -218,12 +222,12 @@ async def test_job_whose_broker_is_away_fails_no_message_and_sends_none_a_second
         monkeypatch.setattr(admin, "send_again", sending)
         monkeypatch.setattr(admin, "store", storing)
         running = Jobs(admin, retry_s=0.01)
-        job = await running.plan(ReplayOrder(group="g"))
+        job = await running.plan(ReplayOrder(group="g", stop_after=2))
         await running.add(job)
         await eventually(lambda: job.has_ended)
-        assert (job.state, job.sent, job.failed) == (JobState.DONE, 1, 0)
+        assert (job.state, job.sent, job.failed) == (JobState.DONE, 1, 1)
         assert (errors_of_sends, errors_of_marks) == ([], [])
-        assert (await dead_letters(admin, "g")).new == 0
+        assert (await dead_letters(admin, "g")).new == 1
         assert node.broker.store.queue("%RETRY%g", 0).next == 1
         await running.close()
 
