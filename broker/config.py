@@ -449,7 +449,7 @@ class Limits:
     )
     max_memberships: int = 256  # memberships of one connection, because all end together when it closes
     max_offsets: int = 1_000_000  # committed offsets of all groups in all queues, about 100 bytes each
-    watched_per_s: int = 100_000  # queues per second that are checked for a reader; a check takes 1 us
+    watched_per_s: int = 100_000  # queues per second that are checked for a reader; a check takes up to 2 us
     max_reported: int = 100  # orphaned queues that one check reports; later checks report the others
     max_compared: int = 100  # different topic sets of a group's members that are compared pairwise
     max_members: int = 10_000  # members of a group

@@ -34,10 +34,10 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
     )
     create = verb(verbs, "create", "create a group on the brokers that do not have it", _create)
     create.add_argument("group")
-    add_settings(create, GROUP_OPTIONS, defaults=True)
+    add_settings(create, GROUP_OPTIONS, creates=True, defaults=True)
     set_ = verb(verbs, "set", "change a group's settings", _set)
     set_.add_argument("group")
-    add_settings(set_, GROUP_OPTIONS)
+    add_settings(set_, GROUP_OPTIONS, creates=False)
     set_.add_argument(
         "--no-lite", action="store_true", help="make a lite group a group of topics; stop its clients first"
     )

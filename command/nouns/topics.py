@@ -33,14 +33,14 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
         _create,
     )
     create.add_argument("topic")
-    add_settings(create, _NEW_OPTIONS)
+    add_settings(create, _NEW_OPTIONS, creates=True)
     create.add_argument(
         "--lite", dest="type", action="store_const", const="LITE", help="the parent of lite topics: --type LITE"
     )
     create.add_argument("--broker", action="append", help="only on this broker; repeatable")
     set_ = verb(verbs, "set", "change a topic's settings", _set)
     set_.add_argument("topic")
-    add_settings(set_, TOPIC_OPTIONS)
+    add_settings(set_, TOPIC_OPTIONS, creates=False)
     set_.add_argument("--broker", action="append", help="only on this broker; repeatable")
     set_.add_argument(
         "--allow-unreadable",

@@ -9,19 +9,22 @@ from ...protocol.settings import ON_OFF, ResourceSetting, Value
 
 
 def add_settings(
-    parser: argparse.ArgumentParser, settings: Mapping[str, ResourceSetting], *, defaults: bool = False
+    parser: argparse.ArgumentParser, settings: Mapping[str, ResourceSetting], *, creates: bool, defaults: bool = False
 ) -> None:
     """Add an option for each setting.
 
     Args:
         settings: the settings by their options
+        creates: True if the verb creates the resource; an option then turns a setting on that is off by default
         defaults: True if the help names the default of each setting
     """
     for option, setting in settings.items():
         default = f" (default: {setting.shown(setting.default)})" if defaults else ""
         text = f"{setting.help}{default}"
-        if isinstance(setting.default, bool):
-            parser.add_argument(f"--{option}", nargs="?", const="on", choices=ON_OFF, help=text)
+        if creates and setting.default is False:
+            parser.add_argument(f"--{option}", action="store_const", const="on", help=text)
+        elif isinstance(setting.default, bool):
+            parser.add_argument(f"--{option}", choices=ON_OFF, help=text)
         elif setting.choices:
             parser.add_argument(f"--{option}", type=type(setting.choices[0]), choices=setting.choices, help=text)
         elif setting.check is not None and isinstance(setting.default, str):

@@ -529,6 +529,11 @@ async def test_a_replay_holds_few_of_many_dead_letters_at_a_time(
     assert [int(message.body.split()[0]) for message in sent] == list(range(20))
 
 
+async def test_name_may_follow_an_option_that_turns_a_setting_on(run: Run, node: Node) -> None:
+    await run("groups", "create", "--orderly", "g")
+    assert "orderly on" in (await run("groups", "show", "g")).out
+
+
 async def test_groups_and_brokers_are_listed_and_set(run: Run, node: Node) -> None:
     await run("groups", "create", "g", "--retries", "3")
     assert (await run("groups", "list", "--json")).records == [{"group": "g", "members": 0, "topics": [], "lag": 0}]
