@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from hashlib import blake2b
+from itertools import islice
 from typing import Final, NamedTuple
 
 import structlog
@@ -21,12 +22,15 @@ from ...protocol.bodies import TopicConfig, duration_s, finish
 from ...protocol.message import MessageError, offset_in, physical_offset_in, properties_in, split_records, store_ms_in
 from ..config import BULK_PULL_BYTES, BULK_PULL_MESSAGES
 from ..runtime import Runtime
+from ..store.files import StoreError
+from ..store.index import ConsumeQueue
 from ..store.store import Store
 from .topics import Topics
 
 log = structlog.get_logger("rocketlet.dedup")
 
 SLICES: Final = 8
+_REPLAYED: Final = props.ORIGIN_MESSAGE_ID + props.NAME_END
 _ID_CHARS: Final = 36  # longer ids are kept as a digest
 _DIGEST_BYTES: Final = 16
 _QUEUE_BITS: Final = 24
@@ -87,15 +91,28 @@ class TopicIds:
             self.count -= len(self.slices.pop(number))
 
     def forget_oldest(self) -> int:
-        """Remove the oldest slice, and return its size."""
-        size = len(self.slices.pop(min(self.slices), ()))
-        self.count -= size
-        self.forgotten += size
-        return size
+        """Remove an eighth of the ids of the oldest slice that has some, the oldest ones, and return their number."""
+        number = min(number for number, ids in self.slices.items() if ids)
+        ids = self.slices[number]
+        oldest = list(islice(ids, len(ids) // SLICES + 1))
+        for key in oldest:
+            del ids[key]
+        self.count -= len(oldest)
+        self.forgotten += len(oldest)
+        return len(oldest)
+
+    def resize(self, window_ms: int) -> None:
+        """Keep the ids for another time. They count as added at the ends of their slices."""
+        former_ms, former = self.slice_ms, self.slices
+        self.window_ms, self.slice_ms, self.slices = window_ms, max(window_ms // SLICES, 1), {}
+        for number in sorted(former):
+            last_ms = (number + 1) * former_ms - 1
+            self.slices.setdefault(last_ms // self.slice_ms, {}).update(former[number])
+        self.count = sum(map(len, self.slices.values()))
 
 
 class Deduplication:
-    """The ids of all topics with the attribute. Raises StoreError, OSError if they cannot be read at the start."""
+    """The ids of all topics with the attribute. Ids that cannot be read at the start are unknown, which is logged."""
 
     def __init__(self, runtime: Runtime, topics: Topics, store: Store) -> None:
         self._limits, self._clock = runtime.limits, runtime.clock
@@ -106,7 +123,14 @@ class Deduplication:
         self._checked_at = -1  # generation of the topics at which `_ids` has no topic without the attribute
         for topic in topics:
             if topic.has_dedup:
-                self._read(topic)
+                for queue in store.queues_of(topic.name):
+                    try:
+                        self._read(topic, queue)
+                    except (StoreError, OSError) as error:  # must not stop the start
+                        log.error(
+                            "dedup_ids_not_read", topic=topic.name, queue=queue.queue_id, error=str(error),
+                            hint="messages of this queue that are sent again are stored again",
+                        )  # fmt: skip
 
     def __iter__(self) -> Iterator[tuple[str, TopicIds]]:
         return iter(self._ids.items())
@@ -122,17 +146,18 @@ class Deduplication:
         return found
 
     def _drop_others(self) -> None:
-        """Drop the ids of topics that were deleted, recreated, or have another time."""
+        """Drop the ids of topics that were deleted, recreated, or have the attribute no more; keep the ids of others for the
+        present time."""
         self._checked_at = self._topics.generation.number
         for name, ids in list(self._ids.items()):
             topic = self._topics.get(name)
-            if (
-                topic is None
-                or duration_s(topic.dedup) * 1000 != ids.window_ms
-                or self._topics.identity(name) != ids.identity
-            ):
+            if topic is None or not topic.has_dedup or self._topics.identity(name) != ids.identity:
                 del self._ids[name]
                 self._count -= ids.count
+            elif (window_ms := duration_s(topic.dedup) * 1000) != ids.window_ms:
+                before = ids.count
+                ids.resize(window_ms)
+                self._count += ids.count - before
 
     def find(self, ids: TopicIds, keys: Iterable[Id | None], *, is_first: bool) -> list[FirstMessage | None]:
         """Return where the messages with these ids are stored; None for an unknown id, and for a message without one.
@@ -176,28 +201,28 @@ class Deduplication:
                 hint="repeated sends of these messages are stored again; lower `dedup` of the topic, or use more brokers",
             )  # fmt: skip
 
-    def _read(self, topic: TopicConfig) -> None:
-        """Read the ids of a topic's messages of the last window."""
+    def _read(self, topic: TopicConfig, queue: ConsumeQueue) -> None:
+        """Read the ids of a queue's messages of the last window, and of no more messages than there may be ids."""
         ids, now_ms = self.of(topic), self._clock.time_ms()
-        for queue in self._store.queues_of(topic.name):
-            position = finish(self._store.first_not_before(queue, now_ms - ids.window_ms))
-            while position < queue.next:
-                fetched = self._store.fetch(queue, position, BULK_PULL_MESSAGES, max_bytes=BULK_PULL_BYTES)
-                position, before = fetched.next_offset, ids.count
-                for record in split_records(b"".join(fetched.pieces)):
-                    try:
-                        key = key_of(properties_in(record))
-                    except MessageError:
-                        continue
-                    if key is not None:
-                        stored = FirstMessage(physical_offset_in(record), queue.queue_id, offset_in(record))
-                        ids.add(key, stored, store_ms_in(record))
-                self._limit(ids.count - before)
+        position = finish(self._store.first_not_before(queue, now_ms - ids.window_ms))
+        position = max(position, queue.next - self._limits.max_dedup_ids)
+        while position < queue.next:
+            fetched = self._store.fetch(queue, position, BULK_PULL_MESSAGES, max_bytes=BULK_PULL_BYTES)
+            position, before = fetched.next_offset, ids.count
+            for record in split_records(b"".join(fetched.pieces)):
+                try:
+                    key = key_of(properties_in(record))
+                except MessageError:
+                    continue
+                if key is not None:
+                    stored = FirstMessage(physical_offset_in(record), queue.queue_id, offset_in(record))
+                    ids.add(key, stored, store_ms_in(record))
+            self._limit(ids.count - before)
 
 
 def key_of(text: str) -> Id | None:
-    """Return the id in a message's properties, or its digest; None without one."""
+    """Return the id in a message's properties, or its digest; None without one, and for a dead letter that is replayed."""
     key = props.find(text, props.UNIQUE_KEY)
-    if not key:
+    if not key or _REPLAYED in text:
         return None
     return key if len(key) <= _ID_CHARS else blake2b(key.encode(), digest_size=_DIGEST_BYTES).digest()

@@ -268,7 +268,7 @@ class SendService:
         if self._checked_at != self._topics.generation.number or key not in self._checked:
             queue_id = self._queue_id(header)
             topic = self._topics.get(name)
-            if topic is not None and topic.has_dedup and key not in self._checked:
+            if topic is not None and topic.has_dedup:  # the call of `_place_once` finds the queue checked
                 return self._place_once(topic, header._replace(queue_id=queue_id), body, born_host, pieces)
         if header.batch:
             return self._place_batch(header, body, born_host, queue_id, pieces)

@@ -240,6 +240,8 @@ async def _send(
     own = {name: value for name, value in kept if name in _KEPT or name not in props.RESERVED}
     if group is not None:
         own[props.RETRY_TOPIC] = message.origin  # the property from which the consumer takes the original topic
+    else:
+        own[props.ORIGIN_MESSAGE_ID] = message.message_id  # a topic with `dedup` stores it although its id is known
     topic = names.retry_topic(group) if group is not None else message.origin
     queue = random.choice(await cluster.route_to_publish(topic, 1))
     record, text = message.record, props.encode(own)

@@ -79,7 +79,9 @@ def _value(form: Form, field: str, setting: ResourceSetting, present: Value) -> 
         return present
     if isinstance(present, bool):
         return form.choice(field, ON_OFF) == "on"
-    return form.number(field, int(present), least=setting.least, most=setting.most)
+    if isinstance(present, str):
+        return form.text(field).strip()
+    return form.number(field, present, least=setting.least, most=setting.most)
 
 
 async def delete(request: Request, form: Form) -> Change:

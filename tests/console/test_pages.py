@@ -188,7 +188,14 @@ async def test_a_group_is_created_changed_and_deleted_after_a_question(site: Sit
         config = (await admin.group_configs("g"))["broker-a"]
     assert (config.retry_max_times, config.strict) == (3, True)
     asked, _ = await site.change(
-        "/groups/g/settings", "/new/group", group="g", retries="3", retry_queues="1", consume="off", strict="off"
+        "/groups/g/settings",
+        "/new/group",
+        group="g",
+        retries="3",
+        retry_queues="1",
+        consume="off",
+        strict="off",
+        rate="9/s",
     )
     assert "Its members get no more messages" in asked
     asked, done = await site.change("/groups/g/settings", "/groups/g/delete")

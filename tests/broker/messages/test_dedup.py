@@ -16,7 +16,7 @@ from rocketlet.protocol.message import BatchEntry, encode_batch
 from rocketlet.protocol.settings import changed_topic
 from rocketlet.testing import Broker, Cluster, Fault
 
-from ...conftest import Connect, Nodes, Wire
+from ...conftest import Connect, Node, Nodes, Wire
 from ...support.metrics import samples
 from ...support.requests import send
 from ...support.topics import put, stored
@@ -142,6 +142,33 @@ async def test_oldest_ids_of_the_largest_topic_are_forgotten_at_the_limit(nodes:
     assert result(await send_id(wire, "0")) != sent[0]
     assert result(await send_id(wire, "14")) == sent[14]
     assert result(await send_id(wire, "small", topic="small")) == small
+
+
+async def test_attribute_that_is_set_or_changed_holds_for_the_next_sends(node: Node, wire: Wire) -> None:
+    put(node)
+    assert result(await send_id(wire, "before"))[2] == 0
+    put(node, dedup="10m")
+    first = result(await send_id(wire, "a"))
+    assert result(await send_id(wire, "a")) == first, "the queue had passed the checks before"
+    put(node, dedup="20m")
+    assert result(await send_id(wire, "a")) == first, "ids are kept for the new time"
+    replayed = await send(wire, b"x", properties="UNIQ_KEY\x01a\x02ORIGIN_MESSAGE_ID\x01a")
+    assert result(replayed) != first, "a dead letter that is replayed is stored"
+    assert len(stored(node)) == 3
+
+
+def test_oldest_ids_of_a_slice_are_forgotten_first() -> None:
+    ids = TopicIds("", 80_000)
+    for number in range(100):
+        ids.add(str(number), FirstMessage(number, 0, number), 1)
+    assert (ids.forget_oldest(), ids.count) == (13, 87)
+    assert [number for number in range(100) if ids.find(str(number)) is None] == list(range(13))
+    ids.resize(8_000)
+    assert ids.count == 87
+    ids.expire(17_000)
+    assert ids.count == 87
+    ids.expire(20_000)
+    assert ids.count == 0
 
 
 def test_id_is_known_for_its_time_and_at_most_an_eighth_longer() -> None:
