@@ -539,7 +539,7 @@ async def test_groups_and_brokers_are_listed_and_set(run: Run, node: Node) -> No
     assert (await run("groups", "list", "--json")).records == [{"group": "g", "members": 0, "topics": [], "lag": 0}]
     assert "strict on" in (await run("groups", "set", "g", "--strict", "on", "--orderly", "on")).out
     settings = {"broker": "broker-a", "group": "g", "retries": 3, "retry_queues": 1, "consume": "off", "orderly": "on"}
-    settings["strict"], settings["priority_factor"] = "off", 90
+    settings["strict"], settings["priority_factor"], settings["rate"] = "off", 90, "off"
     options = ("--strict", "off", "--consume", "off", "--priority-factor", "90")
     changed = await run("groups", "set", "g", *options, "--json")
     assert changed.records == [settings]
