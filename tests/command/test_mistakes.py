@@ -155,7 +155,7 @@ async def test_a_name_that_nobody_knows_is_not_taken_for_nothing_to_do(
 
 async def test_a_topic_of_more_queues_than_a_route_may_have_is_refused(run: Run, node: Node) -> None:
     ran = await run("topics", "create", "orders", "--queues", "65537")
-    assert (ran.status, ran.err) == (1, "rocketlet: queues is 65537; expected 1 to 65536 for each broker\n")
+    assert (ran.status, ran.err) == (1, "rocketlet: queues: got '65537'; expected 1 to 65536\n")
 
 
 async def test_an_answer_that_cannot_be_read_is_one_line(run: Run, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

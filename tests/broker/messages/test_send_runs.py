@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rocketlet.broker.config import BATCH_TURN_BYTES, BATCH_TURN_MESSAGES
+from rocketlet.broker.config import BATCH_RUN_BYTES, BATCH_RUN_MESSAGES, BATCH_TURN_BYTES, BATCH_TURN_MESSAGES
 from rocketlet.broker.store import disk
 from rocketlet.broker.tls import Tls
 from rocketlet.protocol import fast
@@ -160,8 +160,8 @@ async def test_sends_at_the_limits_are_taken(runs: Runs) -> None:
     longest = "x" * (SENT_PROPERTY_BYTES - BROKERS_OWN)
     entry = len(encode_batch([(0, b"", "")]))
     bodies = [
-        encode_batch([(0, b"", "")] * BATCH_TURN_MESSAGES),
-        encode_batch([(0, bytes(BATCH_TURN_BYTES - entry), "")]),
+        encode_batch([(0, b"", "")] * BATCH_RUN_MESSAGES),
+        encode_batch([(0, bytes(BATCH_RUN_BYTES - entry), "")]),
         encode_batch([(0, b"", longest)]),
     ]
     for body in bodies:
@@ -170,8 +170,8 @@ async def test_sends_at_the_limits_are_taken(runs: Runs) -> None:
     assert (await runs.send(bytes(MAX_BODY_BYTES))).code == 0
     assert runs.taken == 5
     for body in (
-        encode_batch([(0, b"", "")] * (BATCH_TURN_MESSAGES + 1)),
-        encode_batch([(0, bytes(BATCH_TURN_BYTES), "")]),
+        encode_batch([(0, b"", "")] * (BATCH_RUN_MESSAGES + 1)),
+        encode_batch([(0, bytes(BATCH_RUN_BYTES), "")]),
     ):
         assert (await runs.send(body, batch=True)).code == 0
     assert (await runs.send(encode_batch([(0, b"", longest + "x")]), batch=True)).code == ResponseCode.MESSAGE_ILLEGAL
