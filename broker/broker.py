@@ -52,8 +52,10 @@ from .messages.transactions import Transactions
 from .nameserver import Routes
 from .pops.division import Division
 from .pops.journal import PopJournal
-from .pops.lite import LiteGroupProgress, LiteOffsets, LitePools
+from .pops.lite import LiteOffsets
+from .pops.pools import Pools
 from .pops.pops import DeadLetterWriter, Pops
+from .pops.progress import GroupProgress
 from .runtime import MACHINE, Clock, Device, FairQueue, Histogram, Job, LiveConfig, Runtime, Timer, run
 from .sessions import Clients, GroupChanged, GrpcClientStats, Recent, Session
 from .store.files import Save, StoreFull
@@ -103,9 +105,7 @@ class BrokerController:
             self.runtime, self.topics, self.store, self.offsets, self.groups, self.locks, self.draining, self.pops
         )
         self.pulling = self._make_pulling()
-        self.progress = LiteGroupProgress(
-            config.name, self.topics, self.store, self.offsets, self.groups, self.pops.pools
-        )
+        self.progress = GroupProgress(self.topics, self.store, self.offsets, self.pops.pools)
         self.registration = self._make_registration()
 
         self._saving_locks: Timer | None = None
@@ -244,7 +244,7 @@ class BrokerController:
 
     def _make_pops(self, frames: Frames) -> Pops:
         runtime, topics, groups, settings = self.runtime, self.topics, self.groups, self.group_configs
-        pools = LitePools(runtime, topics, self.appender, groups, self.offsets, settings, self.lite_offsets)
+        pools = Pools(runtime, topics, self.appender, groups, self.offsets, settings, self.lite_offsets)
         division = Division(
             runtime,
             topics,

@@ -316,7 +316,7 @@ class Rig:
         broker.groups.record_contact(active_clients)
         broker.locks.renew(active_clients)
         for client in self._grpc_tap.active_clients() if self._grpc_tap is not None else ():
-            broker.pops.pools.record_contact(client)
+            broker.pops.pools.clients.record_contact(client)
 
 
 class _MortalBroker(RunningBroker):

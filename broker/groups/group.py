@@ -271,35 +271,11 @@ class GroupQueue:
 # What a group knows of the clients that pop: `broker/pops` is above this package.
 
 
-class PoppedQueue(Protocol):
-    """A queue that clients pop.
-
-    Attributes:
-        lag_offset: the offset after which as many messages lie as are not finished.
-        committed: the lowest offset that is not finished.
-        in_flight: how many messages are in flight, which are counted one by one.
-    """
-
-    @property
-    def lag_offset(self) -> int: ...
-
-    @property
-    def committed(self) -> int: ...
-
-    @property
-    def in_flight(self) -> int: ...
-
-    def unfinished_before(self, offset: int) -> int:
-        """Return how many messages before an offset are not finished, including those that were never popped."""
-        ...
-
-
 class GroupPool(Protocol):
     """The pool of a topic that clients of a group pop.
 
     Attributes:
         is_divided: True if members pull some of the topic's queues.
-        popped: the queues of the topic that were popped.
         unfinished: how many popped messages are not finished.
     """
 
@@ -307,9 +283,6 @@ class GroupPool(Protocol):
 
     @property
     def is_divided(self) -> bool: ...
-
-    @property
-    def popped(self) -> Mapping[int, PoppedQueue]: ...
 
     def is_used(self, now_s: float) -> bool:
         """Return True if clients pop the topic now, or have unfinished messages of it."""
@@ -1035,12 +1008,6 @@ class ConsumerGroups:
             del parts[group]
             if not parts:
                 del self._of_topic[topic]
-
-    def popped_queues(self, name: str, topic: str) -> Mapping[int, PoppedQueue]:
-        """Return the queues of a topic that a group has popped, by queue id."""
-        group = self._groups.get(name)
-        pool = group.pools.get(topic) if group is not None else None
-        return dict(pool.popped) if pool is not None else {}
 
     def members_of(self, name: str) -> Mapping[Session, Member]:
         """Return the members of a group by session; none if there is no such group."""

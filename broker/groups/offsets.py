@@ -7,14 +7,13 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 import structlog
 
-from ...protocol.admin_bodies import ProgressColumns, QueueProgress
 from ...protocol.bodies import LOOKS, SLICE, Work, joined
-from ...protocol.names import IllegalName, Queue, group_fault
+from ...protocol.names import IllegalName, group_fault
 from ..config import GUARD_POLL_S, GUARD_QUIET_S, MAX_HOLD_S, ORPHAN_S, PLACE_BYTES, LimitExceeded
 from ..messages.held_pulls import HeldPull, HeldPulls, Until
 from ..messages.topics import Topics
@@ -23,7 +22,6 @@ from ..sessions import Session
 from ..store.files import StoreFull, read_state, replace_state
 from ..store.index import ConsumeQueue
 from ..store.journals import Journal
-from ..store.store import Store
 from .group import (
     NO_QUEUE,
     ConsumerGroup,
@@ -31,7 +29,6 @@ from .group import (
     Contest,
     FinishedAhead,
     GroupQueue,
-    PoppedQueue,
     QueueCounts,
     TopicOffsets,
 )
@@ -343,186 +340,6 @@ class Offsets:
         rest = orjson.dumps({_REWINDS: rewinds, _IDENTITIES: identities, **popped})
         content = b"{%b%b%b" % (entries, b"," if entries else b"", rest[1:])
         yield partial(replace_state, self._path, content, sync=is_synced)
-
-
-# ------------------------------------------------------------------------------
-# How far groups have come, as administration and metrics show it. A group without members has lag, too.
-
-
-class Lag(NamedTuple):
-    """Messages that a group has not finished: the unfinished messages of popped queues, and in other queues the
-    messages after the committed offset. Messages that retention has deleted do not count.
-
-    Attributes:
-        since_ms: when the oldest of them was stored; None without one.
-        in_flight: how many of them are in flight to clients that pop.
-    """
-
-    messages: int
-    since_ms: int | None
-    in_flight: int
-
-
-class GroupProgress:
-    """Messages that are finished do not count as lag, nor do those that retention has deleted. `lost`: how many messages
-    retention deleted before a group had finished them, since the start, by group and topic."""
-
-    def __init__(
-        self,
-        broker_name: str,
-        topics: Topics,
-        store: Store,
-        offsets: Offsets,
-        groups: ConsumerGroups,
-    ) -> None:
-        self._broker_name = broker_name
-        self._topics = topics
-        self._store = store
-        self._offsets = offsets
-        self._groups = groups
-
-    def _offset(
-        self, group: str, topic: str, queue_id: int, queue: ConsumeQueue | None, popped: PoppedQueue | None
-    ) -> tuple[int, int]:
-        """Return the offset from which a group's lag in a queue is counted, and how many messages were deleted before
-        the group had finished them.
-
-        In a popped queue, as many messages lie after this offset as are stored and unfinished; in other queues, it is
-        the committed offset, or the start of the queue if that is later.
-        """
-        begin = queue.begin if queue is not None else 0
-        if popped is not None:
-            lost = popped.unfinished_before(begin)
-            return max(popped.lag_offset + lost, begin), lost
-        offset = self._offsets.get(group, topic, queue_id)
-        return max(offset or 0, begin), max(begin - offset, 0) if offset is not None else 0
-
-    def _unreadable(self, group: str, topic: str) -> Iterator[tuple[int, ConsumeQueue, int]]:
-        """Yield queues that may not be read any more and have messages that the group has not committed, with its offset.
-
-        A group without an offset in such a queue has never been responsible for it."""
-        count = self._topics.queues_of(topic)
-        for queue_id, committed in sorted(self._offsets.of(group, topic).items()):
-            queue = self._store.queues.get((topic, queue_id))
-            if queue_id >= count and queue is not None and max(committed, queue.begin) < queue.next:
-                yield queue_id, queue, max(committed, queue.begin)
-
-    def of(self, group: str, topic: str) -> Iterator[tuple[Queue, QueueProgress]]:
-        """Yield the progress of a group in the queues of a topic on this broker. Each queue costs a read of the
-        disk."""
-        popped = self._groups.popped_queues(group, topic)
-        for queue_id in range(self._topics.queues_of(topic)):
-            queue = self._store.queues.get((topic, queue_id))
-            end, of_queue = queue.next if queue else 0, popped.get(queue_id)
-            offset, lost = self._offset(group, topic, queue_id, queue, of_queue)
-            in_flight = of_queue.in_flight if of_queue is not None else 0
-            progress = QueueProgress(end, offset, self._last_ms(queue, offset), lost, in_flight)
-            yield Queue(topic, self._broker_name, queue_id), progress
-        for queue_id, queue, offset in self._unreadable(group, topic):
-            progress = QueueProgress(queue.next, offset, self._last_ms(queue, offset))
-            yield Queue(topic, self._broker_name, queue_id), progress
-
-    def columns(self, group: str, topic: str, *, times: bool) -> Work[ProgressColumns]:
-        """Return the progress like `of`, in lists. Without `times`, nothing is read from the disk."""
-        found = ProgressColumns(topic, self._broker_name, [], [], [], [], [], [])
-        found.unreadable.extend((queue_id, at.next, offset) for queue_id, at, offset in self._unreadable(group, topic))
-        queues, popped = self._store.queues, self._groups.popped_queues(group, topic)
-        for queue_id in range(self._topics.queues_of(topic)):
-            queue, of_queue = queues.get((topic, queue_id)), popped.get(queue_id)
-            offset, lost = self._offset(group, topic, queue_id, queue, of_queue)
-            if lost:
-                found.lost.append((queue_id, lost))
-            if of_queue is not None and (in_flight := of_queue.in_flight):
-                found.in_hand.append((queue_id, in_flight))
-            found.broker_offsets.append(queue.next if queue else 0)
-            found.consumer_offsets.append(offset)
-            if times:
-                found.last_ms.append(self._last_ms(queue, offset))
-            if queue_id % (SLICE if times else LOOKS) == 0 or of_queue is not None:
-                yield
-        return found
-
-    def _last_ms(self, queue: ConsumeQueue | None, offset: int) -> int:
-        """Return when the last message before an offset was stored; 0 if that message is not there."""
-        if queue is None or not queue.begin < offset <= queue.next:
-            return 0
-        return self._store.store_time_ms(queue, offset - 1)
-
-    def lag(self, group: str, topic: str) -> Work[Lag]:
-        messages, in_flight, oldest_ms = 0, 0, None
-        popped = self._groups.popped_queues(group, topic)
-        for number, queue_id in enumerate(range(self._topics.queues_of(topic)), 1):
-            queue, of_queue = self._store.queues.get((topic, queue_id)), popped.get(queue_id)
-            offset, _ = self._offset(group, topic, queue_id, queue, of_queue)
-            if queue is not None and offset < queue.next:
-                messages += queue.next - offset
-                first = of_queue.committed if of_queue is not None else offset
-                in_flight += of_queue.in_flight if of_queue is not None else 0
-                stored_ms = self._store.store_time_ms(queue, max(first, queue.begin))
-                oldest_ms = stored_ms if oldest_ms is None else min(oldest_ms, stored_ms)
-            if number % SLICE == 0 or of_queue is not None:
-                yield
-        for _, queue, offset in self._unreadable(group, topic):
-            messages += queue.next - offset
-            stored_ms = self._store.store_time_ms(queue, offset)
-            oldest_ms = stored_ms if oldest_ms is None else min(oldest_ms, stored_ms)
-        return Lag(messages, oldest_ms, in_flight)
-
-    def committed(self, group: str, topic: str) -> int:
-        """Return the sum of a group's committed offsets in a topic."""
-        return sum(self._offsets.of(group, topic).values())
-
-    def noting_lost(self) -> Work[None]:
-        """Count and log the messages of deleted segments that groups had not finished, except those of broadcasting
-        groups and of topics to which a group's members do not subscribe any more."""
-        for group in self.groups():
-            online = self._groups.online(group)
-            if online is not None and online.is_broadcasting:
-                continue
-            for topic in self._offsets.topics_of(group):
-                if online is not None and topic not in online.topics:
-                    continue  # the group's members do not subscribe to this topic any more
-                loser = self._groups.get(group)
-                item = loser.offsets.get(topic) if loser is not None else None
-                if loser is None or item is None:
-                    continue  # the group or the topic was deleted meanwhile
-                lost, popped = 0, self._groups.popped_queues(group, topic)
-                for queue_id, offset in list(item.offsets.items()):
-                    queue, of_queue = self._store.queues.get((topic, queue_id)), popped.get(queue_id)
-                    if queue is not None and of_queue is not None:
-                        before = of_queue.unfinished_before(queue.former_begin)
-                        lost += of_queue.unfinished_before(queue.begin) - before
-                    elif queue is not None:
-                        lost += max(queue.begin - max(offset, queue.former_begin), 0)
-                    if queue_id % LOOKS == 0:
-                        yield
-                if lost and loser.offsets.get(topic) is item:  # neither was deleted meanwhile
-                    item.lost += lost
-                    loser.has_lost = True
-                    hint = "keep messages longer, or add consumers to catch up; delete groups that are not needed"
-                    log.warning("messages_expired_unread", group=group, topic=topic, messages=lost, hint=hint)
-            yield
-
-    def lost(self) -> Iterator[tuple[str, str, int]]:
-        """Yield how many messages retention deleted before a group had finished them, since the start, by group and
-        topic."""
-        for group in self._groups:
-            for topic, item in group.offsets.items() if group.has_lost else ():
-                if item.lost:
-                    yield group.name, topic, item.lost
-
-    def groups(self) -> list[str]:
-        """Return the groups with members or offsets."""
-        return sorted(group.name for group in self._groups if group.members or group.offsets)
-
-    def topics_of(self, group: str) -> list[str]:
-        """Return the existing topics in which a group has an offset, or to which its members subscribe; none for a
-        broadcasting group, whose members keep their own offsets."""
-        online = self._groups.online(group)
-        if online is not None and online.is_broadcasting:
-            return []
-        names = dict.fromkeys([*self._offsets.topics_of(group), *(online.topics if online else ())])
-        return [name for name in names if self._topics.get(name) is not None]
 
 
 # ------------------------------------------------------------------------------

@@ -399,7 +399,7 @@ def _place(topic: str, request: Any) -> str:
 
 def _record_contact(context: HandlerContext, call: GrpcCall) -> None:
     if context.clients.is_heard(call):
-        context.broker.pops.pools.record_contact(call.client)
+        context.broker.pops.pools.clients.record_contact(call.client)
 
 
 def change_invisible_duration(context: HandlerContext, call: GrpcCall, request: Any) -> Any:
@@ -581,7 +581,7 @@ def heartbeat(context: HandlerContext, call: GrpcCall, request: Any) -> Any:
         group = group_of(request.group)
         context.clients.record_call(call).group = group
         _check_version(call)
-        context.broker.pops.pools.record_contact(call.client)
+        context.broker.pops.pools.clients.record_contact(call.client)
     elif request.client_type == PRODUCER:
         client = context.clients.record_call(call)
         if client.topics:

@@ -38,7 +38,7 @@ def sync_lite_subscription(context: HandlerContext, call: GrpcCall, request: Any
             client = context.clients.record_call(call)
             context.broker.ensure_retry_topic(group, client)
             client.group = name
-            context.broker.pops.pools.record_contact(call.client)
+            context.broker.pops.pools.clients.record_contact(call.client)
             yield from lite.sync(LiteSync(call.client, client, name, topic, action, names, offset))
     except Refusal as refusal:
         raise status_error(refusal) from None

@@ -2,8 +2,10 @@
 
 pops        the entry point: receive, acknowledge, change the invisible time, deadlines, dead letters
 pool        a topic that a group pops: its queues with their deliveries, its clients, and the receives that wait
+pools       the pools of all groups
+progress    how far groups have come
 deliveries  one delivery: states and order, requests and results, receipt handles, records on the disk
-lite        lite topics: offsets, deliveries, subscribed lite topics of clients, progress
+lite        lite topics: offsets, deliveries, subscribed lite topics of clients
 lite_subscriptions  requests to subscribe to lite topics, and the expiration of lite topics
 division    topics that some members pull and others pop
 journal     the file from which a restarted broker continues

@@ -25,8 +25,8 @@ from ..runtime import Adoption, Clock, Runtime, Timer
 from ..sessions import ClientRequest, Event, Reports, Session
 from ..store.journals import LeaseKey
 from .deliveries import DeliveryState, PopClient, PopRequest
-from .lite import LitePools
 from .pool import QueuePool
+from .pools import Pools
 
 log = structlog.get_logger("rocketlet.pops")
 
@@ -115,7 +115,7 @@ class Division:
         watch: Watch,
         modes: RequestModes,
         history: History,
-        pools: LitePools,
+        pools: Pools,
         routes: RouteFinder,
     ) -> None:
         self._limits = runtime.limits

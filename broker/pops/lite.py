@@ -1,4 +1,4 @@
-"""Lite topics in groups: offsets, deliveries in order, the lite topics that each client is subscribed to, progress."""
+"""Lite topics in groups: offsets, deliveries in order, and the lite topics that each client is subscribed to."""
 
 from __future__ import annotations
 
@@ -13,20 +13,12 @@ from typing import Any, Final, NamedTuple
 import orjson
 import structlog
 
-from ...protocol.admin_bodies import ProgressColumns, QueueProgress
 from ...protocol.bodies import (
     SLICE,
     Work,
     joined,
 )
 from ...protocol.message import Record, decode_record
-from ...protocol.names import (
-    Queue,
-    Subscription,
-    is_lite_queue,
-    parent_and_name,
-    parse_subscription,
-)
 from ..config import (
     LITE_READS,
     LITE_SUBSCRIPTION_BYTES,
@@ -35,10 +27,8 @@ from ..config import (
     LimitExceeded,
     Limits,
 )
-from ..groups.group import ConsumerGroup, ConsumerGroups
-from ..groups.offsets import GroupProgress, Lag, Offsets
-from ..groups.settings import GroupConfigs
-from ..messages.appender import Appender
+from ..groups.group import ConsumerGroup
+from ..groups.offsets import Offsets
 from ..messages.lite import LiteTopic, LiteTopics
 from ..messages.topics import Topics
 from ..runtime import Job, Runtime, run
@@ -47,18 +37,14 @@ from ..store.files import Damaged, StoreFull, replace_state
 from ..store.index import ConsumeQueue
 from ..store.store import Store
 from .deliveries import (
-    AckStatus,
-    Delivered,
     Delivery,
     DeliveryState,
-    Handle,
-    KeptQueue,
     PopClient,
     PopPart,
     PopRequest,
     TakenDelivery,
 )
-from .pool import Pool, Pools, QueueDeliveries, Receive, firsts
+from .pool import Pool, PoppingClients, QueueDeliveries, QueueSource, Receive, firsts
 
 log = structlog.get_logger("rocketlet.lite")
 
@@ -449,26 +435,26 @@ class LitePool(Pool):
         subscribers: the clients that have synchronized their subscriptions, or have waited for messages without that.
         is_wildcard: True if clients receive from every lite topic.
         is_scanned: True once a scan for lite topics with messages has begun, which only a wildcard group needs.
-        awaited: the number of its entries in `LitePools.left_s`.
+        awaited: the number of its entries in `LeftSubscribers.since_s`.
         idle: deliveries that are not needed now, in the order in which they were finished.
     """
 
-    _pools: LitePools
-
     def __init__(
         self,
-        pools: LitePools,
+        all_clients: PoppingClients,
         of: ConsumerGroup,
         parent: str,
-        lites: LiteTopics,
         of_all: LiteOffsets,
         offsets: GroupLiteOffsets,
+        source: QueueSource,
+        left: LeftSubscribers,
         *,
         wildcard: bool,
     ) -> None:
-        super().__init__(pools, of, parent)
+        super().__init__(all_clients, of, parent)
+        self._source, self._left = source, left
         self.queues: dict[LiteTopic, LiteDeliveries] = {}
-        self._lites = lites
+        self._lites = of_all.lites
         self.of_all = of_all
         self.offsets = offsets
         self.subscribers: dict[PopClient, LiteSubscriber] = {}
@@ -520,10 +506,6 @@ class LitePool(Pool):
 
     def deliveries(self) -> Collection[LiteDeliveries]:
         return self.queues.values()
-
-    @property
-    def popped(self) -> Mapping[int, QueueDeliveries]:
-        return _NO_QUEUES
 
     def remove_deliveries(self, deliveries: QueueDeliveries) -> None:
         lite = _lite_of(deliveries)
@@ -610,7 +592,15 @@ class LitePool(Pool):
             self.of_all.check_room(self.offsets, lite.name, payer)
             start = self.offsets.get(lite.name, 0)
             self.set_offset(lite.name, start, payer)  # takes the place of the offset that acknowledgements will commit
-            found = self._pools.open_lite(self, lite, start)
+            found = self.open_lite(lite, start)
+        return found
+
+    def open_lite(self, lite: LiteTopic, start: int) -> LiteDeliveries:
+        """Return the new deliveries of a lite topic that the pool has not read yet."""
+        source = self._source
+        found = LiteDeliveries(source.next_number(), self, lite, start, source.store, source.limits, self._lites)
+        self.queues[lite] = found
+        self.pay()
         return found
 
     def has_some(self, request: PopRequest) -> bool:
@@ -633,7 +623,7 @@ class LitePool(Pool):
     def refresh(self, deliveries: QueueDeliveries) -> None:
         self.rotate(deliveries)
         if not self.clients:
-            self._pools.note_unused(self)
+            self._all_clients.note_unused(self)
 
     def hold(self, receive: Receive[Any]) -> None:
         super().hold(receive)
@@ -659,10 +649,10 @@ class LitePool(Pool):
         found = self.subscribers.get(client)
         if found is None:
             found = self.subscribers[client] = LiteSubscriber(client)
-            self._pools.client(client).lite_pools[self] = None
+            self._all_clients.obtain(client).lite_pools[self] = None
             if self.is_wildcard:
                 found.ready = self._all_ready
-            found.synced_s = self._pools.now_s()
+            found.synced_s = self._all_clients.now_s()
         return found
 
     def subscribe(self, subscriber: LiteSubscriber, name: str) -> None:
@@ -707,22 +697,22 @@ class LitePool(Pool):
         subscriber.stop_paying()
         self._serveable.pop(subscriber, None)
         if self.is_wildcard and self._may_return(subscriber):
-            self._pools.note_left(self, None)
+            self._left.note(self, None)
         if subscriber.waiting:
             staying = self.join(client)
             staying.waiting, staying.held = subscriber.waiting, subscriber.held
             subscriber.waiting = OrderedDict()
             self._note_serveable(staying)
             return subscriber
-        of_client = self._pools.clients[client]
+        of_client = self._all_clients.all[client]
         del of_client.lite_pools[self]
-        self._pools.remove_if_idle(of_client)
+        self._all_clients.remove_if_idle(of_client)
         if not self.clients:
-            self._pools.note_unused(self)
+            self._all_clients.note_unused(self)
         return subscriber
 
     def _may_return(self, subscriber: LiteSubscriber) -> bool:
-        return self._pools.now_s() - subscriber.synced_s < LITE_SYNC_S
+        return self._all_clients.now_s() - subscriber.synced_s < LITE_SYNC_S
 
     def remove_left(self, subscriber: LiteSubscriber, name: str) -> None:
         """Remove one of the subscriptions of a client that has left. If the client may come back, and its group has not
@@ -730,7 +720,7 @@ class LitePool(Pool):
         self.unsubscribe(subscriber, name)
         lite = self._lites.get(self.topic, name)
         if lite is not None and self._may_return(subscriber) and self.lag(lite):
-            self._pools.note_left(self, lite)
+            self._left.note(self, lite)
 
     def remove_subscriptions(self) -> list[tuple[LiteSubscriber, int]]:
         """Remove the subscriptions of all subscribers, because the pool is deleted. Return their number by subscriber."""
@@ -758,8 +748,8 @@ class LitePool(Pool):
     def is_awaited(self, lite: LiteTopic) -> bool:
         """Return True if a client that was subscribed to a lite topic has left so recently that it may come back, and its
         group had messages of the lite topic left."""
-        left_s = self._pools.left_s.get((self, None if self.is_wildcard else lite))
-        return left_s is not None and self._pools.now_s() - left_s < LITE_SYNC_S
+        left_s = self._left.since_s.get((self, None if self.is_wildcard else lite))
+        return left_s is not None and self._all_clients.now_s() - left_s < LITE_SYNC_S
 
     # Reports
 
@@ -884,9 +874,6 @@ class LitePool(Pool):
         return found
 
 
-_NO_QUEUES: Mapping[int, QueueDeliveries] = MappingProxyType({})
-
-
 def _lite_of(deliveries: QueueDeliveries) -> LiteDeliveries:
     assert isinstance(deliveries, LiteDeliveries), "the queues of a lite pool are lite topics"
     return deliveries
@@ -965,220 +952,34 @@ class LiteBacklog(NamedTuple):
     unread: list[LiteLag]
 
 
-# ------------------------------------------------------------------------------
-# The pools of all groups, lite groups among them.
-
-
-class LitePools(Pools):
-    """Every pool. A group that is bound to a parent topic has a pool of lite topics there.
+class LeftSubscribers:
+    """The clients that have left lite pools, and may come back.
 
     Attributes:
-        left_s: when a client last left that was subscribed to a lite topic in which its group has unfinished messages, in
+        since_s: when a client last left that was subscribed to a lite topic in which its group has unfinished messages, in
             this order, by pool and lite topic. None stands for all lite topics of a wildcard group's pool.
     """
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        topics: Topics,
-        appender: Appender,
-        groups: ConsumerGroups,
-        offsets: Offsets,
-        settings: GroupConfigs,
-        lite_offsets: LiteOffsets,
-    ) -> None:
-        super().__init__(runtime, topics, appender, groups, offsets)
-        self._settings = settings
-        self.lites = lite_offsets.lites
-        self.lite_offsets = lite_offsets
-        self.left_s: OrderedDict[tuple[LitePool, LiteTopic | None], float] = OrderedDict()
+    def __init__(self, clients: PoppingClients, limits: Limits) -> None:
+        self._clients, self._limits = clients, limits
+        self.since_s: OrderedDict[tuple[LitePool, LiteTopic | None], float] = OrderedDict()
 
-    def note_left(self, pool: LitePool, lite: LiteTopic | None) -> None:
+    def note(self, pool: LitePool, lite: LiteTopic | None) -> None:
         """Record that a client has left that was subscribed to a lite topic, or to all."""
-        pool.awaited += (pool, lite) not in self.left_s
-        self.left_s[pool, lite] = self.now_s()
-        self.left_s.move_to_end((pool, lite))
-        if len(self.left_s) > self._limits.max_lite_subscriptions:
-            self._forget_first_left()
+        pool.awaited += (pool, lite) not in self.since_s
+        self.since_s[pool, lite] = self._clients.now_s()
+        self.since_s.move_to_end((pool, lite))
+        if len(self.since_s) > self._limits.max_lite_subscriptions:
+            self._forget_first()
 
-    def forget_left(self) -> None:
+    def forget(self) -> None:
         """Forget the clients that have left too long ago to be awaited."""
-        before_s = self.now_s() - LITE_SYNC_S
-        while self.left_s and next(iter(self.left_s.values())) <= before_s:
-            self._forget_first_left()
+        before_s = self._clients.now_s() - LITE_SYNC_S
+        while self.since_s and next(iter(self.since_s.values())) <= before_s:
+            self._forget_first()
 
-    def _forget_first_left(self) -> None:
-        (pool, _), _ = self.left_s.popitem(last=False)
+    def _forget_first(self) -> None:
+        (pool, _), _ = self.since_s.popitem(last=False)
         pool.awaited -= 1
-        if not pool.awaited and not pool.clients and pool in self.all:
-            self.note_unused(pool)
-
-    def is_bound(self, group: str, topic: str) -> bool:
-        """Return True if a group is the lite group of a parent topic."""
-        settings = self._settings.get(group)
-        return settings is not None and settings.lite_topic == topic and self.lites.is_parent(topic)
-
-    def lite_pool(self, group: str, parent: str) -> LitePool:
-        pool = self.find_lite(group, parent)
-        if pool is None:
-            pool = self._new(self.groups.obtain(group), parent, self.lite_offsets.of(group, parent))
-            self.add(pool)
-        return pool
-
-    def _new(self, group: ConsumerGroup, parent: str, offsets: GroupLiteOffsets) -> LitePool:
-        settings = self._settings.get(group.name)
-        is_wildcard = settings is not None and settings.lite_is_wildcard
-        return LitePool(self, group, parent, self.lites, self.lite_offsets, offsets, wildcard=is_wildcard)
-
-    def find_lite(self, group: str, parent: str) -> LitePool | None:
-        pool = self.find(group, parent)
-        return pool if isinstance(pool, LitePool) else None
-
-    def bound_lite_pool(self, group: str) -> LitePool | None:
-        """Return the pool of a lite group, for reports; None for a group that is not bound to a parent topic. Without
-        clients there may be no pool, and the one that is returned is not kept."""
-        settings = self._settings.get(group)
-        parent = settings.lite_topic if settings is not None else ""
-        if not parent or not self.lites.is_parent(parent):
-            return None
-        found = self.find_lite(group, parent)
-        if found is not None:
-            return found
-        of = self.groups.get(group) or ConsumerGroup(group, self._limits)
-        return self._new(of, parent, self.lite_offsets.all.get((group, parent)) or GroupLiteOffsets())
-
-    def lite_pools(self, parent: str | None = None) -> list[LitePool]:
-        pools = self.all if parent is None else self.of_topic(parent)
-        return [pool for pool in pools if isinstance(pool, LitePool)]
-
-    def open_lite(self, pool: LitePool, lite: LiteTopic, start: int) -> LiteDeliveries:
-        """Return the new deliveries of a lite topic that the pool has not read yet."""
-        self.last_number += 1
-        found = LiteDeliveries(self.last_number, pool, lite, start, self._store, self._limits, self.lites)
-        pool.queues[lite] = found
-        pool.pay()
-        return found
-
-    def deliveries_of(self, group: str, topic: str, handle: Handle) -> QueueDeliveries | AckStatus:
-        place = parent_and_name(topic) if is_lite_queue(topic) else None
-        if place is None and handle.lite_topic and self.lites.is_parent(topic):
-            place = topic, handle.lite_topic  # Java's client 5.2 dead-letters without naming the lite topic
-        if place is None:
-            return super().deliveries_of(group, topic, handle)
-        pool, lite = self.find_lite(group, place[0]), self.lites.get(*place)
-        deliveries = pool.queues.get(lite) if pool is not None and lite is not None else None
-        if deliveries is None:
-            is_finished = pool is not None and handle.offset < pool.offsets.get(place[1], 0)
-            return AckStatus.DONE if is_finished else AckStatus.UNKNOWN
-        return deliveries
-
-    def adopt(self, kept: KeptQueue, to_monotonic_s: Callable[[int], float]) -> QueueDeliveries | None:
-        """Like `Pools.adopt`. If the group was bound to a parent topic since it popped the parent's queues, or is not bound
-        any more, only commit the offset."""
-        identity, group, topic, _ = kept.place
-        place = parent_and_name(topic) if is_lite_queue(topic) else None
-        if place is None:
-            if self.is_bound(group, topic):
-                kept.next, kept.is_yielded = kept.committed(0, kept.next), True
-                kept.unfinished.clear()
-            return super().adopt(kept, to_monotonic_s)
-        parent, name = place
-        lite = self.lites.get(parent, name) if self._topics.identity(parent) == identity else None
-        if lite is None:
-            return None
-        if kept.has_left or not self.is_bound(group, parent):
-            offset = self.lite_offsets.of(group, parent).get(name, 0)
-            kept.next = max(offset, min(kept.committed(lite.begin, lite.next), lite.next))
-            kept.is_adopted = True
-            self.lite_offsets.put(group, parent, name, kept.next)
-            return None
-        pool = self.lite_pool(group, parent)
-        deliveries = self.open_lite(pool, lite, 0)
-        deliveries.adopt(kept, to_monotonic_s)
-        deliveries.reported = deliveries.committed
-        pool.set_offset(name, deliveries.committed)
-        return deliveries
-
-    # Reports, in which lite topics are not queues
-
-    def peek(self, group: str, topic: str, queue_id: int | None, wanted: int) -> list[Delivered]:
-        is_lite = self.is_bound(group, topic) or self.find_lite(group, topic) is not None
-        return [] if is_lite else super().peek(group, topic, queue_id, wanted)
-
-    def clients_of(self, group: str) -> dict[str, list[Subscription]]:
-        """Return also the subscribers of lite pools that have not received lately."""
-        found = super().clients_of(group)
-        for pool in self.of_group(group):
-            for client in pool.subscribers if isinstance(pool, LitePool) else ():
-                found.setdefault(client.client_id, [parse_subscription(pool.topic, "*")])
-        return found
-
-
-class LiteGroupProgress(GroupProgress):
-    """The progress of all groups. In its parent topic a lite group has messages of the lite topics that it has read or
-    that its clients are subscribed to; messages of other lite topics are not its lag."""
-
-    def __init__(
-        self,
-        broker_name: str,
-        topics: Topics,
-        store: Store,
-        offsets: Offsets,
-        groups: ConsumerGroups,
-        pools: LitePools,
-    ) -> None:
-        super().__init__(broker_name, topics, store, offsets, groups)
-        self._pools = pools
-
-    def groups(self) -> list[str]:
-        of_lite = (group for group, parent in self._pools.lite_offsets.all if self._pools.is_bound(group, parent))
-        return sorted({*super().groups(), *of_lite})
-
-    def topics_of(self, group: str) -> list[str]:
-        pool = self._pools.bound_lite_pool(group)
-        own = [pool.topic] if pool is not None else []
-        return [*own, *(topic for topic in super().topics_of(group) if topic not in own)]
-
-    def _lite_pool(self, group: str, topic: str) -> LitePool | None:
-        return self._pools.bound_lite_pool(group) if self._pools.is_bound(group, topic) else None
-
-    def lag(self, group: str, topic: str) -> Work[Lag]:
-        pool = self._lite_pool(group, topic)
-        if pool is None:
-            return (yield from super().lag(group, topic))
-        backlog = yield from pool.backlog(0)
-        return Lag(backlog.messages, backlog.oldest_ms or None, backlog.in_flight)
-
-    def columns(self, group: str, topic: str, *, times: bool) -> Work[ProgressColumns]:
-        """Like `rows`, in lists."""
-        pool = self._lite_pool(group, topic)
-        if pool is None:
-            return (yield from super().columns(group, topic, times=times))
-        backlog = yield from pool.backlog(0)
-        found = ProgressColumns(topic, self._broker_name, [], [], [], [], [], [])
-        for queue_id in range(self._topics.queues_of(topic)):
-            queue = self._store.queues.get((topic, queue_id))
-            end = queue.next if queue is not None else 0
-            found.broker_offsets.append(end)
-            found.consumer_offsets.append(max(end - backlog.of_queues.get(queue_id, 0), 0))
-            found.last_ms.append(0)
-        return found
-
-    def rows(self, group: str, topic: str) -> Work[Iterator[tuple[Queue, QueueProgress]]]:
-        """Return the progress of a group in the queues of a topic. A queue of a parent topic has messages of many lite
-        topics, so the offset of a lite group there is the queue's end less the number of messages that are not finished."""
-        if not self._pools.is_bound(group, topic):
-            return self.of(group, topic)
-        columns = yield from self.columns(group, topic, times=False)
-        offsets = enumerate(zip(columns.broker_offsets, columns.consumer_offsets, strict=True))
-        return ((Queue(topic, self._broker_name, at), QueueProgress(end, offset)) for at, (end, offset) in offsets)
-
-    def committed(self, group: str, topic: str) -> int:
-        pool = self._lite_pool(group, topic)
-        return sum(pool.offsets.values()) if pool is not None else super().committed(group, topic)
-
-    def lost(self) -> Iterator[tuple[str, str, int]]:
-        yield from super().lost()
-        for (group, parent), offsets in self._pools.lite_offsets.all.items():
-            if offsets.lost:
-                yield group, parent, offsets.lost
+        if not pool.awaited and not pool.clients and pool.of.pools.get(pool.topic) is pool:
+            self._clients.note_unused(pool)

@@ -41,7 +41,8 @@ from ..store.files import StoreFull
 from .deliveries import (
     PopClient,
 )
-from .lite import LitePool, LitePools, LiteSubscriber, Payer
+from .lite import LitePool, LiteSubscriber, Payer
+from .pools import Pools
 
 log = structlog.get_logger("rocketlet.lite")
 
@@ -92,7 +93,7 @@ class LiteSubscriptions:
         runtime: Runtime,
         topics: Topics,
         settings: GroupConfigs,
-        pools: LitePools,
+        pools: Pools,
         pops: LiteOwner,
     ) -> None:
         self._clock: Clock = runtime.clock
@@ -376,7 +377,7 @@ class LiteSubscriptions:
 
     def _left(self, client: PopClient, group: str | None = None) -> _Left:
         """Take a client out of the lite pools of one group or of all, and return these with its subscribers."""
-        found = self._pools.clients.get(client)
+        found = self._pools.clients.all.get(client)
         pools = [pool for pool in found.lite_pools if isinstance(pool, LitePool)] if found is not None else []
         left = [(pool, pool.leave(client)) for pool in pools if group in (None, pool.group)]
         return [(pool, subscriber) for pool, subscriber in left if subscriber is not None]
@@ -441,7 +442,7 @@ class LiteExpiry:
         expired: how many were deleted since the start.
     """
 
-    def __init__(self, runtime: Runtime, topics: Topics, pools: LitePools, pops: LiteOwner) -> None:
+    def __init__(self, runtime: Runtime, topics: Topics, pools: Pools, pops: LiteOwner) -> None:
         self._clock: Clock = runtime.clock
         self._topics = topics
         self._lites = pools.lites
@@ -537,7 +538,7 @@ class LiteExpiry:
     def check_kept(self) -> None:
         """Check again up to LITE_EXPIRED_AT_ONCE of the lite topics that were kept: delete those without messages, and those
         that have expired and that no group needs any more."""
-        self._pools.forget_left()
+        self._pools.left.forget()
         for lite in list(islice(self._kept, LITE_EXPIRED_AT_ONCE)):
             del self._kept[lite]
             if lite.begin == lite.next:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import count, takewhile
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 import structlog
 
@@ -27,23 +27,18 @@ from ..config import (
     SCAN_WORDS,
     Limits,
 )
-from ..groups.group import ConsumerGroup, ConsumerGroups, FinishedAhead
+from ..groups.group import ConsumerGroup, FinishedAhead
 from ..groups.offsets import Offsets
-from ..messages.appender import Appender
 from ..messages.topics import Topics
 from ..runtime import Clock, Runtime, Timer
 from ..sessions import AddressShares, Session
 from ..store.index import ConsumeQueue
 from ..store.store import Store
 from .deliveries import (
-    TOPIC_MARK,
     TRANSITIONS,
-    AckStatus,
-    Delivered,
     Delivery,
     DeliveryEvent,
     DeliveryState,
-    Handle,
     KeptQueue,
     Order,
     PopClient,
@@ -52,7 +47,6 @@ from .deliveries import (
     PopRequest,
     PopResult,
     TakenDelivery,
-    decode_handle,
     message_group,
 )
 
@@ -594,8 +588,8 @@ class Pool(ABC):
         is_in_order: True if a client has asked for the messages in order.
     """
 
-    def __init__(self, pools: Pools, of: ConsumerGroup, topic: str) -> None:
-        self._pools = pools
+    def __init__(self, all_clients: PoppingClients, of: ConsumerGroup, topic: str) -> None:
+        self._all_clients = all_clients
         self.of = of
         self.group = of.name
         self.topic = topic
@@ -614,11 +608,6 @@ class Pool(ABC):
     @abstractmethod
     def deliveries(self) -> Collection[QueueDeliveries]:
         """Return the deliveries of the queues that a receive has tried."""
-
-    @property
-    @abstractmethod
-    def popped(self) -> Mapping[int, QueueDeliveries]:
-        """The deliveries by the id of the topic's queue. A lite pool has none, because its queues are lite topics."""
 
     @abstractmethod
     def remove_deliveries(self, deliveries: QueueDeliveries) -> None:
@@ -670,7 +659,7 @@ class Pool(ABC):
         return is_fresh or self.waits > 0 or self.unfinished > 0
 
     def stop_extending(self, delivery: Delivery) -> None:
-        self._pools.stop_extending(delivery)
+        self._all_clients.stop_extending(delivery)
 
     def pay(self) -> None:
         """Charge one client's session for the pool and its queues, if a client has a session."""
@@ -696,8 +685,8 @@ class Pool(ABC):
         receive.pool = self
         self._waiting.setdefault(receive.queue_id, OrderedDict())[receive] = None
         self.waits += 1
-        self._pools.receives.acquire(receive.address)
-        self._pools.client(receive.request.client).receives[receive] = None
+        self._all_clients.receives.acquire(receive.address)
+        self._all_clients.obtain(receive.request.client).receives[receive] = None
         if (session := receive.request.session) is not None:
             receive.charged_bytes = receive.request.kept_bytes
             session.held_pulls += 1
@@ -713,11 +702,11 @@ class Pool(ABC):
         if not waiting:
             del self._waiting[receive.queue_id]
         self.waits -= 1
-        self._pools.receives.release(receive.address)
-        client = self._pools.clients[receive.request.client]
+        self._all_clients.receives.release(receive.address)
+        client = self._all_clients.all[receive.request.client]
         del client.receives[receive]
         if not (client.receives or client.pools):
-            self._pools.remove_if_idle(client)
+            self._all_clients.remove_if_idle(client)
         if (session := receive.request.session) is not None:
             session.held_pulls -= 1
             session.charge(-receive.charged_bytes)
@@ -743,8 +732,9 @@ class QueuePool(Pool):
         member_ids: the member id of each client in a divided pool.
     """
 
-    def __init__(self, pools: Pools, of: ConsumerGroup, topic: str) -> None:
-        super().__init__(pools, of, topic)
+    def __init__(self, all_clients: PoppingClients, of: ConsumerGroup, topic: str, source: QueueSource) -> None:
+        super().__init__(all_clients, of, topic)
+        self._source = source
         self.queues: dict[int, QueueDeliveries] = {}
         self.ready: OrderedDict[int, None] = OrderedDict()
         self.urgent_percent = -1
@@ -764,10 +754,6 @@ class QueuePool(Pool):
 
     def deliveries(self) -> Collection[QueueDeliveries]:
         return self.queues.values()
-
-    @property
-    def popped(self) -> Mapping[int, QueueDeliveries]:
-        return self.queues
 
     def remove_deliveries(self, deliveries: QueueDeliveries) -> None:
         del self.queues[deliveries.queue.queue_id]
@@ -790,7 +776,7 @@ class QueuePool(Pool):
             yield self._open(queue_id), part
 
     def _open(self, queue_id: int) -> QueueDeliveries:
-        return self.queues.get(queue_id) or self._pools.open_queue(self, queue_id)
+        return self.queues.get(queue_id) or self._source.open_queue(self, queue_id)
 
     def has_some(self, request: PopRequest) -> bool:
         for queue_id, _ in self._tried(request):
@@ -818,7 +804,7 @@ class QueuePool(Pool):
         comes first in 100 - `urgent_percent` of 100 receives."""
         ordered = sorted(self.ready, reverse=True)
         levels, retried = [(level, PopPart.ALL) for level in ordered], False
-        now_s, longest = self._pools.now_s(), next(iter(self.ready))
+        now_s, longest = self._all_clients.now_s(), next(iter(self.ready))
         if not self.retried_first:
             opened = [(level, self.queues.get(level)) for level in ordered]
             # also levels without messages, which are then no longer ready
@@ -862,10 +848,10 @@ class QueuePool(Pool):
         if deliveries.queue.queue_id not in self.ready:
             self.rotate(deliveries)
         if not self.clients:
-            self._pools.note_unused(self)
+            self._all_clients.note_unused(self)
 
     def make_ready(self) -> None:
-        for queue_id in self._pools.unread(self):
+        for queue_id in self._source.unread(self):
             if queue_id in self.queues:
                 self._rotate(queue_id)
             else:
@@ -919,7 +905,7 @@ class QueuePool(Pool):
 
 
 # ------------------------------------------------------------------------------
-# The pools of all groups, found by group, topic, client and session.
+# The clients of all pools, found by client and session.
 
 
 class PoppingClient:
@@ -947,32 +933,18 @@ class PoppingClient:
         return now_s - self.contact_s >= POP_CLIENT_SILENT_S
 
 
-class Pools:
-    """Every pool, and the clients of all pools.
+class PoppingClients:
+    """The clients of all pools, and the pools that may have none.
 
     Attributes:
-        all: the pools; `ConsumerGroup.pools` has those of a group by topic.
-        clients: clients with a pool, subscriptions to lite topics, a receive that waits, or a message that is extended.
+        all: clients with a pool, subscriptions to lite topics, a receive that waits, or a message that is extended.
         receives: how many receives wait, by the address of their client.
     """
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        topics: Topics,
-        appender: Appender,
-        groups: ConsumerGroups,
-        offsets: Offsets,
-    ) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         self._limits = runtime.limits
-        self.broker_name = groups.broker_name
         self._clock: Clock = runtime.clock
-        self._topics, self.groups, self._offsets = topics, groups, offsets
-        self._store = appender.store
-        self.last_number = 0  # in the journal
-        self.all: dict[Pool, None] = {}
-        self.of_topic = cast("Callable[[str], Collection[Pool]]", groups.pools_of)
-        self.clients: dict[PopClient, PoppingClient] = {}
+        self.all: dict[PopClient, PoppingClient] = {}
         # clients, the one with the oldest last request first
         self._by_request: OrderedDict[PoolClient, None] = OrderedDict()
         self._of_session: dict[Session, dict[PoolClient, None]] = {}
@@ -981,135 +953,18 @@ class Pools:
         self._unused: OrderedDict[Pool, None] = OrderedDict()
         self.receives = AddressShares(runtime.limits.max_waiting_receives)
 
-    # Making
-
-    def find(self, group: str, topic: str) -> Pool | None:
-        of = self.groups.get(group)
-        return cast("Pool | None", of.pools.get(topic)) if of is not None else None
-
-    def find_queues(self, group: str, topic: str) -> QueuePool | None:
-        """Return the pool of a topic's queues; None if the group has no pool of the topic, or one of lite topics."""
-        pool = self.find(group, topic)
-        return pool if isinstance(pool, QueuePool) else None
-
-    def get_or_make(self, request: PopRequest) -> QueuePool:
-        """Return the pool of a receive, created if there is none. Raises LimitExceeded if the group has too many offsets."""
-        pool = self.find_queues(request.group, request.topic)
-        if pool is None:
-            starts = list(self._starts(request))
-            for queue, offset in starts:
-                if self._offsets.get(request.group, request.topic, queue.queue_id) is None:
-                    self._offsets.put(request.group, request.topic, queue.queue_id, offset)
-            pool = self.make(request.group, request.topic)
-            pool.ready.update((queue.queue_id, None) for queue, offset in starts if offset < queue.next)
-        return pool
-
-    def make(self, group: str, topic: str) -> QueuePool:
-        pool = QueuePool(self, self.groups.obtain(group), topic)
-        self.add(pool)
-        return pool
-
-    def add(self, pool: Pool) -> None:
-        assert self.find(pool.group, pool.topic) is None, "a topic has one pool in a group"
-        self.all[pool] = None
-        self.groups.add_pool(pool.of, pool.topic, pool)
-        self._unused[pool] = None
-
     def now_s(self) -> float:
         return self._clock.monotonic_s()
 
-    def _starts(self, request: PopRequest) -> Iterator[tuple[ConsumeQueue, int]]:
-        """Yield the topic's queues that have an index, with the offset where the group continues: its own; for a group new to
-        the topic the end if `from_end` is set; else the first message if retention has not deleted it; else the first or
-        the last stored message, by `from_first`. A queue that is new to the group starts at its first message."""
-        group, topic = request.group, request.topic
-        is_known = self._offsets.knows(group, topic)
-        for queue_id in range(self._topics.queues_of(topic)):
-            queue = self._store.queues.get((topic, queue_id))
-            if queue is None:
-                continue
-            offset = self._offsets.get(group, topic, queue_id)
-            if offset is None:
-                offset = self._start(request, queue, is_known=is_known)
-            yield queue, offset
-
-    def _start(self, request: PopRequest, queue: ConsumeQueue, *, is_known: bool) -> int:
-        if request.from_end and not is_known:
-            return queue.next
-        is_first = is_known or request.from_first or queue.begin == 0
-        return queue.begin if is_first else max(queue.next - 1, queue.begin)
-
-    def open_queue(self, pool: QueuePool, queue_id: int) -> QueueDeliveries:
-        """Return the new deliveries of a queue that the pool has not read yet."""
-        queue = self._store.queue(pool.topic, queue_id)
-        start = self._offsets.get(pool.group, pool.topic, queue_id)
-        if start is None:  # the queue is newer than the pool
-            start = queue.begin
-            self._offsets.put(pool.group, pool.topic, queue_id, start)
-        found = self._deliveries(pool, queue, start)
-        ahead = self._offsets.take_ahead(pool.of, pool.topic, queue_id)
-        if ahead is not None:
-            found.resume(ahead)
-        return found
-
-    def _deliveries(self, pool: QueuePool, queue: ConsumeQueue, start: int) -> QueueDeliveries:
-        self.last_number += 1
-        found = QueueDeliveries(self.last_number, pool, queue, start, self._store, self._limits)
-        pool.queues[queue.queue_id] = found
-        pool.pay()
-        return found
-
-    def unread(self, pool: QueuePool) -> Iterator[int]:
-        """Yield the queues of which the pool has deliveries, and those with messages after the group's offset."""
-        for queue_id in range(self._topics.queues_of(pool.topic)):
-            queue = self._store.queues.get((pool.topic, queue_id))
-            offset = self._offsets.get(pool.group, pool.topic, queue_id) or 0
-            if queue_id in pool.queues or (queue is not None and offset < queue.next):
-                yield queue_id
-
-    def adopt(self, kept: KeptQueue, to_monotonic_s: Callable[[int], float]) -> QueueDeliveries | None:
-        """Continue the deliveries of a queue of the last run, and return them; None if its topic was recreated since. Of a
-        queue that left its pool without unfinished messages, only commit the offset. Raises LimitExceeded."""
-        _, group, topic, queue_id = kept.place
-        queue = self._store.queues.get((topic, queue_id))
-        if self._topics.get(topic) is None or self._topics.identity(topic) != kept.place.identity or queue is None:
-            return None
-        if kept.is_ahead:
-            committed = max(self._offsets.get(group, topic, queue_id) or 0, kept.committed(queue.begin, queue.next))
-            self._offsets.put(group, topic, queue_id, committed)
-            if committed < kept.next <= queue.next:  # else the messages were lost, and others get their offsets
-                self._offsets.put_ahead(self.groups.obtain(group), topic, queue_id, kept.ahead)
-                kept.is_adopted = True
-            return None
-        if kept.has_left:
-            kept.next = max(self._offsets.get(group, topic, queue_id) or 0, min(kept.next, queue.next))
-            kept.is_adopted = True
-            self._offsets.put(group, topic, queue_id, kept.next)
-            return None
-        if kept.next > queue.next:
-            log.warning(
-                "offset_set_back", group=group, topic=topic, queue=queue_id, offset=kept.next, end=queue.next,
-                hint="it was beyond the end of the queue",
-            )  # fmt: skip
-        committed = kept.committed(queue.begin, queue.next)
-        self._offsets.put(group, topic, queue_id, committed)
-        pool = self.find_queues(group, topic) or self.make(group, topic)
-        deliveries = self._deliveries(pool, queue, 0)
-        deliveries.adopt(kept, to_monotonic_s)
-        deliveries.reported = committed
-        return deliveries
-
-    # Clients
-
-    def client(self, client: PopClient) -> PoppingClient:
-        found = self.clients.get(client)
+    def obtain(self, client: PopClient) -> PoppingClient:
+        found = self.all.get(client)
         if found is None:
-            found = self.clients[client] = PoppingClient(client, self._clock.monotonic_s())
+            found = self.all[client] = PoppingClient(client, self.now_s())
         return found
 
     def remove_if_idle(self, client: PoppingClient) -> None:
         if not (client.pools or client.receives or client.extended or client.lite_pools):
-            del self.clients[client.client]
+            del self.all[client.client]
 
     def record_request(self, pool: Pool, request: PopRequest, now_s: float) -> bool:
         """Record a client of a pool; of a new client of a pool that has `max_members` clients, only its contact.
@@ -1120,7 +975,7 @@ class Pools:
             if len(pool.clients) >= self._limits.max_members:
                 self.record_contact(request.client)
                 return False
-            found = pool.clients[request.client] = PoolClient(pool, self.client(request.client))
+            found = pool.clients[request.client] = PoolClient(pool, self.obtain(request.client))
             found.of.pools[found] = None
             self._by_request[found] = None
             self._unused.pop(pool, None)
@@ -1162,7 +1017,7 @@ class Pools:
 
     def remove_client(self, client: PopClient) -> None:
         """Remove a client from all pools."""
-        found = self.clients.get(client)
+        found = self.all.get(client)
         for item in list(found.pools) if found is not None else ():
             self._remove(item)
 
@@ -1189,9 +1044,9 @@ class Pools:
     def extend(self, deliveries: QueueDeliveries, delivery: Delivery) -> None:
         """Extend a delivery while its client has contact, for up to `MAX_RENEWED_S` after the pop."""
         assert delivery.client is not None, "only a client's delivery is extended"
-        client = self.client(delivery.client)
+        client = self.obtain(delivery.client)
         if not client.extended:
-            client.contact_s = self._clock.monotonic_s()
+            client.contact_s = self.now_s()
             self._extending[client] = None
         client.extended[delivery] = deliveries
         delivery.renewals = 0
@@ -1199,88 +1054,24 @@ class Pools:
     def stop_extending(self, delivery: Delivery) -> None:
         """Leave the deadline of a delivery as it is from now on."""
         delivery.renewals = -1
-        client = self.clients.get(delivery.client) if delivery.client is not None else None
+        client = self.all.get(delivery.client) if delivery.client is not None else None
         if client is not None and client.extended.pop(delivery, None) is not None and not client.extended:
             del self._extending[client]
             self.remove_if_idle(client)
 
     def record_contact(self, client: PopClient) -> None:
         """Record that a client has called or sent a heartbeat, if it has state here."""
-        found = self.clients.get(client)
+        found = self.all.get(client)
         if found is not None:
-            found.contact_s = self._clock.monotonic_s()
+            found.contact_s = self.now_s()
 
-    def silent_clients(self) -> list[PopClient]:
-        """Return clients with extended deliveries that have had no contact for too long."""
-        now_s = self._clock.monotonic_s()
-        return [item.client for item in self._extending if item.is_silent(now_s)]
+    def silent_clients(self) -> Iterator[PopClient]:
+        """Yield clients with extended deliveries that have had no contact for too long, each when its turn comes."""
+        for item in list(self._extending):
+            if item in self._extending and item.is_silent(self.now_s()):
+                yield item.client
 
-    def is_silent(self, client: PopClient) -> bool:
-        found = self.clients.get(client)
-        return found is not None and found in self._extending and found.is_silent(self._clock.monotonic_s())
-
-    # Deliveries
-
-    def delivery(self, group: str, topic: str, text: str) -> tuple[QueueDeliveries, Delivery] | AckStatus:
-        """Return the delivery of a receipt handle, or why there is none."""
-        handle = decode_handle(text)
-        if handle is None:
-            return AckStatus.UNREADABLE
-        if handle.broker_name != self.broker_name:
-            return AckStatus.UNKNOWN
-        deliveries = self.deliveries_of(group, topic, handle)
-        if isinstance(deliveries, AckStatus):
-            return deliveries
-        if handle.offset >= deliveries.next or not handle.pop_ms:  # a delivery that was never popped has the pop time 0
-            return AckStatus.UNKNOWN
-        delivery = deliveries.unfinished.get(handle.offset)
-        if delivery is None:
-            return AckStatus.DONE
-        if delivery.pop_ms != handle.pop_ms:
-            return AckStatus.EXPIRED if handle.pop_ms < delivery.pop_ms else AckStatus.UNKNOWN
-        return deliveries, delivery
-
-    def deliveries_of(self, group: str, topic: str, handle: Handle) -> QueueDeliveries | AckStatus:
-        """Return the deliveries of a handle's queue, or why there are none."""
-        pool = self.find(group, topic)
-        deliveries = pool.popped.get(handle.queue_id) if pool is not None and handle.mark == TOPIC_MARK else None
-        return AckStatus.UNKNOWN if deliveries is None else deliveries
-
-    def deliveries(self) -> Iterator[QueueDeliveries]:
-        for pool in list(self.all):
-            yield from list(pool.deliveries())
-
-    def peek(self, group: str, topic: str, queue_id: int | None, wanted: int) -> list[Delivered]:
-        """Return messages that clients of the group would pop for the first time, up to the size of a result, without handles
-        and without popping them. This changes nothing. Raises the errors of reading."""
-        request = PopRequest(group, topic, PopClient(""), wanted, 0, queue_id=queue_id)
-        pool, of = self.find_queues(group, topic), self.groups.get(group)
-        found: list[Delivered] = []
-        size = 0
-        for queue, offset in self._starts(request):
-            number = queue.queue_id
-            if queue_id not in (None, number) or (pool is not None and number not in pool.ready):
-                continue
-            deliveries = pool.queues.get(number) if pool is not None else None
-            ahead = of.finished_ahead(topic, number) if of is not None else None
-            position = max(deliveries.next if deliveries is not None else offset, ahead.end if ahead is not None else 0)
-            for message in self._stored(queue, max(position, queue.begin), wanted - len(found)):
-                size += len(message.record)
-                if found and size > request.max_bytes:
-                    return found
-                found.append(message)
-            if len(found) >= wanted:
-                break
-        return found
-
-    def _stored(self, queue: ConsumeQueue, position: int, count: int) -> list[Delivered]:
-        """Return messages of a queue from a position on, without handles."""
-        if position >= queue.next:
-            return []
-        records = split_records(b"".join(self._store.fetch(queue, position, count).pieces))
-        return [Delivered(record, queue.topic, queue.queue_id, offset_in(record), 1, "", 0) for record in records]
-
-    # The end of pools
+    # Pools without clients
 
     def note_unused(self, pool: Pool) -> None:
         """Let `unused` check a pool, which may have no clients any more."""
@@ -1301,52 +1092,77 @@ class Pools:
         """True if there are more pools without clients than the limit."""
         return len(self._unused) > self._limits.max_unused_pools
 
-    def of_group(self, group: str) -> list[Pool]:
-        of = self.groups.get(group)
-        return cast("list[Pool]", list(of.pools.values())) if of is not None else []
-
-    def remove(self, pool: Pool) -> None:
-        """Remove a pool with its clients."""
+    def pool_removed(self, pool: Pool) -> None:
         for client in list(pool.clients.values()):
             self._remove(client)
         self._unused.pop(pool, None)
-        del self.all[pool]
-        self.groups.remove_pool(pool.of, pool.topic, pool)
 
-    def group_deleted(self, group: str) -> None:
-        """Reset the figures of a group whose pools are removed, and whose members may stay."""
-        of = self.groups.get(group)
-        if of is not None:
-            of.redelivered = 0
 
-    # Reports
+# ------------------------------------------------------------------------------
+# Where pools of topic queues begin.
 
-    def waits(self, group: str, topic: str) -> int:
-        pool = self.find(group, topic)
-        return pool.waits if pool is not None else 0
 
-    def numbers(self, group: str, topic: str) -> dict[int, PopNumbers]:
-        """Return the figures by queue id, for queues with deliveries. For other queues the committed offset is enough."""
-        pool = self.find(group, topic)
-        return {} if pool is None else {queue_id: of.numbers() for queue_id, of in pool.popped.items()}
+class QueueSource:
+    """The messages and the committed offsets that pools of topic queues continue from.
 
-    def full(self, group: str) -> Iterator[tuple[str, str]]:
-        """Yield topic and label of the queues of which no new message is popped because too many are unfinished."""
-        is_full = self.unfinished(group) >= self._limits.max_unfinished_of_group
-        for pool in self.of_group(group):
-            for of in pool.deliveries():
-                if of.next < of.queue.next and (is_full or len(of.unfinished) >= of.limit):
-                    yield pool.topic, of.label
+    Attributes:
+        last_number: the last number of a queue in the journal.
+    """
 
-    def unfinished(self, group: str) -> int:
-        """Return how many deliveries of a group are not finished."""
-        of = self.groups.get(group)
-        return of.unfinished if of is not None else 0
+    def __init__(self, topics: Topics, store: Store, offsets: Offsets, limits: Limits) -> None:
+        self.store = store
+        self.limits = limits
+        self._topics, self._offsets = topics, offsets
+        self.last_number = 0
 
-    def clients_of(self, group: str) -> dict[str, list[Subscription]]:
-        """Return the latest subscriptions of the clients in the group's pools, by client id."""
-        found: dict[str, list[Subscription]] = {}
-        for pool in self.of_group(group):
-            for item in pool.clients.values():
-                found.setdefault(item.of.client.client_id, []).append(item.wanted)
+    def next_number(self) -> int:
+        self.last_number += 1
+        return self.last_number
+
+    def starts(self, request: PopRequest) -> Iterator[tuple[ConsumeQueue, int]]:
+        """Yield the topic's queues that have an index, with the offset where the group continues: its own; for a group new to
+        the topic the end if `from_end` is set; else the first message if retention has not deleted it; else the first or
+        the last stored message, by `from_first`. A queue that is new to the group starts at its first message."""
+        group, topic = request.group, request.topic
+        is_known = self._offsets.knows(group, topic)
+        for queue_id in range(self._topics.queues_of(topic)):
+            queue = self.store.queues.get((topic, queue_id))
+            if queue is None:
+                continue
+            offset = self._offsets.get(group, topic, queue_id)
+            if offset is None:
+                offset = self._start(request, queue, is_known=is_known)
+            yield queue, offset
+
+    def _start(self, request: PopRequest, queue: ConsumeQueue, *, is_known: bool) -> int:
+        if request.from_end and not is_known:
+            return queue.next
+        is_first = is_known or request.from_first or queue.begin == 0
+        return queue.begin if is_first else max(queue.next - 1, queue.begin)
+
+    def open_queue(self, pool: QueuePool, queue_id: int) -> QueueDeliveries:
+        """Return the new deliveries of a queue that the pool has not read yet."""
+        queue = self.store.queue(pool.topic, queue_id)
+        start = self._offsets.get(pool.group, pool.topic, queue_id)
+        if start is None:  # the queue is newer than the pool
+            start = queue.begin
+            self._offsets.put(pool.group, pool.topic, queue_id, start)
+        found = self.deliveries(pool, queue, start)
+        ahead = self._offsets.take_ahead(pool.of, pool.topic, queue_id)
+        if ahead is not None:
+            found.resume(ahead)
         return found
+
+    def deliveries(self, pool: QueuePool, queue: ConsumeQueue, start: int) -> QueueDeliveries:
+        found = QueueDeliveries(self.next_number(), pool, queue, start, self.store, self.limits)
+        pool.queues[queue.queue_id] = found
+        pool.pay()
+        return found
+
+    def unread(self, pool: QueuePool) -> Iterator[int]:
+        """Yield the queues of which the pool has deliveries, and those with messages after the group's offset."""
+        for queue_id in range(self._topics.queues_of(pool.topic)):
+            queue = self.store.queues.get((pool.topic, queue_id))
+            offset = self._offsets.get(pool.group, pool.topic, queue_id) or 0
+            if queue_id in pool.queues or (queue is not None and offset < queue.next):
+                yield queue_id

@@ -63,9 +63,10 @@ from .deliveries import (
 )
 from .division import Division
 from .journal import PopJournal
-from .lite import LiteDeliveries, LitePool, LitePools
+from .lite import LiteDeliveries, LitePool
 from .lite_subscriptions import LiteExpiry, LiteSubscriptions
 from .pool import Pool, QueueDeliveries, QueuePool, Receive
+from .pools import Pools
 
 log = structlog.get_logger("rocketlet.pops")
 
@@ -95,7 +96,7 @@ class Pops:
         filters: Filters,
         offsets: Offsets,
         settings: GroupConfigs,
-        pools: LitePools,
+        pools: Pools,
         journal: PopJournal,
         dead_letters: DeadLetterWriter,
         division: Division,
@@ -133,7 +134,7 @@ class Pops:
         The broker extends none of these deliveries any more. The last run may have ended before the response with them
         reached the client, whose heartbeats continue nevertheless."""
         kept = self._journal.read(is_expected=self._offsets.has_pops)
-        self.pools.last_number = self._journal.last_number
+        self.pools.source.last_number = self._journal.last_number
         adoption.each("popped messages", kept.values(), self._adopt_queue)
         for pool in self.pools.all:
             pool.make_ready()
@@ -186,13 +187,13 @@ class Pops:
             if fault is not None:
                 return PopResult(Why.PULLED, fault=fault)
             pool = self.pools.get_or_make(request)
-        if self.pools.record_request(pool, request, now_s) and request.session is not None:
+        if self.pools.clients.record_request(pool, request, now_s) and request.session is not None:
             request.session.on_lost(self._session_lost)
         pool.is_in_order = pool.is_in_order or request.in_order
         result = (self._repeat(request) if request.attempt_id else None) or self._pop(pool, request)
         if result.why is not Why.NOTHING_NEW or request.wait_ms <= 0:
             return result
-        if not self.pools.receives.has_room(receive.address):
+        if not self.pools.clients.receives.has_room(receive.address):
             return PopResult(Why.TOO_MANY_WAIT)
         pool.hold(receive)
         wait_s, nothing = request.wait_ms / 1000, PopResult(Why.NOTHING_NEW)
@@ -281,7 +282,7 @@ class Pops:
         delivered = deliveries.deliver(taken, request, now_s, now_ms)
         if request.auto_renew:
             for delivery in delivered:
-                self.pools.extend(deliveries, delivery)
+                self.pools.clients.extend(deliveries, delivery)
         self._deadlines.put(deliveries, delivered, delivered[0].deadline_s)
         self._journal.popped(deliveries, delivered)
         if not self._offsets.has_pops:
@@ -519,7 +520,7 @@ class Pops:
         if is_late and not takes_late:
             return Changed(AckStatus.TOO_LATE, handle)
         if delivery.renewals >= 0:
-            self.pools.stop_extending(delivery)
+            self.pools.clients.stop_extending(delivery)
         if not is_counted:
             delivery.attempts = max(delivery.attempts - 1, 0)
             if isinstance(deliveries, LiteDeliveries) and not is_alone:
@@ -585,7 +586,7 @@ class Pops:
         """Return the new deadline of a delivery that the broker extends, and count the extension; None if it does not."""
         if delivery.renewals < 0 or delivery.client is None:
             return None
-        client, now_s = self.pools.clients.get(delivery.client), self._clock.monotonic_s()
+        client, now_s = self.pools.clients.all.get(delivery.client), self._clock.monotonic_s()
         end_s = delivery.since_s + MAX_RENEWED_S
         if client is None or client.is_silent(now_s) or now_s >= end_s:
             return None
@@ -756,14 +757,14 @@ class Pops:
         self.lite.expire()
         self.expiry.check_kept()
         self._do_some(self._losing_silent())
-        self.pools.remove_idle_clients(self._clock.monotonic_s() - POP_CLIENT_SILENT_S)
+        self.pools.clients.remove_idle_clients(self._clock.monotonic_s() - POP_CLIENT_SILENT_S)
         self._remove_unused()
         self.division.check()
 
     def _remove_unused(self) -> None:
         """Remove pools that are not popped any more, except queues with unfinished messages."""
         is_changed = False
-        for pool in self.pools.unused(self._clock.monotonic_s()):
+        for pool in self.pools.clients.unused(self._clock.monotonic_s()):
             is_changed = True
             for deliveries in [item for item in pool.deliveries() if not item.unfinished]:
                 self._yield_queue(deliveries)
@@ -774,14 +775,14 @@ class Pops:
 
     def _session_lost(self, session: Session) -> None:
         """Remove the clients of a session, which may be very many, some at a time."""
-        self._losing.append(self.pools.session_lost(session))
+        self._losing.append(self.pools.clients.session_lost(session))
         if len(self._losing) == 1:
             self._clock.call_soon(self._lose_some)
 
     def _lose_some(self) -> None:
         if next(self._losing[0], _OVER) is _OVER:
             self._losing.popleft()
-        if self.pools.is_crowded:
+        if self.pools.clients.is_crowded:
             self._remove_unused()
         if self._losing and not self._is_stopped:
             self._clock.call_soon(self._lose_some)
@@ -798,14 +799,14 @@ class Pops:
     def connection_lost(self, client: PopClient, heard_s: float) -> None:
         """Handle the loss of a connection whose last data arrived at `heard_s`. Messages popped since then may not have
         reached the client, so the broker does not extend them again."""
-        found = self.pools.clients.get(client)
+        found = self.pools.clients.all.get(client)
         if found is not None:
             self._turns.do(_giving_up(list(found.extended), heard_s, self._clock.monotonic_s()))
 
     def response_lost(self, client: PopClient, times_ms: Collection[int]) -> None:
         """Handle a client that cancelled a receive after its response was written. The client may not have got the messages
         popped at these times, so the broker does not extend them again."""
-        found = self.pools.clients.get(client)
+        found = self.pools.clients.all.get(client)
         for delivery in reversed(found.extended) if found is not None else ():
             if delivery.pop_ms < min(times_ms):
                 break
@@ -820,15 +821,14 @@ class Pops:
         self._do_some(self._losing_client(client))
 
     def _losing_silent(self) -> Work[None]:
-        for client in self.pools.silent_clients():
-            if self.pools.is_silent(client):  # it may have had contact since
-                yield from self._losing_client(client)
+        for client in self.pools.clients.silent_clients():
+            yield from self._losing_client(client)
 
     def _losing_client(self, client: PopClient) -> Work[None]:
         if self._is_stopped:  # the next broker writes the journal, perhaps in this process
             return
-        found = self.pools.clients.get(client)
-        self.pools.remove_client(client)
+        found = self.pools.clients.all.get(client)
+        self.pools.clients.remove_client(client)
         touched: dict[Pool, None] = {}
         if found is not None:
             # Take all that is the client's before the first yield: it may return, and subscribe again, before the last one.
@@ -953,7 +953,7 @@ class Pops:
 
     @property
     def waiting(self) -> int:
-        return self.pools.receives.count
+        return self.pools.clients.receives.count
 
     def is_popped(self, group: str, topic: str) -> bool:
         """Return True if the group has a pool of the topic that is used (`Pool.is_used`)."""

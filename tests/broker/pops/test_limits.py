@@ -153,7 +153,7 @@ def test_a_group_whose_clients_are_gone_keeps_what_is_in_flight_and_continues_wh
     session.lose()
     world.advance(POOL_IDLE_S)
     world.state.expire_clients()
-    assert list(world.members.popped_queues("g", "t")) == [0], "nothing of the other queue is in flight"
+    assert list(world.state.pools.numbers("g", "t")) == [0], "nothing of the other queue is in flight"
     assert world.ack(handles(received)[1]) == [AckStatus.DONE]
     world.state.expire_clients()
     assert not world.state.pools.all

@@ -286,7 +286,7 @@ def test_what_the_broker_extends_stays_with_its_client_while_that_has_contact(wo
     got = world.wait(client="d", wait_ms=4 * 3600_000)
     for _ in range(100):
         world.advance(60)
-        world.state.pools.record_contact(client_of("c"))
+        world.state.pools.clients.record_contact(client_of("c"))
     assert not got
     world.state.client_gone(client_of("c"))
     assert [message.attempt for message in got[0].messages] == [2]
@@ -298,7 +298,7 @@ def test_what_the_broker_extends_is_given_to_others_after_three_hours(world: Wor
     got = world.wait(client="d", wait_ms=4 * 3600_000)
     for _ in range(179):
         world.advance(60)
-        world.state.pools.record_contact(client_of("c"))
+        world.state.pools.clients.record_contact(client_of("c"))
     assert not got
     world.advance(60)
     assert bodies(got[0]) == ["m"]
@@ -385,8 +385,8 @@ def test_broker_extends_no_message_of_before_a_reset(world: World) -> None:
     world.receive(auto_renew=True)
     world.offsets.put("g", "t", 0, 1)
     world.state.offsets_reset("g", "t")
-    world.state.pools.remove_client(client_of("c"))
-    assert client_of("c") not in world.state.pools.clients, "it has neither a pool nor a message in flight"
+    world.state.pools.clients.remove_client(client_of("c"))
+    assert client_of("c") not in world.state.pools.clients.all, "it has neither a pool nor a message in flight"
 
 
 def test_a_topic_or_group_that_is_deleted_ends_its_receives(world: World) -> None:
@@ -528,10 +528,10 @@ def test_a_message_that_the_broker_extended_ends_at_its_deadline_though_its_clie
     for step_s in RENEWAL_STEPS_S[:renewals]:
         world.advance(ends_s)
         ends_s = step_s
-        world.state.pools.record_contact(client_of("c"))
+        world.state.pools.clients.record_contact(client_of("c"))
     down(world, 10)
     for _ in range(9):
-        world.state.pools.record_contact(client_of("c"))
+        world.state.pools.clients.record_contact(client_of("c"))
         world.advance((ends_s - 10.001) / 9)
     assert given(world) == []
     assert world.state.change("g", "t", handle, 50).outcome is AckStatus.DONE, "its handle stays good"

@@ -23,8 +23,9 @@ from rocketlet.broker.messages.topics import Statistics, Topics
 from rocketlet.broker.pops.deliveries import AckStatus, PopClient, PopRequest, PopResult
 from rocketlet.broker.pops.division import Divided, Division, PopMember
 from rocketlet.broker.pops.journal import PopJournal
-from rocketlet.broker.pops.lite import LiteOffsets, LitePools
+from rocketlet.broker.pops.lite import LiteOffsets
 from rocketlet.broker.pops.pool import Receive
+from rocketlet.broker.pops.pools import Pools
 from rocketlet.broker.pops.pops import DeadLetterWriter, Pops
 from rocketlet.broker.runtime import MovableClock, Runtime, Turns, run
 from rocketlet.broker.sessions import Event, GroupChanged, Session
@@ -142,7 +143,7 @@ class World:
         lite_file = LiteFile(runtime.adoption, folder / "lite_offsets.json")
         lites = LiteTopics(runtime, self.topics, self.store, lite_file, LiteChanges())
         lite_offsets = LiteOffsets(runtime, lites, self.topics)
-        pools = LitePools(runtime, self.topics, self.appender, self.members, self.offsets, self.groups, lite_offsets)
+        pools = Pools(runtime, self.topics, self.appender, self.members, self.offsets, self.groups, lite_offsets)
         modes = RequestModes(runtime, folder / "modes.json")
         division = Division(
             runtime, self.topics, self.members, self.locks, watch, modes, history, pools, _NoRoutes()
