@@ -126,13 +126,6 @@ class GrpcReceive(Receive[GrpcCall]):
         else:
             self._send(result)
 
-    def fail(self, error: Exception) -> None:
-        if isinstance(error, Refusal):
-            fault = status_error(error)
-            end(self._context, self.reply_to, fault.code, str(fault))
-        else:
-            self.respond(PopResult(Why.FAILED, fault=str(error)))
-
     def _send(self, result: PopResult) -> None:
         call, code = self.reply_to, _RECEIVE_CODES[result.why]
         if not result.messages:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 #                                 v                                 v
 #                              VISIBLE --pop--> IN_FLIGHT           VISIBLE
 #
-# `TRANSITIONS` has all of them, and `QueueDeliveries.transition` makes them. In ordered groups, a message that is read while
+# `TRANSITIONS` has all of them, and `QueueDeliveries` makes them. In ordered groups, a message that is read while
 # an earlier one of its message group is unfinished is BEHIND, unless one receive takes both. An acknowledged message there
 # stays ACKNOWLEDGED until all earlier ones of its message group are acknowledged, and may be redelivered together with these.
 
@@ -43,6 +43,8 @@ class DeliveryState(Enum):
     ACKNOWLEDGED = "not yet on the disk, or behind an unfinished message of its message group"
     FINISHED = "acknowledged, dead-lettered, sent back to the retry topic, or dropped (DeliveryEvent.FORGET)"
 
+    __hash__ = object.__hash__  # that of Enum is a Python function, and takes longer than a transition
+
 
 class DeliveryEvent(Enum):
     POP = "a client gets it"
@@ -52,6 +54,8 @@ class DeliveryEvent(Enum):
     REFUSE = "writing the acknowledgement to the journal failed"
     FINISH = "the acknowledgement is written to the journal"
     FORGET = "the group's offset was reset, the queue left the pool, or the message cannot be read"
+
+    __hash__ = object.__hash__
 
 
 _S, _E = DeliveryState, DeliveryEvent

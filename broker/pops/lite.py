@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from heapq import heappop, heappush
-from itertools import chain, islice
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -28,14 +28,12 @@ from ..config import (
     Limits,
 )
 from ..groups.group import ConsumerGroup
-from ..groups.offsets import Offsets
 from ..messages.lite import LiteTopic, LiteTopics
 from ..messages.topics import Topics
 from ..runtime import Job, Runtime, run
 from ..sessions import AddressShares, Session
 from ..store.files import Damaged, StoreFull, replace_state
 from ..store.index import ConsumeQueue
-from ..store.store import Store
 from .deliveries import (
     Delivery,
     DeliveryState,
@@ -241,115 +239,45 @@ class LiteOffsets:
         yield partial(replace_state, self._file.path, b"{%b}" % b",".join(parts), sync=is_synced)
 
 
-# ------------------------------------------------------------------------------
-# The deliveries of one lite topic in one group. The messages of a lite topic are delivered in order: new messages when
-# all earlier ones are finished, and a redelivered message before the visible messages after it. Acknowledged messages
-# are not redelivered, unless the offset is reset.
+class LiteMessages:
+    """The messages of a lite topic, and the progress of a group there."""
 
-
-class LiteDeliveries(QueueDeliveries):
-    """The deliveries of a lite topic. `queue` is the lite topic."""
-
-    pool: LitePool
-
-    def __init__(
-        self, number: int, pool: LitePool, lite: LiteTopic, begin: int, store: Store, limits: Limits, lites: LiteTopics
-    ) -> None:
-        super().__init__(number, pool, lite, begin, store, limits)  # type: ignore[arg-type]  # as far as it is used
-        self.lite = lite
-        self._lites = lites
+    def __init__(self, pool: LitePool, lite: LiteTopic) -> None:
+        self.queue = lite
+        self.lite_topic = lite.name
+        self._pool = pool
 
     @property
-    def is_ready(self) -> bool:
-        first = next(iter(self.unfinished.values()), None)
-        if first is not None:
-            return first.state is DeliveryState.VISIBLE
-        return max(self.next, self.lite.begin) < self.lite.next
+    def offset(self) -> int:
+        return self._pool.offsets.get(self.lite_topic, 0)
 
-    def take(
-        self, request: PopRequest, wanted: int, room: int, allowed: int, part: PopPart = PopPart.ALL
-    ) -> list[TakenDelivery]:
-        if not self.unfinished:
-            return self._take_next(request, min(wanted, allowed), room)
-        taken: list[TakenDelivery] = []
-        for delivery in list(islice(self.unfinished.values(), MAX_POP_MESSAGES)):
-            if delivery.state is not DeliveryState.VISIBLE or len(taken) == wanted:
-                return taken
-            record = self.record(delivery.offset)
-            if record is None:
-                self._lose(delivery)
-                continue
-            if len(record) > room and (taken or room < request.max_bytes):
-                return taken
-            taken.append(TakenDelivery(delivery, record))
-            room -= len(record)
-        if taken or self.unfinished:  # what is left of them is taken next
-            self.pool.is_cut = self.pool.is_cut or not taken
-            return taken
-        return self._take_next(request, min(wanted, allowed), room)
-
-    def _take_next(self, request: PopRequest, wanted: int, room: int) -> list[TakenDelivery]:
-        taken: list[TakenDelivery] = []
-        position = max(self.next, self.lite.begin)
-        for _ in range(MAX_POP_MESSAGES):
-            position = self.lite.readable_from(position)
-            if len(taken) >= wanted or position >= self.lite.next:
-                break
-            record = self.record(position)
-            if record is not None:
-                if len(record) > room and (taken or room < request.max_bytes):
-                    break
-                taken.append(TakenDelivery(Delivery(position), record))
-                room -= len(record)
-            position += 1
-        if position > self.next:
-            self.next = position
-            self.is_passed = True
-        return taken
+    def commit(self, offset: int) -> None:
+        self._pool.set_offset(self.lite_topic, offset)
 
     def record(self, offset: int) -> bytes | None:
-        return self._lites.record(self.lite, offset)
+        return self._pool.of_all.lites.record(self.queue, offset)
 
     def message(self, offset: int) -> Record:
         record = self.record(offset)
         if record is None:
-            raise Damaged(f"message {offset} of the lite topic {self.lite.name} is damaged or lost")
+            raise Damaged(f"message {offset} of the lite topic {self.lite_topic} is damaged or lost")
         return decode_record(record)
 
-    def put_back(self, taken: Iterable[TakenDelivery]) -> None:
-        """Do nothing, because taken messages of a lite topic stay visible until they are delivered."""
-
-    def _free(self, delivery: Delivery) -> None:
-        """Do nothing, because `is_ready` and `take` check the deliveries themselves."""
-
-    def set_order(self, is_in_order: bool) -> None:
-        """Do nothing, because a lite topic is always in order."""
-
-    @property
-    def label(self) -> str:
-        return self.lite.name
-
-    @property
-    def saved_offset(self) -> int | None:
-        return self.pool.offsets.get(self.lite.name, 0)
-
-    def save_offset(self, offsets: Offsets, offset: int) -> None:
-        self.pool.set_offset(self.lite.name, offset)
-
-    def deliver(self, taken: Sequence[TakenDelivery], request: PopRequest, now_s: float, now_ms: int) -> list[Delivery]:
-        delivered = super().deliver(taken, request, now_s, now_ms)
-        subscriber = self.pool.subscribers.get(request.client)
-        if subscriber is not None:
-            subscriber.held.update(dict.fromkeys(delivered))
-        return delivered
-
-    def batch_of(self, delivery: Delivery) -> list[Delivery]:
-        """Return the deliveries in flight with the pop time of one, including that one."""
-        return [
-            item
-            for item in self.unfinished.values()
-            if item.state is DeliveryState.IN_FLIGHT and item.pop_ms == delivery.pop_ms
-        ]
+    def read(self, position: int, count: int, request: PopRequest, room: int) -> tuple[list[TakenDelivery], int]:
+        """Return up to `count` messages, of whatever tag."""
+        found: list[TakenDelivery] = []
+        for _ in range(MAX_POP_MESSAGES):
+            position = self.queue.readable_from(position)
+            if len(found) >= count or position >= self.queue.next:
+                break
+            record = self.record(position)
+            if record is not None:
+                room -= len(record)
+                if found and room < 0:
+                    break
+                found.append(TakenDelivery(Delivery(position), record))
+            position += 1
+        return found, position
 
 
 # ------------------------------------------------------------------------------
@@ -453,7 +381,7 @@ class LitePool(Pool):
     ) -> None:
         super().__init__(all_clients, of, parent)
         self._source, self._left = source, left
-        self.queues: dict[LiteTopic, LiteDeliveries] = {}
+        self.queues: dict[LiteTopic, QueueDeliveries] = {}
         self._lites = of_all.lites
         self.of_all = of_all
         self.offsets = offsets
@@ -462,7 +390,7 @@ class LitePool(Pool):
         self._serveable: OrderedDict[LiteSubscriber, None] = (
             OrderedDict()
         )  # with something ready and a receive that waits
-        self.idle: OrderedDict[LiteDeliveries, None] = OrderedDict()
+        self.idle: OrderedDict[QueueDeliveries, None] = OrderedDict()
         self.is_wildcard = wildcard
         self._all_ready: OrderedDict[LiteTopic, None] = OrderedDict()
         self.is_scanned = False
@@ -479,6 +407,12 @@ class LitePool(Pool):
         if subscriber is None or len(subscriber.held) + request.count <= most:
             return most
         return max(most - subscriber.holds(), 0)
+
+    def note_delivered(self, client: PopClient, delivered: Iterable[Delivery]) -> None:
+        """Note what a client, if it is a subscriber, has in flight."""
+        subscriber = self.subscribers.get(client)
+        if subscriber is not None:
+            subscriber.held.update(dict.fromkeys(delivered))
 
     def scan(self, serve: Callable[[LitePool], None]) -> Work[None]:
         """Find the lite topics that have messages, some at a time, and serve the receives that wait for them. Messages that
@@ -504,13 +438,12 @@ class LitePool(Pool):
         """True while the pool has subscribers, or awaits some that have left, so that it is not removed."""
         return bool(self.subscribers) or self.awaited > 0
 
-    def deliveries(self) -> Collection[LiteDeliveries]:
+    def deliveries(self) -> Collection[QueueDeliveries]:
         return self.queues.values()
 
     def remove_deliveries(self, deliveries: QueueDeliveries) -> None:
-        lite = _lite_of(deliveries)
-        del self.queues[lite.lite]
-        self.idle.pop(lite, None)
+        del self.queues[_lite_of(deliveries)]
+        self.idle.pop(deliveries, None)
 
     def rest(self) -> int:
         return 0
@@ -567,7 +500,7 @@ class LitePool(Pool):
         else:
             self._serveable.pop(subscriber, None)
 
-    def places(self, request: PopRequest) -> Iterator[tuple[LiteDeliveries, PopPart]]:
+    def places(self, request: PopRequest) -> Iterator[tuple[QueueDeliveries, PopPart]]:
         """Yield the deliveries of lite topics that may have a message. Raises LimitExceeded if the group cannot have another
         offset in the first of them; the next receive then begins with another one."""
         subscriber = self.subscribers.get(request.client)
@@ -583,7 +516,7 @@ class LitePool(Pool):
                 raise
             yield deliveries, PopPart.ALL
 
-    def _open(self, lite: LiteTopic, request: PopRequest) -> LiteDeliveries:
+    def _open(self, lite: LiteTopic, request: PopRequest) -> QueueDeliveries:
         """Return the deliveries of a lite topic. Raises LimitExceeded."""
         found = self.queues.get(lite)
         if found is None:
@@ -595,10 +528,10 @@ class LitePool(Pool):
             found = self.open_lite(lite, start)
         return found
 
-    def open_lite(self, lite: LiteTopic, start: int) -> LiteDeliveries:
+    def open_lite(self, lite: LiteTopic, start: int) -> QueueDeliveries:
         """Return the new deliveries of a lite topic that the pool has not read yet."""
         source = self._source
-        found = LiteDeliveries(source.next_number(), self, lite, start, source.store, source.limits, self._lites)
+        found = QueueDeliveries(source.next_number(), self, LiteMessages(self, lite), start, source.limits)
         self.queues[lite] = found
         self.pay()
         return found
@@ -608,17 +541,16 @@ class LitePool(Pool):
         return subscriber is not None and bool(subscriber.ready)
 
     def rotate(self, deliveries: QueueDeliveries) -> None:
-        of_lite = _lite_of(deliveries)
-        lite = of_lite.lite
+        lite = _lite_of(deliveries)
         is_ready = self.has_news(lite)
         self._set_ready(lite, is_ready=is_ready)
         if is_ready:
             for subscriber in self.subscribers_of(lite.name):
                 subscriber.ready.move_to_end(lite)
-        if of_lite.unfinished or is_ready:
-            self.idle.pop(of_lite, None)
+        if deliveries.unfinished or is_ready:
+            self.idle.pop(deliveries, None)
         else:
-            self.idle[of_lite] = None
+            self.idle[deliveries] = None
 
     def refresh(self, deliveries: QueueDeliveries) -> None:
         self.rotate(deliveries)
@@ -838,7 +770,7 @@ class LitePool(Pool):
                         (subscribed if self.subscribers_of(name) else unread).add(lite, waiting)
             if number % SLICE == 0:
                 yield
-        in_flight = sum(item.in_flight for item in list(self.queues.values()))
+        in_flight = self.counts[DeliveryState.IN_FLIGHT]
         oldest_ms = yield from self._lites.earliest_ms(oldest.places)
         of_oldest = yield from self._lags(oldest.lites())
         of_oldest.sort(key=lambda lag: lag.oldest_ms)
@@ -874,9 +806,9 @@ class LitePool(Pool):
         return found
 
 
-def _lite_of(deliveries: QueueDeliveries) -> LiteDeliveries:
-    assert isinstance(deliveries, LiteDeliveries), "the queues of a lite pool are lite topics"
-    return deliveries
+def _lite_of(deliveries: QueueDeliveries) -> LiteTopic:
+    assert isinstance(deliveries.queue, LiteTopic), "the queues of a lite pool are lite topics"
+    return deliveries.queue
 
 
 class _EarliestOfQueues:

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
-from itertools import count, takewhile
-from typing import Any, Generic, TypeVar
+from itertools import count, islice, takewhile
+from typing import Any, Generic, Protocol, TypeVar
 
 import structlog
 
@@ -18,6 +18,7 @@ from ...protocol.properties import TAGS, find
 from ..config import (
     DELIVERIES_BYTES,
     LEVEL_WAIT_S,
+    MAX_POP_MESSAGES,
     POOL_BYTES,
     POOL_IDLE_S,
     POP_CLIENT_SILENT_S,
@@ -29,6 +30,7 @@ from ..config import (
 )
 from ..groups.group import ConsumerGroup, FinishedAhead
 from ..groups.offsets import Offsets
+from ..messages.lite import LiteTopic
 from ..messages.topics import Topics
 from ..runtime import Clock, Runtime, Timer
 from ..sessions import AddressShares, Session
@@ -56,14 +58,85 @@ _ACKNOWLEDGED = DeliveryState.ACKNOWLEDGED
 
 
 # ------------------------------------------------------------------------------
-# The deliveries of one queue in a pool.
+# The deliveries of one queue in a pool. The queue is one of the topic, or a lite topic of it.
 #
 # Offsets below `next` that are not in `unfinished` are finished or were skipped, and nothing is kept of them. A delivery
 # keeps the position of its first pop: `unfinished` is in the order of offsets, and its first entry is the offset to commit.
+#
+# The messages of a lite topic are delivered one after the other: new messages when all earlier ones are finished, and a
+# redelivered message before the visible messages after it. Acknowledged messages are not redelivered, unless the offset is
+# reset.
+
+
+class Messages(Protocol):
+    """The messages of one queue, and the group's progress there.
+
+    Attributes:
+        queue: the queue of the topic, or the lite topic.
+        lite_topic: the name of the lite topic; empty for a queue of the topic.
+        offset: the group's committed offset; None without one.
+    """
+
+    lite_topic: str
+
+    @property
+    def queue(self) -> ConsumeQueue | LiteTopic: ...
+
+    @property
+    def offset(self) -> int | None: ...
+
+    def commit(self, offset: int) -> None:
+        """Commit the group's offset."""
+
+    def record(self, offset: int) -> bytes | None:
+        """Return the record at an offset; None if it is damaged, deleted by retention, or not stored yet."""
+
+    def message(self, offset: int) -> Record:
+        """Return a message. Raises Damaged if it cannot be read."""
+
+    def read(self, position: int, count: int, request: PopRequest, room: int) -> tuple[list[TakenDelivery], int]:
+        """Return the messages from a position on that the filter of a receive matches, as new deliveries, and the position
+        after the last one that was read. The first record may be larger than `room`, the maximum number of bytes."""
+
+
+class TopicMessages:
+    """The messages of a queue of a topic, and the progress of a group there."""
+
+    lite_topic = ""
+
+    def __init__(self, group: ConsumerGroup, queue: ConsumeQueue, store: Store, offsets: Offsets) -> None:
+        self.queue = queue
+        self._group, self._store, self._offsets = group, store, offsets
+
+    @property
+    def offset(self) -> int | None:
+        return self._group.offset(self.queue.topic, self.queue.queue_id)
+
+    def commit(self, offset: int) -> None:
+        self._offsets.commit(self._group, self.queue.topic, self.queue.queue_id, offset)
+
+    def record(self, offset: int) -> bytes | None:
+        if not self.queue.begin <= offset < self.queue.next:
+            return None
+        fetched = self._store.fetch(self.queue, offset, 1)
+        return b"".join(fetched.pieces) if fetched.messages else None
+
+    def message(self, offset: int) -> Record:
+        return self._store.message(self.queue, offset)
+
+    def read(self, position: int, count: int, request: PopRequest, room: int) -> tuple[list[TakenDelivery], int]:
+        subscription, matches = request.subscription, request.matches
+        looks = SCAN_ENTRIES if matches is None else SCAN_WORDS // matches.words
+        fetched = self._store.fetch(self.queue, position, count, subscription, matches, room, looks)
+        records = split_records(b"".join(fetched.pieces))
+        if matches is None and subscription is not None and not subscription.takes_all:
+            # The index has the hashes of tags only, and two tags may share one.
+            records = [record for record in records if find(properties_in(record), TAGS) in subscription.tags]
+        return [TakenDelivery(Delivery(offset_in(record)), record) for record in records], fetched.next_offset
 
 
 class QueueDeliveries:
-    """The deliveries of one queue in one group, from the pop to the acknowledgement.
+    """The deliveries of one queue in one group, from the pop to the acknowledgement. Makes all their transitions.
 
     Args:
         number: stands for this queue and group in the journal.
@@ -72,25 +145,29 @@ class QueueDeliveries:
     Attributes:
         reported: the offset that these deliveries committed last. Any other committed offset was set by a reset.
         limit: how many deliveries may be unfinished before no new message is popped.
+        counts: how many unfinished deliveries there are of each state.
         is_passed: True if `next` has moved since the journal last recorded it.
         gives_new: False while the queue leaves the pool, so that no further message is read.
         gives_again: False once leaving takes long, so that no message is redelivered either.
         is_ended: True once the queue has left the pool, or the pool has ended.
         fresh_behind: deliveries that were put BEHIND others, and that the journal does not have yet.
+        is_lite: True for a lite topic, whose messages are delivered one after the other.
     """
 
-    def __init__(self, number: int, pool: Pool, queue: ConsumeQueue, begin: int, store: Store, limits: Limits) -> None:
+    def __init__(self, number: int, pool: Pool, messages: Messages, begin: int, limits: Limits) -> None:
         self._limits = limits
-        self._store = store
         self.number = number
         self.pool = pool
         self.group = pool.group
-        self.queue = queue
+        self.messages = messages
+        self.queue = messages.queue
+        self.is_lite = bool(messages.lite_topic)
         self.next = begin
         self.floor_ms = 0
         self.reported = begin
         self.limit = limits.max_unfinished
         self.unfinished: OrderedDict[int, Delivery] = OrderedDict()
+        self.counts = dict.fromkeys(DeliveryState, 0)
         self.is_passed = False
         self.gives_new = True
         self.gives_again = True
@@ -98,7 +175,8 @@ class QueueDeliveries:
         self.is_in_order = False
         self.fresh_behind: list[Delivery] = []
         self._order = Order()  # used only in ordered groups (`is_in_order`)
-        # a heap of offsets of visible messages; entries of messages that are not visible any more are removed later
+        # a heap of offsets of visible messages; entries of messages that are not visible any more are removed later; not used
+        # in a lite topic
         self._visible: list[int] = []
 
     @property
@@ -125,7 +203,12 @@ class QueueDeliveries:
     @property
     def is_ready(self) -> bool:
         """True if a receive may find a message here."""
-        return self.has_retried or self.has_new
+        if not self.is_lite:
+            return self.has_retried or self.has_new
+        first = next(iter(self.unfinished.values()), None)
+        if first is not None:
+            return first.state is DeliveryState.VISIBLE
+        return max(self.next, self.queue.begin) < self.queue.next
 
     @property
     def has_retried(self) -> bool:
@@ -168,6 +251,10 @@ class QueueDeliveries:
         taken: list[TakenDelivery] = []
         if not self.gives_again:
             return taken
+        if self.is_lite and self.unfinished:
+            room = self._take_firsts(taken, request, wanted, room)
+            if taken or self.unfinished:  # what is left of them is taken next
+                return taken
         whole: set[str | None] = set()  # message groups of which everything unfinished is taken
         try:
             if self._visible and part is not PopPart.NEW:
@@ -175,15 +262,28 @@ class QueueDeliveries:
             if room > 0 and self.gives_new and part is not PopPart.RETRIED:
                 self._take_new(taken, request, wanted, room, allowed, whole)
         except BaseException:
-            self.put_back(taken)
+            for delivery, _ in taken:
+                if delivery.offset in self.unfinished:
+                    heappush(self._visible, delivery.offset)
             raise
         return taken
 
-    def put_back(self, taken: Iterable[TakenDelivery]) -> None:
-        """Make messages available again that were taken and not delivered."""
-        for delivery, _ in taken:
-            if delivery.offset in self.unfinished:
-                heappush(self._visible, delivery.offset)
+    def _take_firsts(self, taken: list[TakenDelivery], request: PopRequest, wanted: int, room: int) -> int:
+        """Take messages to redeliver of a lite topic, up to the first one that is not visible. Returns how many bytes are
+        left."""
+        for delivery in list(islice(self.unfinished.values(), MAX_POP_MESSAGES)):
+            if delivery.state is not DeliveryState.VISIBLE or len(taken) == wanted:
+                return room
+            record = self.messages.record(delivery.offset)
+            if record is None:
+                self._lose(delivery)
+            elif len(record) > room and (taken or room < request.max_bytes):
+                return room
+            else:
+                taken.append(TakenDelivery(delivery, record))
+                room -= len(record)
+        self.pool.is_cut = self.pool.is_cut or (not taken and bool(self.unfinished))
+        return room
 
     def _take_visible(
         self, taken: list[TakenDelivery], request: PopRequest, wanted: int, room: int, whole: set[str | None]
@@ -198,7 +298,7 @@ class QueueDeliveries:
                 heappop(self._visible)
                 continue
             for delivery in self._order.run(first) if self.is_in_order else (first,):
-                record = self.record(delivery.offset) if len(taken) < wanted else b""
+                record = self.messages.record(delivery.offset) if len(taken) < wanted else b""
                 if record is None:
                     self._lose(delivery)
                     continue
@@ -216,31 +316,13 @@ class QueueDeliveries:
             while self._visible and self._visible[0] == first.offset:
                 heappop(self._visible)
 
-    def message(self, offset: int) -> Record:
-        """Return a message. Raises Damaged if it cannot be read."""
-        return self._store.message(self.queue, offset)
-
-    @property
-    def saved_offset(self) -> int | None:
-        return self.pool.of.offset(self.queue.topic, self.queue.queue_id)
-
-    def save_offset(self, offsets: Offsets, offset: int) -> None:
-        offsets.commit(self.pool.of, self.queue.topic, self.queue.queue_id, offset)
-
-    def record(self, offset: int) -> bytes | None:
-        """Return the record at an offset; None if it is damaged, deleted by retention, or not stored yet."""
-        if not self.queue.begin <= offset < self.queue.next:
-            return None
-        fetched = self._store.fetch(self.queue, offset, 1)
-        return b"".join(fetched.pieces) if fetched.messages else None
-
     def _lose(self, delivery: Delivery) -> None:
         queue = self.queue
         log.error(
             "popped_message_gone",
             group=self.group, topic=queue.topic, queue=queue.queue_id, offset=delivery.offset, attempts=delivery.attempts,
         )  # fmt: skip
-        self.transition(delivery, DeliveryEvent.FORGET)
+        self._transition(delivery, DeliveryEvent.FORGET)
         if self.is_in_order:
             self._order.remove(delivery)
             self._free_first(delivery.key)
@@ -256,32 +338,23 @@ class QueueDeliveries:
     ) -> None:
         position = max(self.next, self.queue.begin)
         allowed = min(allowed, self.limit - len(self.unfinished))
-        subscription, matches = request.subscription, request.matches
-        # The index has the hashes of tags only, and two tags may share one.
-        tags = (
-            subscription.tags if matches is None and subscription is not None and not subscription.takes_all else None
-        )
         looked: list[Delivery] = []
-        looks = SCAN_WORDS // matches.words if matches is not None else SCAN_ENTRIES
-        for _ in range(POP_READS if matches is None else 1):
-            limit = min(wanted - len(taken), allowed)
-            if limit <= 0 or room <= 0 or position >= self.queue.next:
+        for _ in range(POP_READS if request.matches is None and not self.is_lite else 1):
+            count = min(wanted - len(taken), allowed)
+            if count <= 0 or room <= 0 or position >= self.queue.next:
                 break
-            fetched = self._store.fetch(self.queue, position, limit, subscription, matches, room, looks)
-            records = split_records(b"".join(fetched.pieces))
-            size = sum(map(len, records))
+            found, end = self.messages.read(position, count, request, room)
+            size = sum(len(record) for _, record in found)
             if size > room and (taken or room < request.max_bytes):
                 break
-            for record in records:
-                if tags is not None and find(properties_in(record), TAGS) not in tags:
-                    continue
-                if self.is_in_order:
-                    self._take_in_order(record, looked, taken, whole)
-                else:
-                    taken.append(TakenDelivery(Delivery(offset_in(record)), record))
+            if self.is_in_order:
+                for item in found:
+                    self._take_in_order(item, looked, taken, whole)
+            else:
+                taken += found
             room -= size
-            allowed -= len(records)
-            position = fetched.next_offset
+            allowed -= len(found)
+            position = end
         if looked:
             self._keep_in_order(looked)
         if position > self.next:
@@ -289,17 +362,17 @@ class QueueDeliveries:
             self.is_passed = True
 
     def _take_in_order(
-        self, record: bytes, looked: list[Delivery], taken: list[TakenDelivery], whole: set[str | None]
+        self, item: TakenDelivery, looked: list[Delivery], taken: list[TakenDelivery], whole: set[str | None]
     ) -> None:
         """Take a message, or leave it BEHIND an unfinished one of its message group."""
-        key = message_group(record)
-        is_behind = key not in whole and (self._order.has(key) or any(item.key == key for item in looked))
-        delivery = Delivery(offset_in(record), DeliveryState.BEHIND if is_behind else DeliveryState.VISIBLE, key)
-        if is_behind:
+        delivery, key = item.delivery, message_group(item.record)
+        delivery.key = key
+        if key not in whole and (self._order.has(key) or any(other.key == key for other in looked)):
+            delivery.state = DeliveryState.BEHIND
             self.fresh_behind.append(delivery)
         else:
             whole.add(key)
-            taken.append(TakenDelivery(delivery, record))
+            taken.append(item)
         looked.append(delivery)
 
     def _keep_in_order(self, looked: Iterable[Delivery]) -> None:
@@ -313,12 +386,11 @@ class QueueDeliveries:
         before."""
         unfinished = self.unfinished
         pop_ms = max(now_ms, self.floor_ms)
-        before = len(unfinished)
         for delivery, _ in taken:
             if delivery.pop_ms >= pop_ms:
                 pop_ms = delivery.pop_ms + 1
-            unfinished[delivery.offset] = delivery  # a redelivered one keeps its position
-        self.pool.unfinished += len(unfinished) - before
+            if delivery.offset not in unfinished:  # a redelivered one keeps its position
+                self._add(delivery)
         client, deadline_s = request.client, now_s + request.invisible_ms / 1000
         delivered: list[Delivery] = []
         for delivery, _ in taken:
@@ -327,7 +399,7 @@ class QueueDeliveries:
             else:
                 delivery.attempts += 1
                 self.pool.of.redelivered += delivery.attempts > 1
-            self.transition(delivery, DeliveryEvent.POP)
+            self._transition(delivery, DeliveryEvent.POP)
             delivery.pop_ms = pop_ms
             delivery.client, delivery.deadline_s, delivery.since_s = client, deadline_s, now_s
             delivery.is_delayed = False
@@ -336,34 +408,65 @@ class QueueDeliveries:
 
     # Outcomes
 
-    def transition(self, delivery: Delivery, event: DeliveryEvent) -> None:
+    def _transition(self, delivery: Delivery, event: DeliveryEvent) -> None:
         """Change the state of an unfinished delivery, whose visibility timeout the broker then extends no longer. Raises
         KeyError for an event that cannot happen in its state."""
         if delivery.renewals >= 0:
             self.pool.stop_extending(delivery)
-        delivery.state = TRANSITIONS[delivery.state, event]
-        if delivery.state is DeliveryState.FINISHED:
+        before = delivery.state
+        state = delivery.state = TRANSITIONS[before, event]
+        self._count(before, -1)
+        if state is DeliveryState.FINISHED:
             del self.unfinished[delivery.offset]
-            self.pool.unfinished -= 1
+        else:
+            self._count(state, 1)
+
+    def _count(self, state: DeliveryState, change: int) -> None:
+        self.counts[state] += change
+        self.pool.counts[state] += change
 
     def _add(self, delivery: Delivery) -> None:
         """Keep a delivery, after those of lower offsets."""
         self.unfinished[delivery.offset] = delivery
-        self.pool.unfinished += 1
+        self._count(delivery.state, 1)
+
+    def acknowledge(self, delivery: Delivery) -> bool:
+        """Acknowledge a delivery. Returns False if that was done before, so that nothing needs to be written."""
+        if delivery.state is DeliveryState.ACKNOWLEDGED:
+            return False
+        self._transition(delivery, DeliveryEvent.ACKNOWLEDGE)
+        return True
+
+    def uncount(self, delivery: Delivery) -> None:
+        """Let a delivery not count as an attempt."""
+        delivery.attempts = max(delivery.attempts - 1, 0)
+
+    def change(self, delivery: Delivery, *, is_delayed: bool) -> None:
+        """Let a delivery be in flight until a deadline that its client sets."""
+        self._transition(delivery, DeliveryEvent.CHANGE)
+        delivery.is_delayed = is_delayed
+
+    def popped_with(self, delivery: Delivery) -> list[Delivery]:
+        """Return the other deliveries in flight that were popped together with one."""
+        return [
+            item
+            for item in self.unfinished.values()
+            if item.state is DeliveryState.IN_FLIGHT and item.pop_ms == delivery.pop_ms and item is not delivery
+        ]
 
     def release(self, delivery: Delivery) -> None:
         """Make a message in flight visible again."""
-        self.transition(delivery, DeliveryEvent.RELEASE)
+        self._transition(delivery, DeliveryEvent.RELEASE)
         self._free(delivery)
 
     def refuse(self, delivery: Delivery) -> None:
         """Make a message visible again whose acknowledgement could not be written, unless it was popped again since."""
         if delivery.state is DeliveryState.ACKNOWLEDGED:
-            self.transition(delivery, DeliveryEvent.REFUSE)
+            self._transition(delivery, DeliveryEvent.REFUSE)
             self._free(delivery)
 
     def _free(self, delivery: Delivery) -> None:
-        if self._is_free(delivery):
+        if not self.is_lite and self._is_free(delivery):
             heappush(self._visible, delivery.offset)
 
     def _free_first(self, key: str | None) -> None:
@@ -377,11 +480,11 @@ class QueueDeliveries:
         if not self.is_in_order:
             for delivery in deliveries:
                 if delivery.state is DeliveryState.ACKNOWLEDGED:
-                    self.transition(delivery, DeliveryEvent.FINISH)
+                    self._transition(delivery, DeliveryEvent.FINISH)
             return
         for key in dict.fromkeys(delivery.key for delivery in deliveries):
             for delivery in self._order.done(key):
-                self.transition(delivery, DeliveryEvent.FINISH)
+                self._transition(delivery, DeliveryEvent.FINISH)
             self._free_first(key)
 
     def restart(self, offset: int, now_ms: int) -> None:
@@ -395,7 +498,7 @@ class QueueDeliveries:
         """End all deliveries without finishing their messages."""
         for delivery in list(self.unfinished.values()):
             self.floor_ms = max(self.floor_ms, delivery.pop_ms + 1)
-            self.transition(delivery, DeliveryEvent.FORGET)
+            self._transition(delivery, DeliveryEvent.FORGET)
         self._visible.clear()
         self.fresh_behind.clear()
         self._order = Order()
@@ -416,15 +519,15 @@ class QueueDeliveries:
         self.limit = self._limits.max_unfinished_in_order if is_in_order else self._limits.max_unfinished
         for delivery in [] if is_in_order else list(self.unfinished.values()):
             if delivery.state is DeliveryState.BEHIND:
-                self.transition(delivery, DeliveryEvent.RELEASE)
+                self._transition(delivery, DeliveryEvent.RELEASE)
             elif delivery.state is DeliveryState.ACKNOWLEDGED:
-                self.transition(delivery, DeliveryEvent.FINISH)
+                self._transition(delivery, DeliveryEvent.FINISH)
         self._visible = [delivery.offset for delivery in self.unfinished.values() if self._is_free(delivery)]
 
     def _order_of_all(self) -> Order:
         order = Order()
         for delivery in self.unfinished.values():
-            record = self.record(delivery.offset)
+            record = self.messages.record(delivery.offset)
             delivery.key = message_group(record) if record else None
             order.add(delivery)
         return order
@@ -463,8 +566,8 @@ class QueueDeliveries:
 
     @property
     def label(self) -> str:
-        """The queue's id, as reports have it."""
-        return str(self.queue.queue_id)
+        """The queue's id or the lite topic's name, as reports have it."""
+        return self.messages.lite_topic or str(self.queue.queue_id)
 
     @property
     def lag_offset(self) -> int:
@@ -479,10 +582,10 @@ class QueueDeliveries:
     @property
     def in_flight(self) -> int:
         """How many deliveries are in flight, including those that a client has delayed."""
-        return sum(item.state is DeliveryState.IN_FLIGHT for item in self.unfinished.values())
+        return self.counts[DeliveryState.IN_FLIGHT]
 
     def numbers(self) -> PopNumbers:
-        waiting = sum(item.state in (DeliveryState.VISIBLE, DeliveryState.BEHIND) for item in self.unfinished.values())
+        waiting = self.counts[DeliveryState.VISIBLE] + self.counts[DeliveryState.BEHIND]
         return PopNumbers(self.next, self.committed, self.in_flight, waiting, self.queue.next)
 
 
@@ -523,10 +626,6 @@ class Receive(Generic[ReplyTo]):
 
     def respond(self, result: PopResult) -> None:
         """Send the result. If the client does not take it, pass the messages to `Pops.put_back`."""
-        raise NotImplementedError
-
-    def fail(self, error: Exception) -> None:
-        """Send an error that was raised after the receive has waited for its filter."""
         raise NotImplementedError
 
     def cancel(self) -> None:
@@ -580,7 +679,7 @@ class Pool(ABC):
 
     Attributes:
         clients: the clients that pop, up to `max_members` of them. One of their sessions is charged for the pool.
-        unfinished: how many of its deliveries are not finished.
+        counts: how many of its unfinished deliveries there are of each state.
         waits: how many receives wait.
         used_s: the time of the last receive.
         is_cut: True if the last receive stopped before the end of a queue because its filter matched none of the
@@ -595,7 +694,7 @@ class Pool(ABC):
         self.topic = topic
         self.clients: dict[PopClient, PoolClient] = {}
         self._waiting: dict[int | None, OrderedDict[Receive[Any], None]] = {}  # by the queue that they wait for
-        self.unfinished = 0
+        self.counts = dict.fromkeys(DeliveryState, 0)
         self.waits = 0
         self.used_s = float("-inf")
         self.is_cut = False
@@ -642,6 +741,11 @@ class Pool(ABC):
     @abstractmethod
     def rest(self) -> int:
         """Return how many messages of the queues were not read yet."""
+
+    @property
+    def unfinished(self) -> int:
+        """How many of its deliveries are not finished."""
+        return sum(self.counts.values())
 
     @property
     def is_divided(self) -> bool:
@@ -1154,7 +1258,8 @@ class QueueSource:
         return found
 
     def deliveries(self, pool: QueuePool, queue: ConsumeQueue, start: int) -> QueueDeliveries:
-        found = QueueDeliveries(self.next_number(), pool, queue, start, self.store, self.limits)
+        messages = TopicMessages(pool.of, queue, self.store, self._offsets)
+        found = QueueDeliveries(self.next_number(), pool, messages, start, self.limits)
         pool.queues[queue.queue_id] = found
         pool.pay()
         return found

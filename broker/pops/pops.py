@@ -50,7 +50,6 @@ from .deliveries import (
     Changed,
     Delivered,
     Delivery,
-    DeliveryEvent,
     DeliveryState,
     KeptQueue,
     PopAttempt,
@@ -63,7 +62,7 @@ from .deliveries import (
 )
 from .division import Division
 from .journal import PopJournal
-from .lite import LiteDeliveries, LitePool
+from .lite import LitePool
 from .lite_subscriptions import LiteExpiry, LiteSubscriptions
 from .pool import Pool, QueueDeliveries, QueuePool, Receive
 from .pools import Pools
@@ -117,7 +116,7 @@ class Pops:
         self.pools = pools
         self.lite = LiteSubscriptions(runtime, topics, settings, pools, self)
         self.expiry = LiteExpiry(runtime, topics, pools, self)
-        self._writer = JournalWriter(journal, offsets, clock, self)
+        self._writer = JournalWriter(journal, clock, self)
         self.division = division
         division.owner = self
         self._is_stopped = False
@@ -283,6 +282,8 @@ class Pops:
         if request.auto_renew:
             for delivery in delivered:
                 self.pools.clients.extend(deliveries, delivery)
+        if isinstance(deliveries.pool, LitePool):
+            deliveries.pool.note_delivered(request.client, delivered)
         self._deadlines.put(deliveries, delivered, delivered[0].deadline_s)
         self._journal.popped(deliveries, delivered)
         if not self._offsets.has_pops:
@@ -298,14 +299,13 @@ class Pops:
         self, deliveries: QueueDeliveries, delivery: Delivery, record: bytes, invisible_ms: int
     ) -> Delivered:
         queue = deliveries.queue
-        lite_topic = deliveries.lite.name if isinstance(deliveries, LiteDeliveries) else ""
         handle = encode_handle(
             self.pools.broker_name,
             queue.queue_id,
             delivery.offset,
             delivery.pop_ms,
             invisible_ms,
-            lite_topic=lite_topic,
+            lite_topic=deliveries.messages.lite_topic,
         )
         attempt = tried(delivery.attempts + reconsume_times_in(record))
         return Delivered(record, queue.topic, queue.queue_id, delivery.offset, attempt, handle, delivery.pop_ms)
@@ -326,7 +326,7 @@ class Pops:
         still = [item for item in given or () if item.is_in_flight]
         found: list[Delivered] = []
         for deliveries, delivery, _ in still:
-            record = deliveries.record(delivery.offset)
+            record = deliveries.messages.record(delivery.offset)
             if record is not None:
                 self._prolong(deliveries, delivery, self._clock.monotonic_s() + request.invisible_ms / 1000)
                 found.append(self._delivered(deliveries, delivery, record, request.invisible_ms))
@@ -445,7 +445,7 @@ class Pops:
             if isinstance(found, AckStatus) or found[1].state is not DeliveryState.IN_FLIGHT:
                 continue
             deliveries, delivery = found
-            delivery.attempts = max(delivery.attempts - 1, 0)
+            deliveries.uncount(delivery)
             self._release(deliveries, delivery)
             # Later: the next receive may be of the same client, which puts its result back, too.
             self._serve_later(deliveries.pool)
@@ -480,11 +480,9 @@ class Pops:
 
     def _finish(self, deliveries: QueueDeliveries, delivery: Delivery) -> AckStatus:
         """Acknowledge a delivery, and return the outcome that it has unless the write fails."""
-        if delivery.state is DeliveryState.ACKNOWLEDGED:
-            return AckStatus.DONE
         outcome = AckStatus.LATE if delivery.state is DeliveryState.VISIBLE else AckStatus.DONE
-        deliveries.transition(delivery, DeliveryEvent.ACKNOWLEDGE)
-        self._writer.acknowledge(deliveries, delivery)
+        if deliveries.acknowledge(delivery):
+            self._writer.acknowledge(deliveries, delivery)
         return outcome
 
     def change(
@@ -521,30 +519,23 @@ class Pops:
             return Changed(AckStatus.TOO_LATE, handle)
         if delivery.renewals >= 0:
             self.pools.clients.stop_extending(delivery)
+        until_s = self._clock.monotonic_s() + invisible_ms / 1000
         if not is_counted:
-            delivery.attempts = max(delivery.attempts - 1, 0)
-            if isinstance(deliveries, LiteDeliveries) and not is_alone:
-                self._suspend(deliveries, delivery, invisible_ms)
+            deliveries.uncount(delivery)
+            # The client of a lite topic suspends all messages that it has popped together.
+            for other in deliveries.popped_with(delivery) if deliveries.is_lite and not is_alone else ():
+                deliveries.uncount(other)
+                deliveries.change(other, is_delayed=True)
+                self._prolong(deliveries, other, until_s)
         if invisible_ms > 0:
-            deliveries.transition(delivery, DeliveryEvent.CHANGE)
-            delivery.is_delayed = not renews
-            self._prolong(deliveries, delivery, self._clock.monotonic_s() + invisible_ms / 1000)
+            deliveries.change(delivery, is_delayed=not renews)
+            self._prolong(deliveries, delivery, until_s)
         elif delivery.state is DeliveryState.IN_FLIGHT:
             self._redeliver(deliveries, delivery, "its last consumer could not handle it")
             self.serve(deliveries.pool)
         until_ms = self._clock.time_ms() + invisible_ms
         outcome = AckStatus.LATE if is_late else AckStatus.DONE
         return Changed(outcome, handle, delivery.pop_ms, until_ms - delivery.pop_ms)
-
-    def _suspend(self, deliveries: LiteDeliveries, suspended: Delivery, invisible_ms: int) -> None:
-        """Change the invisible time of the other messages in flight that were popped together with a suspended one, because
-        their client suspends all of them."""
-        for delivery in deliveries.batch_of(suspended):
-            if delivery is not suspended:
-                delivery.attempts = max(delivery.attempts - 1, 0)
-                deliveries.transition(delivery, DeliveryEvent.CHANGE)
-                delivery.is_delayed = True
-                self._prolong(deliveries, delivery, self._clock.monotonic_s() + invisible_ms / 1000)
 
     def to_dead_letters(self, group: str, topic: str, handle: str, reason: str, answer: Answered) -> None:
         """Store a copy in the group's dead-letter topic and acknowledge the message, unless it is acknowledged already.
@@ -605,7 +596,7 @@ class Pops:
         settings = self._settings.get(deliveries.group)  # messages of a deleted group do not create it
         attempts = delivery.attempts
         if settings is not None and deliveries.queue.topic.startswith(names.RETRY_PREFIX):
-            record = deliveries.record(delivery.offset)  # it has the attempts of members that pulled it
+            record = deliveries.messages.record(delivery.offset)  # it has the attempts of members that pulled it
             attempts += reconsume_times_in(record) if record is not None else 0
         if settings is None or not is_last_attempt(attempts, settings):
             self._release(deliveries, delivery)
@@ -647,8 +638,8 @@ class Pops:
             pool = deliveries.pool
             if not deliveries.is_ended:
                 pool.refresh(deliveries)
-                if isinstance(deliveries, LiteDeliveries):
-                    self._lite_finished(deliveries)
+                if isinstance(pool, LitePool):
+                    self._lite_finished(pool, deliveries)
             self.serve(pool)
             self._progressed(pool)
 
@@ -668,11 +659,11 @@ class Pops:
             self.yield_pool(former)
         return self.pools.lite_pool(group, parent)
 
-    def _lite_finished(self, deliveries: LiteDeliveries) -> None:
+    def _lite_finished(self, pool: LitePool, deliveries: QueueDeliveries) -> None:
         """Report a lite topic that the group has finished, and end idle deliveries of the pool beyond MAX_IDLE_LITE."""
-        pool = deliveries.pool
-        if not deliveries.unfinished and deliveries.next >= deliveries.lite.next:
-            self.expiry.finished(deliveries.lite)
+        lite = deliveries.queue
+        if not deliveries.unfinished and isinstance(lite, LiteTopic) and deliveries.next >= lite.next:
+            self.expiry.finished(lite)
         while len(pool.idle) > MAX_IDLE_LITE:
             idle, _ = pool.idle.popitem(last=False)
             if not idle.unfinished:
@@ -993,9 +984,8 @@ class GivenDelivery(NamedTuple):
 
 
 class JournalWriter:
-    def __init__(self, journal: PopJournal, offsets: Offsets, clock: Clock, pops: Pops) -> None:
+    def __init__(self, journal: PopJournal, clock: Clock, pops: Pops) -> None:
         self._journal = journal
-        self._offsets = offsets
         self._clock = clock
         self._pops = pops
         self._acked: dict[QueueDeliveries, list[Delivery]] = {}
@@ -1069,12 +1059,12 @@ class JournalWriter:
         """Commit the queue's lowest unfinished offset, unless the queue has left its pool or its offset was reset."""
         committed = deliveries.committed
         if committed != deliveries.reported and not deliveries.is_ended and not self.follow_reset(deliveries):
-            deliveries.save_offset(self._offsets, committed)
+            deliveries.messages.commit(committed)
             deliveries.reported = committed
 
     def follow_reset(self, deliveries: QueueDeliveries) -> bool:
         """Continue from the group's offset if it is not the one that was committed here last. Returns True if so."""
-        offset = deliveries.saved_offset
+        offset = deliveries.messages.offset
         if offset is None or offset == deliveries.reported:
             return False
         deliveries.restart(offset, self._clock.time_ms())
@@ -1244,7 +1234,7 @@ class DeadLetterWriter:
     def dead_letter(self, deliveries: QueueDeliveries, delivery: Delivery, reason: str) -> None:
         """Store a copy in the group's dead-letter topic. Raises StoreError if the message cannot be read, or the copy cannot
         be stored; LimitExceeded if the topic cannot be created because there are too many."""
-        record = deliveries.message(delivery.offset)
+        record = deliveries.messages.message(delivery.offset)
         name = names.dlq_topic(deliveries.group)
         topic = self._topics.ensure(TopicConfig(name, 1, 1), self._store.end)
         text = _dead(record, reason)
@@ -1267,7 +1257,7 @@ class DeadLetterWriter:
 
     def send_back(self, deliveries: QueueDeliveries, delivery: Delivery) -> None:
         """Store a copy for members that pull, as if one of them had sent the message back. Raises as `dead_letter` does."""
-        record = deliveries.message(delivery.offset)
+        record = deliveries.messages.message(delivery.offset)
         settings = self._settings.get(deliveries.group)
         queues = settings.retry_queues if settings is not None else 1
         topic = self._topics.ensure(TopicConfig(names.retry_topic(deliveries.group), queues, queues), self._store.end)

@@ -84,10 +84,9 @@ from ..pops.deliveries import (
 from ..pops.lite import LiteLag, LitePool
 from ..pops.lite_subscriptions import LiteSync
 from ..pops.pool import Receive
-from ..sessions import Refusal
 from ..store.index import ConsumeQueue
 from .connection import RemotingConnection
-from .responses import Buffer, Buffers, ResponseError, answer, answer_pieces, response_error, small
+from .responses import Buffer, Buffers, ResponseError, answer, answer_pieces, small
 
 log = structlog.get_logger("rocketlet.pops")
 
@@ -231,14 +230,6 @@ class PopReceive(Receive[Frame]):
             connection.when_read(lambda: connection.write(self.encode(PopResult(Why.NOTHING_NEW))))
         else:
             connection.write(self.encode(result))
-
-    def fail(self, error: Exception) -> None:
-        refusal = (
-            response_error(error)
-            if isinstance(error, Refusal)
-            else ResponseError(ResponseCode.SYSTEM_ERROR, str(error))
-        )
-        self._connection.write(refusal.answer(self.reply_to))
 
     def encode(self, result: PopResult) -> Buffers:
         frame = self.reply_to
