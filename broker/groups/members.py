@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from operator import itemgetter
 from sys import getsizeof
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -55,6 +56,8 @@ class Member:
         has_new_counts: True if its last heartbeat reported other numbers of queues than the one before.
         has_pulled: True if it has pulled although the group's members are to pop.
         is_presumed: True if it has sent no heartbeat, and its id is that of the queue's last reader.
+        listed_id: its id in the list by which members allocate queues. A member that stands for a client that pops is sorted
+            to the end, because the first members get the queues of the retry topic, which such a client does not read.
     """
 
     client_id: str
@@ -71,6 +74,7 @@ class Member:
     has_new_counts: bool = False
     has_pulled: bool = False
     is_presumed: bool = False
+    listed_id: str = field(init=False)
 
     @property
     def is_foreign(self) -> bool:
@@ -88,12 +92,11 @@ class Member:
         """True if the member stands for a gRPC client, which cannot be notified over remoting."""
         return self.pops and not self.connection.peer
 
-    @property
-    def listed_id(self) -> str:
-        """The member's id in the list by which members allocate queues. A member that stands for a client that pops is
-        sorted to the end, because the first members get the queues of the group's retry topic, which such a client does
-        not read."""
-        return f"~{self.client_id}" if self.pops else self.client_id
+    def __post_init__(self) -> None:
+        self._set_listed_id()
+
+    def _set_listed_id(self) -> None:
+        self.listed_id = f"~{self.client_id}" if self.pops else self.client_id
 
     def update(self, data: ConsumerData, now_s: float) -> bool:
         """Apply the content of a heartbeat to the member. Return True if the member has gained or lost a topic, has
@@ -114,6 +117,7 @@ class Member:
             self.topics = frozenset(topic for topic in fresh if not topic.startswith(RETRY_PREFIX))
         self.subscriptions = fresh
         self.data = data
+        self._set_listed_id()
         self.seen_s = now_s
         return changed
 
@@ -274,7 +278,9 @@ def finding_faults(members: list[Member], broker_name: str, queues_of: Callable[
     settings: dict[str, dict[str, list[str]]] = {"message models": {}, "allocation strategies": {}}
     ids = Counter[str]()
     stale: list[str] = []
+    retrying = 0
     for number, member in enumerate(members, 1):
+        retrying += not member.pops
         for topic, subscription in member.subscriptions.items():
             topics[topic] += 1
             expressions.setdefault(topic, {}).setdefault(subscription.summary, []).append(member.client_id)
@@ -289,22 +295,22 @@ def finding_faults(members: list[Member], broker_name: str, queues_of: Callable[
             )
         if number % SLICE == 0:
             yield
-    doubled = [item for item in ids.most_common(MAX_NAMED_MEMBERS) if item[1] > 1]
+    yield
+    doubled = sorted((item for item in ids.items() if item[1] > 1), key=itemgetter(1), reverse=True)
     return frozenset(
         (
-            *_differing_topics(members, topics, expressions),
+            *_differing_topics(members, retrying, topics, expressions),
             *_differing("message models", settings["message models"]),
             *_differing("allocation strategies", settings["allocation strategies"]),
-            *(f"{count} live connections with the client id {name}" for name, count in doubled),
+            *(f"{count} live connections with the client id {name}" for name, count in doubled[:MAX_NAMED_MEMBERS]),
             *stale,
         )
     )
 
 
 def _differing_topics(
-    members: list[Member], topics: Counter[str], expressions: dict[str, dict[str, list[str]]]
+    members: list[Member], retrying: int, topics: Counter[str], expressions: dict[str, dict[str, list[str]]]
 ) -> Iterator[str]:
-    retrying = sum(not member.pops for member in members)
     wanted = {topic: retrying if topic.startswith(RETRY_PREFIX) else len(members) for topic in topics}
     differing = [topic for topic, count in topics.items() if count < wanted[topic] or len(expressions[topic]) > 1]
     for topic in sorted(differing)[:MAX_NAMED_MEMBERS]:

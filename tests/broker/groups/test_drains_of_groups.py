@@ -106,6 +106,9 @@ class World:
     def do(self, work: Any) -> None:
         finish(work)
 
+    def do_some(self, work: Any, pieces: int) -> None:
+        finish(work)
+
     async def found(self) -> None:
         """Returns when it is known which queues move."""
         while self.works:
