@@ -16,7 +16,7 @@ from typing import Any
 from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import LIMITS, BrokerConfig, Limits
 from rocketlet.broker.messages.later import waiting_text
-from rocketlet.broker.pops.deliveries import AckStatus, Delivered, PopClient, PopRequest, Why
+from rocketlet.broker.pops.deliveries import AckStatus, Delivered, PopClient, PopRequest, PopResult, Why
 from rocketlet.broker.pops.pool import Receive
 from rocketlet.broker.runtime import MACHINE, Call, Clock, Job, MovableClock, do
 from rocketlet.broker.store.files import StoreError
@@ -476,10 +476,17 @@ class Popped:
         return came
 
 
+class _Receive(Receive):
+    """A receive that does not wait."""
+
+    def respond(self, result: PopResult) -> None:
+        raise AssertionError(f"a receive that does not wait got {result}")
+
+
 def _pop(broker: BrokerController, count: int) -> dict[Place, str]:
     """Return the handles of messages."""
     request = PopRequest(GROUP, TOPIC, PopClient("c"), count, INVISIBLE_MS, from_first=True)
-    result = broker.pops.receive(Receive(request, None))
+    result = broker.pops.receive(_Receive(request))
     assert result is not None and result.why in (Why.FOUND, Why.NOTHING_NEW), result
     return {_place(message): message.handle for message in result.messages}
 

@@ -85,20 +85,21 @@ _LATE: Final = frozenset((Why.TOO_MANY_WAIT, Why.PULLED, Why.FAILED, Why.TOO_MAN
 """Results after which clients retry immediately, so the response is delayed."""
 
 
-class GrpcReceive(Receive[GrpcCall]):
+class GrpcReceive(Receive):
     """A ReceiveMessage call. `given` has the messages of the response, which are put back if the client cancels the call
     before the response has ended."""
 
-    __slots__ = ("_context", "given")
+    __slots__ = ("_call", "_context", "given")
 
     def __init__(self, context: HandlerContext, call: GrpcCall, request: PopRequest) -> None:
-        super().__init__(request, call)
+        super().__init__(request)
         self._context = context
+        self._call = call
         self.given: tuple[Delivered, ...] = ()
 
     def begin(self) -> None:
         """Pop messages and respond, or wait for some. Raises Refusal, for example for a filter that cannot be parsed."""
-        self.reply_to.on_abort(self.abort)
+        self._call.on_abort(self.abort)
         try:
             result = self._context.broker.pops.receive(self)
         except (StoreError, OSError) as error:
@@ -116,18 +117,18 @@ class GrpcReceive(Receive[GrpcCall]):
         self._context.broker.pops.put_back(self.request.group, messages)
 
     def respond(self, result: PopResult) -> None:
-        if self.reply_to.is_over:
+        if self._call.is_over:
             self._put_back(result.messages)
-        elif self.reply_to.is_late(self._context.broker.clock.monotonic_s()):
+        elif self._call.is_late(self._context.broker.clock.monotonic_s()):
             self._put_back(result.messages)
-            end(self._context, self.reply_to, Code.MESSAGE_NOT_FOUND, "the client's deadline has passed")
+            end(self._context, self._call, Code.MESSAGE_NOT_FOUND, "the client's deadline has passed")
         elif result.why in _LATE:
             self._context.broker.clock.call_later(RECEIVE_AGAIN_S, self._send, result)
         else:
             self._send(result)
 
     def _send(self, result: PopResult) -> None:
-        call, code = self.reply_to, _RECEIVE_CODES[result.why]
+        call, code = self._call, _RECEIVE_CODES[result.why]
         if not result.messages:
             end(self._context, call, code, result.fault or result.why.value)
             return
@@ -167,7 +168,7 @@ class GrpcReceive(Receive[GrpcCall]):
         failed decompressions, too, are put back."""
         size, takes, inflater = 0, self._takes_bytes(), Inflater()
         for number, (delivered, record) in enumerate(wanted):
-            if self.reply_to.is_over:  # `abort` has put all messages back
+            if self._call.is_over:  # `abort` has put all messages back
                 return
             if size > MAX_POP_BYTES:
                 rest, self.given = self.given[number:], self.given[:number]
@@ -176,7 +177,7 @@ class GrpcReceive(Receive[GrpcCall]):
             response = ReceiveMessageResponse()
             spent = inflater.spent_bytes
             try:
-                attempt, namespace = delivered.attempt, self.reply_to.namespace
+                attempt, namespace = delivered.attempt, self._call.namespace
                 handle, is_lite = delivered.handle, is_lite_queue(delivered.topic)
                 yield from filling(response.message, record, inflater, attempt, namespace, handle, is_lite=is_lite)
             except Exception as error:  # the other messages of the response are still sent
@@ -184,27 +185,27 @@ class GrpcReceive(Receive[GrpcCall]):
                 self._give_up(delivered, f"it cannot be written for clients of gRPC: {type(error).__name__}: {error}")
                 continue
             size += max(len(response.message.body), inflater.spent_bytes - spent)
-            if self.reply_to.is_over:
+            if self._call.is_over:
                 return
             if response.ByteSize() > takes:
-                language = self.reply_to.text(b"x-mq-language")
+                language = self._call.text(b"x-mq-language")
                 self._give_up(
                     delivered,
                     f"a client of {language} receives at most {takes} bytes with properties; send smaller bodies",
                 )
                 continue
-            self.reply_to.send(response)
-        if not self.reply_to.is_over:
-            _send_time(self._context, self.reply_to)
+            self._call.send(response)
+        if not self._call.is_over:
+            _send_time(self._context, self._call)
             if self.request.auto_renew and self.given:
                 times_ms = frozenset(delivered.pop_ms for delivered in self.given)
                 pops = self._context.broker.pops
-                self.reply_to.on_given_up(partial(pops.response_lost, self.request.client, times_ms))
+                self._call.on_given_up(partial(pops.response_lost, self.request.client, times_ms))
 
     def _takes_bytes(self) -> float:
         """Return the size of the largest message that the client accepts; infinity for a client without this limit. A larger
         message would fail each of its receives."""
-        return SMALL_CLIENT_BYTES if self.reply_to.text(b"x-mq-language").upper() in _SMALL_CLIENTS else math.inf
+        return SMALL_CLIENT_BYTES if self._call.text(b"x-mq-language").upper() in _SMALL_CLIENTS else math.inf
 
     def _give_up(self, delivered: Delivered, reason: str) -> None:
         """Dead-letter a message that the client cannot receive. If that fails, the message is redelivered when its visibility

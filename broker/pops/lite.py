@@ -325,7 +325,7 @@ class LiteSubscriber:
         self.names: dict[str, None] = {}
         self.ready: OrderedDict[LiteTopic, None] = OrderedDict()
         self.held: dict[Delivery, None] = {}
-        self.waiting: OrderedDict[Receive[Any], None] = OrderedDict()
+        self.waiting: OrderedDict[Receive, None] = OrderedDict()
         self.address = ""
         self.synced_s = 0.0
         self.is_syncing = False
@@ -557,20 +557,20 @@ class LitePool(Pool):
         if not self.clients:
             self._all_clients.note_unused(self)
 
-    def hold(self, receive: Receive[Any]) -> None:
+    def hold(self, receive: Receive) -> None:
         super().hold(receive)
         subscriber = self.join(receive.request.client)
         subscriber.waiting[receive] = None
         self._note_serveable(subscriber)
 
-    def remove(self, receive: Receive[Any]) -> None:
+    def remove(self, receive: Receive) -> None:
         super().remove(receive)
         subscriber = self.subscribers.get(receive.request.client)
         if subscriber is not None:
             subscriber.waiting.pop(receive, None)
             self._note_serveable(subscriber)
 
-    def next_receive(self) -> Receive[Any] | None:
+    def next_receive(self) -> Receive | None:
         subscriber = next(iter(self._serveable), None)
         return next(iter(subscriber.waiting), None) if subscriber is not None else None
 

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import count, islice, takewhile
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import structlog
 
@@ -594,15 +594,13 @@ class QueueDeliveries:
 
 
 _arrivals = count()
-ReplyTo = TypeVar("ReplyTo")
 Ready = TypeVar("Ready")
 
 
-class Receive(Generic[ReplyTo]):
+class Receive(ABC):
     """A receive of a client, from its request to its result.
 
     Attributes:
-        reply_to: what the protocol server needs to respond.
         pool: the pool in which it waits or has waited; None if it never waited for a message.
         arrival: increases with each receive.
         is_over: True if it has its result or was cancelled.
@@ -611,11 +609,10 @@ class Receive(Generic[ReplyTo]):
         charged_bytes: the bytes that are charged to its session while it waits for a message.
     """
 
-    __slots__ = ("address", "arrival", "charged_bytes", "is_over", "pool", "queue_id", "reply_to", "request", "timer")
+    __slots__ = ("address", "arrival", "charged_bytes", "is_over", "pool", "queue_id", "request", "timer")
 
-    def __init__(self, request: PopRequest, reply_to: ReplyTo) -> None:
+    def __init__(self, request: PopRequest) -> None:
         self.request = request
-        self.reply_to = reply_to
         self.arrival = next(_arrivals)
         self.is_over = False
         self.pool: Pool | None = None
@@ -624,9 +621,9 @@ class Receive(Generic[ReplyTo]):
         self.timer: Timer | None = None
         self.charged_bytes = 0
 
+    @abstractmethod
     def respond(self, result: PopResult) -> None:
         """Send the result. If the client does not take it, pass the messages to `Pops.put_back`."""
-        raise NotImplementedError
 
     def cancel(self) -> None:
         """Stop waiting, without a response. Does nothing after the result."""
@@ -693,7 +690,7 @@ class Pool(ABC):
         self.group = of.name
         self.topic = topic
         self.clients: dict[PopClient, PoolClient] = {}
-        self._waiting: dict[int | None, OrderedDict[Receive[Any], None]] = {}  # by the queue that they wait for
+        self._waiting: dict[int | None, OrderedDict[Receive, None]] = {}  # by the queue that they wait for
         self.counts = dict.fromkeys(DeliveryState, 0)
         self.waits = 0
         self.used_s = float("-inf")
@@ -735,7 +732,7 @@ class Pool(ABC):
         """Find which queues may have a message."""
 
     @abstractmethod
-    def next_receive(self) -> Receive[Any] | None:
+    def next_receive(self) -> Receive | None:
         """Return the receive that waits longest among those for which a queue may have a message; None without one."""
 
     @abstractmethod
@@ -784,7 +781,7 @@ class Pool(ABC):
 
     # Receives that wait
 
-    def hold(self, receive: Receive[Any]) -> None:
+    def hold(self, receive: Receive) -> None:
         """Let a receive wait. Its session, if it has one, is charged for it, and counts it as a held pull."""
         receive.pool = self
         self._waiting.setdefault(receive.queue_id, OrderedDict())[receive] = None
@@ -796,7 +793,7 @@ class Pool(ABC):
             session.held_pulls += 1
             session.charge(receive.charged_bytes)
 
-    def remove(self, receive: Receive[Any]) -> None:
+    def remove(self, receive: Receive) -> None:
         """End the wait of a receive, which has its result or is cancelled."""
         receive.is_over = True
         if receive.timer is not None:
@@ -815,7 +812,7 @@ class Pool(ABC):
             session.held_pulls -= 1
             session.charge(-receive.charged_bytes)
 
-    def waiting(self) -> list[Receive[Any]]:
+    def waiting(self) -> list[Receive]:
         """Return all receives that wait, in no particular order."""
         return [receive for waiting in self._waiting.values() for receive in waiting]
 
@@ -862,8 +859,8 @@ class QueuePool(Pool):
     def remove_deliveries(self, deliveries: QueueDeliveries) -> None:
         del self.queues[deliveries.queue.queue_id]
 
-    def next_receive(self) -> Receive[Any] | None:
-        found: Receive[Any] | None = None
+    def next_receive(self) -> Receive | None:
+        found: Receive | None = None
         if self.ready and (waiting := self._waiting.get(None)):
             found = next(iter(waiting))
         if len(self._waiting) > (found is not None):  # receives of single queues, which are rare
@@ -1030,7 +1027,7 @@ class PoppingClient:
         self.contact_s = now_s
         self.pools: dict[PoolClient, None] = {}
         self.lite_pools: dict[Pool, None] = {}
-        self.receives: dict[Receive[Any], None] = {}
+        self.receives: dict[Receive, None] = {}
         self.extended: dict[Delivery, QueueDeliveries] = {}
 
     def is_silent(self, now_s: float) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count, repeat
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -154,7 +154,7 @@ class Pops:
 
     # Receiving
 
-    def receive(self, receive: Receive[Any]) -> PopResult | None:
+    def receive(self, receive: Receive) -> PopResult | None:
         """Return the result of a receive, or None if it waits for a message. A receive that waited gets its result by
         `respond`, or an error by `fail`, unless it was cancelled.
 
@@ -421,7 +421,7 @@ class Pops:
         pools, self._served_later = list(self._served_later), {}
         self._do_some(_in_order(map(self._serving, pools)))
 
-    def _end(self, receive: Receive[Any], result: PopResult) -> None:
+    def _end(self, receive: Receive, result: PopResult) -> None:
         """Give a receive its result, unless it has one or was cancelled."""
         if receive.is_over:
             return
@@ -836,7 +836,7 @@ class Pops:
         yield from _in_order(map(self._serving, touched))
         self.division.clients_gone()
 
-    def _ending(self, receives: Iterable[Receive[Any]], why: Why) -> Work[None]:
+    def _ending(self, receives: Iterable[Receive], why: Why) -> Work[None]:
         """End receives that wait, one per piece."""
         for receive in receives:
             self._end(receive, PopResult(why))
@@ -938,7 +938,7 @@ class Pops:
         self._writer.write()
         self._journal.frames.close()
 
-    def _waiting(self) -> Iterator[Receive[Any]]:
+    def _waiting(self) -> Iterator[Receive]:
         for pool in list(self.pools.all):
             yield from pool.waiting()
 

@@ -211,13 +211,14 @@ def client_of(broker: BrokerController, connection: RemotingConnection, group: s
     return PopClient(client_id or f"{connection.peer}@{connection.number}", session=connection)
 
 
-class PopReceive(Receive[Frame]):
-    __slots__ = ("_broker", "_connection")
+class PopReceive(Receive):
+    __slots__ = ("_broker", "_connection", "_frame")
 
     def __init__(
         self, broker: BrokerController, connection: RemotingConnection, frame: Frame, request: PopRequest
     ) -> None:
-        super().__init__(request, frame)
+        super().__init__(request)
+        self._frame = frame
         self._broker = broker
         self._connection = connection
         connection.on_lost(broker.pops.session_gone)
@@ -232,7 +233,7 @@ class PopReceive(Receive[Frame]):
             connection.write(self.encode(result))
 
     def encode(self, result: PopResult) -> Buffers:
-        frame = self.reply_to
+        frame = self._frame
         if result.why is not Why.FOUND:
             code = _NOTHING.get(result.why, ResponseCode.POLLING_TIMEOUT)
             return answer(frame, code, _NO_MESSAGES, remark=result.fault or result.why.value)
@@ -259,7 +260,7 @@ class PopLiteReceive(PopReceive):
         fields = PopMessageResult(
             result.pop_ms, result.invisible_ms, LITE_REVIVE_QUEUE, result.rest, order_count_info=tried
         )
-        return answer_pieces(self.reply_to, write(fields), pieces, "FOUND")
+        return answer_pieces(self._frame, write(fields), pieces, "FOUND")
 
 
 def _check_waits(broker: BrokerController, connection: RemotingConnection, header: PopMessage | PopLiteMessage) -> None:
@@ -469,7 +470,7 @@ class NotificationReceive(PopReceive):
     def encode(self, result: PopResult) -> Buffers:
         if result.why in (Why.FOUND, Why.NOTHING_NEW, Why.TOO_MANY_WAIT):
             notified = Notified(result.why is Why.FOUND, result.why is Why.TOO_MANY_WAIT)
-            return answer(self.reply_to, ext=write(notified))
+            return answer(self._frame, ext=write(notified))
         return super().encode(result)
 
 

@@ -68,11 +68,15 @@ class FakeSession(PopMember):
         pass
 
 
-class Received(Receive[Callable[[PopResult], object]]):
+class Received(Receive):
     """A receive whose result a function takes."""
 
+    def __init__(self, request: PopRequest, take: Callable[[PopResult], object]) -> None:
+        super().__init__(request)
+        self._take = take
+
     def respond(self, result: PopResult) -> None:
-        self.reply_to(result)
+        self._take(result)
 
 
 class TestClock(MovableClock):
