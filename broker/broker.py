@@ -258,12 +258,10 @@ class BrokerController:
         )
         return Pops(
             runtime,
-            topics,
             self.filters,
-            self.offsets,
             settings,
             pools,
-            PopJournal(runtime, frames, topics, self.flusher),
+            PopJournal(runtime, frames, topics, self.offsets, self.flusher),
             DeadLetterWriter(topics, self.appender, settings, groups),
             division,
             self.statistics,

@@ -675,7 +675,7 @@ class World:
         assert broker is not None
         if self.plan.lite:
             pool = broker.pops.pools.bound_lite_pool(GROUP)
-            lags = {lite.name: pool.lag(lite) for lite in broker.lites.of(queue.topic).values()} if pool else {}
+            lags = {lite.name: pool.queues.lag(lite) for lite in broker.lites.of(queue.topic).values()} if pool else {}
             return f"lite topics of {queue.topic} have a lag of {lags}" if any(lags.values()) else None
         stored = broker.store.queues.get((queue.topic, queue.queue_id))
         end = stored.next if stored else 0

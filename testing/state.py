@@ -54,10 +54,10 @@ def _waits_for(broker: BrokerController, group: str, message: Message) -> bool:
     """Return True if a message of a lite topic waits for a lite group."""
     pool = broker.pops.pools.bound_lite_pool(group)
     lite = broker.lites.get(message.topic, message.lite_topic or "")
-    if pool is None or lite is None or not pool.has(lite):
+    if pool is None or lite is None or not pool.queues.has(lite):
         return False
     offset = int(props.find(message.record.properties, props.LITE_OFFSET) or 0)
-    return offset >= pool.committed(lite)
+    return offset >= pool.queues.committed(lite)
 
 
 def committed(broker: BrokerController, group: str, topic: str) -> dict[int, int]:

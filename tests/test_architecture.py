@@ -512,7 +512,7 @@ class Machine(NamedTuple):
 
 @dataclass
 class _InTable:
-    """A delivery as its table has it: `QueueDeliveries.transition` also counts."""
+    """A delivery as its table has it: `QueueDeliveries._transition` also counts."""
 
     state: deliveries.DeliveryState
 

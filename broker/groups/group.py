@@ -276,11 +276,7 @@ class GroupPool(Protocol):
 
     Attributes:
         is_divided: True if members pull some of the topic's queues.
-        unfinished: how many popped messages are not finished.
     """
-
-    @property
-    def unfinished(self) -> int: ...
 
     @property
     def is_divided(self) -> bool: ...
@@ -332,6 +328,7 @@ class ConsumerGroup:
         logged: an interval of time, and how many disagreements of the group were logged in it.
         pools: the pools of the clients that pop, by topic.
         version: increases when members, subscriptions, member lists, drains or pools change, so that pulls are checked again.
+        unfinished: how many popped messages are not finished; only `QueueDeliveries` changes it.
         redelivered: how many popped messages were redeliveries, since the start.
         has_lost: True if retention has deleted messages before the group had committed them; not for those of lite topics.
         is_uneven: True if foreign members subscribe to different topics, so that they claim more queues than they own.
@@ -370,6 +367,7 @@ class ConsumerGroup:
         "settled_ids",
         "sync",
         "topics",
+        "unfinished",
         "version",
     )
 
@@ -399,6 +397,7 @@ class ConsumerGroup:
         self.logged = (0, 0)
         self.pools: dict[str, GroupPool] = _NONE
         self.version = 0
+        self.unfinished = 0
         self.redelivered = 0
         self.has_lost = False
         self.is_uneven = False
@@ -429,11 +428,6 @@ class ConsumerGroup:
         """True if every member gets every message: members keep their own offsets, and the group has none."""
         models = {member.data.message_model for member in self.members.values()}
         return models == {"BROADCASTING"}
-
-    @property
-    def unfinished(self) -> int:
-        """How many popped messages are not finished."""
-        return sum(pool.unfinished for pool in self.pools.values())
 
     @property
     def is_unused(self) -> bool:

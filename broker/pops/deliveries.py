@@ -581,9 +581,10 @@ class Replayed(NamedTuple):
 
     Attributes:
         queues: the queues as the frames leave them, by number.
-        unread: the first frame that does not contain records, and those after it. The checksum of that frame is valid, so it
-            is not damaged; another release may have written it.
-        fault: why the frame cannot be read; None without one.
+        unread: the frames with records of a queue that is not defined, and the first frame that does not contain records
+            with those after it. The checksum of that frame is valid, so it is not damaged; another release may have
+            written it.
+        fault: why the last of them cannot be read; None without one.
     """
 
     queues: dict[int, KeptQueue]
@@ -592,97 +593,71 @@ class Replayed(NamedTuple):
 
 
 def replay(frames: Iterable[bytes]) -> Replayed:
-    reader, rest = _Replay(), iter(frames)
+    queues: dict[int, KeptQueue] = {}
+    unread: list[bytes] = []
+    fault: Exception | None = None
+    rest = iter(frames)
     for frame in rest:
+        at, undefined = 0, set[int]()
         try:
-            reader.read(frame)
-        except (StructError, KeyError, IndexError, ValueError) as error:
-            return Replayed(reader.queues, [frame, *rest], error)
-    return Replayed(reader.queues, [], None)
+            while at < len(frame):
+                at = _replay(queues, undefined, frame, at)
+        except (StructError, ValueError) as error:
+            return Replayed(queues, [*unread, frame, *rest], error)
+        if undefined:
+            unread.append(frame)
+            fault = ValueError(f"records of the undefined queues {sorted(undefined)}")
+    return Replayed(queues, unread, fault)
 
 
-class _Replay:
-    def __init__(self) -> None:
-        self.queues: dict[int, KeptQueue] = {}
-        self._kinds = {
-            ord("D"): self._define,
-            ord("C"): self._client,
-            ord("P"): self._pop,
-            ord("A"): self._ack,
-            ord("X"): self._change,
-            ord("N"): self._next,
-            ord("B"): self._base,
-            ord("Y"): self._yield,
-            ord("F"): self._end,
-        }
-
-    def read(self, frame: bytes) -> None:
-        position = 0
-        while position < len(frame):
-            position = self._kinds[frame[position]](frame, position)
-
-    def _text(self, frame: bytes, position: int) -> tuple[int, str, int]:
-        _, number, size = _TEXT.unpack_from(frame, position)
-        begin = position + _TEXT.size
-        return number, frame[begin : begin + size].decode(errors="replace"), begin + size
-
-    def _define(self, frame: bytes, position: int) -> int:
-        number, text, end = self._text(frame, position)
-        identity, group, topic, queue_id = text.split("\0")
-        place = PoolPlace(identity, group, topic, int(queue_id))
-        if number not in self.queues or self.queues[number].place != place:
-            self.queues[number] = KeptQueue(place)
+def _replay(queues: dict[int, KeptQueue], undefined: set[int], frame: bytes, at: int) -> int:
+    """Apply a record to the queues, and return where the next one begins. Add the number of its queue to those that are
+    undefined, if it is."""
+    kind, (_, number) = frame[at : at + 1], _FORGET.unpack_from(frame, at)
+    if kind in (b"D", b"C"):
+        begin = at + _TEXT.size
+        end = begin + int(_TEXT.unpack_from(frame, at)[2])
+        if kind == b"D":
+            identity, group, topic, queue_id = frame[begin:end].decode(errors="replace").split("\0")
+            place = PoolPlace(identity, group, topic, int(queue_id))
+            if number not in queues or queues[number].place != place:
+                queues[number] = KeptQueue(place)
         return end
-
-    def _client(self, frame: bytes, position: int) -> int:
-        _, _, end = self._text(frame, position)
-        return end
-
-    def _pop(self, frame: bytes, position: int) -> int:
-        _, number, next_offset, pop_ms, deadline_ms, _, _, count = _POP.unpack_from(frame, position)
-        queue = self.queues[number]
-        begin = position + _POP.size
-        end = begin + count * _POPPED.size
+    if kind == b"F":
+        queues.pop(number, None)
+        return at + _FORGET.size
+    queue = queues.get(number)
+    if queue is None:
+        undefined.add(number)
+        queue = KeptQueue(PoolPlace("", "", "", 0))
+    if kind == b"P":
+        _, _, next_offset, pop_ms, deadline_ms, _, _, count = _POP.unpack_from(frame, at)
+        begin = at + _POP.size
+        end = begin + int(count) * _POPPED.size
         for offset, attempts in _POPPED.iter_unpack(frame[begin:end]):
             queue.unfinished[offset] = StoredDelivery(attempts, pop_ms, deadline_ms)
         queue.next = max(queue.next, next_offset)
-        return int(end)
-
-    def _ack(self, frame: bytes, position: int) -> int:
-        _, number, count = _ACK.unpack_from(frame, position)
-        begin = position + _ACK.size
-        end = begin + count * _OFFSET.size
-        unfinished = self.queues[number].unfinished
+        return end
+    if kind == b"A":
+        begin = at + _ACK.size
+        end = begin + int(_ACK.unpack_from(frame, at)[2]) * _OFFSET.size
         for (offset,) in _OFFSET.iter_unpack(frame[begin:end]):
-            unfinished.pop(offset, None)
-        return int(end)
-
-    def _change(self, frame: bytes, position: int) -> int:
-        _, number, offset, deadline_ms, attempts, _ = _CHANGE.unpack_from(frame, position)
-        unfinished = self.queues[number].unfinished
-        kept = unfinished.get(offset)
-        if kept is not None:
-            unfinished[offset] = kept._replace(deadline_ms=deadline_ms, attempts=attempts)
-        return position + _CHANGE.size
-
-    def _next(self, frame: bytes, position: int) -> int:
-        _, number, next_offset = _NEXT.unpack_from(frame, position)
-        self.queues[number].next = max(self.queues[number].next, next_offset)
-        return position + _NEXT.size
-
-    def _base(self, frame: bytes, position: int) -> int:
-        _, number, next_offset, floor_ms = _BASE.unpack_from(frame, position)
-        queue = self.queues[number]
-        queue.next, queue.floor_ms, queue.is_yielded = next_offset, floor_ms, False
+            queue.unfinished.pop(offset, None)
+        return end
+    if kind == b"X":
+        _, _, offset, deadline_ms, attempts, _ = _CHANGE.unpack_from(frame, at)
+        if offset in queue.unfinished:
+            queue.unfinished[offset] = StoredDelivery(attempts, queue.unfinished[offset].pop_ms, deadline_ms)
+        return at + _CHANGE.size
+    if kind == b"N":
+        queue.next = max(queue.next, _NEXT.unpack_from(frame, at)[2])
+        return at + _NEXT.size
+    if kind == b"B":
+        _, _, queue.next, queue.floor_ms = _BASE.unpack_from(frame, at)
+        queue.is_yielded = False
         queue.unfinished.clear()
-        return position + _BASE.size
-
-    def _yield(self, frame: bytes, position: int) -> int:
-        _, number = _FORGET.unpack_from(frame, position)
-        self.queues[number].is_yielded = True
-        return position + _FORGET.size
-
-    def _end(self, frame: bytes, position: int) -> int:
-        _, number = _FORGET.unpack_from(frame, position)
-        self.queues.pop(number, None)
-        return position + _FORGET.size
+        return at + _BASE.size
+    if kind == b"Y":
+        queue.is_yielded = True
+        return at + _FORGET.size
+    raise ValueError(f"unknown kind of record: {kind!r}")

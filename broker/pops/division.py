@@ -25,7 +25,7 @@ from ..runtime import Adoption, Clock, Runtime, Timer
 from ..sessions import ClientRequest, Event, Reports, Session
 from ..store.journals import LeaseKey
 from .deliveries import DeliveryState, PopClient, PopRequest
-from .pool import QueuePool
+from .pool import QueuePool, is_queue_pool
 from .pools import Pools
 
 log = structlog.get_logger("rocketlet.pops")
@@ -91,7 +91,7 @@ class Divided:
 
     def queues(self, broker_name: str) -> list[Queue]:
         """Return the queues that this group's pools lease, including queues that a pool is releasing."""
-        return [Queue(pool.topic, broker_name, queue_id) for pool in self.pools for queue_id in pool.epochs]
+        return [Queue(pool.topic, broker_name, queue_id) for pool in self.pools for queue_id in pool.queues.epochs]
 
 
 class Division:
@@ -141,11 +141,11 @@ class Division:
             return
         pool = self._pools.find_queues(name, topic) or self._pools.make(name, topic)
         divided = self._divided_of(pool)
-        if pool.owned is None:
-            pool.divide()
-        pool.epochs[queue_id] = epoch
+        if pool.queues.owned is None:
+            pool.queues.divide()
+        pool.queues.epochs[queue_id] = epoch
         if self._lease(divided, [Queue(topic, self._broker_name, queue_id)]):
-            pool.own(queue_id)
+            pool.queues.own(queue_id)
 
     def stop(self) -> None:
         """Stop the timers. Leases last over a restart."""
@@ -176,7 +176,7 @@ class Division:
         # The client may have pulled this topic until now, so it no longer counts as the reader of the topic's queues
         if not is_used and request.session is not None and request.count > 0:
             self._watch.release_topic(request.session, name, topic)
-        if pool is None or pool.owned is None:
+        if pool is None or pool.queues.owned is None:
             if is_used:
                 return None
             fault = self._reader_fault(name, topic)
@@ -186,7 +186,7 @@ class Division:
             if not self._is_pulled(name, topic, request.client):
                 return None
             pool = self._pools.get_or_make(request)
-            pool.divide()
+            pool.queues.divide()
         self._add_member(self._divided_of(pool), pool, request)
         return None
 
@@ -197,13 +197,13 @@ class Division:
         if pool is None:
             return
         member = group.members.get(session)
-        if pool.owned is None and not pool.is_used(self._clock.monotonic_s()):
+        if pool.queues.owned is None and not pool.is_used(self._clock.monotonic_s()):
             self.owner.yield_pool(pool)
         elif member is not None and shares_queues(member):
-            if pool.owned is None and topic in member.subscriptions:
+            if pool.queues.owned is None and topic in member.subscriptions:
                 member.has_pulled = True
                 self.members_changed(group)
-        elif pool.owned is None or member is not None:
+        elif pool.queues.owned is None or member is not None:
             reason = f"{member.client_id if member is not None else session.peer} pulls it, and shares no queues"
             self._conflicts.report(group.name, topic, reason)
 
@@ -215,8 +215,8 @@ class Division:
         now_s = self._clock.monotonic_s()
         for pool in self._pools.of_group(group.name):
             if (
-                isinstance(pool, QueuePool)
-                and pool.owned is None
+                is_queue_pool(pool)
+                and pool.queues.owned is None
                 and pool.is_used(now_s)
                 and self._is_pulled(group.name, pool.topic)
             ):
@@ -248,8 +248,8 @@ class Division:
         come back after a restart."""
         for divided in [] if self._is_stopped else list(self._divided.values()):
             for pool in list(divided.pools):
-                for client in [item for item in pool.member_ids if item not in pool.clients]:
-                    del pool.member_ids[client]
+                for client in [item for item in pool.queues.member_ids if item not in pool.clients]:
+                    del pool.queues.member_ids[client]
                     self._remove_member(divided, pool, client)
             self.check_soon(divided)
 
@@ -300,14 +300,14 @@ class Division:
     def _add_member(self, divided: Divided, pool: QueuePool, request: PopRequest) -> None:
         client = request.client
         member = divided.members.get(client)
-        if client in pool.member_ids:
+        if client in pool.queues.member_ids:
             if member is not None:
                 member.pay_by(request.session)
             return
         group = self._groups.get(divided.name)
         members = group.members if group is not None else {}
         own = members.get(client.session) if client.session is not None else None
-        pool.member_ids[client] = own.listed_id if own is not None else f"~{client.client_id}"
+        pool.queues.member_ids[client] = own.listed_id if own is not None else f"~{client.client_id}"
         if member is None and (own is not None or len(members) >= self._limits.max_members):
             self.check_soon(divided)
             return
@@ -324,7 +324,7 @@ class Division:
             if own is not None and client in divided.members:
                 del divided.members[client]
                 for pool in member.subscriptions:
-                    pool.member_ids[client] = own.listed_id
+                    pool.queues.member_ids[client] = own.listed_id
                 self._groups.leave(member, divided.name)
 
     def _heartbeat(self, divided: Divided, client: PopClient, member: PopMember) -> None:
@@ -357,10 +357,10 @@ class Division:
         """Divide a pool, because members start to pull its topic. The pool keeps all queues that it can lease until the
         members have their shares."""
         divided = self._divided_of(pool)
-        pool.divide()
+        pool.queues.divide()
         queues = [Queue(pool.topic, self._broker_name, number) for number in range(self._topics.queues_of(pool.topic))]
         for queue in self._lease(divided, queues, has_had=True):
-            pool.own(queue.queue_id)
+            pool.queues.own(queue.queue_id)
         for client, item in pool.clients.items():
             wanted, session = item.wanted, item.session
             self._add_member(
@@ -374,24 +374,24 @@ class Division:
         wanted = tuple(queues)
         pools = {pool.topic: pool for pool in divided.pools}
         epochs = {
-            queue: pools[queue.topic].epochs[queue.queue_id]
+            queue: pools[queue.topic].queues.epochs[queue.queue_id]
             for queue in wanted
-            if queue.queue_id in pools[queue.topic].epochs
+            if queue.queue_id in pools[queue.topic].queues.epochs
         }
         request = LockRequest(SHARED_OWNER, divided.name, wanted, handover=True, epochs=epochs)
         got = self._locks.lock(request, divided.owner, has_had=has_had)
         for queue, epoch in got.items():
-            pools[queue.topic].epochs[queue.queue_id] = epoch
+            pools[queue.topic].queues.epochs[queue.queue_id] = epoch
         for queue in epochs.keys() - got.keys():  # the lease has ended although the pool did not release the queue
             self._lose(pools[queue.topic], queue.queue_id)
         return list(got)
 
     def _lose(self, pool: QueuePool, queue_id: int) -> None:
         log.error("shared_queue_lost", group=pool.group, topic=pool.topic, queue=queue_id)
-        del pool.epochs[queue_id]
-        if pool.owned is not None:
+        del pool.queues.epochs[queue_id]
+        if pool.queues.owned is not None:
             self.owner.release_queue(pool, queue_id, is_lost=True)
-            pool.disown(queue_id)
+            pool.queues.disown(queue_id)
 
     def check_soon(self, divided: Divided) -> None:
         divided.is_stale = True
@@ -410,7 +410,7 @@ class Division:
             divided.is_checking = False
 
     def _share_out(self, divided: Divided, pool: QueuePool, route: Route | None) -> None:
-        if pool not in divided.pools or pool.owned is None:  # the division has ended while the route was queried
+        if pool not in divided.pools or pool.queues.owned is None:  # the division has ended while the route was queried
             return
         group = self._groups.get(divided.name)
         wanted = self._wanted(group, pool, route) if group is not None else set()
@@ -420,18 +420,18 @@ class Division:
             if known is not None and known.data.strategy != strategy:
                 self._heartbeat(divided, client, member)
         now_s = self._clock.monotonic_s()
-        for queue_id in pool.owned - wanted:
-            pool.start_leaving(queue_id, now_s)
-        for queue_id in wanted & pool.leaving.keys():
-            pool.stop_leaving(queue_id)
-        missing = [Queue(pool.topic, self._broker_name, queue_id) for queue_id in sorted(wanted - pool.owned)]
+        for queue_id in pool.queues.owned - wanted:
+            pool.queues.start_leaving(queue_id, now_s)
+        for queue_id in wanted & pool.queues.leaving.keys():
+            pool.queues.stop_leaving(queue_id)
+        missing = [Queue(pool.topic, self._broker_name, queue_id) for queue_id in sorted(wanted - pool.queues.owned)]
         got = self._lease(divided, missing) if missing else []
         for queue in got:
-            pool.own(queue.queue_id)
+            pool.queues.own(queue.queue_id)
         if got or wanted:
             self.owner.serve(pool)
         self._release_free(divided, pool)
-        if pool.owned is not None and (pool.leaving or wanted - pool.owned):
+        if pool.queues.owned is not None and (pool.queues.leaving or wanted - pool.queues.owned):
             self._check_later(divided)
 
     def _check_later(self, divided: Divided) -> None:
@@ -445,7 +445,7 @@ class Division:
     def _wanted(self, group: ConsumerGroup, pool: QueuePool, route: Route | None) -> set[int]:
         """Return the queues on this broker that are allocated to clients that pop."""
         topic = pool.topic
-        popping = set(pool.member_ids.values())
+        popping = set(pool.queues.member_ids.values())
         popping |= {item.listed_id for item in group.members.values() if item.pops and topic in item.subscriptions}
         if STICKY.name in group.strategies() and len(group.strategies()) == 1:
             shares = [group.share(client_id, topic) for client_id in popping]
@@ -470,31 +470,38 @@ class Division:
     def _release_free(self, divided: Divided, pool: QueuePool) -> None:
         """Release the leaving queues that are free (`_is_free`). End the pool if no client pops the topic any more and
         the pool has no queue left; end the division if no member pulls any more and the pool has all queues."""
-        if pool.owned is None:
+        queues = pool.queues
+        if queues.owned is None:
             return
         now_s = self._clock.monotonic_s()
-        free = [queue_id for queue_id, since_s in pool.leaving.items() if self._is_free(pool, queue_id, since_s, now_s)]
+        free = [
+            queue_id for queue_id, since_s in queues.leaving.items() if self._is_free(pool, queue_id, since_s, now_s)
+        ]
         done = [queue_id for queue_id in free if self.owner.release_queue(pool, queue_id, is_lost=False)]
         for queue_id in done:
-            pool.disown(queue_id)
+            queues.disown(queue_id)
         self._unlease(divided, pool, done)
-        if not pool.member_ids and not pool.waits and not pool.owned:
+        if not queues.member_ids and not pool.waiting and not queues.owned:
             self._end(divided, pool)
             self.owner.yield_pool(pool)
-        elif len(pool.owned) == self._topics.queues_of(pool.topic) and not pool.leaving and not self._others_pull(pool):
+        elif (
+            len(queues.owned) == self._topics.queues_of(pool.topic)
+            and not queues.leaving
+            and not self._others_pull(pool)
+        ):
             self._rejoin(divided, pool)
 
     def _is_free(self, pool: QueuePool, queue_id: int, since_s: float, now_s: float) -> bool:
         """Return True if a leaving queue can go to another member, by the rules at the top of this file. After POOL_LEAVE_S,
         also stop redelivering its messages."""
-        deliveries = pool.queues.get(queue_id)
+        deliveries = pool.queues.deliveries.get(queue_id)
         if deliveries is None or not deliveries.unfinished:
             return True
         if now_s - since_s < POOL_LEAVE_S:
             return False
         if deliveries.gives_again:
             deliveries.gives_again = False
-            pool.rotate(deliveries)
+            pool.queues.rotate(deliveries)
         return not any(
             item.state is DeliveryState.IN_FLIGHT and not item.is_delayed for item in deliveries.unfinished.values()
         )
@@ -507,9 +514,9 @@ class Division:
 
     def _unlease(self, divided: Divided, pool: QueuePool, queue_ids: Iterable[int]) -> None:
         epochs = {
-            Queue(pool.topic, self._broker_name, queue_id): pool.epochs.pop(queue_id)
+            Queue(pool.topic, self._broker_name, queue_id): pool.queues.epochs.pop(queue_id)
             for queue_id in list(queue_ids)
-            if queue_id in pool.epochs
+            if queue_id in pool.queues.epochs
         }
         if epochs:
             request = LockRequest(SHARED_OWNER, divided.name, tuple(epochs), handover=True, epochs=epochs)
@@ -517,16 +524,16 @@ class Division:
 
     def _rejoin(self, divided: Divided, pool: QueuePool) -> None:
         """Let the pool serve all queues without leases again, because no member pulls any more."""
-        pool.owned = None
-        self._unlease(divided, pool, pool.epochs)
+        pool.queues.owned = None
+        self._unlease(divided, pool, pool.queues.epochs)
         self._end(divided, pool)
-        pool.make_ready()
+        pool.queues.make_ready()
         self.owner.serve(pool)
 
     def _end(self, divided: Divided, pool: QueuePool) -> None:
         del divided.pools[pool]
-        clients = list(pool.member_ids)
-        pool.member_ids.clear()
+        clients = list(pool.queues.member_ids)
+        pool.queues.member_ids.clear()
         for client in clients:
             self._remove_member(divided, pool, client)
         if not divided.pools and self._divided.get(pool.of) is divided:
@@ -537,8 +544,8 @@ class Division:
     def pool_deleted(self, pool: QueuePool) -> None:
         """End the division of a pool that is deleted with its group or topic."""
         divided = self._divided.get(pool.of)
-        if divided is not None and pool.owned is not None:
-            self._unlease(divided, pool, pool.epochs)
+        if divided is not None and pool.queues.owned is not None:
+            self._unlease(divided, pool, pool.queues.epochs)
             self._end(divided, pool)
 
 

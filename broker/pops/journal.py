@@ -8,6 +8,7 @@ import structlog
 
 from ..config import CLOCK_TOLERANCE_MS
 from ..groups.group import FinishedAhead
+from ..groups.offsets import Offsets
 from ..messages.lite import LiteTopic
 from ..messages.topics import Topics
 from ..runtime import Job, Runtime
@@ -32,11 +33,13 @@ class PopJournal:
         flusher: syncs what was written before a response; None if responses do not wait for the device.
     """
 
-    def __init__(self, runtime: Runtime, frames: Frames, topics: Topics, flusher: Flusher | None) -> None:
+    def __init__(
+        self, runtime: Runtime, frames: Frames, topics: Topics, offsets: Offsets, flusher: Flusher | None
+    ) -> None:
         self.frames = frames
         self.flusher = flusher
         self._adoption = runtime.adoption
-        self._topics = topics
+        self._topics, self._offsets = topics, offsets
         self._clock = runtime.clock
         self._content: list[bytes] = []
         self._defined: set[int] = set()
@@ -50,10 +53,10 @@ class PopJournal:
         self._ahead_ms = 0  # how far the clock of the last run was ahead of this run's clock at the start
         self._is_behind = False  # True if the file lacks records, so that nothing is appended until it is rewritten
 
-    def read(self, *, is_expected: bool) -> dict[int, KeptQueue]:
+    def read(self) -> dict[int, KeptQueue]:
         """Return the state that the last run left, by number. From a frame on that does not contain records, the file is kept
-        aside: messages in flight, and acknowledged ones after them, are then delivered again. is_expected: True if groups
-        have popped before. Raises StoreError if the file cannot be read."""
+        aside: messages in flight, and acknowledged ones after them, are then delivered again. Raises StoreError if the file
+        cannot be read."""
         queues, unread, fault = records.replay(self.frames.read())
         if fault is not None:
             self._adoption.set_aside("popped messages", len(unread), b"".join(map(framed, unread)), fault)
@@ -68,7 +71,7 @@ class PopJournal:
             )
             log.warning("clock_set_back", ahead_s=self._ahead_ms / 1000, hint=hint)
         self._is_behind = bool(queues or unread)  # this run has not defined their numbers, so it rewrites the file
-        if is_expected and not self.frames.size:
+        if self._offsets.has_pops and not self.frames.size:
             self._is_behind = True
             hint = "it was removed or emptied: messages acknowledged after an unfinished one are delivered again"
             log.error("pop_journal_lost", file=str(self.frames.path), hint=hint)
@@ -99,6 +102,8 @@ class PopJournal:
             self.kept_behind(deliveries)
         if deliveries.number not in self._defined:
             self._define(deliveries)
+        if not self._offsets.has_pops:
+            self._offsets.note_pops()
         first = popped[0]
         deadline_ms = self.wall_ms(first.deadline_s)
         self._content.append(records.pop(deliveries.number, deliveries.next, first.pop_ms, deadline_ms, popped))

@@ -8,41 +8,22 @@ from functools import partial
 from heapq import heappop, heappush
 from itertools import chain
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias, TypeGuard
 
 import orjson
 import structlog
 
-from ...protocol.bodies import (
-    SLICE,
-    Work,
-    joined,
-)
+from ...protocol.bodies import SLICE, Work, joined
 from ...protocol.message import Record, decode_record
-from ..config import (
-    LITE_READS,
-    LITE_SUBSCRIPTION_BYTES,
-    LITE_SYNC_S,
-    MAX_POP_MESSAGES,
-    LimitExceeded,
-    Limits,
-)
-from ..groups.group import ConsumerGroup
+from ..config import LITE_READS, LITE_SUBSCRIPTION_BYTES, LITE_SYNC_S, MAX_POP_MESSAGES, LimitExceeded, Limits
 from ..messages.lite import LiteTopic, LiteTopics
 from ..messages.topics import Topics
 from ..runtime import Job, Runtime, run
 from ..sessions import AddressShares, Session
 from ..store.files import Damaged, StoreFull, replace_state
 from ..store.index import ConsumeQueue
-from .deliveries import (
-    Delivery,
-    DeliveryState,
-    PopClient,
-    PopPart,
-    PopRequest,
-    TakenDelivery,
-)
-from .pool import Pool, PoppingClients, QueueDeliveries, QueueSource, Receive, firsts
+from .deliveries import Delivery, DeliveryState, PopClient, PopPart, PopRequest, TakenDelivery
+from .pool import Pool, PoolOf, PoppingClients, QueueDeliveries, QueueSource, Receive, firsts
 
 log = structlog.get_logger("rocketlet.lite")
 
@@ -52,9 +33,7 @@ log = structlog.get_logger("rocketlet.lite")
 # may have 100,000 of them, each of which takes about 100 bytes here.
 
 
-_GROUPS_IN_TUPLE: Final = (
-    8  # groups with an offset in a lite topic that a tuple has; a set has more of them, but is larger
-)
+_GROUPS_IN_TUPLE: Final = 8  # groups with an offset in a lite topic that a tuple has; a list is larger
 
 
 class Payer(NamedTuple):
@@ -242,20 +221,20 @@ class LiteOffsets:
 class LiteMessages:
     """The messages of a lite topic, and the progress of a group there."""
 
-    def __init__(self, pool: LitePool, lite: LiteTopic) -> None:
+    def __init__(self, queues: LiteQueues, lite: LiteTopic) -> None:
         self.queue = lite
         self.lite_topic = lite.name
-        self._pool = pool
+        self._queues = queues
 
     @property
     def offset(self) -> int:
-        return self._pool.offsets.get(self.lite_topic, 0)
+        return self._queues.offsets.get(self.lite_topic, 0)
 
     def commit(self, offset: int) -> None:
-        self._pool.set_offset(self.lite_topic, offset)
+        self._queues.set_offset(self.lite_topic, offset)
 
     def record(self, offset: int) -> bytes | None:
-        return self._pool.of_all.lites.record(self.queue, offset)
+        return self._queues.of_all.lites.record(self.queue, offset)
 
     def message(self, offset: int) -> Record:
         record = self.record(offset)
@@ -263,21 +242,22 @@ class LiteMessages:
             raise Damaged(f"message {offset} of the lite topic {self.lite_topic} is damaged or lost")
         return decode_record(record)
 
-    def read(self, position: int, count: int, request: PopRequest, room: int) -> tuple[list[TakenDelivery], int]:
+    def read(self, position: int, count: int, request: PopRequest, room: int) -> tuple[list[TakenDelivery], int, int]:
         """Return up to `count` messages, of whatever tag."""
         found: list[TakenDelivery] = []
+        size = 0
         for _ in range(MAX_POP_MESSAGES):
             position = self.queue.readable_from(position)
             if len(found) >= count or position >= self.queue.next:
                 break
             record = self.record(position)
             if record is not None:
-                room -= len(record)
-                if found and room < 0:
+                if found and size + len(record) > room:
                     break
+                size += len(record)
                 found.append(TakenDelivery(Delivery(position), record))
             position += 1
-        return found, position
+        return found, size, position
 
 
 # ------------------------------------------------------------------------------
@@ -354,11 +334,11 @@ class LiteSubscriber:
         self.session, self._charged_bytes = None, 0
 
 
-class LitePool(Pool):
-    """The pool of a lite group, whose queues are lite topics of its parent topic.
+class LiteQueues:
+    """The lite topics of a parent topic in the pool of a lite group.
 
     Attributes:
-        queues: the deliveries by lite topic, for lite topics that a receive has tried.
+        deliveries: the deliveries by lite topic, for lite topics that a receive has tried.
         offsets: the group's committed offsets by name.
         subscribers: the clients that have synchronized their subscriptions, or have waited for messages without that.
         is_wildcard: True if clients receive from every lite topic.
@@ -369,27 +349,25 @@ class LitePool(Pool):
 
     def __init__(
         self,
-        all_clients: PoppingClients,
-        of: ConsumerGroup,
-        parent: str,
         of_all: LiteOffsets,
         offsets: GroupLiteOffsets,
         source: QueueSource,
         left: LeftSubscribers,
+        pool: LitePool,
         *,
         wildcard: bool,
     ) -> None:
-        super().__init__(all_clients, of, parent)
-        self._source, self._left = source, left
-        self.queues: dict[LiteTopic, QueueDeliveries] = {}
+        self.pool = pool
+        self._source, self._left, self._all_clients = source, left, pool.all_clients
+        self.group, self.topic = pool.group, pool.topic
+        self.deliveries: dict[LiteTopic, QueueDeliveries] = {}
         self._lites = of_all.lites
         self.of_all = of_all
         self.offsets = offsets
         self.subscribers: dict[PopClient, LiteSubscriber] = {}
         self._of_name: dict[str, LiteSubscriber | dict[LiteSubscriber, None]] = {}
-        self._serveable: OrderedDict[LiteSubscriber, None] = (
-            OrderedDict()
-        )  # with something ready and a receive that waits
+        # those with something ready and a receive that waits
+        self._serveable: OrderedDict[LiteSubscriber, None] = OrderedDict()
         self.idle: OrderedDict[QueueDeliveries, None] = OrderedDict()
         self.is_wildcard = wildcard
         self._all_ready: OrderedDict[LiteTopic, None] = OrderedDict()
@@ -400,19 +378,18 @@ class LitePool(Pool):
         """Commit the group's offset in a lite topic."""
         self.of_all.put(self.group, self.topic, name, offset, payer)
 
-    def allows(self, request: PopRequest, most: int) -> int:
-        """Return how many messages a receive may pop, so that its client has up to `most` in flight that it has not delayed;
-        `most` if the receive keeps to that anyway, or the client is no subscriber."""
-        subscriber = self.subscribers.get(request.client)
+    def allows(self, request: PopRequest) -> int:
+        """Return how many messages a receive may pop, so that its client, if it is a subscriber, has up to
+        `max_unfinished_of_lite_client` in flight that it has not delayed."""
+        subscriber, most = self.subscribers.get(request.client), self._source.limits.max_unfinished_of_lite_client
         if subscriber is None or len(subscriber.held) + request.count <= most:
-            return most
+            return min(request.count, most)
         return max(most - subscriber.holds(), 0)
 
-    def note_delivered(self, client: PopClient, delivered: Iterable[Delivery]) -> None:
-        """Note what a client, if it is a subscriber, has in flight."""
+    def delivered(self, client: PopClient, deliveries: Iterable[Delivery]) -> None:
         subscriber = self.subscribers.get(client)
         if subscriber is not None:
-            subscriber.held.update(dict.fromkeys(delivered))
+            subscriber.held.update(dict.fromkeys(deliveries))
 
     def scan(self, serve: Callable[[LitePool], None]) -> Work[None]:
         """Find the lite topics that have messages, some at a time, and serve the receives that wait for them. Messages that
@@ -431,18 +408,27 @@ class LitePool(Pool):
     def _serve_all(self, serve: Callable[[LitePool], None]) -> None:
         for subscriber in self.subscribers.values():
             self._note_serveable(subscriber)
-        serve(self)
+        serve(self.pool)
 
     @property
     def is_pinned(self) -> bool:
         """True while the pool has subscribers, or awaits some that have left, so that it is not removed."""
         return bool(self.subscribers) or self.awaited > 0
 
-    def deliveries(self) -> Collection[QueueDeliveries]:
-        return self.queues.values()
+    @property
+    def is_divided(self) -> bool:
+        return False
 
-    def remove_deliveries(self, deliveries: QueueDeliveries) -> None:
-        del self.queues[_lite_of(deliveries)]
+    @property
+    def is_in_order(self) -> bool:
+        """False, because a lite topic is in order whatever the group's settings are (`QueueDeliveries.is_lite`)."""
+        return False
+
+    def opened(self) -> Collection[QueueDeliveries]:
+        return self.deliveries.values()
+
+    def remove(self, deliveries: QueueDeliveries) -> None:
+        del self.deliveries[_lite_of(deliveries)]
         self.idle.pop(deliveries, None)
 
     def rest(self) -> int:
@@ -454,13 +440,13 @@ class LitePool(Pool):
     def has(self, lite: LiteTopic) -> bool:
         """Return True if the group has read a lite topic, or may because clients are subscribed to it or receive from all."""
         name = lite.name
-        return self.is_wildcard or name in self._of_name or name in self.offsets or lite in self.queues
+        return self.is_wildcard or name in self._of_name or name in self.offsets or lite in self.deliveries
 
     # Readiness
 
     def has_news(self, lite: LiteTopic) -> bool:
         """Return True if a receive may find a message in a lite topic."""
-        deliveries = self.queues.get(lite)
+        deliveries = self.deliveries.get(lite)
         if deliveries is not None:
             return deliveries.is_ready
         return max(self.offsets.get(lite.name, 0), lite.begin) < lite.next
@@ -500,7 +486,7 @@ class LitePool(Pool):
         else:
             self._serveable.pop(subscriber, None)
 
-    def places(self, request: PopRequest) -> Iterator[tuple[QueueDeliveries, PopPart]]:
+    def tried(self, request: PopRequest) -> Iterator[tuple[QueueDeliveries, PopPart]]:
         """Yield the deliveries of lite topics that may have a message. Raises LimitExceeded if the group cannot have another
         offset in the first of them; the next receive then begins with another one."""
         subscriber = self.subscribers.get(request.client)
@@ -518,7 +504,7 @@ class LitePool(Pool):
 
     def _open(self, lite: LiteTopic, request: PopRequest) -> QueueDeliveries:
         """Return the deliveries of a lite topic. Raises LimitExceeded."""
-        found = self.queues.get(lite)
+        found = self.deliveries.get(lite)
         if found is None:
             session = request.session
             payer = Payer(session.address, request.client.owner) if session is not None else NOBODY
@@ -531,9 +517,9 @@ class LitePool(Pool):
     def open_lite(self, lite: LiteTopic, start: int) -> QueueDeliveries:
         """Return the new deliveries of a lite topic that the pool has not read yet."""
         source = self._source
-        found = QueueDeliveries(source.next_number(), self, LiteMessages(self, lite), start, source.limits)
-        self.queues[lite] = found
-        self.pay()
+        found = QueueDeliveries(source.next_number(), self.pool, LiteMessages(self, lite), start, source.limits)
+        self.deliveries[lite] = found
+        self.pool.pay()
         return found
 
     def has_some(self, request: PopRequest) -> bool:
@@ -554,17 +540,13 @@ class LitePool(Pool):
 
     def refresh(self, deliveries: QueueDeliveries) -> None:
         self.rotate(deliveries)
-        if not self.clients:
-            self._all_clients.note_unused(self)
 
-    def hold(self, receive: Receive) -> None:
-        super().hold(receive)
+    def held(self, receive: Receive) -> None:
         subscriber = self.join(receive.request.client)
         subscriber.waiting[receive] = None
         self._note_serveable(subscriber)
 
-    def remove(self, receive: Receive) -> None:
-        super().remove(receive)
+    def ended(self, receive: Receive) -> None:
         subscriber = self.subscribers.get(receive.request.client)
         if subscriber is not None:
             subscriber.waiting.pop(receive, None)
@@ -581,7 +563,7 @@ class LitePool(Pool):
         found = self.subscribers.get(client)
         if found is None:
             found = self.subscribers[client] = LiteSubscriber(client)
-            self._all_clients.obtain(client).lite_pools[self] = None
+            self._all_clients.obtain(client).lite_pools[self.pool] = None
             if self.is_wildcard:
                 found.ready = self._all_ready
             found.synced_s = self._all_clients.now_s()
@@ -629,7 +611,7 @@ class LitePool(Pool):
         subscriber.stop_paying()
         self._serveable.pop(subscriber, None)
         if self.is_wildcard and self._may_return(subscriber):
-            self._left.note(self, None)
+            self._left.note(self.pool, None)
         if subscriber.waiting:
             staying = self.join(client)
             staying.waiting, staying.held = subscriber.waiting, subscriber.held
@@ -637,10 +619,10 @@ class LitePool(Pool):
             self._note_serveable(staying)
             return subscriber
         of_client = self._all_clients.all[client]
-        del of_client.lite_pools[self]
+        del of_client.lite_pools[self.pool]
         self._all_clients.remove_if_idle(of_client)
-        if not self.clients:
-            self._all_clients.note_unused(self)
+        if not self.pool.clients:
+            self._all_clients.note_unused(self.pool)
         return subscriber
 
     def _may_return(self, subscriber: LiteSubscriber) -> bool:
@@ -652,7 +634,7 @@ class LitePool(Pool):
         self.unsubscribe(subscriber, name)
         lite = self._lites.get(self.topic, name)
         if lite is not None and self._may_return(subscriber) and self.lag(lite):
-            self._left.note(self, lite)
+            self._left.note(self.pool, lite)
 
     def remove_subscriptions(self) -> list[tuple[LiteSubscriber, int]]:
         """Remove the subscriptions of all subscribers, because the pool is deleted. Return their number by subscriber."""
@@ -680,14 +662,14 @@ class LitePool(Pool):
     def is_awaited(self, lite: LiteTopic) -> bool:
         """Return True if a client that was subscribed to a lite topic has left so recently that it may come back, and its
         group had messages of the lite topic left."""
-        left_s = self._left.since_s.get((self, None if self.is_wildcard else lite))
+        left_s = self._left.since_s.get((self.pool, None if self.is_wildcard else lite))
         return left_s is not None and self._all_clients.now_s() - left_s < LITE_SYNC_S
 
     # Reports
 
     def lag(self, lite: LiteTopic) -> int:
         """Return how many messages of a lite topic the group has not finished."""
-        deliveries = self.queues.get(lite)
+        deliveries = self.deliveries.get(lite)
         if deliveries is not None:
             return max(lite.next - max(deliveries.next, lite.begin), 0) + len(deliveries.unfinished)
         return max(lite.next - max(self.offsets.get(lite.name, 0), lite.begin), 0)
@@ -695,7 +677,7 @@ class LitePool(Pool):
     def lost(self, lite: LiteTopic, end: int) -> int:
         """Return how many messages from `lite.counted` to before an offset the group has not finished; 0 if it has not read
         the lite topic and no client is subscribed."""
-        deliveries = self.queues.get(lite)
+        deliveries = self.deliveries.get(lite)
         if deliveries is not None:
             return deliveries.unfinished_before(end) - deliveries.unfinished_before(lite.counted)
         is_known = lite.name in self.offsets or bool(self.subscribers_of(lite.name))
@@ -703,29 +685,24 @@ class LitePool(Pool):
 
     def committed(self, lite: LiteTopic) -> int:
         """Return the lowest offset in a lite topic that the group has not finished."""
-        deliveries = self.queues.get(lite)
+        deliveries = self.deliveries.get(lite)
         offset = deliveries.committed if deliveries is not None else self.offsets.get(lite.name, 0)
         return max(offset, lite.begin)
 
     def lag_of(self, lite: LiteTopic) -> LiteLag:
         """Return what the group has not finished in a lite topic. It costs up to two reads of the disk."""
-        lag, first, waiting, deliveries = (
-            self.lag(lite),
-            self.committed(lite),
-            self._deliverable(lite),
-            self.queues.get(lite),
-        )
-        oldest_ms = self._lites.stored_ms(lite, first) if lag else 0
-        waiting_ms = (
-            oldest_ms if waiting == first else self._lites.stored_ms(lite, waiting) if waiting is not None else 0
-        )
+        lag, first, waiting = self.lag(lite), self.committed(lite), self._deliverable(lite)
+        oldest_ms = waiting_ms = self._lites.stored_ms(lite, first) if lag else 0
+        if waiting != first:
+            waiting_ms = self._lites.stored_ms(lite, waiting) if waiting is not None else 0
+        deliveries = self.deliveries.get(lite)
         in_flight = deliveries.in_flight if deliveries is not None else 0
         return LiteLag(lite.name, lag, oldest_ms, in_flight, waiting_ms)
 
     def _deliverable(self, lite: LiteTopic) -> int | None:
         """Return the offset of the first message that is not in flight; None if there is none, or if an earlier message
         was returned to be redelivered later, because later messages wait for it as its client wants."""
-        deliveries = self.queues.get(lite)
+        deliveries = self.deliveries.get(lite)
         if deliveries is None:
             waiting = self.committed(lite)
         else:
@@ -746,7 +723,7 @@ class LitePool(Pool):
             most: how many lite topics are listed.
         """
         of_topic = self._lites.of(self.topic)
-        known = self.offsets, (lite.name for lite in self.queues), self._of_name
+        known = self.offsets, (lite.name for lite in self.deliveries), self._of_name
         names = of_topic if self.is_wildcard else dict.fromkeys(chain.from_iterable(known))
         messages, topics, of_queues = 0, 0, dict[int, int]()
         longest: list[tuple[int, int, LiteTopic]] = []
@@ -770,28 +747,19 @@ class LitePool(Pool):
                         (subscribed if self.subscribers_of(name) else unread).add(lite, waiting)
             if number % SLICE == 0:
                 yield
-        in_flight = self.counts[DeliveryState.IN_FLIGHT]
+        in_flight = self.pool.counts[DeliveryState.IN_FLIGHT]
         oldest_ms = yield from self._lites.earliest_ms(oldest.places)
         of_oldest = yield from self._lags(oldest.lites())
         of_oldest.sort(key=lambda lag: lag.oldest_ms)
-        of_stuck, of_in_order, of_unread = (
-            (yield from self._lags(stuck.lites())),
-            (yield from self._lags(in_order.lites())),
-            (yield from self._lags(unread.lites())),
-        )
-        for lags in (of_stuck, of_in_order, of_unread):
-            lags.sort(key=lambda lag: lag.waiting_ms)
+        waiting_lags: list[list[LiteLag]] = []
+        for waiting_lites in (stuck, in_order, unread):
+            lags = yield from self._lags(waiting_lites.lites())
+            waiting_lags.append(sorted(lags, key=lambda lag: lag.waiting_ms))
+        of_stuck, of_in_order, of_unread = waiting_lags
         of_longest = yield from self._lags(lite for *_, lite in sorted(longest, reverse=True))
+        of_oldest, of_stuck, of_unread = of_oldest[:most], [*of_stuck, *of_in_order][:most], of_unread[:most]
         return LiteBacklog(
-            messages,
-            topics,
-            oldest_ms,
-            in_flight,
-            of_queues,
-            of_longest,
-            of_oldest[:most],
-            [*of_stuck, *of_in_order][:most],
-            of_unread[:most],
+            messages, topics, oldest_ms, in_flight, of_queues, of_longest, of_oldest, of_stuck, of_unread
         )
 
     def _lags(self, lites: Iterable[LiteTopic]) -> Work[list[LiteLag]]:
@@ -809,6 +777,14 @@ class LitePool(Pool):
 def _lite_of(deliveries: QueueDeliveries) -> LiteTopic:
     assert isinstance(deliveries.queue, LiteTopic), "the queues of a lite pool are lite topics"
     return deliveries.queue
+
+
+LitePool: TypeAlias = PoolOf[LiteQueues]
+
+
+def is_lite_pool(pool: Pool | None) -> TypeGuard[LitePool]:
+    """Return True if the queues of a pool are lite topics."""
+    return pool is not None and isinstance(pool.queues, LiteQueues)
 
 
 class _EarliestOfQueues:
@@ -898,7 +874,7 @@ class LeftSubscribers:
 
     def note(self, pool: LitePool, lite: LiteTopic | None) -> None:
         """Record that a client has left that was subscribed to a lite topic, or to all."""
-        pool.awaited += (pool, lite) not in self.since_s
+        pool.queues.awaited += (pool, lite) not in self.since_s
         self.since_s[pool, lite] = self._clients.now_s()
         self.since_s.move_to_end((pool, lite))
         if len(self.since_s) > self._limits.max_lite_subscriptions:
@@ -912,6 +888,6 @@ class LeftSubscribers:
 
     def _forget_first(self) -> None:
         (pool, _), _ = self.since_s.popitem(last=False)
-        pool.awaited -= 1
-        if not pool.awaited and not pool.clients and pool.of.pools.get(pool.topic) is pool:
+        pool.queues.awaited -= 1
+        if not pool.queues.awaited and not pool.clients and pool.of.pools.get(pool.topic) is pool:
             self._clients.note_unused(pool)

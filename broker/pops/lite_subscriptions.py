@@ -23,25 +23,15 @@ from ...protocol.bodies import (
 )
 from ...protocol.config import MAX_SYNCED_LITE_TOPICS
 from ...protocol.group_bodies import LiteAction, LiteOffset, OffsetPolicy
-from ...protocol.names import (
-    lite_name_fault,
-)
-from ..config import (
-    LITE_EXPIRED_AT_ONCE,
-    LITE_SYNC_S,
-    LITE_SYNCED_NAME_BYTES,
-    MAX_NAMED_CHARS,
-)
+from ...protocol.names import lite_name_fault
+from ..config import LITE_EXPIRED_AT_ONCE, LITE_SYNC_S, LITE_SYNCED_NAME_BYTES, MAX_NAMED_CHARS
 from ..groups.settings import GroupConfigs
 from ..messages.lite import LiteTopic
-from ..messages.topics import Topics
 from ..runtime import Clock, Runtime, Timer
 from ..sessions import AddressShares, LiteTaken, Reason, Refusal, Session
 from ..store.files import StoreFull
-from .deliveries import (
-    PopClient,
-)
-from .lite import LitePool, LiteSubscriber, Payer
+from .deliveries import PopClient
+from .lite import LitePool, LiteSubscriber, Payer, is_lite_pool
 from .pools import Pools
 
 log = structlog.get_logger("rocketlet.lite")
@@ -91,14 +81,13 @@ class LiteSubscriptions:
     def __init__(
         self,
         runtime: Runtime,
-        topics: Topics,
         settings: GroupConfigs,
         pools: Pools,
         pops: LiteOwner,
     ) -> None:
         self._clock: Clock = runtime.clock
         self._limits = runtime.limits
-        self._topics, self._settings = topics, settings
+        self._settings = settings
         self._pools = pools
         self._pops = pops
         self._turns = runtime.turns
@@ -114,7 +103,7 @@ class LiteSubscriptions:
     def bind(self, name: str, topic: str) -> GroupConfig:
         """Return the settings of the lite group of a parent topic. Where groups are created automatically, bind the group to
         the topic if it is bound to none and has no members or offsets. Raises Refusal, LimitExceeded."""
-        if self._topics.get(topic) is None:
+        if self._pools.topics.get(topic) is None:
             hint = f"create it with `rocketlet topics create {topic} --lite`"
             raise Refusal(Reason.NO_TOPIC, f"No topic route info of {topic}: {hint}")
         if not self._pools.lites.is_parent(topic):
@@ -147,13 +136,13 @@ class LiteSubscriptions:
 
     def offer_all(self, pool: LitePool, client_id: str) -> Work[None]:
         """Find again which lite topics have messages, for a client or for all, and serve the receives that wait."""
-        for subscriber in list(pool.subscribers.values()):
+        for subscriber in list(pool.queues.subscribers.values()):
             if client_id in ("", subscriber.client.client_id):
-                names = [lite.name for lite in subscriber.ready] if pool.is_wildcard else list(subscriber.names)
+                names = [lite.name for lite in subscriber.ready] if pool.queues.is_wildcard else list(subscriber.names)
                 for number, name in enumerate(names, 1):
                     lite = self._pools.lites.get(pool.topic, name)
                     if lite is not None:
-                        pool.offer(lite)
+                        pool.queues.offer(lite)
                     if number % SLICE == 0:
                         yield
         self._pops.serve(pool)
@@ -225,7 +214,7 @@ class LiteSubscriptions:
             reason = f"clients of the group {group.name} receive from every lite topic; synchronize an empty set"
             raise Refusal(Reason.ILLEGAL, reason)
         self._check_quota(group, pool, change)
-        subscriber = pool.join(change.client)
+        subscriber = pool.queues.join(change.client)
         subscriber.address = subscriber.address or change.session.address
         subscriber.synced_s = self._clock.monotonic_s()
         if subscriber.session is not change.session:
@@ -243,24 +232,24 @@ class LiteSubscriptions:
             finally:
                 subscriber.is_syncing = False
                 subscriber.pay()
-        if pool.is_wildcard and not pool.is_scanned:
-            self._turns.do(pool.scan(self._pops.serve))
+        if pool.queues.is_wildcard and not pool.queues.is_scanned:
+            self._turns.do(pool.queues.scan(self._pops.serve))
         else:
             self._pops.serve(pool)
 
     def _subscriber(self, change: LiteSync) -> LiteSubscriber | None:
         pool = self._pools.find_lite(change.group, change.parent)
-        return pool.subscribers.get(change.client) if pool is not None else None
+        return pool.queues.subscribers.get(change.client) if pool is not None else None
 
     def _pool_of(self, group: GroupConfig, change: LiteSync) -> LitePool:
         pool = self._pops.lite_pool(group.name, change.parent)
-        pool.set_wildcard(is_wildcard=group.lite_is_wildcard)
+        pool.queues.set_wildcard(is_wildcard=group.lite_is_wildcard)
         return pool
 
     def _check_quota(self, group: GroupConfig, pool: LitePool, change: LiteSync) -> None:
         if change.action is LiteAction.PARTIAL_REMOVE or group.lite_is_wildcard:
             return
-        subscriber = pool.subscribers.get(change.client)
+        subscriber = pool.queues.subscribers.get(change.client)
         held = subscriber.names if subscriber is not None else {}
         is_whole = change.action is LiteAction.COMPLETE_ADD
         wanted = len(change.names) if is_whole else len(held) + sum(name not in held for name in change.names)
@@ -313,14 +302,14 @@ class LiteSubscriptions:
     def _add(self, pool: LitePool, subscriber: LiteSubscriber, name: str) -> None:
         if name not in subscriber.names:
             self._check_room(subscriber.address, subscriber.client.owner)  # others may have subscribed meanwhile
-            pool.subscribe(subscriber, name)
+            pool.queues.subscribe(subscriber, name)
             self._shares.acquire(subscriber.address, subscriber.client.owner)
 
     def _remove(self, pool: LitePool, subscriber: LiteSubscriber, name: str) -> bool:
         """Remove a subscription. Return False if the client did not have it."""
         if name not in subscriber.names:
             return False
-        pool.unsubscribe(subscriber, name)
+        pool.queues.unsubscribe(subscriber, name)
         self._give_back(subscriber)
         return True
 
@@ -332,7 +321,7 @@ class LiteSubscriptions:
                 self._take_from(pool, other, name)
 
     def _take_from(self, pool: LitePool, other: LiteSubscriber, name: str) -> None:
-        pool.unsubscribe(other, name)
+        pool.queues.unsubscribe(other, name)
         other.pay()
         self._give_back(other)
 
@@ -354,7 +343,7 @@ class LiteSubscriptions:
         if policy is OffsetPolicy.LAST or lite is None:
             return
         begin, end = lite.begin, lite.next
-        committed = pool.offsets.get(name)
+        committed = pool.queues.offsets.get(name)
         offset = {
             OffsetPolicy.MIN: lambda: begin,
             OffsetPolicy.MAX: lambda: end,
@@ -363,10 +352,10 @@ class LiteSubscriptions:
             OffsetPolicy.TIMESTAMP: lambda: self._pools.lites.first_not_before(lite, value),
         }[policy]()
         offset = max(offset, begin)
-        if offset != max(committed or 0, begin) or lite in pool.queues:
+        if offset != max(committed or 0, begin) or lite in pool.queues.deliveries:
             payer = Payer(subscriber.address, subscriber.client.owner)
-            self._pools.lite_offsets.check_room(pool.offsets, name, payer)
-            pool.set_offset(name, offset, payer)
+            self._pools.lite_offsets.check_room(pool.queues.offsets, name, payer)
+            pool.queues.set_offset(name, offset, payer)
             self._pops.lite_offset_reset(pool, lite)
 
     # Clients that are gone
@@ -378,8 +367,8 @@ class LiteSubscriptions:
     def _left(self, client: PopClient, group: str | None = None) -> _Left:
         """Take a client out of the lite pools of one group or of all, and return these with its subscribers."""
         found = self._pools.clients.all.get(client)
-        pools = [pool for pool in found.lite_pools if isinstance(pool, LitePool)] if found is not None else []
-        left = [(pool, pool.leave(client)) for pool in pools if group in (None, pool.group)]
+        pools = [pool for pool in found.lite_pools if is_lite_pool(pool)] if found is not None else []
+        left = [(pool, pool.queues.leave(client)) for pool in pools if group in (None, pool.group)]
         return [(pool, subscriber) for pool, subscriber in left if subscriber is not None]
 
     def _remove_all(self, left: _Left) -> None:
@@ -391,7 +380,7 @@ class LiteSubscriptions:
         for pool, subscriber in left:
             for number, name in enumerate(list(subscriber.names), 1):
                 if name in subscriber.names:  # else removed meanwhile
-                    pool.remove_left(subscriber, name)
+                    pool.queues.remove_left(subscriber, name)
                     self._give_back(subscriber)
                 if number % SLICE == 0:
                     yield
@@ -399,7 +388,7 @@ class LiteSubscriptions:
 
     def pool_deleted(self, pool: LitePool) -> None:
         """Remove the subscriptions of a pool whose group or parent topic is deleted."""
-        for subscriber, count in pool.remove_subscriptions():
+        for subscriber, count in pool.queues.remove_subscriptions():
             self._give_back(subscriber, count)
 
     def _give_back(self, subscriber: LiteSubscriber, count: int = 1) -> None:
@@ -409,13 +398,13 @@ class LiteSubscriptions:
         """Remove the subscriptions of clients that have not synchronized them for LITE_SYNC_S."""
         before_s = self._clock.monotonic_s() - LITE_SYNC_S
         for pool in self._pools.lite_pools():
-            silent = [client for client, item in pool.subscribers.items() if item.synced_s < before_s]
-            left = [(pool, pool.leave(client)) for client in silent]
+            silent = [client for client, item in pool.queues.subscribers.items() if item.synced_s < before_s]
+            left = [(pool, pool.queues.leave(client)) for client in silent]
             self._remove_all([(pool, subscriber) for pool, subscriber in left if subscriber is not None])
 
 
 def _others(pool: LitePool, subscriber: LiteSubscriber, name: str) -> list[LiteSubscriber]:
-    return [other for other in pool.subscribers_of(name) if other is not subscriber and not other.has_left]
+    return [other for other in pool.queues.subscribers_of(name) if other is not subscriber and not other.has_left]
 
 
 def _notify(group: GroupConfig, subscriber: LiteSubscriber, name: str) -> None:
@@ -442,9 +431,9 @@ class LiteExpiry:
         expired: how many were deleted since the start.
     """
 
-    def __init__(self, runtime: Runtime, topics: Topics, pools: Pools, pops: LiteOwner) -> None:
+    def __init__(self, runtime: Runtime, pools: Pools, pops: LiteOwner) -> None:
         self._clock: Clock = runtime.clock
-        self._topics = topics
+        self._topics = pools.topics
         self._lites = pools.lites
         self._pools = pools
         self._pops = pops
@@ -551,7 +540,7 @@ class LiteExpiry:
     def is_needed(self, lite: LiteTopic) -> bool:
         """Return True if a client is subscribed, or may come back, whose group has not finished the messages."""
         return any(
-            (pool.subscribers_of(lite.name) or pool.is_awaited(lite)) and pool.lag(lite)
+            (pool.queues.subscribers_of(lite.name) or pool.queues.is_awaited(lite)) and pool.queues.lag(lite)
             for pool in self._pools.lite_pools(lite.queue.topic)
         )
 
@@ -574,8 +563,8 @@ class LiteExpiry:
         """Delete a lite topic, with the offsets and deliveries of all groups, and report the messages that a group has not
         finished. Return False if the disk refuses the deletion."""
         parent = lite.queue.topic
-        pools = [pool for pool in self._readers(lite) if pool.has(lite)]
-        of_pools = [(pool, pool.lost(lite, lite.next)) for pool in pools]
+        pools = [pool for pool in self._readers(lite) if pool.queues.has(lite)]
+        of_pools = [(pool, pool.queues.lost(lite, lite.next)) for pool in pools]
         try:
             self._pools.lite_offsets.delete(lite)
         except StoreFull as error:
@@ -587,7 +576,7 @@ class LiteExpiry:
         self._is_refused = False
         for pool, lost in of_pools:
             if lost:
-                pool.offsets.lost += lost
+                pool.queues.offsets.lost += lost
                 hint = "they were not consumed in time; set a longer lite.topic.expiration"
                 log.warning(
                     "lite_topic_expired_unread",
@@ -614,8 +603,8 @@ class LiteExpiry:
                 if self._lites.get(parent, lite.name) is lite:  # else deleted meanwhile
                     begin = lite.begin
                     for pool in self._readers(lite):
-                        messages = pool.lost(lite, begin)
-                        pool.offsets.lost += messages
+                        messages = pool.queues.lost(lite, begin)
+                        pool.queues.offsets.lost += messages
                         lost[pool.group] += messages
                     lite.counted = begin
                     if begin == lite.next:

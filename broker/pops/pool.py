@@ -7,11 +7,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import count, islice, takewhile
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeAlias, TypeGuard, TypeVar
 
 import structlog
 
-from ...protocol.bodies import SLICE, Work
+from ...protocol.bodies import DEFAULT_PRIORITY_FACTOR, SLICE, Work
 from ...protocol.message import Record, offset_in, properties_in, split_records
 from ...protocol.names import Subscription
 from ...protocol.properties import TAGS, find
@@ -94,9 +94,9 @@ class Messages(Protocol):
     def message(self, offset: int) -> Record:
         """Return a message. Raises Damaged if it cannot be read."""
 
-    def read(self, position: int, count: int, request: PopRequest, room: int) -> tuple[list[TakenDelivery], int]:
-        """Return the messages from a position on that the filter of a receive matches, as new deliveries, and the position
-        after the last one that was read. The first record may be larger than `room`, the maximum number of bytes."""
+    def read(self, position: int, count: int, request: PopRequest, room: int) -> tuple[list[TakenDelivery], int, int]:
+        """Return the messages from a position on that the filter of a receive matches, as new deliveries, their size, and the
+        position after the last one that was read. The first record may be larger than `room`, the maximum number of bytes."""
 
 
 class TopicMessages:
@@ -124,7 +124,7 @@ class TopicMessages:
     def message(self, offset: int) -> Record:
         return self._store.message(self.queue, offset)
 
-    def read(self, position: int, count: int, request: PopRequest, room: int) -> tuple[list[TakenDelivery], int]:
+    def read(self, position: int, count: int, request: PopRequest, room: int) -> tuple[list[TakenDelivery], int, int]:
         subscription, matches = request.subscription, request.matches
         looks = SCAN_ENTRIES if matches is None else SCAN_WORDS // matches.words
         fetched = self._store.fetch(self.queue, position, count, subscription, matches, room, looks)
@@ -132,7 +132,8 @@ class TopicMessages:
         if matches is None and subscription is not None and not subscription.takes_all:
             # The index has the hashes of tags only, and two tags may share one.
             records = [record for record in records if find(properties_in(record), TAGS) in subscription.tags]
-        return [TakenDelivery(Delivery(offset_in(record)), record) for record in records], fetched.next_offset
+        found = [TakenDelivery(Delivery(offset_in(record)), record) for record in records]
+        return found, sum(map(len, records)), fetched.next_offset
 
 
 class QueueDeliveries:
@@ -343,8 +344,7 @@ class QueueDeliveries:
             count = min(wanted - len(taken), allowed)
             if count <= 0 or room <= 0 or position >= self.queue.next:
                 break
-            found, end = self.messages.read(position, count, request, room)
-            size = sum(len(record) for _, record in found)
+            found, size, end = self.messages.read(position, count, request, room)
             if size > room and (taken or room < request.max_bytes):
                 break
             if self.is_in_order:
@@ -413,22 +413,23 @@ class QueueDeliveries:
         KeyError for an event that cannot happen in its state."""
         if delivery.renewals >= 0:
             self.pool.stop_extending(delivery)
-        before = delivery.state
+        counts, of_pool, before = self.counts, self.pool.counts, delivery.state
         state = delivery.state = TRANSITIONS[before, event]
-        self._count(before, -1)
+        counts[before] -= 1
+        of_pool[before] -= 1
         if state is DeliveryState.FINISHED:
             del self.unfinished[delivery.offset]
+            self.pool.of.unfinished -= 1
         else:
-            self._count(state, 1)
-
-    def _count(self, state: DeliveryState, change: int) -> None:
-        self.counts[state] += change
-        self.pool.counts[state] += change
+            counts[state] += 1
+            of_pool[state] += 1
 
     def _add(self, delivery: Delivery) -> None:
         """Keep a delivery, after those of lower offsets."""
         self.unfinished[delivery.offset] = delivery
-        self._count(delivery.state, 1)
+        self.counts[delivery.state] += 1
+        self.pool.counts[delivery.state] += 1
+        self.pool.of.unfinished += 1
 
     def acknowledge(self, delivery: Delivery) -> bool:
         """Acknowledge a delivery. Returns False if that was done before, so that nothing needs to be written."""
@@ -507,7 +508,7 @@ class QueueDeliveries:
         """Take the queue out of its pool. Acknowledgements of its deliveries then have no effect."""
         self.clear()
         self.is_ended = True
-        self.pool.remove_deliveries(self)
+        self.pool.queues.remove(self)
 
     # Order
 
@@ -670,74 +671,96 @@ def firsts(ready: OrderedDict[Ready, None]) -> Iterator[Ready]:
         yield next(iter(ready))
 
 
-class Pool(ABC):
-    """The pool of one group and topic: its clients, and the receives that wait. `QueuePool` has the topic's queues, and
-    `LitePool` has the lite topics of a parent topic.
+class PoolQueues(Protocol):
+    """The queues of a pool: which of them a receive tries next, and which receive is served next."""
+
+    @property
+    def is_divided(self) -> bool:
+        """True if members pull some of the topic's queues."""
+
+    @property
+    def is_pinned(self) -> bool:
+        """True if the pool stays although no client receives now."""
+
+    @property
+    def is_in_order(self) -> bool:
+        """True if messages wait for unfinished ones of their message group."""
+
+    def opened(self) -> Collection[QueueDeliveries]:
+        """Return the deliveries of the queues that a receive has tried."""
+
+    def remove(self, deliveries: QueueDeliveries) -> None:
+        """Take a queue out of the pool."""
+
+    def allows(self, request: PopRequest) -> int:
+        """Return how many messages a receive may pop."""
+
+    def tried(self, request: PopRequest) -> Iterator[tuple[QueueDeliveries, PopPart]]:
+        """Yield the deliveries of the ready queues that a receive tries, in this order, and which messages it takes of them.
+        The caller calls `rotate` for each. Raises LimitExceeded if the group has too many offsets."""
+
+    def has_some(self, request: PopRequest) -> bool:
+        """Return True if there is something to pop. Messages that a filter would skip count, too."""
+
+    def delivered(self, client: PopClient, deliveries: Iterable[Delivery]) -> None:
+        """Record what a client has got."""
+
+    def rotate(self, deliveries: QueueDeliveries) -> None:
+        """Make a queue that was just tried the last of the ready ones, or take it out of them."""
+
+    def refresh(self, deliveries: QueueDeliveries) -> None:
+        """Find whether a queue is ready in which a delivery was finished or released."""
+
+    def make_ready(self) -> None:
+        """Find which queues may have a message."""
+
+    def held(self, receive: Receive) -> None:
+        """Record a receive that waits."""
+
+    def ended(self, receive: Receive) -> None:
+        """Record the end of a receive that waited."""
+
+    def next_receive(self) -> Receive | None:
+        """Return the receive that waits longest among those for which a queue may have a message; None without one."""
+
+    def rest(self) -> int:
+        """Return how many messages of the queues were not read yet."""
+
+
+Queues = TypeVar("Queues", bound=PoolQueues, covariant=True)
+
+
+class PoolOf(Generic[Queues]):
+    """The pool of one group and topic: its clients, and the receives that wait. Its queues are those of the topic, or lite
+    topics of a parent topic.
 
     Attributes:
         clients: the clients that pop, up to `max_members` of them. One of their sessions is charged for the pool.
+        all_clients: the clients of all pools.
         counts: how many of its unfinished deliveries there are of each state.
-        waits: how many receives wait.
+        waiting: the receives that wait.
         used_s: the time of the last receive.
         is_cut: True if the last receive stopped before the end of a queue because its filter matched none of the
             messages that were read, so that this queue has more messages to read.
         is_in_order: True if a client has asked for the messages in order.
     """
 
-    def __init__(self, all_clients: PoppingClients, of: ConsumerGroup, topic: str) -> None:
-        self._all_clients = all_clients
+    def __init__(
+        self, all_clients: PoppingClients, of: ConsumerGroup, topic: str, make: Callable[[PoolOf[Queues]], Queues]
+    ) -> None:
+        self.all_clients = all_clients
         self.of = of
         self.group = of.name
         self.topic = topic
         self.clients: dict[PopClient, PoolClient] = {}
-        self._waiting: dict[int | None, OrderedDict[Receive, None]] = {}  # by the queue that they wait for
+        self.waiting: dict[Receive, None] = {}
         self.counts = dict.fromkeys(DeliveryState, 0)
-        self.waits = 0
         self.used_s = float("-inf")
         self.is_cut = False
         self.is_in_order = False
         self._payer: Session | None = None
         self._paid_bytes = 0
-
-    # Its queues
-
-    @abstractmethod
-    def deliveries(self) -> Collection[QueueDeliveries]:
-        """Return the deliveries of the queues that a receive has tried."""
-
-    @abstractmethod
-    def remove_deliveries(self, deliveries: QueueDeliveries) -> None:
-        """Take a queue out of the pool."""
-
-    @abstractmethod
-    def places(self, request: PopRequest) -> Iterator[tuple[QueueDeliveries, PopPart]]:
-        """Yield the deliveries of the ready queues that a receive tries, in this order, and which messages it takes of them.
-        The caller calls `rotate` for each. Raises LimitExceeded if the group has too many offsets."""
-
-    @abstractmethod
-    def has_some(self, request: PopRequest) -> bool:
-        """Return True if there is something to pop. Messages that a filter would skip count, too."""
-
-    @abstractmethod
-    def rotate(self, deliveries: QueueDeliveries) -> None:
-        """Make a queue that was just tried the last of the ready ones, or take it out of them."""
-
-    @abstractmethod
-    def refresh(self, deliveries: QueueDeliveries) -> None:
-        """Find whether a queue is ready in which a delivery was finished or released. If the pool has no clients, `unused`
-        checks it."""
-
-    @abstractmethod
-    def make_ready(self) -> None:
-        """Find which queues may have a message."""
-
-    @abstractmethod
-    def next_receive(self) -> Receive | None:
-        """Return the receive that waits longest among those for which a queue may have a message; None without one."""
-
-    @abstractmethod
-    def rest(self) -> int:
-        """Return how many messages of the queues were not read yet."""
+        self.queues = make(self)
 
     @property
     def unfinished(self) -> int:
@@ -746,25 +769,19 @@ class Pool(ABC):
 
     @property
     def is_divided(self) -> bool:
-        """True if members pull some of the topic's queues."""
-        return False
-
-    @property
-    def is_pinned(self) -> bool:
-        """True if the pool stays although no client receives now."""
-        return False
+        return self.queues.is_divided
 
     def is_used(self, now_s: float) -> bool:
         """Return True if a receive waits, a message is unfinished, or the last receive was within POOL_IDLE_S."""
         is_fresh = now_s - self.used_s < POOL_IDLE_S
-        return is_fresh or self.waits > 0 or self.unfinished > 0
+        return is_fresh or bool(self.waiting) or self.unfinished > 0
 
     def stop_extending(self, delivery: Delivery) -> None:
-        self._all_clients.stop_extending(delivery)
+        self.all_clients.stop_extending(delivery)
 
     def pay(self) -> None:
         """Charge one client's session for the pool and its queues, if a client has a session."""
-        size = POOL_BYTES + len(self.group) + len(self.topic) + DELIVERIES_BYTES * len(self.deliveries())
+        size = POOL_BYTES + len(self.group) + len(self.topic) + DELIVERIES_BYTES * len(self.queues.opened())
         if self._payer is None:
             sessions = (client.session for client in self.clients.values())
             self._payer = next((session for session in sessions if session is not None), None)
@@ -784,62 +801,57 @@ class Pool(ABC):
     def hold(self, receive: Receive) -> None:
         """Let a receive wait. Its session, if it has one, is charged for it, and counts it as a held pull."""
         receive.pool = self
-        self._waiting.setdefault(receive.queue_id, OrderedDict())[receive] = None
-        self.waits += 1
-        self._all_clients.receives.acquire(receive.address)
-        self._all_clients.obtain(receive.request.client).receives[receive] = None
+        self.waiting[receive] = None
+        self.all_clients.receives.acquire(receive.address)
+        self.all_clients.obtain(receive.request.client).receives[receive] = None
         if (session := receive.request.session) is not None:
             receive.charged_bytes = receive.request.kept_bytes
             session.held_pulls += 1
             session.charge(receive.charged_bytes)
+        self.queues.held(receive)
 
     def remove(self, receive: Receive) -> None:
         """End the wait of a receive, which has its result or is cancelled."""
         receive.is_over = True
         if receive.timer is not None:
             receive.timer.cancel()
-        waiting = self._waiting[receive.queue_id]
-        del waiting[receive]
-        if not waiting:
-            del self._waiting[receive.queue_id]
-        self.waits -= 1
-        self._all_clients.receives.release(receive.address)
-        client = self._all_clients.all[receive.request.client]
+        del self.waiting[receive]
+        self.all_clients.receives.release(receive.address)
+        client = self.all_clients.all[receive.request.client]
         del client.receives[receive]
         if not (client.receives or client.pools):
-            self._all_clients.remove_if_idle(client)
+            self.all_clients.remove_if_idle(client)
         if (session := receive.request.session) is not None:
             session.held_pulls -= 1
             session.charge(-receive.charged_bytes)
+        self.queues.ended(receive)
 
-    def waiting(self) -> list[Receive]:
-        """Return all receives that wait, in no particular order."""
-        return [receive for waiting in self._waiting.values() for receive in waiting]
+    def refresh(self, deliveries: QueueDeliveries) -> None:
+        """Find whether a queue is ready in which a delivery was finished or released. If the pool has no clients, `unused`
+        checks it."""
+        self.queues.refresh(deliveries)
+        if not self.clients:
+            self.all_clients.note_unused(self)
 
 
-class QueuePool(Pool):
-    """The pool of a topic's queues.
+class TopicQueues:
+    """The queues of a topic in a pool.
 
     Attributes:
-        queues: the deliveries by queue id, for queues that a receive has tried.
+        deliveries: the deliveries by queue id, for queues that a receive has tried.
         ready: the queues that may have a message, in the order in which they were served or became ready.
-        urgent_percent: how many of 100 receives begin with the highest level, unless another level has waited for
-            LEVEL_WAIT_S; -1 for a topic without priorities, and for an ordered group.
-        retried_first: True if messages that are redelivered come before new messages of lower levels; otherwise they come
-            after the new messages of all levels, as at Apache's broker.
         owned: the queues that the pool may serve; None if they are all of the topic (`division`).
         leaving: owned queues that other members are to get, and since when.
         epochs: the epochs of the pool's leases.
         member_ids: the member id of each client in a divided pool.
     """
 
-    def __init__(self, all_clients: PoppingClients, of: ConsumerGroup, topic: str, source: QueueSource) -> None:
-        super().__init__(all_clients, of, topic)
+    def __init__(self, source: QueueSource, pool: QueuePool) -> None:
         self._source = source
-        self.queues: dict[int, QueueDeliveries] = {}
+        self.pool = pool
+        self.deliveries: dict[int, QueueDeliveries] = {}
+        self._waiting: dict[int | None, OrderedDict[Receive, None]] = {}  # by the queue that they wait for
         self.ready: OrderedDict[int, None] = OrderedDict()
-        self.urgent_percent = -1
-        self.retried_first = False
         self._retried_s = 0.0  # since when receives have passed over messages to redeliver
         self._other_percent = 0  # increases with each receive; at 100, one of them begins with another level
         # the level that has waited longest, and when a receive first passed it over
@@ -853,11 +865,35 @@ class QueuePool(Pool):
     def is_divided(self) -> bool:
         return self.owned is not None
 
-    def deliveries(self) -> Collection[QueueDeliveries]:
-        return self.queues.values()
+    @property
+    def is_pinned(self) -> bool:
+        return False
 
-    def remove_deliveries(self, deliveries: QueueDeliveries) -> None:
-        del self.queues[deliveries.queue.queue_id]
+    @property
+    def is_in_order(self) -> bool:
+        settings = self.pool.of.settings
+        return self.pool.is_in_order or (settings is not None and settings.consume_orderly)
+
+    def opened(self) -> Collection[QueueDeliveries]:
+        return self.deliveries.values()
+
+    def remove(self, deliveries: QueueDeliveries) -> None:
+        del self.deliveries[deliveries.queue.queue_id]
+
+    def allows(self, request: PopRequest) -> int:
+        return request.count
+
+    def delivered(self, client: PopClient, deliveries: Iterable[Delivery]) -> None:
+        """Do nothing, because clients may have any number of messages in flight."""
+
+    def held(self, receive: Receive) -> None:
+        self._waiting.setdefault(receive.queue_id, OrderedDict())[receive] = None
+
+    def ended(self, receive: Receive) -> None:
+        waiting = self._waiting[receive.queue_id]
+        del waiting[receive]
+        if not waiting:
+            del self._waiting[receive.queue_id]
 
     def next_receive(self) -> Receive | None:
         found: Receive | None = None
@@ -872,42 +908,37 @@ class QueuePool(Pool):
 
     # Readiness
 
-    def places(self, request: PopRequest) -> Iterator[tuple[QueueDeliveries, PopPart]]:
-        for queue_id, part in self._tried(request):
-            yield self._open(queue_id), part
+    def tried(self, request: PopRequest) -> Iterator[tuple[QueueDeliveries, PopPart]]:
+        topic = self._source.topics.get(self.pool.topic)
+        if topic is not None and topic.has_priorities and not self.is_in_order and not request.is_strict:
+            for level, part in self._levels(request, retried_first=topic.retried_first) if self.ready else ():
+                yield self._open(level), part
+            return
+        if request.queue_id is not None and request.queue_id in self.ready:
+            yield self._open(request.queue_id), PopPart.ALL
+        for queue_id in firsts(self.ready) if not request.is_strict else ():
+            yield self._open(queue_id), PopPart.ALL
 
     def _open(self, queue_id: int) -> QueueDeliveries:
-        return self.queues.get(queue_id) or self._source.open_queue(self, queue_id)
+        return self.deliveries.get(queue_id) or self._source.open_queue(self.pool, queue_id)
 
     def has_some(self, request: PopRequest) -> bool:
-        for queue_id, _ in self._tried(request):
-            self.rotate(self._open(queue_id))
-            if queue_id in self.ready:
+        for deliveries, _ in self.tried(request):
+            self.rotate(deliveries)
+            if deliveries.queue.queue_id in self.ready:
                 return True
         return False
 
-    def _tried(self, request: PopRequest) -> Iterator[tuple[int, PopPart]]:
-        """Yield the ready queues that a receive tries, and which messages it takes of them."""
-        if self.urgent_percent >= 0 and not request.is_strict:
-            yield from self._levels(request) if self.ready else ()
-            return
-        if request.queue_id is not None and request.queue_id in self.ready:
-            yield request.queue_id, PopPart.ALL
-        if request.is_strict:
-            return
-        for queue_id in firsts(self.ready):
-            yield queue_id, PopPart.ALL
-
-    def _levels(self, request: PopRequest) -> list[tuple[int, PopPart]]:
+    def _levels(self, request: PopRequest, *, retried_first: bool) -> list[tuple[int, PopPart]]:
         """Return the ready levels in the order in which a receive tries them: from the highest to the lowest, and then
-        their messages to redeliver, unless `retried_first` is set. What receives have passed over for LEVEL_WAIT_S comes
-        first, so that it does not starve: the level that has waited longest, and the messages to redeliver. The former also
-        comes first in 100 - `urgent_percent` of 100 receives."""
+        their messages to redeliver, as at Apache's broker; with `retried_first` each level together with these. What receives
+        have passed over for LEVEL_WAIT_S comes first, so that it does not starve: the level that has waited longest, and the
+        messages to redeliver. The former also comes first in 100 - `priority_factor` of 100 receives."""
         ordered = sorted(self.ready, reverse=True)
         levels, retried = [(level, PopPart.ALL) for level in ordered], False
-        now_s, longest = self._all_clients.now_s(), next(iter(self.ready))
-        if not self.retried_first:
-            opened = [(level, self.queues.get(level)) for level in ordered]
+        now_s, longest = self.pool.all_clients.now_s(), next(iter(self.ready))
+        if not retried_first:
+            opened = [(level, self.deliveries.get(level)) for level in ordered]
             # also levels without messages, which are then no longer ready
             levels = [(level, PopPart.NEW) for level, of in opened if of is None or of.has_new or not of.has_retried]
             again = [(level, PopPart.RETRIED) for level, of in opened if of is not None and of.has_retried]
@@ -918,7 +949,8 @@ class QueuePool(Pool):
             return levels
         if not retried or levels[0][1] is PopPart.RETRIED:
             self._retried_s = now_s
-        self._other_percent += 100 - self.urgent_percent
+        settings = self.pool.of.settings
+        self._other_percent += 100 - (DEFAULT_PRIORITY_FACTOR if settings is None else settings.priority_factor)
         if self._passed is None or self._passed[0] != longest:
             self._passed = (longest, now_s)
         if self._other_percent >= 100 or now_s - self._passed[1] >= LEVEL_WAIT_S:
@@ -927,14 +959,10 @@ class QueuePool(Pool):
         return levels
 
     def rotate(self, deliveries: QueueDeliveries) -> None:
-        self._rotate(deliveries.queue.queue_id)
-
-    def _rotate(self, queue_id: int) -> None:
-        """Make a queue the last of the ready ones, or take it out of them."""
+        queue_id = deliveries.queue.queue_id
         if self._passed is not None and self._passed[0] == queue_id:
             self._passed = None
-        deliveries = self.queues.get(queue_id)
-        if deliveries is not None and deliveries.is_ready and (self.owned is None or self.serves(queue_id)):
+        if not deliveries.is_ended and deliveries.is_ready and (self.owned is None or self.serves(queue_id)):
             self.ready[queue_id] = None
             self.ready.move_to_end(queue_id)
         else:
@@ -948,19 +976,17 @@ class QueuePool(Pool):
     def refresh(self, deliveries: QueueDeliveries) -> None:
         if deliveries.queue.queue_id not in self.ready:
             self.rotate(deliveries)
-        if not self.clients:
-            self._all_clients.note_unused(self)
 
     def make_ready(self) -> None:
-        for queue_id in self._source.unread(self):
-            if queue_id in self.queues:
-                self._rotate(queue_id)
+        for queue_id in self._source.unread(self.pool):
+            if queue_id in self.deliveries:
+                self.rotate(self.deliveries[queue_id])
             else:
                 self.offer(queue_id)
 
     def rest(self) -> int:
         found = 0
-        for deliveries in self.queues.values():
+        for deliveries in self.deliveries.values():
             found += max(deliveries.queue.next - deliveries.next, 0)
         return found
 
@@ -970,7 +996,7 @@ class QueuePool(Pool):
         """Return True if messages of the queue may be popped. A queue that leaves before any of its messages was popped
         serves none."""
         return self.owned is None or (
-            queue_id in self.owned and (queue_id not in self.leaving or queue_id in self.queues)
+            queue_id in self.owned and (queue_id not in self.leaving or queue_id in self.deliveries)
         )
 
     def divide(self) -> None:
@@ -993,16 +1019,27 @@ class QueuePool(Pool):
         """Stop reading further messages of an owned queue that a member is to get."""
         if queue_id not in self.leaving:
             self.leaving[queue_id] = now_s
-            if queue_id in self.queues:
-                self.queues[queue_id].gives_new = False
-            self._rotate(queue_id)
+            if queue_id in self.deliveries:
+                self.deliveries[queue_id].gives_new = False
+                self.rotate(self.deliveries[queue_id])
+            else:
+                self.ready.pop(queue_id, None)
 
     def stop_leaving(self, queue_id: int) -> None:
         """Keep a queue that was to leave."""
         del self.leaving[queue_id]
-        if queue_id in self.queues:
-            self.queues[queue_id].gives_new = self.queues[queue_id].gives_again = True
+        if queue_id in self.deliveries:
+            self.deliveries[queue_id].gives_new = self.deliveries[queue_id].gives_again = True
         self.offer(queue_id)
+
+
+Pool: TypeAlias = PoolOf[PoolQueues]
+QueuePool: TypeAlias = PoolOf[TopicQueues]
+
+
+def is_queue_pool(pool: Pool | None) -> TypeGuard[QueuePool]:
+    """Return True if a pool has the queues of a topic."""
+    return pool is not None and isinstance(pool.queues, TopicQueues)
 
 
 # ------------------------------------------------------------------------------
@@ -1182,7 +1219,7 @@ class PoppingClients:
         """Yield pools without clients and waiting receives, each once, except divided and pinned ones: those idle for
         POOL_IDLE_S, and others while there are too many."""
         for pool in list(self._unused):
-            if pool.clients or pool.waits or pool.is_pinned:
+            if pool.clients or pool.waiting or pool.queues.is_pinned:
                 del self._unused[pool]
             elif not pool.is_divided and (self.is_crowded or now_s - pool.used_s >= POOL_IDLE_S):
                 del self._unused[pool]
@@ -1213,7 +1250,7 @@ class QueueSource:
     def __init__(self, topics: Topics, store: Store, offsets: Offsets, limits: Limits) -> None:
         self.store = store
         self.limits = limits
-        self._topics, self._offsets = topics, offsets
+        self.topics, self._offsets = topics, offsets
         self.last_number = 0
 
     def next_number(self) -> int:
@@ -1226,7 +1263,7 @@ class QueueSource:
         the last stored message, by `from_first`. A queue that is new to the group starts at its first message."""
         group, topic = request.group, request.topic
         is_known = self._offsets.knows(group, topic)
-        for queue_id in range(self._topics.queues_of(topic)):
+        for queue_id in range(self.topics.queues_of(topic)):
             queue = self.store.queues.get((topic, queue_id))
             if queue is None:
                 continue
@@ -1254,17 +1291,23 @@ class QueueSource:
             found.resume(ahead)
         return found
 
+    def hand_over(self, pool: QueuePool, queue_id: int, ahead: FinishedAhead | None) -> None:
+        """Let members that pull a queue continue at its committed offset, without the messages after it that are finished."""
+        if ahead is not None:
+            self._offsets.put_ahead(pool.of, pool.topic, queue_id, ahead)
+        self._offsets.mark(pool.of, (pool.topic, queue_id))
+
     def deliveries(self, pool: QueuePool, queue: ConsumeQueue, start: int) -> QueueDeliveries:
         messages = TopicMessages(pool.of, queue, self.store, self._offsets)
         found = QueueDeliveries(self.next_number(), pool, messages, start, self.limits)
-        pool.queues[queue.queue_id] = found
+        pool.queues.deliveries[queue.queue_id] = found
         pool.pay()
         return found
 
     def unread(self, pool: QueuePool) -> Iterator[int]:
         """Yield the queues of which the pool has deliveries, and those with messages after the group's offset."""
-        for queue_id in range(self._topics.queues_of(pool.topic)):
+        for queue_id in range(self.topics.queues_of(pool.topic)):
             queue = self.store.queues.get((pool.topic, queue_id))
             offset = self._offsets.get(pool.group, pool.topic, queue_id) or 0
-            if queue_id in pool.queues or (queue is not None and offset < queue.next):
+            if queue_id in pool.queues.deliveries or (queue is not None and offset < queue.next):
                 yield queue_id

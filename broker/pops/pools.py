@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from typing import cast
 
 import structlog
@@ -28,8 +29,8 @@ from .deliveries import (
     PopRequest,
     decode_handle,
 )
-from .lite import GroupLiteOffsets, LeftSubscribers, LiteOffsets, LitePool
-from .pool import Pool, PoppingClients, QueueDeliveries, QueuePool, QueueSource
+from .lite import GroupLiteOffsets, LeftSubscribers, LiteOffsets, LitePool, LiteQueues, is_lite_pool
+from .pool import Pool, PoolOf, PoppingClients, QueueDeliveries, QueuePool, QueueSource, TopicQueues, is_queue_pool
 
 log = structlog.get_logger("rocketlet.pops")
 
@@ -54,7 +55,7 @@ class Pools:
     ) -> None:
         self._limits = runtime.limits
         self.broker_name = groups.broker_name
-        self._topics, self.groups, self._offsets, self._settings = topics, groups, offsets, settings
+        self.topics, self.groups, self._offsets, self._settings = topics, groups, offsets, settings
         self._store = appender.store
         self.clients = PoppingClients(runtime)
         self.source = QueueSource(topics, appender.store, offsets, runtime.limits)
@@ -62,6 +63,10 @@ class Pools:
         self.left = LeftSubscribers(self.clients, runtime.limits)
         self.all: dict[Pool, None] = {}
         self.of_topic = cast("Callable[[str], Collection[Pool]]", groups.pools_of)
+
+    @property
+    def has_unsaved_offsets(self) -> bool:
+        return self._offsets.is_unsaved or self.lite_offsets.is_unsaved
 
     # Making
 
@@ -72,7 +77,7 @@ class Pools:
     def find_queues(self, group: str, topic: str) -> QueuePool | None:
         """Return the pool of a topic's queues; None if the group has no pool of the topic, or one of lite topics."""
         pool = self.find(group, topic)
-        return pool if isinstance(pool, QueuePool) else None
+        return pool if is_queue_pool(pool) else None
 
     def get_or_make(self, request: PopRequest) -> QueuePool:
         """Return the pool of a receive, created if there is none. Raises LimitExceeded if the group has too many offsets."""
@@ -83,11 +88,11 @@ class Pools:
                 if self._offsets.get(request.group, request.topic, queue.queue_id) is None:
                     self._offsets.put(request.group, request.topic, queue.queue_id, offset)
             pool = self.make(request.group, request.topic)
-            pool.ready.update((queue.queue_id, None) for queue, offset in starts if offset < queue.next)
+            pool.queues.ready.update((queue.queue_id, None) for queue, offset in starts if offset < queue.next)
         return pool
 
     def make(self, group: str, topic: str) -> QueuePool:
-        pool = QueuePool(self.clients, self.groups.obtain(group), topic, self.source)
+        pool = PoolOf(self.clients, self.groups.obtain(group), topic, partial(TopicQueues, self.source))
         self.add(pool)
         return pool
 
@@ -109,7 +114,7 @@ class Pools:
                 kept.unfinished.clear()
             return self._adopt_queue(kept, to_monotonic_s)
         parent, name = place
-        lite = self.lites.get(parent, name) if self._topics.identity(parent) == identity else None
+        lite = self.lites.get(parent, name) if self.topics.identity(parent) == identity else None
         if lite is None:
             return None
         if kept.has_left or not self.is_bound(group, parent):
@@ -119,16 +124,16 @@ class Pools:
             self.lite_offsets.put(group, parent, name, kept.next)
             return None
         pool = self.lite_pool(group, parent)
-        deliveries = pool.open_lite(lite, 0)
+        deliveries = pool.queues.open_lite(lite, 0)
         deliveries.adopt(kept, to_monotonic_s)
         deliveries.reported = deliveries.committed
-        pool.set_offset(name, deliveries.committed)
+        pool.queues.set_offset(name, deliveries.committed)
         return deliveries
 
     def _adopt_queue(self, kept: KeptQueue, to_monotonic_s: Callable[[int], float]) -> QueueDeliveries | None:
         _, group, topic, queue_id = kept.place
         queue = self._store.queues.get((topic, queue_id))
-        if self._topics.get(topic) is None or self._topics.identity(topic) != kept.place.identity or queue is None:
+        if self.topics.get(topic) is None or self.topics.identity(topic) != kept.place.identity or queue is None:
             return None
         if kept.is_ahead:
             committed = max(self._offsets.get(group, topic, queue_id) or 0, kept.committed(queue.begin, queue.next))
@@ -172,13 +177,12 @@ class Pools:
     def _new(self, group: ConsumerGroup, parent: str, offsets: GroupLiteOffsets) -> LitePool:
         settings = self._settings.get(group.name)
         is_wildcard = settings is not None and settings.lite_is_wildcard
-        return LitePool(
-            self.clients, group, parent, self.lite_offsets, offsets, self.source, self.left, wildcard=is_wildcard
-        )
+        make = partial(LiteQueues, self.lite_offsets, offsets, self.source, self.left, wildcard=is_wildcard)
+        return PoolOf(self.clients, group, parent, make)
 
     def find_lite(self, group: str, parent: str) -> LitePool | None:
         pool = self.find(group, parent)
-        return pool if isinstance(pool, LitePool) else None
+        return pool if is_lite_pool(pool) else None
 
     def bound_lite_pool(self, group: str) -> LitePool | None:
         """Return the pool of a lite group, for reports; None for a group that is not bound to a parent topic. Without
@@ -195,7 +199,7 @@ class Pools:
 
     def lite_pools(self, parent: str | None = None) -> list[LitePool]:
         pools = self.all if parent is None else self.of_topic(parent)
-        return [pool for pool in pools if isinstance(pool, LitePool)]
+        return [pool for pool in pools if is_lite_pool(pool)]
 
     # Deliveries
 
@@ -220,9 +224,9 @@ class Pools:
 
     def deliveries_of(self, group: str, topic: str, handle: Handle) -> QueueDeliveries | AckStatus:
         """Return the deliveries of a handle's queue or lite topic, or why there are none."""
-        queues = self.find(group, topic)
-        if isinstance(queues, QueuePool) and not (handle.lite_topic and self.lites.is_parent(topic)):
-            found = queues.queues.get(handle.queue_id) if handle.mark == TOPIC_MARK else None
+        of_queues = self.find_queues(group, topic)
+        if of_queues is not None and not (handle.lite_topic and self.lites.is_parent(topic)):
+            found = of_queues.queues.deliveries.get(handle.queue_id) if handle.mark == TOPIC_MARK else None
             return AckStatus.UNKNOWN if found is None else found
         place = parent_and_name(topic) if is_lite_queue(topic) else None
         if place is None and handle.lite_topic and self.lites.is_parent(topic):
@@ -230,15 +234,15 @@ class Pools:
         if place is None:
             return AckStatus.UNKNOWN
         pool, lite = self.find_lite(group, place[0]), self.lites.get(*place)
-        deliveries = pool.queues.get(lite) if pool is not None and lite is not None else None
+        deliveries = pool.queues.deliveries.get(lite) if pool is not None and lite is not None else None
         if deliveries is None:
-            is_finished = pool is not None and handle.offset < pool.offsets.get(place[1], 0)
+            is_finished = pool is not None and handle.offset < pool.queues.offsets.get(place[1], 0)
             return AckStatus.DONE if is_finished else AckStatus.UNKNOWN
         return deliveries
 
     def deliveries(self) -> Iterator[QueueDeliveries]:
         for pool in list(self.all):
-            yield from list(pool.deliveries())
+            yield from list(pool.queues.opened())
 
     def peek(self, group: str, topic: str, queue_id: int | None, wanted: int) -> list[Delivered]:
         """Return messages that clients of the group would pop for the first time, up to the size of a result, without handles
@@ -251,9 +255,9 @@ class Pools:
         size = 0
         for queue, offset in self.source.starts(request):
             number = queue.queue_id
-            if queue_id not in (None, number) or (pool is not None and number not in pool.ready):
+            if queue_id not in (None, number) or (pool is not None and number not in pool.queues.ready):
                 continue
-            deliveries = pool.queues.get(number) if pool is not None else None
+            deliveries = pool.queues.deliveries.get(number) if pool is not None else None
             ahead = of.finished_ahead(topic, number) if of is not None else None
             position = max(deliveries.next if deliveries is not None else offset, ahead.end if ahead is not None else 0)
             for message in self._stored(queue, max(position, queue.begin), wanted - len(found)):
@@ -294,18 +298,18 @@ class Pools:
 
     def waits(self, group: str, topic: str) -> int:
         pool = self.find(group, topic)
-        return pool.waits if pool is not None else 0
+        return len(pool.waiting) if pool is not None else 0
 
     def numbers(self, group: str, topic: str) -> dict[int, PopNumbers]:
         """Return the figures by queue id, for queues with deliveries. For other queues the committed offset is enough."""
         pool = self.find_queues(group, topic)
-        return {} if pool is None else {queue_id: of.numbers() for queue_id, of in pool.queues.items()}
+        return {} if pool is None else {queue_id: of.numbers() for queue_id, of in pool.queues.deliveries.items()}
 
     def full(self, group: str) -> Iterator[tuple[str, str]]:
         """Yield topic and label of the queues of which no new message is popped because too many are unfinished."""
         is_full = self.unfinished(group) >= self._limits.max_unfinished_of_group
         for pool in self.of_group(group):
-            for of in pool.deliveries():
+            for of in pool.queues.opened():
                 if of.next < of.queue.next and (is_full or len(of.unfinished) >= of.limit):
                     yield pool.topic, of.label
 
@@ -321,6 +325,6 @@ class Pools:
         for pool in self.of_group(group):
             for item in pool.clients.values():
                 found.setdefault(item.of.client.client_id, []).append(item.wanted)
-            for client in pool.subscribers if isinstance(pool, LitePool) else ():
+            for client in pool.queues.subscribers if is_lite_pool(pool) else ():
                 found.setdefault(client.client_id, [parse_subscription(pool.topic, "*")])
         return found

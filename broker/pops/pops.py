@@ -14,7 +14,7 @@ import structlog
 
 from ...protocol import names
 from ...protocol import properties as props
-from ...protocol.bodies import DEFAULT_PRIORITY_FACTOR, LOOKS, SLICE, TopicConfig, Work
+from ...protocol.bodies import LOOKS, SLICE, TopicConfig, Work
 from ...protocol.config import MAX_PROPERTY_BYTES
 from ...protocol.message import Record, reconsume_times_in, tried
 from ...protocol.names import SQL92, tag_code
@@ -32,7 +32,6 @@ from ..config import (
     LimitExceeded,
 )
 from ..groups.group import ConsumerGroup, ConsumerGroups, FinishedAhead
-from ..groups.offsets import Offsets
 from ..groups.rates import Rates, TokenBucket
 from ..groups.settings import GroupConfigs
 from ..groups.stages import QueueKey
@@ -62,9 +61,9 @@ from .deliveries import (
 )
 from .division import Division
 from .journal import PopJournal
-from .lite import LitePool
+from .lite import LitePool, is_lite_pool
 from .lite_subscriptions import LiteExpiry, LiteSubscriptions
-from .pool import Pool, QueueDeliveries, QueuePool, Receive
+from .pool import Pool, QueueDeliveries, QueuePool, Receive, is_queue_pool
 from .pools import Pools
 
 log = structlog.get_logger("rocketlet.pops")
@@ -91,9 +90,7 @@ class Pops:
     def __init__(
         self,
         runtime: Runtime,
-        topics: Topics,
         filters: Filters,
-        offsets: Offsets,
         settings: GroupConfigs,
         pools: Pools,
         journal: PopJournal,
@@ -104,7 +101,7 @@ class Pops:
     ) -> None:
         self._clock = clock = runtime.clock
         self._limits, self._turns = runtime.limits, runtime.turns
-        self._topics, self._filters, self._offsets, self._settings = topics, filters, offsets, settings
+        self._filters, self._settings = filters, settings
         self._statistics, self._rates = statistics, rates
         self.unburied, self._reports = Recent(clock), Reports(clock)
         self._timeouts = Timeouts(runtime.clock, runtime.turns)
@@ -114,8 +111,8 @@ class Pops:
         self._journal = journal
         self.begin_saving = journal.begin_saving
         self.pools = pools
-        self.lite = LiteSubscriptions(runtime, topics, settings, pools, self)
-        self.expiry = LiteExpiry(runtime, topics, pools, self)
+        self.lite = LiteSubscriptions(runtime, settings, pools, self)
+        self.expiry = LiteExpiry(runtime, pools, self)
         self._writer = JournalWriter(journal, clock, self)
         self.division = division
         division.owner = self
@@ -132,11 +129,11 @@ class Pops:
 
         The broker extends none of these deliveries any more. The last run may have ended before the response with them
         reached the client, whose heartbeats continue nevertheless."""
-        kept = self._journal.read(is_expected=self._offsets.has_pops)
+        kept = self._journal.read()
         self.pools.source.last_number = self._journal.last_number
         adoption.each("popped messages", kept.values(), self._adopt_queue)
         for pool in self.pools.all:
-            pool.make_ready()
+            pool.queues.make_ready()
         self.division.adopt(adoption)
         self._journal.keep_left(kept)
         try:
@@ -181,7 +178,7 @@ class Pops:
             pool: Pool | None = self.lite_pool(request.group, request.topic)
         else:
             pool = self.pools.find(request.group, request.topic)
-        if pool is None or (isinstance(pool, QueuePool) and (pool.owned is not None or not pool.is_used(now_s))):
+        if pool is None or (is_queue_pool(pool) and (pool.queues.owned is not None or not pool.is_used(now_s))):
             fault = self._admit(request, pool, now_s)
             if fault is not None:
                 return PopResult(Why.PULLED, fault=fault)
@@ -207,13 +204,11 @@ class Pops:
 
     def _pop(self, pool: Pool, request: PopRequest) -> PopResult:
         if request.count <= 0:
-            return PopResult(Why.FOUND if pool.has_some(request) else Why.NOTHING_NEW)
+            return PopResult(Why.FOUND if pool.queues.has_some(request) else Why.NOTHING_NEW)
         now_ms = self._clock.time_ms()
-        wanted, room = min(request.count, MAX_POP_MESSAGES), request.max_bytes
-        if isinstance(pool, LitePool):
-            wanted = min(wanted, pool.allows(request, self._limits.max_unfinished_of_lite_client))
-            if wanted <= 0:
-                return PopResult(Why.TOO_MANY_UNFINISHED)
+        wanted, room = min(pool.queues.allows(request), MAX_POP_MESSAGES), request.max_bytes
+        if wanted <= 0:
+            return PopResult(Why.TOO_MANY_UNFINISHED)
         settings = self._settings.get(request.group)
         bucket = self._rates.bucket(settings, request.topic) if settings is not None and settings.has_rate else None
         now_s = self._clock.monotonic_s() if bucket is not None else 0.0
@@ -222,18 +217,11 @@ class Pops:
             if wanted <= 0:
                 self._serve_with_token(pool, bucket, now_s)
                 return PopResult(Why.NOTHING_NEW)
-        is_ordered = settings is not None and settings.consume_orderly
-        is_in_order = isinstance(pool, QueuePool) and (pool.is_in_order or is_ordered)
-        topic = self._topics.get(request.topic)
-        if isinstance(pool, QueuePool):
-            pool.urgent_percent = -1
-            if topic is not None and topic.has_priorities and not is_in_order:
-                pool.urgent_percent = settings.priority_factor if settings is not None else DEFAULT_PRIORITY_FACTOR
-                pool.retried_first = topic.retried_first
+        is_in_order = pool.queues.is_in_order
         found: list[Delivered] = []
         given: list[GivenDelivery] = []
         pool.is_cut = False
-        for deliveries, part in pool.places(request):
+        for deliveries, part in pool.queues.tried(request):
             self._writer.follow_reset(deliveries)
             if deliveries.is_in_order is not is_in_order:
                 deliveries.set_order(is_in_order)
@@ -242,13 +230,13 @@ class Pops:
             taken = deliveries.take(request, wanted - len(found), room, allowed, part)
             if taken:
                 room -= self._deliver(deliveries, taken, request, now_ms, found)
-                if request.attempt_id and (is_in_order or isinstance(pool, LitePool)):
+                if request.attempt_id and (is_in_order or deliveries.is_lite):
                     given += [GivenDelivery(deliveries, item.delivery, item.delivery.pop_ms) for item in taken]
             else:
                 pool.is_cut = pool.is_cut or before < deliveries.next < deliveries.queue.next
             if deliveries.is_passed or deliveries.fresh_behind:
                 self._record_passed(deliveries)
-            pool.rotate(deliveries)
+            pool.queues.rotate(deliveries)
             if len(found) >= wanted or room <= 0:
                 break
         if not found:
@@ -258,7 +246,7 @@ class Pops:
         if bucket is not None:
             bucket.take(len(found), now_s)
         self._statistics.note_got(f"{request.topic}@{request.group}", len(found), request.max_bytes - room)
-        return PopResult(Why.FOUND, tuple(found), found[0].pop_ms, request.invisible_ms, pool.rest())
+        return PopResult(Why.FOUND, tuple(found), found[0].pop_ms, request.invisible_ms, pool.queues.rest())
 
     def _record_passed(self, deliveries: QueueDeliveries) -> None:
         """Record messages that were read and not delivered."""
@@ -282,12 +270,9 @@ class Pops:
         if request.auto_renew:
             for delivery in delivered:
                 self.pools.clients.extend(deliveries, delivery)
-        if isinstance(deliveries.pool, LitePool):
-            deliveries.pool.note_delivered(request.client, delivered)
+        deliveries.pool.queues.delivered(request.client, delivered)
         self._deadlines.put(deliveries, delivered, delivered[0].deadline_s)
         self._journal.popped(deliveries, delivered)
-        if not self._offsets.has_pops:
-            self._offsets.note_pops()
         self._writer.commit_soon(deliveries)
         size = 0
         for delivery, record in taken:
@@ -346,8 +331,8 @@ class Pops:
     def _waking(self, topic: str, queues: Iterable[ConsumeQueue]) -> Work[None]:
         for queue in queues:
             for number, pool in enumerate(list(self.pools.of_topic(topic)), 1):
-                if isinstance(pool, QueuePool) and pool in self.pools.all:
-                    pool.offer(queue.queue_id)
+                if is_queue_pool(pool) and pool in self.pools.all:
+                    pool.queues.offer(queue.queue_id)
                     yield from self._serving(pool)
                 if number % SLICE == 0:
                     yield
@@ -366,7 +351,7 @@ class Pops:
                 yield
             for number, lite in enumerate(lites, 1):
                 if pool in self.pools.all and self.pools.lites.get(parent, lite.name) is lite:
-                    pool.offer(lite)
+                    pool.queues.offer(lite)
                 if number % SLICE == 0:
                     yield
             yield from self._serving(pool)
@@ -376,12 +361,12 @@ class Pops:
 
     def serve(self, pool: Pool) -> None:
         """Serve the receives that wait, because the pool may have a message or a further queue."""
-        if pool.waits:
+        if pool.waiting:
             self._do_some(self._serving(pool))
 
     def _serving(self, pool: Pool) -> Work[None]:
         """Serve the receives that wait in a pool, one per piece."""
-        while pool in self.pools.all and not self._is_stopped and (receive := pool.next_receive()) is not None:
+        while pool in self.pools.all and not self._is_stopped and (receive := pool.queues.next_receive()) is not None:
             try:
                 result = self._pop(pool, receive.request)
             except LimitExceeded as error:
@@ -396,7 +381,7 @@ class Pops:
             else:
                 if pool.is_cut:
                     self._serve_later(pool)
-                if not isinstance(pool, LitePool) or pool.next_receive() is receive:
+                if not is_lite_pool(pool) or pool.queues.next_receive() is receive:
                     return  # in lite topics others may have something
             yield
 
@@ -412,7 +397,7 @@ class Pops:
 
     def _serve_later(self, pool: Pool) -> None:
         """Serve the receives of a pool in the next event-loop iteration."""
-        if pool.waits:
+        if pool.waiting:
             if not self._served_later:
                 self._clock.call_soon(self._serve_due)
             self._served_later[pool] = None
@@ -638,14 +623,14 @@ class Pops:
             pool = deliveries.pool
             if not deliveries.is_ended:
                 pool.refresh(deliveries)
-                if isinstance(pool, LitePool):
+                if deliveries.is_lite and is_lite_pool(pool):
                     self._lite_finished(pool, deliveries)
             self.serve(pool)
             self._progressed(pool)
 
     def _progressed(self, pool: Pool) -> None:
         """Hand over the leaving queues of a pool that are free now."""
-        if isinstance(pool, QueuePool) and pool.leaving:
+        if is_queue_pool(pool) and pool.queues.leaving:
             self.division.progressed(pool)
 
     # Lite topics
@@ -664,32 +649,36 @@ class Pops:
         lite = deliveries.queue
         if not deliveries.unfinished and isinstance(lite, LiteTopic) and deliveries.next >= lite.next:
             self.expiry.finished(lite)
-        while len(pool.idle) > MAX_IDLE_LITE:
-            idle, _ = pool.idle.popitem(last=False)
+        while len(pool.queues.idle) > MAX_IDLE_LITE:
+            idle, _ = pool.queues.idle.popitem(last=False)
             if not idle.unfinished:
                 self._yield_queue(idle)
 
     def lite_offset_reset(self, pool: LitePool, lite: LiteTopic) -> None:
         """Continue from the offset that was set for a lite topic. Messages popped before can no longer be acknowledged."""
-        deliveries, offset, now_ms = pool.queues.get(lite), pool.offsets.get(lite.name, 0), self._clock.time_ms()
+        deliveries, offset, now_ms = (
+            pool.queues.deliveries.get(lite),
+            pool.queues.offsets.get(lite.name, 0),
+            self._clock.time_ms(),
+        )
         if deliveries is not None:
             deliveries.restart(offset, now_ms)
             self._journal.restarted(deliveries)
             self._write_now()
         elif self._journal.lite_offset_set(pool.group, lite, offset, now_ms):
             self._write_now()
-        pool.offer(lite)
+        pool.queues.offer(lite)
         self.serve(pool)
 
     def end_lite(self, pool: LitePool, lite: LiteTopic) -> None:
         """End the group's deliveries of a deleted lite topic."""
         had_left = self._journal.lite_deleted(pool.group, lite)
-        if (deliveries := pool.queues.get(lite)) is not None:
+        if (deliveries := pool.queues.deliveries.get(lite)) is not None:
             self._journal.ended(deliveries)
             deliveries.end()
         if had_left or deliveries is not None:
             self._write_now()
-        pool.lite_deleted(lite)
+        pool.queues.lite_deleted(lite)
 
     # Queues that are handed over (PoolOwner)
 
@@ -698,7 +687,7 @@ class Pops:
         unfinished messages are sent back to the retry topic first (`_sends_back`); if they may not be, finished messages
         after them are left out of what members get (`FinishedAhead`). is_lost: True if the pool has lost its lease, so that
         no message is sent back."""
-        deliveries = pool.queues.get(queue_id)
+        deliveries = pool.queues.deliveries.get(queue_id)
         if deliveries is None:
             return True
         if not is_lost and self._sends_back(deliveries):
@@ -706,9 +695,7 @@ class Pops:
         deliveries.finish([item for item in deliveries.unfinished.values() if item.state is DeliveryState.ACKNOWLEDGED])
         ahead = deliveries.finished_ahead()
         self._yield_queue(deliveries, ahead)
-        if ahead is not None:
-            self._offsets.put_ahead(pool.of, pool.topic, queue_id, ahead)
-        self._offsets.mark(pool.of, (pool.topic, queue_id))
+        self.pools.source.hand_over(pool, queue_id, ahead)
         self._write_now()
         return True
 
@@ -730,7 +717,7 @@ class Pops:
 
     def yield_pool(self, pool: Pool) -> None:
         """End a pool with its deliveries. The group continues from its offsets."""
-        for deliveries in list(pool.deliveries()):
+        for deliveries in list(pool.queues.opened()):
             self._yield_queue(deliveries)
         self.pools.remove(pool)
         self._write_now()
@@ -757,9 +744,9 @@ class Pops:
         is_changed = False
         for pool in self.pools.clients.unused(self._clock.monotonic_s()):
             is_changed = True
-            for deliveries in [item for item in pool.deliveries() if not item.unfinished]:
+            for deliveries in [item for item in pool.queues.opened() if not item.unfinished]:
                 self._yield_queue(deliveries)
-            if not pool.deliveries():
+            if not pool.queues.opened():
                 self.pools.remove(pool)
         if is_changed:
             self._write_now()
@@ -857,11 +844,11 @@ class Pops:
         """Continue from the group's offsets in a topic after a reset. Messages popped before from a queue whose offset has
         changed can no longer be acknowledged."""
         pool = self.pools.find(group, topic)
-        if pool is None or (queue_id is not None and isinstance(pool, QueuePool) and not pool.serves(queue_id)):
+        if pool is None or (queue_id is not None and is_queue_pool(pool) and not pool.queues.serves(queue_id)):
             return
-        for deliveries in list(pool.deliveries()):
+        for deliveries in list(pool.queues.opened()):
             self._writer.follow_reset(deliveries)
-        pool.make_ready()
+        pool.queues.make_ready()
         self._write_now()
         self.serve(pool)
 
@@ -887,7 +874,7 @@ class Pops:
     def end_receives(self, group: str) -> None:
         """End the waiting receives of a deleted group whose offsets and messages in flight stay."""
         for pool in self.pools.of_group(group):
-            self._do_some(self._ending(pool.waiting(), Why.GROUP_GONE))
+            self._do_some(self._ending(list(pool.waiting), Why.GROUP_GONE))
 
     def topic_deleted(self, topic: str) -> None:
         """End the pools of a deleted topic, and delete the offsets in its lite topics."""
@@ -904,13 +891,13 @@ class Pops:
     def _delete(self, pools: Iterable[Pool], why: Why) -> None:
         ended: list[Work[None]] = []
         for pool in pools:
-            ended.append(self._ending(pool.waiting(), why))
-            for deliveries in list(pool.deliveries()):
+            ended.append(self._ending(list(pool.waiting), why))
+            for deliveries in list(pool.queues.opened()):
                 self._journal.ended(deliveries)
                 deliveries.end()
-            if isinstance(pool, QueuePool):
+            if is_queue_pool(pool):
                 self.division.pool_deleted(pool)
-            elif isinstance(pool, LitePool):
+            elif is_lite_pool(pool):
                 self.lite.pool_deleted(pool)
             self.pools.remove(pool)
         self._write_now()
@@ -925,8 +912,7 @@ class Pops:
 
     def saving(self) -> Job[None]:
         """Save the journal (`PopJournal.saving`) after the offsets. Raises StoreFull; the next call retries."""
-        is_unsaved = self._offsets.is_unsaved or self.pools.lite_offsets.is_unsaved
-        yield from self._journal.saving(self.pools.deliveries, are_offsets_saved=not is_unsaved)
+        yield from self._journal.saving(self.pools.deliveries, are_offsets_saved=not self.pools.has_unsaved_offsets)
 
     def stop(self) -> None:
         """End all receives that wait, and close the journal. Messages in flight stay in flight over a restart."""
@@ -940,7 +926,7 @@ class Pops:
 
     def _waiting(self) -> Iterator[Receive]:
         for pool in list(self.pools.all):
-            yield from pool.waiting()
+            yield from list(pool.waiting)
 
     @property
     def waiting(self) -> int:

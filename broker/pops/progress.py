@@ -46,7 +46,7 @@ class GroupProgress:
 
     def _popped(self, group: str, topic: str) -> Mapping[int, QueueDeliveries]:
         pool = self._pools.find_queues(group, topic)
-        return pool.queues if pool is not None else {}
+        return pool.queues.deliveries if pool is not None else {}
 
     def _lite_pool(self, group: str, topic: str) -> LitePool | None:
         return self._pools.bound_lite_pool(group) if self._pools.is_bound(group, topic) else None
@@ -77,28 +77,14 @@ class GroupProgress:
             if queue_id >= count and queue is not None and max(committed, queue.begin) < queue.next:
                 yield queue_id, queue, max(committed, queue.begin)
 
-    def of(self, group: str, topic: str) -> Iterator[tuple[Queue, QueueProgress]]:
-        """Yield the progress of a group in the queues of a topic on this broker. Each queue costs a read of the
-        disk."""
-        popped = self._popped(group, topic)
-        for queue_id in range(self._topics.queues_of(topic)):
-            queue = self._store.queues.get((topic, queue_id))
-            end, of_queue = queue.next if queue else 0, popped.get(queue_id)
-            offset, lost = self._offset(group, topic, queue_id, queue, of_queue)
-            in_flight = of_queue.in_flight if of_queue is not None else 0
-            progress = QueueProgress(end, offset, self._last_ms(queue, offset), lost, in_flight)
-            yield Queue(topic, self._broker_name, queue_id), progress
-        for queue_id, queue, offset in self._unreadable(group, topic):
-            progress = QueueProgress(queue.next, offset, self._last_ms(queue, offset))
-            yield Queue(topic, self._broker_name, queue_id), progress
-
     def columns(self, group: str, topic: str, *, times: bool) -> Work[ProgressColumns]:
-        """Return the progress like `of`, or `rows` for a lite group, in lists. Without `times`, nothing is read from the
-        disk."""
+        """Return the progress of a group in the queues of a topic on this broker. With `times`, each queue costs a read of
+        the disk. A queue of a parent topic has messages of many lite topics, so the offset of a lite group there is the
+        queue's end less the number of messages that are not finished."""
         found = ProgressColumns(topic, self._broker_name, [], [], [], [], [], [])
         pool = self._lite_pool(group, topic)
         if pool is not None:
-            backlog = yield from pool.backlog(0)
+            backlog = yield from pool.queues.backlog(0)
             for queue_id in range(self._topics.queues_of(topic)):
                 at = self._store.queues.get((topic, queue_id))
                 end = at.next if at is not None else 0
@@ -130,18 +116,19 @@ class GroupProgress:
         return self._store.store_time_ms(queue, offset - 1)
 
     def rows(self, group: str, topic: str) -> Work[Iterator[tuple[Queue, QueueProgress]]]:
-        """Return the progress of a group in the queues of a topic. A queue of a parent topic has messages of many lite
-        topics, so the offset of a lite group there is the queue's end less the number of messages that are not finished."""
-        if not self._pools.is_bound(group, topic):
-            return self.of(group, topic)
-        columns = yield from self.columns(group, topic, times=False)
-        offsets = enumerate(zip(columns.broker_offsets, columns.consumer_offsets, strict=True))
-        return ((Queue(topic, self._broker_name, at), QueueProgress(end, offset)) for at, (end, offset) in offsets)
+        """Return the progress by queue."""
+        columns = yield from self.columns(group, topic, times=True)
+        offsets = zip(columns.broker_offsets, columns.consumer_offsets, columns.last_ms, strict=True)
+        lost, in_hand = dict(columns.lost), dict(columns.in_hand)
+        found = [(at, *item, lost.get(at, 0), in_hand.get(at, 0)) for at, item in enumerate(offsets)]
+        for at, end, offset in columns.unreadable:
+            found.append((at, end, offset, self._last_ms(self._store.queues.get((topic, at)), offset), 0, 0))
+        return ((Queue(topic, self._broker_name, at), QueueProgress(*progress)) for at, *progress in found)
 
     def lag(self, group: str, topic: str) -> Work[Lag]:
         pool = self._lite_pool(group, topic)
         if pool is not None:
-            backlog = yield from pool.backlog(0)
+            backlog = yield from pool.queues.backlog(0)
             return Lag(backlog.messages, backlog.oldest_ms or None, backlog.in_flight)
         messages, in_flight, oldest_ms = 0, 0, None
         popped = self._popped(group, topic)
@@ -165,7 +152,7 @@ class GroupProgress:
     def committed(self, group: str, topic: str) -> int:
         """Return the sum of a group's committed offsets in a topic."""
         pool = self._lite_pool(group, topic)
-        return sum((pool.offsets if pool is not None else self._offsets.of(group, topic)).values())
+        return sum((pool.queues.offsets if pool is not None else self._offsets.of(group, topic)).values())
 
     def noting_lost(self) -> Work[None]:
         """Count and log the messages of deleted segments that groups had not finished, except those of broadcasting

@@ -321,7 +321,7 @@ def _reset_popped(broker: BrokerController, header: ResetOffset, offsets: Mappin
     they have popped from a queue whose offset has changed."""
     pool = broker.pops.pools.find_queues(header.group, header.topic)
     for queue, offset in offsets.items():
-        if pool is not None and pool.serves(queue.queue_id):
+        if pool is not None and pool.queues.serves(queue.queue_id):
             broker.offsets.put(header.group, header.topic, queue.queue_id, offset)
     broker.pops.offsets_reset(header.group, header.topic)
     log.info("offsets_reset", group=header.group, topic=header.topic, members=0)

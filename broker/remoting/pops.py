@@ -536,10 +536,10 @@ def broker_lite_info(broker: BrokerController, connection: RemotingConnection, f
         "maxLmqNum": broker.limits.max_lite_topics,
         "currentLmqNum": broker.lites.count,
         "liteSubscriptionCount": broker.pops.lite.count,
-        "orderInfoCount": sum(len(pool.queues) for pool in pools),
+        "orderInfoCount": sum(len(pool.queues.deliveries) for pool in pools),
         "cqTableSize": len(broker.store.queues),
         "offsetTableSize": broker.lite_offsets.count,
-        "eventMapSize": sum(len(pool.subscribers) for pool in pools),
+        "eventMapSize": sum(len(pool.queues.subscribers) for pool in pools),
         "topicMeta": ttls,
         "groupMeta": groups,
     }
@@ -597,7 +597,7 @@ def lite_topic_info(broker: BrokerController, connection: RemotingConnection, fr
     _check_parent(broker, header.parent_topic)
     subscribers: list[dict[str, str]] = []
     for pool in broker.pops.pools.lite_pools(header.parent_topic):
-        for number, item in enumerate(list(pool.subscribers_of(header.lite_topic)), 1):
+        for number, item in enumerate(list(pool.queues.subscribers_of(header.lite_topic)), 1):
             subscribers.append({"clientId": item.client.client_id, "group": pool.group})
             if number % SLICE == 0:
                 yield
@@ -623,7 +623,7 @@ def lite_client_info(broker: BrokerController, connection: RemotingConnection, f
     header = read(LiteClientOf, frame.ext)
     _check_parent(broker, header.parent_topic)
     pool = _check_lite_group(broker, header.group)
-    found = next((item for item in pool.subscribers.values() if item.client.client_id == header.client_id), None)
+    found = next((item for item in pool.queues.subscribers.values() if item.client.client_id == header.client_id), None)
     synced_ms = 0
     if found is not None:
         synced_ms = broker.clock.time_ms() - int(1000 * (broker.clock.monotonic_s() - found.synced_s))
@@ -647,12 +647,12 @@ def lite_group_info(broker: BrokerController, connection: RemotingConnection, fr
     value: dict[str, Any] = {"group": header.group, "parentTopic": pool.topic, "liteTopic": header.lite_topic}
     if header.lite_topic:
         lite = broker.lites.get(pool.topic, header.lite_topic)
-        lag = pool.lag_of(lite) if lite is not None else LiteLag(header.lite_topic, 0, 0, 0, 0)
+        lag = pool.queues.lag_of(lite) if lite is not None else LiteLag(header.lite_topic, 0, 0, 0, 0)
         value |= {"totalLagCount": lag.messages, "earliestUnconsumedTimestamp": lag.oldest_ms}
         if lite is not None:
             value["liteTopicOffsetWrapper"] = _lite_offsets(broker, pool, lite)
     else:
-        backlog = yield from pool.backlog(min(max(header.top_k, 0), MAX_QUERY_ENTRIES))
+        backlog = yield from pool.queues.backlog(min(max(header.top_k, 0), MAX_QUERY_ENTRIES))
         value |= {
             "totalLagCount": backlog.messages,
             "earliestUnconsumedTimestamp": backlog.oldest_ms,
@@ -661,13 +661,13 @@ def lite_group_info(broker: BrokerController, connection: RemotingConnection, fr
             "waitingTopK": list(map(_lite_lag, backlog.stuck)),  # this field and those below are Rocketlet's own
             "unreadTopK": list(map(_lite_lag, backlog.unread)),
             "inFlight": backlog.in_flight,
-            "wildcard": pool.is_wildcard,
+            "wildcard": pool.queues.is_wildcard,
         }
     return answer(frame, body=orjson.dumps(value))
 
 
 def _lite_offsets(broker: BrokerController, pool: LitePool, lite: LiteTopic) -> dict[str, int]:
-    offset = pool.committed(lite)
+    offset = pool.queues.committed(lite)
     return {
         "brokerOffset": lite.next,
         "consumerOffset": offset,

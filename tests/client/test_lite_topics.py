@@ -365,7 +365,9 @@ async def test_subscriptions_are_repeated_before_the_broker_drops_them(nodes: No
         pool = node.broker.pops.pools.lite_pool("g", "t")
         for _ in range(4):
             clock.advance(100)
-            await eventually(lambda: all(item.synced_s == clock.monotonic_s() for item in pool.subscribers.values()))
+            await eventually(
+                lambda: all(item.synced_s == clock.monotonic_s() for item in pool.queues.subscribers.values())
+            )
         await chat(node, "a", b"1")
         await eventually(lambda: inbox.bodies == [b"1"])
 

@@ -99,7 +99,7 @@ async def test_a_message_is_extended_as_long_as_its_handler_runs(node: Node, wir
         await eventually(lambda: bool(inbox.messages))
         async with SharedConsumer(node.address, "g", "t", inbox):
             (pool,) = node.broker.pops.pools.all
-            (deliveries,) = pool.deliveries()
+            (deliveries,) = pool.queues.opened()
             (delivery,) = deliveries.unfinished.values()
             first_s = delivery.deadline_s
             await eventually(lambda: delivery.deadline_s > first_s + 1.0)
@@ -452,7 +452,7 @@ async def test_message_is_extended_over_a_restart_while_all_slots_are_busy(nodes
         await fill(node, 1)
         await eventually(lambda: len(inbox.messages) == 1)
         node = await stopped_and_started(nodes, node)
-        (deliveries,) = (found for pool in node.broker.pops.pools.all for found in pool.deliveries())
+        (deliveries,) = (found for pool in node.broker.pops.pools.all for found in pool.queues.opened())
         (delivery,) = deliveries.unfinished.values()
         first_s = delivery.deadline_s
         await eventually(lambda: delivery.deadline_s > first_s + 2.0)

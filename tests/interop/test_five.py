@@ -167,7 +167,7 @@ async def test_failed_message_of_a_lite_topic_is_redelivered_first(
         await peer.until(lambda: "next" in peer.bodies and len(peer.bodies) >= 3)
         pool = node.broker.pops.pools.find_lite("g", "t")
         assert pool is not None
-        await peer.until(lambda: pool.lag(node.broker.lites.of("t")["a"]) == 0)
+        await peer.until(lambda: pool.queues.lag(node.broker.lites.of("t")["a"]) == 0)
     assert peer.bodies.count("bad") == 2
 
 

@@ -329,7 +329,7 @@ async def test_names_of_a_synchronization_are_charged_until_it_has_ended(
     assert (await client.call("SyncLiteSubscription", synced(1))).status.code == OK
     pool = node.broker.pops.pools.find_lite("g", "CHAT")
     assert pool is not None
-    (subscriber,) = pool.subscribers.values()
+    (subscriber,) = pool.queues.subscribers.values()
     subscriber.is_syncing = True  # as while the client's last synchronization is carried out
     before = charges[-1]
     call = client.begin("SyncLiteSubscription")

@@ -850,7 +850,7 @@ async def test_unread_lite_topic_is_kept_when_its_only_client_reconnects(
         node.clock.advance(70)
         assert list(node.broker.lites.of(PARENT)) == ["a"]
         await client.close()
-        await eventually(lambda: not any(pool.subscribers for pool in node.broker.pops.pools.lite_pools(PARENT)))
+        await eventually(lambda: not any(pool.queues.subscribers for pool in node.broker.pops.pools.lite_pools(PARENT)))
         node.clock.advance(170)
         assert list(node.broker.lites.of(PARENT)) == ["a"]
     node.clock.advance(20)
@@ -926,7 +926,7 @@ async def test_removal_of_many_subscriptions_ends_when_its_connection_is_lost(no
     subscriptions = node.broker.pops.lite
     pool = node.broker.pops.pools.find_lite("g", PARENT)
     assert pool is not None
-    (subscriber,) = pool.subscribers.values()
+    (subscriber,) = pool.queues.subscribers.values()
     session: Any = subscriber.session
     asked = schema.SyncLiteSubscriptionRequest(action=NONE, topic=resource(PARENT), group=resource("g"))
     client.begin("SyncLiteSubscription").send(asked, end=True)

@@ -728,10 +728,10 @@ def test_oldest_age_of_a_group_remains_when_it_finishes_the_oldest_message_durin
     names = [f"s{number}" for number in range(SLICE + 1)]
     opened.send(*names)
     for name in names:
-        pool.set_offset(name, 0)
+        pool.queues.set_offset(name, 0)
     work = opened.broker.progress.lag("g", PARENT)
     next(work)
-    pool.set_offset(names[0], 1)
+    pool.queues.set_offset(names[0], 1)
     lag = finish(work)
     assert lag.messages == len(names)
     assert lag.since_ms

@@ -93,7 +93,7 @@ def test_lite_message_wakes_the_receives_of_many_groups_in_pieces(world: World) 
     waiting: Waiting = []
     for number in range(MANY):
         world.groups.put(GroupConfig(f"g{number}", attributes=WILDCARD))
-        world.state.pools.lite_pool(f"g{number}", "CHAT").set_offset("a", 1)
+        world.state.pools.lite_pool(f"g{number}", "CHAT").queues.set_offset("a", 1)
         waiting.append(world.wait(group=f"g{number}", topic="CHAT"))
     found = in_pieces(world, waiting, lambda: send("a", "1"))
     assert all(bodies(result) == ["1"] for result in found)
@@ -240,7 +240,7 @@ def test_unreadable_messages_of_a_lite_topic_are_passed_some_at_a_time(
     again = world.wait(topic="CHAT")
     assert 0 < len(reads) <= 3 * MAX_POP_MESSAGES
     assert not again
-    assert world.state.pools.lite_pool("g", "CHAT").lag(lites.of("CHAT")["a"]) == 0
+    assert world.state.pools.lite_pool("g", "CHAT").queues.lag(lites.of("CHAT")["a"]) == 0
 
 
 class Batch(list[Delivery]):

@@ -18,7 +18,19 @@ from rocketlet.broker.config import (
     BrokerConfig,
     Limits,
 )
-from rocketlet.broker.pops.deliveries import AckStatus, Delivery, PopRequest, PopResult, Why
+from rocketlet.broker.pops.deliveries import (
+    AckStatus,
+    Delivery,
+    PoolPlace,
+    PopRequest,
+    PopResult,
+    Why,
+    ack,
+    base,
+    define,
+    pop,
+    replay,
+)
 from rocketlet.broker.pops.lite_subscriptions import LiteSync
 from rocketlet.broker.pops.pool import QueueDeliveries
 from rocketlet.broker.pops.pops import DeadLetterWriter
@@ -217,6 +229,16 @@ def test_one_message_that_fails_loses_no_other_of_its_batch(world: World, monkey
     world.advance(DEAD_LETTER_RETRY_S)
     assert world.state.pools.unfinished("g") == 0
     assert bodies(world.receive(group="undertaker", topic="%DLQ%g")) == ["m2"]
+
+
+def test_record_of_an_undefined_queue_sets_no_other_record_aside() -> None:
+    defined = define(1, PoolPlace("i", "g", "t", 0)) + base(1, 5, 0)
+    popped = pop(1, 7, 10, 20, [Delivery(5), Delivery(6)])
+    undefined = ack(2, [Delivery(0)]) + ack(1, [Delivery(5)])
+    queues, unread, fault = replay([defined, undefined, popped + ack(1, [Delivery(6)]), b"?", popped])
+    assert (queues[1].next, queues[1].unfinished.keys()) == (7, {5})
+    assert (unread, queues.keys()) == ([undefined, b"?", popped], {1})
+    assert fault is not None
 
 
 def test_deliveries_whose_end_fails_end_later(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -769,7 +791,7 @@ async def left_lite_topic(folder: Path) -> tuple[BrokerController, str]:
         outcomes = asyncio.get_running_loop().create_future()
         broker.pops.ack("g", "t", handles(result), outcomes.set_result)
         assert set(await outcomes) == {AckStatus.DONE}
-    queues = broker.pops.pools.lite_pool("g", "t").queues
+    queues = broker.pops.pools.lite_pool("g", "t").queues.deliveries
     return broker, next(name for name in names if broker.lites.of("t")[name] not in queues)
 
 

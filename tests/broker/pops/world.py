@@ -153,9 +153,9 @@ class World:
             runtime, self.topics, self.members, self.locks, watch, modes, history, pools, _NoRoutes()
         )  # fmt: skip
         dead_letters = DeadLetterWriter(self.topics, self.appender, self.groups, self.members)
-        journal = PopJournal(runtime, self.frames, self.topics, None)
+        journal = PopJournal(runtime, self.frames, self.topics, self.offsets, None)
         self.pops = Pops(
-            runtime, self.topics, Filters(runtime), self.offsets, self.groups, pools, journal, dead_letters, division,
+            runtime, Filters(runtime), self.groups, pools, journal, dead_letters, division,
             Statistics(runtime, self.store, self.topics), Rates(runtime, _NoRoutes()),
         )  # fmt: skip
 

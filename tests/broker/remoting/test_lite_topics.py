@@ -575,7 +575,7 @@ async def test_broker_does_other_work_while_it_synchronizes_many_lite_topics(nod
     assert (await wire.answer(first)).code == (await wire.answer(second)).code == 0
     assert node.broker.pops.lite.count == 2
     pool = node.broker.pops.pools.lite_pool("g", "t")
-    assert [set(item.names) for item in pool.subscribers.values()] == [{"a", "n1"}]
+    assert [set(item.names) for item in pool.queues.subscribers.values()] == [{"a", "n1"}]
 
 
 @pytest.mark.parametrize("event", ["unsubscribed", "closed", "group deleted"])
@@ -599,7 +599,7 @@ async def test_synchronization_in_pieces_ends_with_its_client_or_group(
     await eventually(lambda: node.broker.pops.lite.count == 0)
     await node.broker.turns.done()
     assert node.broker.pops.lite.count == 0
-    assert not any(pool.subscribers for pool in node.broker.pops.pools.lite_pools())
+    assert not any(pool.queues.subscribers for pool in node.broker.pops.pools.lite_pools())
 
 
 async def test_synchronization_subscribes_nothing_after_its_connection_is_lost(node: Node) -> None:
@@ -618,7 +618,7 @@ async def test_synchronization_subscribes_nothing_after_its_connection_is_lost(n
     peer.hang_up()
     await node.broker.turns.done()
     assert node.broker.pops.lite.count == 0
-    assert not any(pool.subscribers for pool in node.broker.pops.pools.lite_pools())
+    assert not any(pool.queues.subscribers for pool in node.broker.pops.pools.lite_pools())
     assert node.broker.group_configs.get("new") is None
 
 
@@ -687,9 +687,11 @@ async def test_subscriptions_of_a_client_that_left_are_removed_in_pieces(nodes: 
     await node.broker.turns.done()
     assert node.broker.pops.lite.count == 1
     pool = node.broker.pops.pools.lite_pool("g", "t")
-    assert [(item.client.client_id, set(item.names)) for item in pool.subscribers.values()] == [("c2", {names[-1]})]
-    assert [item.client.client_id for item in pool.subscribers_of(names[-1])] == ["c2"]
-    assert not pool.subscribers_of(names[0])
+    assert [(item.client.client_id, set(item.names)) for item in pool.queues.subscribers.values()] == [
+        ("c2", {names[-1]})
+    ]
+    assert [item.client.client_id for item in pool.queues.subscribers_of(names[-1])] == ["c2"]
+    assert not pool.queues.subscribers_of(names[0])
 
 
 async def test_deleted_lite_topic_takes_the_offsets_of_its_groups_with_it(node: Node, wire: Wire) -> None:

@@ -111,7 +111,7 @@ async def test_broker_starts_without_an_entry_that_it_cannot_adopt(
     assert again.broker.group_configs.get("g") is not None
     assert again.broker.topics.get("t") is not None
     (pool,) = again.broker.pops.pools.all
-    assert [len(deliveries.unfinished) for deliveries in pool.deliveries()] == [1]
+    assert [len(deliveries.unfinished) for deliveries in pool.queues.opened()] == [1]
     async with AdminClient(again.address) as admin:
         (finding,) = [finding for finding in await findings_of_brokers(admin, {}) if finding.kind == "not_adopted"]
     assert f"1 of {part}" in finding.text
