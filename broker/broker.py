@@ -509,7 +509,7 @@ class _Changes(GroupChanges, LiteChanges):
         self._broker.save_handovers_soon()
 
     def queue_released(self, group: ConsumerGroup, key: QueueKey, reader: Session | None) -> None:
-        self._broker.offsets.mark(group, key)
+        self._broker.offsets.fence(group, key)
         if reader is not None:
             self._broker.locks.drained(group.queue(*key), reader)
 

@@ -296,27 +296,27 @@ class Claims:
     ) -> Iterator[tuple[QueueKey, Session]]:
         """Yield the queues on this broker that a foreign member claims and will no longer own, each with that member."""
         for queue_id in range(here):
-            place = topic, queue_id
+            key = topic, queue_id
             owner = owners[queue_id] if owners else None
-            for session in (*claims.get(queue_id, ()), *self._last_reader(group, place)):
+            for session in (*claims.get(queue_id, ()), *self._last_reader(group, key)):
                 member = group.members.get(session)
                 if member is not None and member.client_id != owner:
-                    yield place, session
+                    yield key, session
 
     def releasing(
         self, group: ConsumerGroup, drain: Drain, topic: str, here: int, claims: Claimants
     ) -> Iterator[tuple[QueueKey, Session]]:
         """Yield drained queues with the members that, by their last list, no longer read them and drop them now or soon."""
         for queue_id in range(here):
-            place = topic, queue_id
-            for session in drain.moving.get(place, ()):
+            key = topic, queue_id
+            for session in drain.moving.get(key, ()):
                 has_list = group.issued_to(session) not in (None, ALONE)
                 if has_list and session not in claims.get(queue_id, ()):
-                    yield place, session
+                    yield key, session
 
-    def _last_reader(self, group: ConsumerGroup, place: QueueKey) -> Iterator[Session]:
+    def _last_reader(self, group: ConsumerGroup, key: QueueKey) -> Iterator[Session]:
         """Yield the session that pulled last, if it has no member list, such as after a restart, or one of itself alone."""
-        reader = group.queue(*place).reader
+        reader = group.queue(*key).reader
         if reader is not None and reader in group.foreign and group.issued_to(reader) in (ALONE, None):
             yield reader
 
@@ -431,16 +431,16 @@ class Moves:
         will own the queue again, because it learns that only later."""
         former = drain.moving
         drain.lose(found.losing, now_s, until_s)
-        for place, readers in former.items():
+        for key, readers in former.items():
             for reader in readers:
                 member = group.members.get(reader)
                 if member is None or group.is_alone(reader):  # such a member is served only its own queues
                     continue
-                if member.client_id == group.owner_of(*place):
-                    if (place, reader) not in found.releasing:
+                if member.client_id == group.owner_of(*key):
+                    if (key, reader) not in found.releasing:
                         continue
-                    drain.returning.setdefault(reader, set()).add(place)
-                drain.moving.setdefault(place, set()).add(reader)
+                    drain.returning.setdefault(reader, set()).add(key)
+                drain.moving.setdefault(key, set()).add(reader)
         drain.forget_kept()
         drain.charge()
 
@@ -511,12 +511,12 @@ class Draining:
     def observe_pull(self, group: ConsumerGroup, connection: Session, header: PullMessage) -> None:
         """Record what a pull shows about the progress of a member whose queue moves away."""
         drain = group.drain
-        if drain is None or connection not in drain.moving.get(place := (header.topic, header.queue_id), ()):
+        if drain is None or connection not in drain.moving.get(key := (header.topic, header.queue_id), ()):
             return
         drain.pulled_s[connection] = self._clock.monotonic_s()
-        if place in drain.waiting.get(connection, ()) and has_handled_all(header):
-            self._drained(group, drain, connection, place)
-        for dropped in drain.dropped(connection, place):
+        if key in drain.waiting.get(connection, ()) and has_handled_all(header):
+            self._drained(group, drain, connection, key)
+        for dropped in drain.dropped(connection, key):
             self._drained(group, drain, connection, dropped)
 
     def record_progress(self, group: ConsumerGroup, session: Session) -> None:
@@ -526,12 +526,12 @@ class Draining:
             drain.record_progress(self._until_s(), session)
             self.agreement.report_progress(group)
 
-    def gate(self, group: ConsumerGroup, place: QueueKey, go_on: Callable[[], None]) -> None:
+    def gate(self, group: ConsumerGroup, key: QueueKey, go_on: Callable[[], None]) -> None:
         """Hold a pull that waits for a drain, and call `go_on` when the earlier reader is done. Raises LimitExceeded."""
         assert group.drain is not None, "the pull waits for a drain"
-        waiting = group.drain.gated.setdefault(place, [])
+        waiting = group.drain.gated.setdefault(key, [])
         if len(waiting) >= self._limits.max_gated:
-            waiting_for = f"the former reader of {place[0]}:{place[1]}"
+            waiting_for = f"the former reader of {key[0]}:{key[1]}"
             raise LimitExceeded(f"{self._limits.max_gated} pulls wait for {waiting_for}; retry")
         waiting.append(go_on)
 
@@ -584,7 +584,7 @@ class Draining:
         self.agreement.end(group)
         if not group.members:
             group.change = 0
-            group.settled_ids = frozenset()
+            group.previous_ids = frozenset()
 
     async def _start(self, group: ConsumerGroup, drain: Drain, change: int) -> None:
         def goes_on() -> bool:
@@ -628,12 +628,12 @@ class Draining:
     def _return_moving(self, group: ConsumerGroup, drain: Drain, session: Session) -> None:
         """Return a reader's held pulls of the queues that it loses, because its next pulls carry its commit offsets."""
         for pull in self._held_pulls.of(session, group.name):
-            place = (pull.queue.topic, pull.queue.queue_id)
-            if session in drain.moving.get(place, ()):
+            key = (pull.queue.topic, pull.queue.queue_id)
+            if session in drain.moving.get(key, ()):
                 self._held_pulls.release(pull)
                 # If a peer has already notified it, the reader has dropped the queue and does not pull again
-                if pull.is_done and place in drain.waiting.get(session, ()):
-                    self._drained(group, drain, session, place)
+                if pull.is_done and key in drain.waiting.get(session, ()):
+                    self._drained(group, drain, session, key)
 
     def _releasing_pulls(self, group: ConsumerGroup) -> Work[None]:
         """Release pulls that waited for a queue which their member now owns."""
@@ -645,12 +645,12 @@ class Draining:
                 if not group.is_anothers(session, pull.queue.topic, pull.queue.queue_id, self._clock.monotonic_s()):
                     self._held_pulls.release(pull)
 
-    def _drained(self, group: ConsumerGroup, drain: Drain, session: Session, place: QueueKey) -> None:
+    def _drained(self, group: ConsumerGroup, drain: Drain, session: Session, key: QueueKey) -> None:
         """Record the end of a queue's drain. The next reader continues at that offset, even if it has loaded another one."""
-        drain.finish(session, place)
-        self._watch.release(session, group.queue(*place))
-        self._groups.changes.queue_released(group, place, session)
-        drain.release_pulls([place])
+        drain.finish(session, key)
+        self._watch.release(session, group.queue(*key))
+        self._groups.changes.queue_released(group, key, session)
+        drain.release_pulls([key])
         drain.record_progress(self._until_s(), session)
         self.lists.notify_released(group, drain)
 
@@ -674,14 +674,14 @@ class Draining:
             drain.prolong(now_s - due_s)
             self._poll_later(group, drain)
             return
-        for key in drain.stalled(now_s, was_polled=False):
-            drain.due[key] = self._until_s(), True
-            for session in list(drain.waiting) if key is None else [key]:
+        for reader in drain.stalled(now_s, was_polled=False):
+            drain.due[reader] = self._until_s(), True
+            for session in list(drain.waiting) if reader is None else [reader]:
                 self._return_kept(group, session)
         stalled = drain.stalled(now_s, was_polled=True)
         is_old = drain.oldest_s + self._limits.drain_max_s <= now_s
         if drain.moves_singly:
-            given_up = [(key, place) for key in stalled if key is not None for place in drain.waiting[key]]
+            given_up = [(reader, key) for reader in stalled if reader is not None for key in drain.waiting[reader]]
             given_up += drain.since(now_s, self._limits.drain_max_s) if is_old else []
             if given_up:
                 self._give_up(group, drain, dict.fromkeys(given_up))
@@ -700,13 +700,11 @@ class Draining:
         """Stop waiting for these readers and queues. The others continue."""
         self._release_undrained(group, given_up)
         drain.give_up(given_up)
-        drain.release_pulls(sorted({place for _, place in given_up}))
+        drain.release_pulls(sorted({key for _, key in given_up}))
         self.lists.notify_released(group, drain)
 
     def _give_up_all(self, group: ConsumerGroup, drain: Drain) -> None:
-        self._release_undrained(
-            group, [(session, place) for session, places in drain.waiting.items() for place in places]
-        )
+        self._release_undrained(group, [(session, key) for session, keys in drain.waiting.items() for key in keys])
         drain.give_up_all()
         self.agreement.give_up(group)
         drain.release_all_pulls()
@@ -714,13 +712,13 @@ class Draining:
         self.lists.answer(group, drain)
 
     def _release_undrained(self, group: ConsumerGroup, given_up: Iterable[tuple[Session, QueueKey]]) -> None:
-        left = sorted({place for _, place in given_up})
+        left = sorted({key for _, key in given_up})
         if left:
             self._repeats.note_undrained(group.name, left)
-        for session, place in given_up:
-            self._watch.release(session, group.queue(*place))
+        for session, key in given_up:
+            self._watch.release(session, group.queue(*key))
             if group.is_alone(session):  # it does not drop the queue, so it would keep its lock
-                self._groups.changes.queue_released(group, place, session)
+                self._groups.changes.queue_released(group, key, session)
 
 
 def has_handled_all(header: PullMessage) -> bool:
@@ -792,7 +790,7 @@ class ForeignMemberLists:
             if drain.is_long and not drain.is_finding:
                 self._issue(group, session, member.client_id, ALONE)
                 had = ALONE
-            return had.ids_for(member.client_id) if had is not None else self._settled_list(group, session)
+            return had.ids_for(member.client_id) if had is not None else self._previous_list(group, session)
         self._issue(group, session, member.client_id, members)
         if had is not members:
             self._agreement.record_issued(group, member.client_id)
@@ -825,13 +823,13 @@ class ForeignMemberLists:
         for session in [session for session in drain.asking if not self._is_unsure(group, drain, session)]:
             drain.answer(session)
 
-    def _settled_list(self, group: ConsumerGroup, session: Session) -> list[str]:
+    def _previous_list(self, group: ConsumerGroup, session: Session) -> list[str]:
         """Return the members before the change, for a member without a list."""
-        settled = group.settled_ids
+        previous = group.previous_ids
         # the client reads no queue now, so leave it out of its own previous list
         if not self._watch.reads(session, group):
-            settled -= {group.foreign[session].client_id}
-        return [client_id for client_id in group.companions(session).ids if client_id in settled]
+            previous -= {group.foreign[session].client_id}
+        return [client_id for client_id in group.companions(session).ids if client_id in previous]
 
     def _issue(self, group: ConsumerGroup, session: Session, client_id: str, members: MemberList) -> None:
         self._allotment.issue(group, session, client_id, members)
@@ -888,7 +886,7 @@ class ForeignMemberLists:
     def _all_notified(self, group: ConsumerGroup, drain: Drain) -> None:
         """Give notified readers `drained_wait_s` to drop their queues, before the drain ends."""
         drain.is_long = False
-        group.settled_ids = frozenset(group.client_ids())
+        group.previous_ids = frozenset(group.client_ids())
         wait_s = self._drained_wait_s
         drain.set_timer(self._clock.call_later(wait_s, self._end_drain, group, drain, TOLD_AGAIN))
 
@@ -928,16 +926,14 @@ class RedeliveryCauses:
         self.undrained = 0
         self.left = 0
 
-    def note_undrained(self, group: str, places: Sequence[QueueKey]) -> None:
+    def note_undrained(self, group: str, keys: Sequence[QueueKey]) -> None:
         """Record queues that moved although their reader had not finished."""
-        self.undrained += len(places)
-        queues = ", ".join(f"{topic}:{queue_id}" for topic, queue_id in places[:3])
-        more = f" and {len(places) - 3} more" if len(places) > 3 else ""
+        self.undrained += len(keys)
+        queues = ", ".join(f"{topic}:{queue_id}" for topic, queue_id in keys[:3])
+        more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
         self._undrained.record(group, f"{group}: {queues}{more}"[:MAX_NAMED_CHARS])
         hint = "their handlers were still running"
-        log.warning(
-            "queues_moved_undrained", group=group, queues=places[:MAX_NAMED_MEMBERS], count=len(places), hint=hint
-        )
+        log.warning("queues_moved_undrained", group=group, queues=keys[:MAX_NAMED_MEMBERS], count=len(keys), hint=hint)
 
     def note_left(self, group: str, client_id: str, messages: int) -> None:
         self.left += messages

@@ -178,7 +178,7 @@ class GroupQueue:
 
     Attributes:
         key: topic and queue id.
-        place: group, topic and queue id.
+        lease_key: group, topic and queue id.
         lease: the lease or lock of its owner.
         reader: the connection that pulled last.
         previous_reader: the connection that pulled before the reader.
@@ -201,8 +201,8 @@ class GroupQueue:
         "has_committed",
         "key",
         "lease",
+        "lease_key",
         "passed",
-        "place",
         "previous_reader",
         "reader",
         "reader_since_s",
@@ -212,7 +212,7 @@ class GroupQueue:
     def __init__(self, group: ConsumerGroup, key: QueueKey) -> None:
         self.group = group
         self.key = key
-        self.place: LeaseKey = (group.name, *key)
+        self.lease_key: LeaseKey = (group.name, *key)
         self.lease: QueueLease | None = None
         self.reader: Session | None = None
         self.previous_reader: Session | None = None
@@ -314,7 +314,7 @@ class ConsumerGroup:
         change: the number of the last change of members or topics; 0 without members.
         drain: the change that not all foreign members know yet.
         sync: what peer brokers have said about that change.
-        settled_ids: the client ids of the members when the last drain was over.
+        previous_ids: the client ids of the members when the last drain was over.
         owners: the owner of each queue here by the last change, if the group has foreign members.
         owners_found_s: when the owners were found last.
         issued: the member list that each foreign member was given last.
@@ -360,11 +360,11 @@ class ConsumerGroup:
         "owners",
         "owners_found_s",
         "pools",
+        "previous_ids",
         "queues",
         "redelivered",
         "reported",
         "settings",
-        "settled_ids",
         "sync",
         "topics",
         "unfinished",
@@ -382,7 +382,7 @@ class ConsumerGroup:
         self.change = 0
         self.drain: Drain | None = None
         self.sync = NO_PEERS
-        self.settled_ids: frozenset[str] = frozenset()
+        self.previous_ids: frozenset[str] = frozenset()
         self.owners: Owners = _NONE
         self.owners_found_s: float | None = None
         self.issued: dict[Session, Issued] = _NONE

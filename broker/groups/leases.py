@@ -30,16 +30,18 @@ _new_tuple = tuple.__new__  # without the call of a named tuple's constructor, f
 
 def lines_of(queue: GroupQueue, lease: QueueLease) -> Iterator[Change]:
     """Yield the lines in which the ledger keeps a lease."""
-    place = queue.place
+    lease_key = queue.lease_key
     yield (
-        reader_line(place, lease.client_id, lease.epoch) if lease.is_awaited else (*place, lease.client_id, lease.epoch)
+        reader_line(lease_key, lease.client_id, lease.epoch)
+        if lease.is_awaited
+        else (*lease_key, lease.client_id, lease.epoch)
     )
     if lease.former_end is not None:
-        yield *place, lease.client_id, lease.epoch, lease.former_end
+        yield *lease_key, lease.client_id, lease.epoch, lease.former_end
 
 
-def reader_line(place: LeaseKey, client_id: str, epoch: int) -> Change:
-    return *place, client_id, epoch, True
+def reader_line(lease_key: LeaseKey, client_id: str, epoch: int) -> Change:
+    return *lease_key, client_id, epoch, True
 
 
 # ------------------------------------------------------------------------------
@@ -156,10 +158,12 @@ class Locks:
         # Apache's locks are not saved: its broker forgets them, too (RebalanceLockManager), and its clients lock
         # again within 20 s.
         leases = [(queue, queue.lease) for queue in queues if queue.lease is not None and queue.lease.handover]
-        readers = [(queue.place, reader) for queue in queues if (reader := queue.foreign_reader) and not reader.is_lost]
+        readers = [
+            (queue.lease_key, reader) for queue in queues if (reader := queue.foreign_reader) and not reader.is_lost
+        ]
         return itertools.chain(
             (line for queue, lease in leases for line in lines_of(queue, lease)),
-            (reader_line(place, reader.client_id, reader.epoch) for place, reader in readers),
+            (reader_line(lease_key, reader.client_id, reader.epoch) for lease_key, reader in readers),
         ), self._epoch
 
     def lock(self, request: LockRequest, connection: Session, *, has_had: bool = False) -> dict[Queue, int]:
@@ -400,7 +404,7 @@ class Locks:
         for number, (queue, lease) in enumerate(leases, 1):
             # otherwise the owner has already pulled from the recreated topic
             if queue.lease is lease and lease.former_end == 0:
-                self._ledger.ended_at(queue.place, PreviousRunLease(lease.client_id, lease.epoch, 0))
+                self._ledger.ended_at(queue.lease_key, PreviousRunLease(lease.client_id, lease.epoch, 0))
             if number % LOOKS == 0:
                 self._ledger.write()
                 yield None
@@ -412,7 +416,7 @@ class Locks:
         if lease is None or lease.former_end is None:
             return
         lease.former_end = None
-        self._ledger.pulled(queue.place, lease.client_id, lease.epoch)
+        self._ledger.pulled(queue.lease_key, lease.client_id, lease.epoch)
         self._ledger.write()
         self._changes.leases_changed()
 
@@ -421,7 +425,7 @@ class Locks:
         lease = queue.lease
         if lease is not None and lease.handover and not lease.has_pulled:
             lease.has_pulled = True
-            name, topic, queue_id = queue.place
+            name, topic, queue_id = queue.lease_key
             self._history.add(name, "first pull", lease.client_id, topic=topic, queue=queue_id, epoch=lease.epoch)
 
     def record_commit(self, queue: GroupQueue, offset: int) -> int:
@@ -434,16 +438,16 @@ class Locks:
             offset = min(offset, lease.former_end)
         if not lease.has_committed:
             lease.has_committed = True
-            name, topic, queue_id = queue.place
+            name, topic, queue_id = queue.lease_key
             self._history.add(name, "first commit", lease.client_id, topic=topic, queue=queue_id, offset=offset)
         return offset
 
     def leases_of(self, client_id: str) -> dict[LeaseKey, int]:
         """Return the epochs of a client's queues."""
-        leases = ((queue.place, queue.lease) for queue in self.groups.queues())
+        leases = ((queue.lease_key, queue.lease) for queue in self.groups.queues())
         return {
-            place: lease.epoch
-            for place, lease in leases
+            lease_key: lease.epoch
+            for lease_key, lease in leases
             if lease is not None and lease.handover and not lease.is_awaited and lease.client_id == client_id
         }
 
@@ -460,7 +464,7 @@ class Locks:
             return
         if known is None or known.is_lost or known.client_id != client_id:
             self._set_reader(queue, reader := ForeignReader(client_id, self._next_epoch()))
-            self._ledger.read_by(queue.place, client_id, reader.epoch)
+            self._ledger.read_by(queue.lease_key, client_id, reader.epoch)
             self._ledger.write()
 
     def clear_reader(self, queue: GroupQueue) -> None:
@@ -469,7 +473,7 @@ class Locks:
         if known is not None:
             self._set_reader(queue, None)
             if not known.is_lost:
-                self._ledger.freed(queue.place, known.epoch)
+                self._ledger.freed(queue.lease_key, known.epoch)
 
     def lose_reader(self, queue: GroupQueue) -> None:
         """Handle the closed connection of a queue's reader. A foreign member may come back on another one."""
@@ -561,28 +565,28 @@ class Locks:
         self.groups.release_queue(queue)
 
     def _record_event(self, event: str, queue: GroupQueue, lease: QueueLease) -> None:
-        place = queue.place
+        lease_key = queue.lease_key
         if lease.is_awaited:
             queue.group.awaited_readers -= 1
             if event == "reader back":
                 self._set_reader(queue, ForeignReader(lease.client_id, lease.epoch))
             else:
-                self._ledger.freed(place, lease.epoch)
+                self._ledger.freed(lease_key, lease.epoch)
             self._changes.queue_released(queue.group, queue.key, None)
             self._has_changed = True
             return
         if not lease.handover:
             return
         if event == "locked":
-            self._ledger.granted(place, lease.client_id, lease.epoch)
+            self._ledger.granted(lease_key, lease.client_id, lease.epoch)
             if queue.foreign_reader is not None:  # the line of the lease replaces that of the reader
                 self._set_reader(queue, None)
         elif event == "unlocked":
-            self._ledger.unlocked(place, lease.epoch)
+            self._ledger.unlocked(lease_key, lease.epoch)
         else:
-            self._ledger.freed(place, lease.epoch)
+            self._ledger.freed(lease_key, lease.epoch)
         self._has_changed = True
-        self._history.changed_hands(event, queue.group, place, lease.client_id, lease.epoch)
+        self._history.changed_hands(event, queue.group, lease_key, lease.client_id, lease.epoch)
 
     def _report_change(self) -> None:
         """Report once what a request has changed, because it may have thousands of queues."""

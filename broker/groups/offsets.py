@@ -223,7 +223,7 @@ class Offsets:
         item = self._find(name, topic)
         return item.rewinds if item is not None else 0
 
-    def mark(self, group: ConsumerGroup, key: QueueKey) -> None:
+    def fence(self, group: ConsumerGroup, key: QueueKey) -> None:
         """Let the committed offset of a queue count as an owner's, because the next reader continues from it."""
         item = group.offsets.get(key[0])
         if item is not None and key[1] in item.offsets:
@@ -653,7 +653,7 @@ class ReaderGuard:
         queue.contest = None
         self._return_held(queue, contest)
         self._watch.release(contest.reader, queue)
-        self._offsets.mark(queue.group, queue.key)  # the next reader may have loaded its offset before
+        self._offsets.fence(queue.group, queue.key)  # the next reader may have loaded its offset before
         self._groups.release_queue(queue)
         for pull in contest.waiting:
             self._held_pulls.release(pull)

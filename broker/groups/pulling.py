@@ -510,9 +510,9 @@ class Pulling:
             if found.messages:
                 if bucket is not None:
                     bucket.take(found.messages, now_s)
-                place = header[:3]
-                if place[0] != TOOLS_GROUP:  # messages that tools inspect do not count as consumed
-                    self._statistics.note_got(f"{place[1]}@{place[0]}", found.messages, sum(map(len, found.pieces)))
+                name = header.consumer_group
+                if name != TOOLS_GROUP:  # messages that tools inspect do not count as consumed
+                    self._statistics.note_got(f"{header.topic}@{name}", found.messages, sum(map(len, found.pieces)))
                 if group_queue.reader is pull.session and is_guarded(group_queue, pull.session):
                     group_queue.given_offset = found.next_offset
                 return _new_tuple(Pulled, (PullStatus.FOUND, found.next_offset, begin, end, found.pieces))

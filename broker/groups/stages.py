@@ -307,48 +307,48 @@ class Drain:
         """Start to drain queues from their readers. A reader that was already drained of a queue is not waited for again, and
         gets none of its messages."""
         before, since_s = self.waiting, self.since_s
-        held = {place for places in before.values() for place in places}
+        held = {key for keys in before.values() for key in keys}
         self.moving, self.waiting, self.since_s, self.returning = {}, {}, {}, {}
-        for place, reader in losing:
-            self.moving.setdefault(place, set()).add(reader)
-            has_nothing = place in held and place not in before.get(
+        for key, reader in losing:
+            self.moving.setdefault(key, set()).add(reader)
+            has_nothing = key in held and key not in before.get(
                 reader, ()
             )  # True if the queue waits for a member that is drained of it
-            if place not in self.drained.get(reader, ()) and not has_nothing:
-                self.waiting.setdefault(reader, set()).add(place)
-                self.since_s[reader, place] = since_s.get((reader, place), now_s)
+            if key not in self.drained.get(reader, ()) and not has_nothing:
+                self.waiting.setdefault(reader, set()).add(key)
+                self.since_s[reader, key] = since_s.get((reader, key), now_s)
         self.due = {reader: self.due[reader] if reader in before else (until_s, False) for reader in self.waiting}
         self.refuses_ours = True
         self.transition(DrainEvent.FIND if self.waiting else DrainEvent.FIND_NOBODY)
 
     def forget_kept(self) -> None:
         """Drop the counts of queues that readers keep now, because they continue to read those."""
-        for reader, places in self.drained.items():
-            places -= {place for place in places if reader not in self.moving.get(place, ())}
+        for reader, keys in self.drained.items():
+            keys -= {key for key in keys if reader not in self.moving.get(key, ())}
         for reader, rounds in self.rounds.items():
-            for place in [place for place in rounds if reader not in self.moving.get(place, ())]:
-                del rounds[place]
+            for key in [key for key in rounds if reader not in self.moving.get(key, ())]:
+                del rounds[key]
 
     def read_again(self, reader: Session) -> None:
         """Let a reader read released queues again, because of its new member list."""
         self.drained.pop(reader, None)
         self.rounds.pop(reader, None)
-        for place in self.returning.pop(reader, ()):
-            self.moving[place].discard(reader)
+        for key in self.returning.pop(reader, ()):
+            self.moving[key].discard(reader)
 
-    def finish(self, reader: Session, place: QueueKey) -> None:
+    def finish(self, reader: Session, key: QueueKey) -> None:
         """Record that a reader has handled all messages of a queue."""
-        self.drained.setdefault(reader, set()).add(place)
-        self._wait_no_more(reader, place)
+        self.drained.setdefault(reader, set()).add(key)
+        self._wait_no_more(reader, key)
 
     def give_up(self, given_up: Iterable[tuple[Session, QueueKey]]) -> None:
         """Stop waiting for these readers and queues."""
-        for reader, place in given_up:
-            self._wait_no_more(reader, place)
+        for reader, key in given_up:
+            self._wait_no_more(reader, key)
 
-    def _wait_no_more(self, reader: Session, place: QueueKey) -> None:
-        self.since_s.pop((reader, place), None)
-        self.waiting[reader].discard(place)
+    def _wait_no_more(self, reader: Session, key: QueueKey) -> None:
+        self.since_s.pop((reader, key), None)
+        self.waiting[reader].discard(key)
         if not self.waiting[reader]:
             del self.waiting[reader]
             self.due.pop(reader, None)
@@ -435,17 +435,17 @@ class Drain:
         """
         return [item for item, began_s in self.since_s.items() if began_s + most_s <= now_s]
 
-    def has(self, place: QueueKey) -> bool:
+    def has(self, key: QueueKey) -> bool:
         """Return True if a reader that loses the queue still handles its messages."""
-        return any(place in places for places in self.waiting.values())
+        return any(key in keys for keys in self.waiting.values())
 
-    def dropped(self, connection: Session, place: QueueKey) -> list[QueueKey]:
+    def dropped(self, connection: Session, key: QueueKey) -> list[QueueKey]:
         """Record that a reader pulled a queue, and return the queues that it has dropped because a peer notified it.
 
         Pulls of moving queues return immediately, so a reader pulls all queues that it still reads equally often.
         """
         rounds = self.rounds.setdefault(connection, {})
-        rounds[place] = count = rounds.get(place, max(rounds.values(), default=0)) + 1
+        rounds[key] = count = rounds.get(key, max(rounds.values(), default=0)) + 1
         if count % DRAIN_ROUNDS:
             return []
         return [other for other in self.waiting.get(connection, ()) if rounds.get(other, count) <= count - DRAIN_ROUNDS]
@@ -468,10 +468,10 @@ class Drain:
         if (go_on := self.asking.pop(session, None)) is not None:
             go_on()
 
-    def release_pulls(self, places: Iterable[QueueKey]) -> None:
+    def release_pulls(self, keys: Iterable[QueueKey]) -> None:
         """Release the held pulls of these queues."""
-        for place in places:
-            for go_on in self.gated.pop(place, ()):
+        for key in keys:
+            for go_on in self.gated.pop(key, ()):
                 go_on()
 
     def release_all_pulls(self) -> None:

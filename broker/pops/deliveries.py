@@ -490,7 +490,7 @@ _NOT_RENEWED: Final = -1
 _offset_of, _attempts_of = attrgetter("offset"), attrgetter("attempts")
 
 
-class PoolPlace(NamedTuple):
+class JournalKey(NamedTuple):
     identity: str
     group: str
     topic: str
@@ -505,7 +505,7 @@ class StoredDelivery(NamedTuple):
 
 @dataclass(slots=True)
 class KeptQueue:
-    place: PoolPlace
+    key: JournalKey
     next: int = 0
     floor_ms: int = 0
     is_yielded: bool = False
@@ -531,8 +531,8 @@ class KeptQueue:
         return min((offset for offset in self.unfinished if begin <= offset < end), default=min(self.next, end))
 
 
-def define(number: int, place: PoolPlace) -> bytes:
-    return _text(b"D", number, "\0".join((place.identity, place.group, place.topic, str(place.queue_id))))
+def define(number: int, key: JournalKey) -> bytes:
+    return _text(b"D", number, "\0".join((key.identity, key.group, key.topic, str(key.queue_id))))
 
 
 def _text(kind: bytes, number: int, text: str) -> bytes:
@@ -619,9 +619,9 @@ def _replay(queues: dict[int, KeptQueue], undefined: set[int], frame: bytes, at:
         end = begin + int(_TEXT.unpack_from(frame, at)[2])
         if kind == b"D":
             identity, group, topic, queue_id = frame[begin:end].decode(errors="replace").split("\0")
-            place = PoolPlace(identity, group, topic, int(queue_id))
-            if number not in queues or queues[number].place != place:
-                queues[number] = KeptQueue(place)
+            key = JournalKey(identity, group, topic, int(queue_id))
+            if number not in queues or queues[number].key != key:
+                queues[number] = KeptQueue(key)
         return end
     if kind == b"F":
         queues.pop(number, None)
@@ -629,7 +629,7 @@ def _replay(queues: dict[int, KeptQueue], undefined: set[int], frame: bytes, at:
     queue = queues.get(number)
     if queue is None:
         undefined.add(number)
-        queue = KeptQueue(PoolPlace("", "", "", 0))
+        queue = KeptQueue(JournalKey("", "", "", 0))
     if kind == b"P":
         _, _, next_offset, pop_ms, deadline_ms, _, _, count = _POP.unpack_from(frame, at)
         begin = at + _POP.size

@@ -16,7 +16,7 @@ from ..store.files import StoreFull
 from ..store.journals import Frames, framed
 from ..store.store import Flusher
 from . import deliveries as records
-from .deliveries import MAX_COUNT, Delivery, DeliveryState, KeptQueue, PoolPlace
+from .deliveries import MAX_COUNT, Delivery, DeliveryState, JournalKey, KeptQueue
 from .pool import QueueDeliveries
 
 log = structlog.get_logger("rocketlet.pops")
@@ -44,8 +44,8 @@ class PopJournal:
         self._content: list[bytes] = []
         self._defined: set[int] = set()
         # number and records of queues that left their pools: since the last save of offsets began, and before that
-        self._yielded: dict[PoolPlace, tuple[int, bytes]] = {}
-        self._saved: dict[PoolPlace, tuple[int, bytes]] = {}
+        self._yielded: dict[JournalKey, tuple[int, bytes]] = {}
+        self._saved: dict[JournalKey, tuple[int, bytes]] = {}
         # number and records of queues that members pull, with finished messages after their offsets
         self._ahead: dict[tuple[str, str, int], tuple[int, bytes]] = {}
         self.last_number = 0
@@ -82,9 +82,9 @@ class PopJournal:
         are saved."""
         for number, kept in queues.items():
             if kept.has_left and kept.is_adopted:
-                self._yielded[kept.place] = number, _left(number, kept.place, kept.next, kept.floor_ms)
+                self._yielded[kept.key] = number, _left(number, kept.key, kept.next, kept.floor_ms)
             elif kept.is_ahead and kept.is_adopted:
-                self._ahead[kept.place[1:]] = number, _left_ahead(number, kept.place, kept.ahead)
+                self._ahead[kept.key[1:]] = number, _left_ahead(number, kept.key, kept.ahead)
 
     def wall_ms(self, monotonic_s: float) -> int:
         ahead_s = monotonic_s - self._clock.monotonic_s()
@@ -150,15 +150,15 @@ class PopJournal:
         number = deliveries.number
         if ahead is not None:
             self._define(deliveries)
-            place = self._place(deliveries)
-            self._ahead[place[1:]] = number, _left_ahead(number, place, ahead)
-            self._content.append(self._ahead[place[1:]][1])
+            key = self._key(deliveries)
+            self._ahead[key[1:]] = number, _left_ahead(number, key, ahead)
+            self._content.append(self._ahead[key[1:]][1])
             return
         if number in self._defined:
-            place = self._place(deliveries)
-            self._end_left(place)
-            left = _left(number, place, offset, deliveries.floor_ms)
-            self._yielded[place] = number, left
+            key = self._key(deliveries)
+            self._end_left(key)
+            left = _left(number, key, offset, deliveries.floor_ms)
+            self._yielded[key] = number, left
             self._content.append(left)
 
     def ahead_ended(self, group: str, topic: str, queue_id: int) -> None:
@@ -170,34 +170,34 @@ class PopJournal:
 
     def group_deleted(self, group: str) -> None:
         """End the records of the queues that have left the pools of a deleted group."""
-        for place in [place for place in (*self._yielded, *self._saved) if place.group == group]:
-            self._end_left(place)
+        for key in [key for key in (*self._yielded, *self._saved) if key.group == group]:
+            self._end_left(key)
 
     def lite_deleted(self, group: str, lite: LiteTopic) -> bool:
         """End the records of a deleted lite topic that has left its pool. Return True if there were any."""
-        return self._end_left(self._lite_place(group, lite)) is not None
+        return self._end_left(self._lite_key(group, lite)) is not None
 
     def lite_offset_set(self, group: str, lite: LiteTopic, offset: int, now_ms: int) -> bool:
         """Record the offset that was set for a lite topic that has left its pool. Return True if it has records."""
-        place = self._lite_place(group, lite)
-        number = self._end_left(place)
+        key = self._lite_key(group, lite)
+        number = self._end_left(key)
         if number is None:
             return False
         # not `_left`, of which a start takes the higher one of this offset and a saved one
-        self._yielded[place] = number, records.define(number, place) + records.base(number, offset, now_ms + 1)
+        self._yielded[key] = number, records.define(number, key) + records.base(number, offset, now_ms + 1)
         self._defined.add(number)
-        self._content.append(self._yielded[place][1])
+        self._content.append(self._yielded[key][1])
         return True
 
-    def _lite_place(self, group: str, lite: LiteTopic) -> PoolPlace:
-        return PoolPlace(self._topics.identity(lite.queue.topic), group, lite.topic, lite.queue_id)
+    def _lite_key(self, group: str, lite: LiteTopic) -> JournalKey:
+        return JournalKey(self._topics.identity(lite.queue.topic), group, lite.topic, lite.queue_id)
 
-    def _end_left(self, place: PoolPlace) -> int | None:
+    def _end_left(self, key: JournalKey) -> int | None:
         """End the records of a queue that has left its pool, and return its number; None if it has none."""
-        left = self._yielded if place in self._yielded else self._saved
-        if place not in left:
+        left = self._yielded if key in self._yielded else self._saved
+        if key not in left:
             return None
-        number, _ = left.pop(place)
+        number, _ = left.pop(key)
         self._defined.discard(number)
         self._content.append(records.end(number))
         return number
@@ -205,13 +205,13 @@ class PopJournal:
     def _define(self, deliveries: QueueDeliveries) -> None:
         if deliveries.number not in self._defined:
             self._defined.add(deliveries.number)
-            self._content.append(records.define(deliveries.number, self._place(deliveries)))
+            self._content.append(records.define(deliveries.number, self._key(deliveries)))
             self._content.append(records.base(deliveries.number, deliveries.reported, deliveries.floor_ms))
             self.ahead_ended(deliveries.group, deliveries.queue.topic, deliveries.queue.queue_id)  # popped again
 
-    def _place(self, deliveries: QueueDeliveries) -> PoolPlace:
+    def _key(self, deliveries: QueueDeliveries) -> JournalKey:
         queue = deliveries.queue
-        return PoolPlace(self._topics.identity(deliveries.pool.topic), deliveries.group, queue.topic, queue.queue_id)
+        return JournalKey(self._topics.identity(deliveries.pool.topic), deliveries.group, queue.topic, queue.queue_id)
 
     # Writing
 
@@ -274,7 +274,7 @@ class PopJournal:
         yield records.nothing()
         yield from [left for _, left in (*self._saved.values(), *self._yielded.values(), *self._ahead.values())]
         for deliveries in list(all_deliveries):
-            frame = [records.define(deliveries.number, self._place(deliveries))]
+            frame = [records.define(deliveries.number, self._key(deliveries))]
             frame.append(records.base(deliveries.number, deliveries.next, deliveries.floor_ms))
             for delivery in list(deliveries.unfinished.values()):
                 if delivery.state is not DeliveryState.ACKNOWLEDGED:
@@ -289,12 +289,12 @@ class PopJournal:
         return records.pop(deliveries.number, deliveries.next, delivery.pop_ms, deadline_ms, (delivery,))
 
 
-def _left(number: int, place: PoolPlace, offset: int, floor_ms: int) -> bytes:
+def _left(number: int, key: JournalKey, offset: int, floor_ms: int) -> bytes:
     """Return the records of a queue that has left its pool."""
-    return records.define(number, place) + records.base(number, offset, floor_ms) + records.yielded(number)
+    return records.define(number, key) + records.base(number, offset, floor_ms) + records.yielded(number)
 
 
-def _left_ahead(number: int, place: PoolPlace, ahead: FinishedAhead) -> bytes:
+def _left_ahead(number: int, key: JournalKey, ahead: FinishedAhead) -> bytes:
     """Return the records of a queue that has left its pool with finished messages after the offset of the group."""
     items: list[Delivery] = []
     for offset in sorted(ahead.unfinished):
@@ -302,4 +302,4 @@ def _left_ahead(number: int, place: PoolPlace, ahead: FinishedAhead) -> bytes:
         items[-1].attempts = ahead.unfinished[offset]
     parts = [items[first : first + MAX_COUNT] for first in range(0, len(items), MAX_COUNT)]
     popped = b"".join(records.pop(number, ahead.end, 0, 0, part) for part in parts)
-    return records.define(number, place) + records.base(number, ahead.end, 0) + popped + records.yielded(number)
+    return records.define(number, key) + records.base(number, ahead.end, 0) + popped + records.yielded(number)

@@ -748,7 +748,7 @@ class LiteQueues:
             if number % SLICE == 0:
                 yield
         in_flight = self.pool.counts[DeliveryState.IN_FLIGHT]
-        oldest_ms = yield from self._lites.earliest_ms(oldest.places)
+        oldest_ms = yield from self._lites.earliest_ms(oldest.first_offsets)
         of_oldest = yield from self._lags(oldest.lites())
         of_oldest.sort(key=lambda lag: lag.oldest_ms)
         waiting_lags: list[list[LiteLag]] = []
@@ -795,22 +795,22 @@ class _EarliestOfQueues:
         most: how many lite topics of each queue are kept.
 
     Attributes:
-        places: the offset of the earliest message in each queue. It remains if the group finishes the message meanwhile.
+        first_offsets: the offset of the earliest message in each queue. It remains if the group finishes it meanwhile.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self.places: dict[ConsumeQueue, int] = {}
+        self.first_offsets: dict[ConsumeQueue, int] = {}
         self._of_queues: dict[int, list[tuple[int, LiteTopic]]] = {}
 
     def add(self, lite: LiteTopic, offset: int) -> None:
         """Add a lite topic, with the offset of a message in it."""
-        places = map(lite.parent_offset, range(offset, lite.next))
-        place = next((place for place in places if place is not None), None)
-        if place is not None:  # else all messages are lost
-            self.places[lite.queue] = min(place, self.places.get(lite.queue, place))
+        offsets = map(lite.parent_offset, range(offset, lite.next))
+        first = next((found for found in offsets if found is not None), None)
+        if first is not None:  # else all messages are lost
+            self.first_offsets[lite.queue] = min(first, self.first_offsets.get(lite.queue, first))
             kept = self._of_queues.setdefault(lite.queue.queue_id, [])
-            heappush(kept, (-place, lite))
+            heappush(kept, (-first, lite))
             if len(kept) > self._most:
                 heappop(kept)
 

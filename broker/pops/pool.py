@@ -1295,7 +1295,7 @@ class QueueSource:
         """Let members that pull a queue continue at its committed offset, without the messages after it that are finished."""
         if ahead is not None:
             self._offsets.put_ahead(pool.of, pool.topic, queue_id, ahead)
-        self._offsets.mark(pool.of, (pool.topic, queue_id))
+        self._offsets.fence(pool.of, (pool.topic, queue_id))
 
     def deliveries(self, pool: QueuePool, queue: ConsumeQueue, start: int) -> QueueDeliveries:
         messages = TopicMessages(pool.of, queue, self.store, self._offsets)

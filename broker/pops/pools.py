@@ -106,14 +106,14 @@ class Pools:
         """Continue the deliveries of a queue of the last run, and return them; None if its topic was recreated since. Of a
         queue that left its pool without unfinished messages, only commit the offset; also if the group was bound to a parent
         topic since it popped the parent's queues, or is not bound any more. Raises LimitExceeded."""
-        identity, group, topic, _ = kept.place
-        place = parent_and_name(topic) if is_lite_queue(topic) else None
-        if place is None:
+        identity, group, topic, _ = kept.key
+        lite_key = parent_and_name(topic) if is_lite_queue(topic) else None
+        if lite_key is None:
             if self.is_bound(group, topic):
                 kept.next, kept.is_yielded = kept.committed(0, kept.next), True
                 kept.unfinished.clear()
             return self._adopt_queue(kept, to_monotonic_s)
-        parent, name = place
+        parent, name = lite_key
         lite = self.lites.get(parent, name) if self.topics.identity(parent) == identity else None
         if lite is None:
             return None
@@ -131,9 +131,9 @@ class Pools:
         return deliveries
 
     def _adopt_queue(self, kept: KeptQueue, to_monotonic_s: Callable[[int], float]) -> QueueDeliveries | None:
-        _, group, topic, queue_id = kept.place
+        _, group, topic, queue_id = kept.key
         queue = self._store.queues.get((topic, queue_id))
-        if self.topics.get(topic) is None or self.topics.identity(topic) != kept.place.identity or queue is None:
+        if self.topics.get(topic) is None or self.topics.identity(topic) != kept.key.identity or queue is None:
             return None
         if kept.is_ahead:
             committed = max(self._offsets.get(group, topic, queue_id) or 0, kept.committed(queue.begin, queue.next))
@@ -228,15 +228,15 @@ class Pools:
         if of_queues is not None and not (handle.lite_topic and self.lites.is_parent(topic)):
             found = of_queues.queues.deliveries.get(handle.queue_id) if handle.mark == TOPIC_MARK else None
             return AckStatus.UNKNOWN if found is None else found
-        place = parent_and_name(topic) if is_lite_queue(topic) else None
-        if place is None and handle.lite_topic and self.lites.is_parent(topic):
-            place = topic, handle.lite_topic  # Java's client 5.2 dead-letters without naming the lite topic
-        if place is None:
+        lite_key = parent_and_name(topic) if is_lite_queue(topic) else None
+        if lite_key is None and handle.lite_topic and self.lites.is_parent(topic):
+            lite_key = topic, handle.lite_topic  # Java's client 5.2 dead-letters without naming the lite topic
+        if lite_key is None:
             return AckStatus.UNKNOWN
-        pool, lite = self.find_lite(group, place[0]), self.lites.get(*place)
+        pool, lite = self.find_lite(group, lite_key[0]), self.lites.get(*lite_key)
         deliveries = pool.queues.deliveries.get(lite) if pool is not None and lite is not None else None
         if deliveries is None:
-            is_finished = pool is not None and handle.offset < pool.queues.offsets.get(place[1], 0)
+            is_finished = pool is not None and handle.offset < pool.queues.offsets.get(lite_key[1], 0)
             return AckStatus.DONE if is_finished else AckStatus.UNKNOWN
         return deliveries
 

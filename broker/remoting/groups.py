@@ -224,7 +224,7 @@ def unregister_client(broker: BrokerController, connection: RemotingConnection, 
         if group is not None and is_foreign:
             unfinished = 0
             for queue in broker.watch.read_by(connection, header.consumer_group):
-                broker.offsets.mark(group, queue.key)  # the next reader may have queried the offset before this commit
+                broker.offsets.fence(group, queue.key)  # the next reader may have queried the offset before this commit
                 unfinished += max(queue.given_offset - (group.offset(*queue.key) or 0), 0)
                 broker.watch.release(connection, queue)
             if unfinished:

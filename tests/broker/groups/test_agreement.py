@@ -347,7 +347,7 @@ async def test_who_was_given_no_list_is_not_in_the_one_of_before(node: Node, wir
     """It would take queues by it, and nobody would know of that."""
     await create_topic(wire, "t", 2)
     await join(wire, "c1")
-    await eventually(lambda: "c1" in node.broker.groups.obtain("g").settled_ids)
+    await eventually(lambda: "c1" in node.broker.groups.obtain("g").previous_ids)
     known = routes_known_later(node)
     await join(await connect(node.address), "c2")
     assert await members(wire) == []

@@ -448,10 +448,10 @@ def test_an_owner_s_offset_may_be_given_up(tmp_path: Path, by: str) -> None:
     groups = make_groups()
     offsets, group = made(tmp_path, groups=groups), groups.obtain("g")
     offsets.allow_lower_offset("g", "t", 0)
-    offsets.mark(group, ("t", 0))
+    offsets.fence(group, ("t", 0))
     assert not group.is_behind_owner("t", 0, 0)
     offsets.put("g", "t", 0, 5)
-    offsets.mark(group, ("t", 0))
+    offsets.fence(group, ("t", 0))
     assert group.is_behind_owner("t", 0, 4)
     if by == "forget":
         offsets.topic_deleted("t")
@@ -492,7 +492,7 @@ def test_offsets_beyond_the_end_of_their_queue_are_set_back_and_saved(tmp_path: 
     assert save(offsets, tmp_path) is not None
 
 
-@pytest.mark.parametrize("by", ["mark", "hand_over"])
+@pytest.mark.parametrize("by", ["fence", "hand_over"])
 def test_the_offset_of_a_queue_that_was_handed_over_is_read_by_the_next_run(tmp_path: Path, by: str) -> None:
     groups = make_groups()
     offsets = made(tmp_path, groups=groups)
@@ -500,8 +500,8 @@ def test_the_offset_of_a_queue_that_was_handed_over_is_read_by_the_next_run(tmp_
     save(offsets, tmp_path)
     offsets.put("g", "t", 0, 7)
     offsets.put("g", "t", 1, 8)
-    if by == "mark":
-        offsets.mark(groups.obtain("g"), ("t", 0))
+    if by == "fence":
+        offsets.fence(groups.obtain("g"), ("t", 0))
     else:
         offsets.hand_over(groups.obtain("g"), [("t", 0), ("t", 3)])
     offsets.write_handed_over()

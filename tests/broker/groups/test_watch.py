@@ -331,7 +331,7 @@ def test_a_reader_that_is_back_is_kept_over_the_next_restart_too(tmp_path: Path)
     record_reader(make_locks(tmp_path, clock), "g", "t", 1, "c1")
     locks = make_locks(tmp_path, clock)
     assert locks.readers_back(locks.groups.obtain("g"), "c2") == []
-    assert [queue.place for queue in locks.readers_back(locks.groups.obtain("g"), "c1")] == [("g", "t", 1)]
+    assert [queue.lease_key for queue in locks.readers_back(locks.groups.obtain("g"), "c1")] == [("g", "t", 1)]
     assert (locks.readers_back(locks.groups.obtain("g"), "c1"), locks.groups.owners("g")) == ([], {})
     assert not locks.groups.obtain("g").awaited_readers
     run(locks.saving(closes=True))

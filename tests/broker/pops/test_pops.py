@@ -21,7 +21,7 @@ from rocketlet.broker.config import (
 from rocketlet.broker.pops.deliveries import (
     AckStatus,
     Delivery,
-    PoolPlace,
+    JournalKey,
     PopRequest,
     PopResult,
     Why,
@@ -232,7 +232,7 @@ def test_one_message_that_fails_loses_no_other_of_its_batch(world: World, monkey
 
 
 def test_record_of_an_undefined_queue_sets_no_other_record_aside() -> None:
-    defined = define(1, PoolPlace("i", "g", "t", 0)) + base(1, 5, 0)
+    defined = define(1, JournalKey("i", "g", "t", 0)) + base(1, 5, 0)
     popped = pop(1, 7, 10, 20, [Delivery(5), Delivery(6)])
     undefined = ack(2, [Delivery(0)]) + ack(1, [Delivery(5)])
     queues, unread, fault = replay([defined, undefined, popped + ack(1, [Delivery(6)]), b"?", popped])
