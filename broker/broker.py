@@ -199,7 +199,6 @@ class BrokerController:
     def _make_pulling(self) -> Pulling:
         return Pulling(
             self.runtime,
-            self.settings,
             self.topics,
             self.appender,
             self.held_pulls,

@@ -47,7 +47,7 @@ from ..messages.filters import Filter, Filters
 from ..messages.held_pulls import HeldPull, HeldPulls, Until
 from ..messages.topics import Statistics, Topics
 from ..pops.pops import Pops
-from ..runtime import Generation, LiveConfig, Runtime
+from ..runtime import Generation, Runtime
 from ..sessions import Answer, Clients, ForwardedRequest, Reason, Refusal, RunningWanted, Session, subscription_bytes
 from ..store.files import StoreError, StoreFull
 from ..store.index import ConsumeQueue, Fetched, pull_limits
@@ -132,7 +132,6 @@ class Pulling:
     def __init__(
         self,
         runtime: Runtime,
-        settings: LiveConfig,
         topics: Topics,
         appender: Appender,
         held_pulls: HeldPulls,
@@ -151,7 +150,6 @@ class Pulling:
     ) -> None:
         self._clock = runtime.clock
         self._rates = rates
-        self._settings = settings
         self._topics = topics
         self._appender = appender
         self._store = appender.store
@@ -532,7 +530,7 @@ class Pulling:
 
     def _note_moved(self, header: PullMessage, offset: int) -> None:
         """Store an OffsetMovedEvent in the topic OFFSET_MOVED_EVENT, for programs that watch it."""
-        moved = Queue(header.topic, self._settings.now.name, header.queue_id)
+        moved = Queue(header.topic, self._groups.broker_name, header.queue_id)
         body = encode_offset_moved(header.consumer_group, moved, header.queue_offset, offset)
         text = f"{props.TAGS}{props.NAME_END}{header.consumer_group}{props.PAIR_END}{props.KEYS}{props.NAME_END}"
         text += header.consumer_group
