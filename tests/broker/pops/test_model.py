@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -257,10 +258,13 @@ class Shared(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         pools = self.world.state.pools
-        counted = [len(deliveries.unfinished) for deliveries in pools.deliveries()]
-        assert pools.unfinished("g") == sum(pool.unfinished for pool in pools.all) == sum(counted)
-        states = {item.state for deliveries in pools.deliveries() for item in deliveries.unfinished.values()}
-        assert DeliveryState.FINISHED not in states
+        counted = Counter[DeliveryState]()
+        for deliveries in pools.deliveries():
+            states = Counter(item.state for item in deliveries.unfinished.values())
+            assert states == Counter(deliveries.counts)
+            counted += states
+        assert sum((Counter(pool.counts) for pool in pools.all), Counter()) == counted
+        assert (pools.unfinished("g"), counted[DeliveryState.FINISHED]) == (counted.total(), 0)
 
     def _drain(self) -> None:
         """In the end each message was given that is not done for sure, and nothing else."""
