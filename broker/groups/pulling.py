@@ -294,8 +294,10 @@ class Pulling:
         session, header = pull.session, pull.header
         key = header.topic, header.queue_id
         wait_s = min(header.suspend_timeout_millis / 1000, MAX_HOLD_S)
+        until_s, was_member = self._clock.monotonic_s() + wait_s, session in group.members
+        retry = partial(self._retry_allowed, attempt=attempt, was_member=was_member, until_s=until_s)
         if until is WaitReason.RATE:
-            self._hold_for_token(pull, group, attempt, self._clock.monotonic_s() + wait_s)
+            self._hold_for_token(pull, group, retry, wait_s)
         elif until is WaitReason.OWN_DRAIN:
             self._hold(self._waiting(pull, _respond_empty), DRAINING_WAIT_S)
         elif until is WaitReason.OWNER:
@@ -303,8 +305,7 @@ class Pulling:
         elif until in (WaitReason.LEASE, WaitReason.HEARTBEAT):
             self._hold(self._waiting(pull, _respond_empty), OTHERS_QUEUE_WAIT_S)
         else:
-            was_member = session in group.members
-            held = self._waiting(pull, partial(self._retry_allowed, attempt=attempt, was_member=was_member))
+            held = self._waiting(pull, retry)
             if until is WaitReason.DRAIN:
                 self._draining.gate(group, key, partial(self._held_pulls.release, held))
             else:
@@ -318,49 +319,43 @@ class Pulling:
             return None
         return self._rates.bucket(settings, header.topic)
 
-    def _hold_for_token(self, pull: Pull, group: ConsumerGroup, attempt: int, until_s: float) -> None:
+    def _hold_for_token(
+        self, pull: Pull, group: ConsumerGroup, retry: Callable[[Pull, PullCallback], None], wait_s: float
+    ) -> None:
         """Hold a pull until there is a token for it, at most until its suspend time has ended. Pulls get tokens in the order
         in which they were held, so that no pull is woken in vain."""
         bucket = self._bucket(group, pull.header)
-        now_s = self._clock.monotonic_s()
-        wait_s = max(until_s - now_s, 0.0)
         if bucket is not None:
-            wait_s = bucket.wait_s(now_s, wait_s)
-        self._hold(self._waiting(pull, partial(self._retry_with_token, attempt=attempt, until_s=until_s)), wait_s)
-
-    def _retry_with_token(self, pull: Pull, answer: PullCallback, attempt: int, until_s: float) -> None:
-        """Retry a pull that waited for a token, or hold it longer; return no messages if its suspend time has ended."""
-        group = self._groups.get(pull.header.consumer_group)
-        if group is None or pull.session.is_closed:
-            answer(_nothing_new(pull.header))
-            return
-        now_s, bucket = self._clock.monotonic_s(), self._bucket(group, pull.header)
-        if bucket is None or bucket.available(now_s):
-            self._retry(pull, answer, attempt)
-        elif now_s < until_s:
-            self._hold_for_token(pull, group, attempt, until_s)
-        else:
-            answer(_nothing_new(pull.header))
+            wait_s = bucket.wait_s(self._clock.monotonic_s(), wait_s)
+        self._hold(self._waiting(pull, retry), wait_s)
 
     def _hold(self, held: HeldPull, wait_s: float) -> None:
         """Hold a pull; if no more pulls can be held, answer it immediately."""
         if not self._held_pulls.hold(held, wait_s):
             held.answer()
 
-    def _retry_allowed(self, pull: Pull, answer: PullCallback, attempt: int, *, was_member: bool) -> None:
-        """Retry a pull because the earlier reader is done; return no messages if its suspend time has ended, or if its member
-        has left the group meanwhile, and so must not become the reader."""
+    def _retry_allowed(
+        self, pull: Pull, answer: PullCallback, attempt: int, *, was_member: bool, until_s: float
+    ) -> None:
+        """Retry a pull because the earlier reader is done, or there is a token. Hold it longer if there is none. Return no
+        messages if its suspend time has ended, if it must wait for something else, or if its member has left the group
+        meanwhile, and so must not become the reader."""
         session, header = pull.session, pull.header
         group = self._groups.get(header.consumer_group)
         if group is None or (was_member and session not in group.members):
             answer(_nothing_new(header))
             return
-        key = header.topic, header.queue_id
-        read = Read(session, group, key, ReadKind.PULL, header.sys_flag, header.queue_offset)
-        if isinstance(may_read(read, self._clock.monotonic_s()), Wait):
-            answer(_nothing_new(header))
-        else:
+        key, now_s = (header.topic, header.queue_id), self._clock.monotonic_s()
+        bucket = self._bucket(group, header)
+        read = Read(session, group, key, ReadKind.PULL, header.sys_flag, header.queue_offset, bucket=bucket)
+        verdict = may_read(read, now_s)
+        if not isinstance(verdict, Wait):
             self._retry(pull, answer, attempt)
+        elif verdict.until is WaitReason.RATE and now_s < until_s:
+            retry = partial(self._retry_allowed, attempt=attempt, was_member=was_member, until_s=until_s)
+            self._hold_for_token(pull, group, retry, until_s - now_s)
+        else:
+            answer(_nothing_new(header))
 
     def _moved(self, header: PullMessage, verdict: MoveTo) -> Pulled:
         """Return the result for a reader that must continue at another offset.
