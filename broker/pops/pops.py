@@ -178,8 +178,9 @@ class Pops:
             pool: Pool | None = self.lite_pool(request.group, request.topic)
         else:
             pool = self.pools.find(request.group, request.topic)
-        if pool is None or (is_queue_pool(pool) and (pool.queues.owned is not None or not pool.is_used(now_s))):
-            fault = self._admit(request, pool, now_s)
+        is_used = pool is not None and pool.is_used(now_s)
+        if pool is None or (is_queue_pool(pool) and (pool.queues.owned is not None or not is_used)):
+            fault = self.division.admit(request, pool, is_used=is_used)
             if fault is not None:
                 return PopResult(Why.PULLED, fault=fault)
             pool = self.pools.get_or_make(request)
@@ -197,10 +198,6 @@ class Pops:
         if pool.is_cut:
             self._serve_later(pool)
         return None
-
-    def _admit(self, request: PopRequest, pool: QueuePool | None, now_s: float) -> str | None:
-        """Return why a client may not pop a topic that the group does not pop yet, or that is divided; None if it may."""
-        return self.division.admit(request, pool, is_used=pool is not None and pool.is_used(now_s))
 
     def _pop(self, pool: Pool, request: PopRequest) -> PopResult:
         if request.count <= 0:
