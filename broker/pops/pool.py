@@ -68,7 +68,7 @@ _ACKNOWLEDGED = DeliveryState.ACKNOWLEDGED
 # reset.
 
 
-class Messages(Protocol):
+class QueueMessages(Protocol):
     """The messages of one queue, and the group's progress there.
 
     Attributes:
@@ -155,7 +155,7 @@ class QueueDeliveries:
         is_lite: True for a lite topic, whose messages are delivered one after the other.
     """
 
-    def __init__(self, number: int, pool: Pool, messages: Messages, begin: int, limits: Limits) -> None:
+    def __init__(self, number: int, pool: Pool, messages: QueueMessages, begin: int, limits: Limits) -> None:
         self._limits = limits
         self.number = number
         self.pool = pool
@@ -384,13 +384,15 @@ class QueueDeliveries:
     def deliver(self, taken: Sequence[TakenDelivery], request: PopRequest, now_s: float, now_ms: int) -> list[Delivery]:
         """Put taken messages in flight, and return their deliveries. All get one pop time, which none of them had
         before."""
-        unfinished = self.unfinished
+        unfinished, fresh = self.unfinished, 0
         pop_ms = max(now_ms, self.floor_ms)
         for delivery, _ in taken:
             if delivery.pop_ms >= pop_ms:
                 pop_ms = delivery.pop_ms + 1
             if delivery.offset not in unfinished:  # a redelivered one keeps its position
-                self._add(delivery)
+                unfinished[delivery.offset] = delivery
+                fresh += 1
+        self._count(DeliveryState.VISIBLE, fresh)
         client, deadline_s = request.client, now_s + request.invisible_ms / 1000
         delivered: list[Delivery] = []
         for delivery, _ in taken:
@@ -427,9 +429,13 @@ class QueueDeliveries:
     def _add(self, delivery: Delivery) -> None:
         """Keep a delivery, after those of lower offsets."""
         self.unfinished[delivery.offset] = delivery
-        self.counts[delivery.state] += 1
-        self.pool.counts[delivery.state] += 1
-        self.pool.of.unfinished += 1
+        self._count(delivery.state, 1)
+
+    def _count(self, state: DeliveryState, more: int) -> None:
+        """Count deliveries that are unfinished now."""
+        self.counts[state] += more
+        self.pool.counts[state] += more
+        self.pool.of.unfinished += more
 
     def acknowledge(self, delivery: Delivery) -> bool:
         """Acknowledge a delivery. Returns False if that was done before, so that nothing needs to be written."""
@@ -834,7 +840,7 @@ class PoolOf(Generic[Queues]):
             self.all_clients.note_unused(self)
 
 
-class TopicQueues:
+class PoppedQueues:
     """The queues of a topic in a pool.
 
     Attributes:
@@ -1034,12 +1040,12 @@ class TopicQueues:
 
 
 Pool: TypeAlias = PoolOf[PoolQueues]
-QueuePool: TypeAlias = PoolOf[TopicQueues]
+QueuePool: TypeAlias = PoolOf[PoppedQueues]
 
 
 def is_queue_pool(pool: Pool | None) -> TypeGuard[QueuePool]:
     """Return True if a pool has the queues of a topic."""
-    return pool is not None and isinstance(pool.queues, TopicQueues)
+    return pool is not None and isinstance(pool.queues, PoppedQueues)
 
 
 # ------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from .deliveries import (
     decode_handle,
 )
 from .lite import GroupLiteOffsets, LeftSubscribers, LiteOffsets, LitePool, LiteQueues, is_lite_pool
-from .pool import Pool, PoolOf, PoppingClients, QueueDeliveries, QueuePool, QueueSource, TopicQueues, is_queue_pool
+from .pool import Pool, PoolOf, PoppedQueues, PoppingClients, QueueDeliveries, QueuePool, QueueSource, is_queue_pool
 
 log = structlog.get_logger("rocketlet.pops")
 
@@ -92,7 +92,7 @@ class Pools:
         return pool
 
     def make(self, group: str, topic: str) -> QueuePool:
-        pool = PoolOf(self.clients, self.groups.obtain(group), topic, partial(TopicQueues, self.source))
+        pool = PoolOf(self.clients, self.groups.obtain(group), topic, partial(PoppedQueues, self.source))
         self.add(pool)
         return pool
 
