@@ -304,7 +304,7 @@ async def test_the_members_of_a_large_group_are_notified_in_pieces(node: Node, m
     peers[0].hang_up()
     await eventually(lambda: done["Draining._finding"] > 0)
     assert group.drain is not None, "its members are notified in pieces"
-    group.drain.kept = dict.fromkeys(cast("Any", range(2 * LOOKS)))  # as if so many members had left
+    group.drain.kept = dict.fromkeys(cast("Any", range(2 * LOOKS)))  # members that have left
     node.broker.draining.lists.notify_released(group, group.drain)
     node.clock.advance(1)
     assert done["Notifications._notifying_of_topic"] > count // WRITES
