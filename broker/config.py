@@ -114,8 +114,9 @@ BATCH_TURN_BYTES: Final = 512 * 1024
 BATCH_RUN_MESSAGES: Final = (
     8192  # messages of a batch that the compiled module stores in one call, which takes up to 4 ms
 )
-# bytes of a batch that the compiled module stores in one call; a search in bytes chosen by a client takes 10 ns per byte
-BATCH_RUN_BYTES: Final = 512 * 1024
+# bytes of a batch that the compiled module stores in one call, which takes up to 5 ms for bytes that were chosen to be slow;
+# Spark's sink sends batches of 1,000,000 bytes and a head for each message
+BATCH_RUN_BYTES: Final = 1280 * 1024
 SCAN_ENTRIES: Final = 800  # index entries that one filtered pull examines: 16,000 bytes, as in Apache's broker
 READ_GAP_BYTES: Final = 4096  # gaps between wanted messages up to this size are read, so that one read suffices
 CHECKED_GAP_BYTES: Final = 32_768  # gaps up to this size are read where one checksum covers the whole read
