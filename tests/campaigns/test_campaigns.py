@@ -23,7 +23,7 @@ SHORT = {
     "kill": 3,
     "pop": 40,
     "descriptors": 2,
-    "exhaustion": 24,
+    "exhaustion": 18,
     "cost": 300,
     "forge": 60,
     "incidents": 6,

@@ -1,4 +1,4 @@
-"""A hundred seeds, and the replay; `python -m simulation 0 10000` runs more."""
+"""Some seeds, and the replay; `python -m simulation 0 10000` runs more."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from simulation.weeks import grown
 
 ROOT = Path(__file__).parents[2]
-SEEDS = int(os.environ.get("SIMULATION_SEEDS", "120"))
+SEEDS = int(os.environ.get("SIMULATION_SEEDS", "75"))
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -70,11 +70,11 @@ def test_the_table_of_cases_names_tests_that_exist() -> None:
 
 
 def test_a_seed_replays_exactly() -> None:
-    one, two = run("0", "4", "--digest"), run("0", "4", "--digest")
-    digests = [line for line in one.stdout.splitlines() if not line.startswith("4 seeds")]
-    assert len(digests) == 4
-    assert digests == [line for line in two.stdout.splitlines() if not line.startswith("4 seeds")]
-    assert len(set(digests)) == 4
+    one, two = run("0", "2", "--digest"), run("0", "2", "--digest")
+    digests = [line for line in one.stdout.splitlines() if not line.startswith("2 seeds")]
+    assert len(digests) == 2
+    assert digests == [line for line in two.stdout.splitlines() if not line.startswith("2 seeds")]
+    assert len(set(digests)) == 2
 
 
 @pytest.mark.timeout(600)
