@@ -15,6 +15,6 @@ versus      the demo with Java members on Apache's broker
 calibration, versions   how fast this machine is; what the peers are
 publish     rows of README.md from the results of several runs
 runner      what all of them do: options, alternating rounds, medians and ratios, tables, the JSON line
-peers, five_client   the systems beside which we measure, as processes
+peers, echo, five_client   the systems beside which we measure, as processes
 __main__    one program, or those of `make bench`, one after the other
 """

@@ -1,30 +1,36 @@
 """Members join and leave while messages flow: duplicates, missing, queues with two owners, and how soon it is settled.
 
-Rocketlet's members on Rocketlet's broker, beside Apache's Java members on Apache's broker and on ours. A churn is one member
-that joins the others, is given its share, and leaves gracefully. Every handler sleeps; who handled what, and when, is
-compared."""
+Rocketlet's members on Rocketlet's broker, beside Apache's Java members on Apache's broker and on ours, and beside members of
+Kafka's newer protocol (KIP-848), where the broker assigns the partitions and a member hands over those that it must give up.
+A churn is one member that joins the others, is given its share, and leaves gracefully. Every handler sleeps; who handled
+what, and when, is compared."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rocketlet.client import Consumer, Message, Producer
+from confluent_kafka import Consumer as KafkaConsumer
+from confluent_kafka import Message as KafkaMessage
+from confluent_kafka import TopicPartition
+from rocketlet.client import Consumer, Message
 from rocketlet.command.plumbing.numbers import whole
 from rocketlet.demo.processes import Child
 
-from . import runner
-from .peers import Peer, compiled, java_options
+from . import runner, sends
+from .peers import Peer, compiled, java_options, make_kafka_topic
 
-NAMES = ("rocketlet", "apache", "java-on-rocketlet")
+NAMES = ("rocketlet", "apache", "java-on-rocketlet", "kafka")
 TOPIC = "churn"
 STAY_S = 2.5
 SETTLED_AFTER_S = 1.5
@@ -102,9 +108,101 @@ class JavaMembers:
         await self._child.close()
 
 
-async def start_members(peer: Peer, options: argparse.Namespace, stack: AsyncExitStack) -> PythonMembers | JavaMembers:
+class KafkaMember(threading.Thread):
+    """A member of confluent-kafka with as many handlers as the others. Messages of a partition that is revoked are handled
+    and committed first."""
+
+    def __init__(self, name: str, address: str, options: argparse.Namespace) -> None:
+        super().__init__()
+        self._member = name
+        self._settings = {
+            "bootstrap.servers": address,
+            "group.id": TOPIC,
+            "group.protocol": "consumer",
+            "auto.offset.reset": "earliest",
+            "enable.auto.offset.store": False,
+        }
+        self._handler_s, self._threads = options.handler_ms / 1000, options.threads
+        self._running: dict[int, dict[Future[None], KafkaMessage]] = defaultdict(dict)
+        self._is_over = threading.Event()
+        self.handled: list[Handled] = []
+        self.start()
+
+    def leave(self) -> None:
+        self._is_over.set()
+        self.join()
+
+    def run(self) -> None:
+        consumer = KafkaConsumer(self._settings)
+        consumer.subscribe([TOPIC], on_revoke=self._revoked)
+        with ThreadPoolExecutor(self._threads) as handlers:
+            while not self._is_over.is_set():
+                is_full = sum(map(len, self._running.values())) >= self._threads
+                message = None if is_full else consumer.poll(0.01)
+                if message is not None and not message.error():
+                    future = handlers.submit(self._handle, message)
+                    self._running[message.partition() or 0][future] = message
+                elif is_full:
+                    wait([future for running in self._running.values() for future in running], 0.05, "FIRST_COMPLETED")
+                for running in self._running.values():
+                    self._store(consumer, running)
+            self._finish(consumer, list(self._running))
+            consumer.close()
+
+    def _handle(self, message: KafkaMessage) -> None:
+        begin_ms = time.time() * 1000
+        time.sleep(self._handler_s)
+        body = (message.value() or b"").decode().strip()
+        self.handled.append(Handled(self._member, message.partition() or 0, body, begin_ms, time.time() * 1000))
+
+    @staticmethod
+    def _store(consumer: KafkaConsumer, running: dict[Future[None], KafkaMessage]) -> None:
+        """Store the offsets of the first messages that are handled, up to one that is not."""
+        while running and (first := next(iter(running))).done():
+            consumer.store_offsets(running.pop(first))
+
+    def _revoked(self, consumer: KafkaConsumer, partitions: list[TopicPartition]) -> None:
+        self._finish(consumer, [partition.partition for partition in partitions])
+
+    def _finish(self, consumer: KafkaConsumer, partitions: list[int]) -> None:
+        for partition in partitions:
+            wait(self._running[partition])
+            if self._running[partition]:
+                self._store(consumer, self._running.pop(partition))
+                consumer.commit(asynchronous=False)
+
+
+class KafkaMembers:
+    def __init__(self, address: str, options: argparse.Namespace) -> None:
+        self._address = address
+        self._options = options
+        self._members: dict[str, KafkaMember] = {}
+        self._handled: list[Handled] = []
+
+    async def join(self, name: str) -> None:
+        self._members[name] = KafkaMember(name, self._address, self._options)
+
+    async def leave(self, name: str) -> None:
+        member = self._members.pop(name)
+        await asyncio.to_thread(member.leave)
+        self._handled += member.handled
+
+    def handled(self) -> list[Handled]:
+        return self._handled + [item for member in self._members.values() for item in member.handled]
+
+    async def close(self) -> None:
+        for name in list(self._members):
+            await self.leave(name)
+
+
+Members = PythonMembers | JavaMembers | KafkaMembers
+
+
+async def start_members(peer: Peer, options: argparse.Namespace, stack: AsyncExitStack) -> Members:
     if peer.name == "rocketlet":
         return PythonMembers(peer.address, options)
+    if peer.name == "kafka":
+        return KafkaMembers(peer.address, options)
     command = (
         "java", *java_options(), "-cp", await compiled("Churn.java"), "Churn", peer.address, "churn", TOPIC,
         str(options.handler_ms), str(options.threads),
@@ -113,13 +211,13 @@ async def start_members(peer: Peer, options: argparse.Namespace, stack: AsyncExi
     return JavaMembers(await Child.start(command, log), log)
 
 
-async def send_forever(producer: Producer, run: Run, rate: float) -> None:
+async def send_forever(send_body: sends.Send, run: Run, rate: float) -> None:
     began_s = time.perf_counter()
     number = 0
 
     async def send(number: int) -> None:
         body = f"m{number}"
-        await producer.send(TOPIC, body.ljust(100).encode())
+        await send_body(body.ljust(100).encode())
         run.sent.add(body)
         run.sent_ms.append(time.time() * 1000)
 
@@ -133,13 +231,18 @@ async def send_forever(producer: Producer, run: Run, rate: float) -> None:
 async def churn(peer: Peer, options: argparse.Namespace) -> Run:
     """Joins and leaves, each followed by a stay in which it is settled."""
     run = Run()
-    await runner.make_topic(peer.address, TOPIC, options.queues)
-    async with Producer(peer.address, timeout_s=10) as producer, AsyncExitStack() as stack:
+    is_kafka = peer.name == "kafka"
+    if is_kafka:
+        await make_kafka_topic(peer, TOPIC, options.queues)
+    else:
+        await runner.make_topic(peer.address, TOPIC, options.queues)
+    async with AsyncExitStack() as stack:
+        send = await (sends.aiokafka if is_kafka else sends.ours)(peer, stack, TOPIC)
         members = await start_members(peer, options, stack)
         stack.push_async_callback(members.close)
         for number in range(options.members):
             await members.join(f"steady{number}")
-        sending = asyncio.create_task(send_forever(producer, run, options.rate))
+        sending = asyncio.create_task(send_forever(send, run, options.rate))
         await asyncio.sleep(STAY_S)
         for number in range(options.churns):
             name = f"guest{number}"

@@ -484,6 +484,14 @@ async def kafka(folder: Path) -> AsyncIterator[Peer]:
         yield Peer("kafka", f"127.0.0.1:{port}", pid)
 
 
+@asynccontextmanager
+async def echo(folder: Path) -> AsyncIterator[Peer]:
+    port = free_port()
+    async with process((sys.executable, "-m", "bench.echo", str(port)), folder / "echo.log") as pid:
+        await listening(port)
+        yield Peer("echo", f"127.0.0.1:{port}", pid)
+
+
 async def make_kafka_topic(peer: Peer, topic: str, partitions: int) -> None:
     from confluent_kafka.admin import AdminClient
     from confluent_kafka.cimpl import NewTopic
@@ -511,5 +519,6 @@ SYSTEMS: Mapping[str, System] = {
     "apache-synced": System(partial(apache, flush="SYNC_FLUSH"), apache_fault),
     "jetstream": System(jetstream, jetstream_fault),
     "jetstream-synced": System(partial(jetstream, syncs=True), jetstream_fault),
+    "echo": System(echo),
     "kafka": System(kafka, partial(java_fault, "broker-*/kafka_*.jar")),
 }

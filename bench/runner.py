@@ -243,7 +243,7 @@ async def alternate(rounds: int, cases: Mapping[str, Cases], *, warm_ups: int = 
         measured.append(found)
         calibrations.append(calibration.calibrate())
         counting = calibration.steady(calibrations)
-        if len(counting) >= rounds:
+        if len(counting) >= rounds or (len(measured) >= rounds and not counting):
             break
     for at in calibrations:
         console.print(f"machine: {at}", highlight=False)
@@ -251,7 +251,7 @@ async def alternate(rounds: int, cases: Mapping[str, Cases], *, warm_ups: int = 
     if rejected:
         console.print(f"{rejected} of {len(measured)} rounds do not count: the machine changed by more than 10 %")
     if not counting:
-        console.print("no round counts, so all are shown; nothing can be concluded from them", style="red")
+        console.print("no round counts, so all are shown: compare the range of the ratios", style="red")
         counting = list(range(len(measured)))
     runs = {
         system: {case: [measured[number][system, case] for number in counting] for case in of_system}

@@ -1,7 +1,7 @@
 """Acknowledged sends of 1 KB with 1, 16 and 128 in flight: our client on our broker and on Apache's of 4.9 and of 5, nats-py
 on JetStream, aiokafka and confluent-kafka on Kafka; confluent-kafka with its default linger of 5 ms, with none, and with its
-asyncio producer. One process for the client, one for the broker. Beside the rate the time that a send took, and the
-processor time of both processes for a message.
+asyncio producer. `echo` is what the same bytes cost without a broker. One process for the client, one for the broker. Beside
+the rate the time that a send took, and the processor time of both processes for a message.
 
 `--only rocketlet,rocketlet-signed`: what signatures cost.
 `--only rocketlet-tls,rocketlet-tls-signed`: what accounts cost with TLS, where a connection proves once whose it is.
@@ -22,6 +22,7 @@ import nats
 from rocketlet.client import Producer
 
 from . import runner
+from .echo import Client
 from .peers import Peer
 from .runner import BODY
 
@@ -58,11 +59,17 @@ async def aiokafka(peer: Peer, stack: AsyncExitStack, topic: str) -> Send:
 
 async def confluent_aio(peer: Peer, stack: AsyncExitStack, topic: str) -> Send:
     """librdkafka behind confluent-kafka's own asyncio producer. Each message is a batch, because a larger one waits for its
-    timeout when fewer are in flight."""
+    timeout when fewer are in flight. Deliveries are polled for, because the producer itself looks for them once a second."""
     from confluent_kafka.aio import AIOProducer
 
     producer = AIOProducer({"bootstrap.servers": peer.address, "linger.ms": 0}, batch_size=1)
     stack.push_async_callback(producer.close)
+
+    async def poll() -> None:
+        while True:
+            await producer.poll(0.1)
+
+    stack.callback(asyncio.create_task(poll()).cancel)
 
     async def send(body: bytes) -> None:
         await (await producer.produce(topic, body))
@@ -109,6 +116,13 @@ async def confluent(peer: Peer, stack: AsyncExitStack, topic: str, *, linger_ms:
     return send
 
 
+async def echo(peer: Peer, stack: AsyncExitStack, _: str) -> Send:
+    host, _, port = peer.address.partition(":")
+    transport, client = await asyncio.get_running_loop().create_connection(Client, host, int(port))
+    stack.callback(transport.close)
+    return client.send
+
+
 OURS = ("rocketlet", "rocketlet-signed", "rocketlet-tls", "rocketlet-tls-signed", "apache", "apache-5")
 CLIENTS: Mapping[str, tuple[str, Connect]] = {
     **{name: (name, ours) for name in OURS},
@@ -117,11 +131,12 @@ CLIENTS: Mapping[str, tuple[str, Connect]] = {
     "confluent-kafka": ("kafka", confluent),
     "confluent-kafka-linger-0": ("kafka", partial(confluent, linger_ms=0)),
     "confluent-kafka-aio": ("kafka", confluent_aio),
+    "echo": ("echo", echo),
 }
 NAMES = tuple(CLIENTS)
 USUAL = (
     "rocketlet", "apache", "apache-5", "jetstream", "aiokafka", "confluent-kafka", "confluent-kafka-linger-0",
-    "confluent-kafka-aio",
+    "confluent-kafka-aio", "echo",
 )  # fmt: skip
 SYNCED = ("rocketlet", "apache", "jetstream")
 

@@ -185,11 +185,14 @@ def test_figures_of_the_first_page_are_in_one_row_of_the_measurements_each() -> 
     for text, ours, other, ratio in rows:
         (figure, unit), (peer, *compared) = ours.split(), other.split()
         assert compared[1:] == [unit], text
-        published = f"{peer} {compared[0]} ({ratio})"
+        published = f"{peer} {compared[0]} ({ratio.replace(' (', ', ').rstrip(')')})"
         matching = [
-            path for path, first, apache, _, others, _ in measured
-            if first == figure and path.endswith(f", {unit}") and published in (f"Apache {apache}", *others.split("; "))
-        ]  # fmt: skip
+            path
+            for path, first, apache, _, others, _ in measured
+            if first.split(" (")[0] == figure
+            and path.endswith(f", {unit}")
+            and published in (f"Apache {apache}", *others.split("; "))
+        ]
         assert len(matching) == 1, text
 
 

@@ -149,10 +149,14 @@ def test_rows_of_several_runs_have_medians_ranges_and_ratios_by_round() -> None:
         {"rounds": {"rocketlet": {"16": [mine]}, "apache": {"16": [its]}}}
         for mine, its in zip(ours, apaches, strict=True)
     ]
-    assert publish.rows(publish.together(runs)) == [
-        "| 16, sends_per_s | 300 (200 to 400) | 250 (100 to 400), 1.5 (1 to 2) times |",
-        "| 16, p99_ms | 1.5 (1 to 2) | 2.5 (2 to 3), 2 (1 to 3) times |",
+    made = publish.rows("sends", publish.together(runs), "2026-11-29, quiet")
+    rate, latency = made.values()
+    assert [rate, latency] == [
+        "| `sends`: 1 KB, 16 in flight, sends/s | 300 (200 to 400) | 250 (1.5, 1 to 2) | | | 2026-11-29, quiet |",
+        "| p99, 16 in flight, ms | 1.5 (1 to 2) | 2.5 (2, 1 to 3) | | | 2026-11-29, quiet |",
     ]
+    page = "| p99, 16 in flight, ms | 9 | 9 (1) | | | 2026-11-22, quiet |\n"
+    assert publish.merge(page, made) == (f"{latency}\n", [rate])
 
 
 def test_page_of_measurements_names_the_versions_of_the_peers() -> None:
