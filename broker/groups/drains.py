@@ -378,6 +378,7 @@ class Moves:
                 if not (yield from self._finding_of(group, drain, TopicQueues(topic, route), found)):
                     found.clear()
                     break
+            yield
             is_uneven = bool(found.owners) and group.differs()
             yield from group.binding(is_uneven=is_uneven, retry_queues=found.retry_queues)
             found.others = yield from self._agreement.finding_others(group, routes if found.owners else {})
@@ -878,15 +879,14 @@ class ForeignMemberLists:
         for session in notified:
             drain.kept.pop(session, None)
         self._notify(group, [item for item in notified if item in group.members])
-        if len(group.members) > LOOKS:
-            yield
+        ids = yield from group.listing()
         if group.drain is drain and drain.is_over:
-            self._all_notified(group, drain)
+            self._all_notified(group, drain, ids)
 
-    def _all_notified(self, group: ConsumerGroup, drain: Drain) -> None:
+    def _all_notified(self, group: ConsumerGroup, drain: Drain, ids: Iterable[str]) -> None:
         """Give notified readers `drained_wait_s` to drop their queues, before the drain ends."""
         drain.is_long = False
-        group.previous_ids = frozenset(group.client_ids())
+        group.previous_ids = frozenset(ids)
         wait_s = self._drained_wait_s
         drain.set_timer(self._clock.call_later(wait_s, self._end_drain, group, drain, TOLD_AGAIN))
 
