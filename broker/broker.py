@@ -289,7 +289,7 @@ class BrokerController:
         every(RETENTION_SWEEP_S, "retention", lambda: self.tasks.spawn(self.expire_segments()))
         every(SWEEP_INTERVAL_S, "members", partial(alone, "members", self._expiring_members))
         every(POP_CLIENTS_POLL_INTERVAL_S, "silent clients", self.pops.expire_clients)
-        every(LEASE_SWEEP_S, "watch", partial(alone, "watch", self.watch.looking))
+        every(LEASE_SWEEP_S, "watch", partial(alone, "watch", self.watch.reporting_orphans))
         every(LEASE_SWEEP_S, "rebalances", self.history.rebalances.end_finished)
         every(SAMPLE_INTERVAL_S, "samples", partial(alone, "samples", self.statistics.sampling))
         self.transactions.start()

@@ -289,8 +289,8 @@ class World:
     def done(self, member: AnyMember, message: Message) -> None:
         """A handler has ended: a message that only started in a member that was killed must be redelivered."""
         self._bodies[message.body] += 1
-        is_anothers = member.is_ours and message.epoch < self._granted.get(message.queue, 0)
-        if is_anothers and not message.lease_lost and not member.is_unanswered:
+        is_owned_by_other = member.is_ours and message.epoch < self._granted.get(message.queue, 0)
+        if is_owned_by_other and not message.lease_lost and not member.is_unanswered:
             raise_later(f"{member.name} does not learn of the new owner of {message.queue} at {message.queue_offset}")
 
     def _watch_offsets(self, broker: BrokerController) -> None:

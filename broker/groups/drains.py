@@ -79,7 +79,7 @@ class Allotment:
     def observe_claim(self, group: ConsumerGroup, connection: Session, topic: str, queue_id: int) -> None:
         """Compute owners again after a claim of a queue without an owner, because its topic is new or has grown."""
         is_unowned = group.owner_of(topic, queue_id) is None
-        if is_unowned and group.is_anothers(connection, topic, queue_id, self._clock.monotonic_s()):
+        if is_unowned and group.is_owned_by_other(connection, topic, queue_id, self._clock.monotonic_s()):
             self.find_owners(group)
 
     def queue_refused(self, group: ConsumerGroup, topic: str, queue_id: int) -> None:
@@ -202,9 +202,9 @@ class Allotment:
     async def _find(self, group: ConsumerGroup, change: int) -> None:
         routes = await self.routes_of(group, lambda: group.change == change)
         if routes is not None:
-            self._turns.do(self._finding(group, change, routes))
+            self._turns.do(self._computing_owners(group, change, routes))
 
-    def _finding(self, group: ConsumerGroup, change: int, routes: Routes) -> Work[None]:
+    def _computing_owners(self, group: ConsumerGroup, change: int, routes: Routes) -> Work[None]:
         """Compute the owners. Topics without a route keep their previous owners. All topics of the group keep theirs if
         the new owners would exceed `max_drained_queues`, which counts the queues of all groups here."""
         taken, former = 0, group.owners
@@ -597,9 +597,9 @@ class Draining:
 
         routes = await self.allotment.routes_of(group, goes_on) if group.change == change else None
         if routes is not None:
-            self._turns.do(self._finding(group, drain, change, routes))
+            self._turns.do(self._starting_drain(group, drain, change, routes))
 
-    def _finding(self, group: ConsumerGroup, drain: Drain, change: int, routes: Routes) -> Work[None]:
+    def _starting_drain(self, group: ConsumerGroup, drain: Drain, change: int, routes: Routes) -> Work[None]:
         """Compute the moves in pieces."""
         stage = drain.stage
         self.allotment.keep_members(group)
@@ -643,7 +643,8 @@ class Draining:
             if pulls or number % SLICE == 0:
                 yield
             for pull in pulls:
-                if not group.is_anothers(session, pull.queue.topic, pull.queue.queue_id, self._clock.monotonic_s()):
+                key = pull.queue.topic, pull.queue.queue_id
+                if not group.is_owned_by_other(session, *key, self._clock.monotonic_s()):
                     self._held_pulls.release(pull)
 
     def _drained(self, group: ConsumerGroup, drain: Drain, session: Session, key: QueueKey) -> None:
@@ -734,18 +735,18 @@ def has_handled_all(header: PullMessage) -> bool:
 def defer_notification(group: ConsumerGroup, session: Session) -> bool:
     """Return True if a foreign member must not be notified of the group's change yet; it is then notified later."""
     drain = group.drain
-    if drain is None or _may_know(group, drain, session, group.sync.allows_notification):
+    if drain is None or _may_have_list(group, drain, session, group.sync.allows_notification):
         return False
     drain.kept[session] = None
     return True
 
 
-def _may_know(group: ConsumerGroup, drain: Drain, session: Session, lets: Callable[[str], bool]) -> bool:
-    """Return True if neither this broker nor, according to `lets`, a peer waits for the member."""
+def _may_have_list(group: ConsumerGroup, drain: Drain, session: Session, allows: Callable[[str], bool]) -> bool:
+    """Return True if neither this broker nor, according to `allows`, a peer waits for the member."""
     if drain.is_finding or session in drain.waiting:
         return False
     member = group.members.get(session)
-    return member is None or lets(member.client_id)
+    return member is None or allows(member.client_id)
 
 
 class ForeignMemberLists:
@@ -786,7 +787,7 @@ class ForeignMemberLists:
         if self._clock.monotonic_s() < self._knows_all_s and group.sync.differs:
             return []
         had = group.issued_to(session)
-        if drain is not None and not _may_know(group, drain, session, group.sync.allows_notification):
+        if drain is not None and not _may_have_list(group, drain, session, group.sync.allows_notification):
             drain.kept[session] = None  # notify the member later, even if it was notified before
             if drain.is_long and not drain.is_finding:
                 self._issue(group, session, member.client_id, ALONE)
@@ -817,7 +818,8 @@ class ForeignMemberLists:
         sync = group.sync
         if sync.may_issue_earlier:
             return True
-        return _may_know(group, drain, session, sync.allows_list) and not sync.allows_notification(member.client_id)
+        is_awaited = not sync.allows_notification(member.client_id)
+        return is_awaited and _may_have_list(group, drain, session, sync.allows_list)
 
     def answer(self, group: ConsumerGroup, drain: Drain) -> None:
         """Respond to waiting members whose current lists are known now."""
@@ -870,7 +872,7 @@ class ForeignMemberLists:
         """Notify the members for which nobody waits any more, those of a large group in pieces."""
         allows_notification, notified = group.sync.allows_notification, list[Session]()
         for number, session in enumerate(list(drain.kept), 1):
-            if _may_know(group, drain, session, allows_notification):
+            if _may_have_list(group, drain, session, allows_notification):
                 notified.append(session)
             if number % LOOKS == 0:
                 yield

@@ -491,7 +491,7 @@ class ConsumerGroup:
             return False
         return self.is_uneven or self.is_alone(connection) or connection in self.bound_since_s
 
-    def is_anothers(self, connection: Session, topic: str, queue_id: int, now_s: float) -> bool:
+    def is_owned_by_other(self, connection: Session, topic: str, queue_id: int, now_s: float) -> bool:
         """Return True if a foreign member claims a queue of another owner."""
         member = self.foreign.get(connection) if self.has_bound_members else None
         if member is None or not self.is_bound(connection, topic, now_s):

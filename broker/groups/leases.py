@@ -220,7 +220,7 @@ class Locks:
                 if epoch is None:
                     # Notified when the queue is free: a hand-over would otherwise last until its next try. Apache's
                     # clients try every 20 s (RebalanceService.waitInterval).
-                    self._wait(connection, queue, lease)
+                    self._add_waiter(connection, queue, lease)
                 return None
         if wanted in request.epochs:
             return None  # a renewal does not acquire a lease: its sender must first release the queue
@@ -527,7 +527,7 @@ class Locks:
             log.warning("locks_refused", group=group.name, peer=connection.peer, limit=limit, hint=hint)
         return False
 
-    def _wait(self, connection: Session, queue: GroupQueue, lease: QueueLease) -> None:
+    def _add_waiter(self, connection: Session, queue: GroupQueue, lease: QueueLease) -> None:
         """Record that a member waits for a queue. If too many do, the others retry on their own."""
         held = self._queues.get(connection, {})
         is_full = self._waiting >= self._limits.max_lock_waiters or (

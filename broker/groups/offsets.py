@@ -474,7 +474,7 @@ class Watch:
             if not held:
                 del self._queues[connection]
 
-    def looking(self) -> Work[None]:
+    def reporting_orphans(self) -> Work[None]:
         """Report the queues that no member has read or locked for some seconds, although members subscribe to them; 100
         at a time. After very many queues the next report is delayed."""
         now_s = self._clock.monotonic_s()

@@ -159,7 +159,7 @@ def _may_pull(read: Read, now_s: float) -> Verdict:
         return Wait(WaitReason.HEARTBEAT)
     if is_moving_away(group, session, key):
         return Wait(WaitReason.OWN_DRAIN)
-    if group.has_bound_members and group.is_anothers(session, *key, now_s):
+    if group.has_bound_members and group.is_owned_by_other(session, *key, now_s):
         return Wait(WaitReason.OWNER)
     if queue.lease is not None and _is_leased_to_another(session, queue):
         return Wait(WaitReason.LEASE)
@@ -283,7 +283,7 @@ def _pool_fault(read: Read, now_s: float) -> str | None:
 
 def _may_lock(read: Read, now_s: float) -> Verdict:
     session, group = read.session, read.group
-    if not group.is_anothers(session, *read.key, now_s):
+    if not group.is_owned_by_other(session, *read.key, now_s):
         return ALLOWED
     if read.kind is ReadKind.RENEWAL and group.drain is not None and read.key in group.drain.waiting.get(session, ()):
         return ALLOWED  # its handlers run, and are waited for
@@ -318,7 +318,7 @@ def _may_commit(read: Read, now_s: float) -> Verdict:
 def _is_bystander(read: Read, now_s: float) -> bool:
     """Return True if a foreign member claims a queue of another owner, and has no message of it in its handlers."""
     session, group, key = read.session, read.group, read.key
-    return group.is_anothers(session, *key, now_s) and group.queue(*key).reader is not session
+    return group.is_owned_by_other(session, *key, now_s) and group.queue(*key).reader is not session
 
 
 def _may_go_back(read: Read, queue: GroupQueue) -> Verdict:

@@ -101,8 +101,8 @@ def readers_of(
                     someone.client_id, list(queues), sorted_ids(members.ids_for(someone.client_id))
                 )
             is_bound = not someone.is_ours and (members is ALONE or (group.is_uneven and topic == RETRIES))
-            is_anothers = is_bound and owners[queue.broker_name][queue.queue_id] != someone.client_id
-            if queue in share and not is_anothers:
+            is_owned_by_other = is_bound and owners[queue.broker_name][queue.queue_id] != someone.client_id
+            if queue in share and not is_owned_by_other:
                 found.append(someone.client_id)
         yield queue, found
 
@@ -199,9 +199,9 @@ class World:
     def is_bound(self, session: RemotingConnection, topic: str = "t") -> bool:
         return self.group.is_bound(session, topic, self.clock.monotonic_s())
 
-    def is_anothers(self, session: RemotingConnection, queue_id: int = 0, topic: str = "t") -> bool:
+    def is_owned_by_other(self, session: RemotingConnection, queue_id: int = 0, topic: str = "t") -> bool:
         self.allotment.observe_claim(self.group, session, topic, queue_id)
-        return self.group.is_anothers(session, topic, queue_id, self.clock.monotonic_s())
+        return self.group.is_owned_by_other(session, topic, queue_id, self.clock.monotonic_s())
 
     def is_bystander(self, session: RemotingConnection, queue_id: int) -> bool:
         """Whether a commit is refused because another member owns the queue, and this one does not read it."""
@@ -264,13 +264,13 @@ def test_members_of_unequal_topics_are_bound_that_may_have_asked_before(world: W
 def test_a_bound_member_gets_its_own_only(world: World) -> None:
     one, ours = world.joins("c1", "t"), world.joins("c2", "t", strategy="AVG")
     world.allotment.put(world.group, {"t": ["c1", "c2"]})
-    assert not world.is_anothers(one, 1), "it is not bound"
+    assert not world.is_owned_by_other(one, 1), "it is not bound"
     world.gives(one, ALONE)
-    assert [world.is_anothers(one, number) for number in range(3)] == [False, True, False]
-    assert not world.is_anothers(ours, 0)
-    assert not world.is_anothers(peer(), 1)
+    assert [world.is_owned_by_other(one, number) for number in range(3)] == [False, True, False]
+    assert not world.is_owned_by_other(ours, 0)
+    assert not world.is_owned_by_other(peer(), 1)
     world.group.has_bound_members = False
-    assert not world.is_anothers(one, 1)
+    assert not world.is_owned_by_other(one, 1)
 
 
 async def test_a_queue_without_an_owner_is_looked_for_and_nobody_s_meanwhile(world: World) -> None:
@@ -278,11 +278,11 @@ async def test_a_queue_without_an_owner_is_looked_for_and_nobody_s_meanwhile(wor
     world.joins("c2", "u")
     world.group.is_uneven = True
     world.allotment.put(world.group, {"t": ["c1"] * 2})
-    assert world.is_anothers(one, 2)
+    assert world.is_owned_by_other(one, 2)
     assert await world.looked() == 0, "it has just been looked for"
     world.clock.advance(world.limits.owners_refresh_delay_s)
     for _ in range(2):
-        assert world.is_anothers(one, 2)
+        assert world.is_owned_by_other(one, 2)
     assert await world.looked() == 1
     assert world.moved == ["g"], "its readers are drained of what moves"
     assert world.groups.obtain("g").owners == {"t": ["c1"] * 2}

@@ -413,7 +413,7 @@ async def test_in_a_long_drain_each_queue_moves_on_its_own(world: World) -> None
     assert one in world.told
     assert world.asks(one) == ["c1"]
     assert world.group.is_alone(one)
-    assert world.group.is_anothers(one, "t", 2, world.clock.monotonic_s())
+    assert world.group.is_owned_by_other(one, "t", 2, world.clock.monotonic_s())
     world.handles(one, 2)
     assert not world.is_held_back(one, 2), "it is parked"
     assert not is_gated(world.groups.obtain("g"), two, ("t", 2))

@@ -57,7 +57,7 @@ class World:
 
     def looks(self, after_s: float = 0.0) -> int:
         self.clock.advance(after_s)
-        finish(self.watch.looking())
+        finish(self.watch.reporting_orphans())
         return self.watch.orphaned().total()
 
     def events(self, kind: str) -> list[str]:
@@ -267,7 +267,7 @@ def test_a_repeated_scan_makes_no_new_objects(world: World, monkeypatch: pytest.
 def test_no_queue_of_a_broadcasting_group_is_called_unread(world: World) -> None:
     world.joins(model="BROADCASTING")
     for _ in range(2):
-        finish(world.watch.looking())
+        finish(world.watch.reporting_orphans())
         world.clock.advance(ORPHAN_S)
     assert not world.watch.orphaned()
 

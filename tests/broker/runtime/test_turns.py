@@ -302,7 +302,7 @@ async def test_the_members_of_a_large_group_are_notified_in_pieces(node: Node, m
     node.broker.notifications.topic_changed(TopicConfig("t", 8, 8))
     node.broker.notifications.notify(group, list(group.members))
     peers[0].hang_up()
-    await eventually(lambda: done["Draining._finding"] > 0)
+    await eventually(lambda: done["Draining._starting_drain"] > 0)
     assert group.drain is not None, "its members are notified in pieces"
     group.drain.kept = dict.fromkeys(cast("Any", range(2 * LOOKS)))  # members that have left
     node.broker.draining.lists.notify_released(group, group.drain)
@@ -310,7 +310,7 @@ async def test_the_members_of_a_large_group_are_notified_in_pieces(node: Node, m
     assert done["Notifications._notifying_of_topic"] > count // WRITES
     assert done["Notifications._notifying_these"] > (count - SLICE) // WRITES
     assert done["Notifications._notifying"] > (count - 1) // WRITES
-    assert done["Draining._finding"] > 2 * (count // SLICE)
+    assert done["Draining._starting_drain"] > 2 * (count // SLICE)
     assert done["ForeignMemberLists._notifying_kept"] > 2
     for peer in peers[1:]:
         peer.hang_up()
@@ -339,7 +339,7 @@ async def test_each_sweep_is_done_in_pieces(node: Node, monkeypatch: pytest.Monk
     least = count // SLICE
     assert pieces(broker.locks.expiring()) > least
     assert sum(1 for silent in broker.groups.expired() if silent is None) >= least
-    assert pieces(broker.watch.looking()) > least
+    assert pieces(broker.watch.reporting_orphans()) > least
     for peer in peers:
         node.server.memory.mark(peer.connection)
     assert pieces(node.server.memory.sweeping()) > least
@@ -372,7 +372,7 @@ async def test_queues_of_a_closed_connection_are_freed_in_pieces(node: Node, mon
 async def test_groups_without_members_are_watched_in_pieces(node: Node) -> None:
     for number in range(2 * LOOKS):
         node.broker.groups.obtain(f"g{number}")
-    assert pieces(node.broker.watch.looking()) > 2
+    assert pieces(node.broker.watch.reporting_orphans()) > 2
 
 
 @pytest.mark.limits(watched_per_s=SLICE)
@@ -385,11 +385,11 @@ async def test_a_scan_of_very_many_queues_is_followed_by_a_pause(node: Node, mon
     queues = {"t": 10 * SLICE}
     runtime = Runtime(clock, broker.limits)
     watch = Watch(runtime, broker.groups, broker.locks, broker.history, Counts(lambda topic: queues.get(topic, 0)))
-    assert pieces(watch.looking()) > 10
+    assert pieces(watch.reporting_orphans()) > 10
     clock.advance(9.9)
-    assert pieces(watch.looking()) == 1
+    assert pieces(watch.reporting_orphans()) == 1
     clock.advance(0.2)
-    assert pieces(watch.looking()) > 1
+    assert pieces(watch.reporting_orphans()) > 1
     peers[0].hang_up()
 
 
