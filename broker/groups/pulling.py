@@ -106,7 +106,7 @@ class Pulled(NamedTuple):
 # A pull: the checks in Apache's order, the check whether the member may read the queue now, the read, and the hold without
 # messages.
 #
-# A pull returns immediately, or waits for a message, for its SQL filter to be parsed, for a heartbeat with its subscription,
+# A pull returns immediately, or waits for a message, for a token of its group's rate, for a heartbeat with its subscription,
 # for the previous reader of a queue that moves, or until its member owns the queue.
 
 
@@ -266,9 +266,8 @@ class Pulling:
         )
 
     def _retry(self, pull: Pull, answer: PullCallback, attempt: int) -> None:
-        """Retry a pull that waited for its filter to be parsed, for the queue, or for the heartbeat with its new
-        subscription, because a Java client would wait a second after a refusal. Do nothing if the connection is
-        closed."""
+        """Retry a pull that waited for the queue, or for the heartbeat with its new subscription, because a Java client
+        would wait a second after a refusal. Do nothing if the connection is closed."""
         if pull.session.is_closed:  # do not keep the pull of a client whose connection is closed
             return
         outcome: Pulled | PullFault | None
