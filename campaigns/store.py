@@ -16,8 +16,8 @@ from typing import Any
 from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import LIMITS, BrokerConfig, Limits
 from rocketlet.broker.messages.later import waiting_text
-from rocketlet.broker.pops.deliveries import AckStatus, Delivered, PopClient, PopRequest, PopResult, Why
 from rocketlet.broker.pops.pool import Receive
+from rocketlet.broker.pops.requests import AckStatus, Delivered, PopClient, PopRequest, PopResult, Why
 from rocketlet.broker.runtime import MACHINE, Call, Clock, Job, MovableClock, do
 from rocketlet.broker.store.files import StoreError
 from rocketlet.broker.store.index import ConsumeQueue

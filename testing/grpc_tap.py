@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 
 from ..broker.grpc.clients import GrpcCall, ResponseWriter
 from ..broker.grpc.server import Ready, ServeCalls
-from ..broker.pops.deliveries import PopClient
+from ..broker.pops.requests import PopClient
 from ..broker.runtime import Clock
 from ..protocol.http2 import Stream
 from .faults import Fault, Faults, Seen

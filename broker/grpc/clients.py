@@ -30,7 +30,7 @@ from ..config import (
     LimitExceeded,
     Limits,
 )
-from ..pops.deliveries import PopClient
+from ..pops.requests import PopClient
 from ..sessions import ClientRequest, Event, GrpcClientStats, Session
 from ..store.files import StoreFull
 from ..tls import ClientTransport

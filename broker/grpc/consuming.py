@@ -35,8 +35,8 @@ from ..config import (
     LimitExceeded,
 )
 from ..messages.sending import max_attempts
-from ..pops.deliveries import AckStatus, Delivered, PopRequest, PopResult, Why
 from ..pops.pool import Receive
+from ..pops.requests import AckStatus, Delivered, PopRequest, PopResult, Why
 from ..sessions import Event, LiteTaken, OutcomeWanted, Refusal
 from ..store.files import StoreError
 from .clients import GrpcCall, GrpcClient, HandlerContext, set_status

@@ -1,10 +1,12 @@
 """POP: messages shared instead of queues. The state below both protocol servers, without sockets, frames and the broker.
 
 pops        the entry point: receive, acknowledge, change the invisible time, deadlines, dead letters
-pool        a topic that a group pops: its queues with their deliveries, its clients, and the receives that wait
+pool        a topic that a group pops: its queues, its clients, and the receives that wait
 pools       the pools of all groups
 progress    how far groups have come
-deliveries  one delivery: states and order, requests and results, receipt handles, records on the disk
+deliveries  the deliveries of a queue: states and order, from the pop to the acknowledgement
+requests    requests and results, for both protocol servers, and receipt handles
+records     the records of deliveries on the disk
 lite        lite topics: offsets, deliveries, subscribed lite topics of clients
 lite_subscriptions  requests to subscribe to lite topics, and the expiration of lite topics
 division    topics that some members pull and others pop

@@ -1,26 +1,28 @@
-"""The delivery of a popped message: states and order, the requests and results of the protocol servers, receipt
-handles, and records on the disk."""
+"""The deliveries of popped messages, from the pop to the acknowledgement: states and order."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from operator import attrgetter
-from struct import Struct
-from struct import error as StructError
-from typing import TYPE_CHECKING, Final, NamedTuple
+from heapq import heappop, heappush
+from itertools import islice, takewhile
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
-from ...protocol.message import properties_in
-from ...protocol.names import Subscription
-from ...protocol.properties import find
-from ..config import FILTER_WORD_BYTES, MAX_POP_BYTES
-from ..groups.group import FinishedAhead
-from ..sessions import Session, subscription_bytes
+import structlog
 
-if TYPE_CHECKING:
-    from ..messages.filters import Filter
+from ...protocol.message import Record, offset_in, properties_in, split_records
+from ...protocol.properties import TAGS, find
+from ..config import MAX_POP_MESSAGES, POP_READS, SCAN_ENTRIES, SCAN_WORDS, Limits
+from ..groups.group import ConsumerGroup, FinishedAhead
+from ..groups.offsets import Offsets
+from ..messages.lite import LiteTopic
+from ..store.index import ConsumeQueue
+from ..store.store import Store
+from .requests import PopClient, PopRequest
+
+log = structlog.get_logger("rocketlet.pops")
 
 
 # ------------------------------------------------------------------------------
@@ -174,181 +176,14 @@ class Order:
 
 
 # ------------------------------------------------------------------------------
-# The arguments and results of `Pops`, for both protocol servers.
-
-
-@dataclass(frozen=True, slots=True)
-class PopClient:
-    """The identity of a client that pops, as its protocol server has checked it: the remoting connection, or the account and
-    id of a gRPC client. `client_id` is not compared, because any remoting client may claim any id.
-
-    Attributes:
-        account: the access key of a remoting client's account; empty without accounts.
-    """
-
-    client_id: str = field(compare=False)
-    session: Session | None = None
-    account_id: tuple[str, str] | None = None
-    account: str = field(default="", compare=False)
-
-    @property
-    def owner(self) -> str:
-        """The access key of the client's account, by either protocol server; empty without accounts."""
-        return self.account_id[0] if self.account_id is not None else self.account
-
-    def is_reconnect_of(self, earlier: PopClient) -> bool:
-        """Return True if both are remoting clients of one account with one id, and the connection of `earlier` is older. That
-        connection may stay open for long after its client has lost it."""
-        if self.session is None or earlier.session is None:
-            return False
-        is_same = (self.account, self.client_id) == (earlier.account, earlier.client_id)
-        return is_same and self.session.number > earlier.session.number
-
-
-class PopAttempt(NamedTuple):
-    """A receive that its client may repeat with the same attempt id."""
-
-    client: PopClient
-    group: str
-    topic: str
-    attempt_id: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class PopRequest:
-    """The parameters of a receive. A protocol server passes it to `Pops.receive` after it has checked names and permissions,
-    and that topic and group exist.
-
-    Attributes:
-        client: the client that pops.
-        count: the maximum number of messages, 1 to 32. 0 only reports whether there is a message.
-        invisible_ms: the visibility timeout of the messages.
-        wait_ms: how long the receive may wait for a message.
-        queue_id: the queue to try first; None if none is preferred. Without `is_strict` it is ignored if the topic has
-            priorities. Lite groups ignore it.
-        is_strict: True if no queue but `queue_id` may be tried.
-        auto_renew: True if the broker extends the visibility timeout while the client has contact, up to MAX_RENEWED_S.
-        subscription: the filter; None takes all messages.
-        matches: the parsed filter of an SQL92 subscription, which `Pops.receive` sets.
-        attempt_id: in ordered groups and lite groups, a receive that repeats the id of an earlier one, if this is one of the
-            last `max_attempt_ids`, gets the messages of the earlier one that are still in flight.
-        from_first: True if a group that is new to the topic starts at the first stored message of each queue, even if
-            retention has deleted earlier ones.
-        from_end: True if a group that is new to the topic starts after the last message of each queue.
-        in_order: True if the group gets the topic in order until its pool ends, as if its settings said so. Lite groups
-            ignore it.
-        max_bytes: the maximum size of all records of a result together. The first record may be larger.
-        session: the session that is charged for the client and for the receive while it waits; None charges nobody.
-    """
-
-    group: str
-    topic: str
-    client: PopClient
-    count: int
-    invisible_ms: int
-    wait_ms: int = 0
-    queue_id: int | None = None
-    is_strict: bool = False
-    auto_renew: bool = False
-    subscription: Subscription | None = None
-    matches: Filter | None = None
-    attempt_id: str | None = None
-    from_first: bool = False
-    from_end: bool = False
-    in_order: bool = False
-    max_bytes: int = MAX_POP_BYTES
-    session: Session | None = None
-
-    @property
-    def wanted(self) -> Subscription:
-        """Return the subscription as it is kept for reports."""
-        found = self.subscription
-        return Subscription(self.topic) if found is None else Subscription(self.topic, found.summary, kind=found.kind)
-
-    @property
-    def attempt(self) -> PopAttempt:
-        """Return the key of the receive and its repetitions."""
-        return PopAttempt(self.client, self.group, self.topic, self.attempt_id)
-
-    @property
-    def kept_bytes(self) -> int:
-        """Return the bytes that are charged for its texts and its filter while it waits."""
-        subscription, matches = self.subscription, self.matches
-        texts = len(self.group) + len(self.topic) + len(self.attempt_id or "")
-        if subscription is not None:
-            texts += subscription_bytes(subscription)
-        return texts + (FILTER_WORD_BYTES * matches.words if matches is not None else 0)
-
-
-class Delivered(NamedTuple):
-    """A message for a client.
-
-    Attributes:
-        record: the record as it is stored (`protocol.message.decode_record`); its reconsume times do not count pops.
-        topic: the topic of its queue: the group's retry topic for a message that a member which pulls has sent back,
-            and `names.lite_queue` for a message of a lite topic.
-        attempt: the number of this delivery, from 1 on. Attempts of members that pulled the message count.
-        handle: the receipt handle, which stays the same until the message is redelivered; empty for a peeked message.
-        pop_ms: the pop time in the handle, by the broker's clock; 0 for a peeked message. It may be some ms later than the
-            pop, so that no earlier delivery of the message has it.
-    """
-
-    record: bytes
-    topic: str
-    queue_id: int
-    offset: int
-    attempt: int
-    handle: str
-    pop_ms: int
-
-
-class Why(Enum):
-    """How a receive ended."""
-
-    FOUND = "found"
-    NOTHING_NEW = "nothing came in time"
-    TOO_MANY_WAIT = "too many receives wait on this broker, of all clients or of this address"
-    TOPIC_GONE = "the topic was deleted"
-    GROUP_GONE = "the group was deleted"
-    CLIENT_GONE = "the client has terminated or lost contact"
-    STOPPED = "the broker stops"
-    PULLED = "members of the group pull this topic"
-    FAILED = "the broker cannot read its messages now"
-    TOO_MANY_UNFINISHED = "the client has as many unacknowledged messages of lite topics as it may"
-
-
-class PopResult(NamedTuple):
-    """The result of a receive. Times are of the broker's clock.
-
-    Attributes:
-        rest: how many messages the group has not read yet of the queues that it has popped; 0 for a lite group, and if the
-            receive repeats an attempt id.
-        fault: details of `why`, for people.
-    """
-
-    why: Why
-    messages: tuple[Delivered, ...] = ()
-    pop_ms: int = 0
-    invisible_ms: int = 0
-    rest: int = 0
-    fault: str = ""
-
-
-class AckStatus(Enum):
-    """How an acknowledgement, a change of the invisible time, or a rejection ended."""
-
-    DONE = "done, now or before"
-    LATE = "done after the visibility timeout had expired, and before the message was redelivered"
-    TOO_LATE = "the visibility timeout has expired, and the message will be redelivered"
-    UNREADABLE = "the text is no receipt handle"
-    UNKNOWN = "the group has no delivery of this handle on this broker"
-    EXPIRED = "the message was redelivered since"
-    FINISHED = "the message is finished, and not in flight any more"
-    NOT_KEPT = "writing it to the disk failed"
-
-    @property
-    def is_done(self) -> bool:
-        return self in (AckStatus.DONE, AckStatus.LATE)
+# The deliveries of one queue in a pool. The queue is one of the topic, or a lite topic of it.
+#
+# Offsets below `next` that are not in `unfinished` are finished or were skipped, and nothing is kept of them. A delivery
+# keeps the position of its first pop: `unfinished` is in the order of offsets, and its first entry is the offset to commit.
+#
+# The messages of a lite topic are delivered one after the other: new messages when all earlier ones are finished, and a
+# redelivered message before the visible messages after it. Acknowledged messages are not redelivered, unless the offset is
+# reset.
 
 
 class PopPart(Enum):
@@ -364,15 +199,6 @@ class TakenDelivery(NamedTuple):
 
     delivery: Delivery
     record: bytes
-
-
-class Changed(NamedTuple):
-    """The result of a change of the invisible time. `handle` is that of the request. `invisible_ms` counts from `pop_ms`."""
-
-    outcome: AckStatus
-    handle: str
-    pop_ms: int = 0
-    invisible_ms: int = 0
 
 
 class PopNumbers(NamedTuple):
@@ -395,99 +221,6 @@ class PopNumbers(NamedTuple):
     def lag(self) -> int:
         """Return the number of messages that are not acknowledged, popped or not."""
         return max(self.end - self.next, 0) + self.in_flight + self.waiting
-
-
-# ------------------------------------------------------------------------------
-# A receipt handle: a text in Apache's format, which gRPC clients return unchanged and remoting clients parse
-# (ExtraInfoUtil).
-#
-#     start offset, pop time ms, invisible ms, revive queue, mark, broker name, queue id, offset, lite topic
-#
-# joined by spaces. Queue, offset and pop time identify a delivery. A change of its invisible time leaves them as they are,
-# so the handle stays valid. mark: 0 for the topic itself; this broker makes no handle with 1, which is Apache's mark of the
-# group's retry topic. For a message of a lite topic the revive queue is 999, as Apache's, and the lite topic's name comes
-# last, where Apache's brokers have an offset that clients do not read.
-
-
-TOPIC_MARK: Final = 0
-_LITE_REVIVE: Final = "999"
-
-_MAX_DIGITS: Final = 19  # decimal digits of the largest signed 64-bit integer
-
-
-class Handle(NamedTuple):
-    queue_id: int
-    offset: int
-    pop_ms: int
-    mark: int
-    broker_name: str
-    lite_topic: str = ""
-
-
-def encode_handle(
-    broker_name: str,
-    queue_id: int,
-    offset: int,
-    pop_ms: int,
-    invisible_ms: int,
-    mark: int = TOPIC_MARK,
-    lite_topic: str = "",
-) -> str:
-    revive = _LITE_REVIVE if lite_topic else "0"
-    handle = f"{offset} {pop_ms} {invisible_ms} {revive} {mark} {broker_name} {queue_id} {offset}"
-    return f"{handle} {lite_topic}" if lite_topic else handle
-
-
-def decode_handle(text: str) -> Handle | None:
-    """Return the handle, or None if the text is not one. Fields that Apache's brokers append are ignored."""
-    fields = text.split(" ", 9)
-    if len(fields) < 8:
-        return None
-    numbers = fields[1], fields[4], fields[6], fields[7]
-    for number in numbers:
-        # int() also accepts signs, blanks, underscores and digits of other scripts
-        if not (number.isascii() and number.isdigit() and len(number) <= _MAX_DIGITS):
-            return None
-    pop_ms, mark, queue_id, offset = map(int, numbers)
-    lite_topic = fields[8] if len(fields) > 8 and fields[3] == _LITE_REVIVE else ""
-    return Handle(queue_id, offset, pop_ms, mark, fields[5], lite_topic)
-
-
-# ------------------------------------------------------------------------------
-# The records of deliveries on the disk, many in one frame of the journal. A restart replays them.
-#
-# All integers are big-endian. `number` stands for a group, topic and queue, which a record D defines first.
-#
-#     D  number, size, identity of the topic \0 group \0 topic \0 queue id
-#     P  number, next, pop ms, deadline ms, 0, -1, count, then offset and attempts of each: they are popped
-#     A  number, count, then the offset of each: they are acknowledged
-#     X  number, offset, deadline ms, attempts, -1: the invisible time ends then
-#     C  number, size, text: not read. Earlier releases wrote client ids, and where -1 is, how often they had extended a
-#        delivery; they extend no delivery with -1
-#     N  number, next: the messages before `next` were read. Those without another record were not delivered, because a
-#        filter skipped them or they cannot be read
-#     B  number, next, floor ms: nothing is unfinished, and no pop time is below the floor
-#     Y  number: the queue has left its pool, so the committed offset that was saved counts if it is higher. If messages are
-#        unfinished, those between them are finished, and members that pull the queue do not get them
-#     F  number: the deliveries of this number have ended
-#
-# A deadline of 0 means that the message is not in flight: it is visible, or behind another one. Times are of the wall
-# clock, because the monotonic clock restarts at a reboot. Replaying a record twice, in order, gives the same state.
-
-
-_TEXT: Final = Struct(">cIH")
-_POP: Final = Struct(">cIQQQIbH")
-_POPPED: Final = Struct(">QI")
-_ACK: Final = Struct(">cIH")
-_OFFSET: Final = Struct(">Q")
-_CHANGE: Final = Struct(">cIQQIb")
-_NEXT: Final = Struct(">cIQ")
-_BASE: Final = Struct(">cIQQ")
-_FORGET: Final = Struct(">cI")
-
-MAX_COUNT: Final = 0xFFFF  # deliveries in one record
-_NOT_RENEWED: Final = -1
-_offset_of, _attempts_of = attrgetter("offset"), attrgetter("attempts")
 
 
 class JournalKey(NamedTuple):
@@ -531,133 +264,543 @@ class KeptQueue:
         return min((offset for offset in self.unfinished if begin <= offset < end), default=min(self.next, end))
 
 
-def define(number: int, key: JournalKey) -> bytes:
-    return _text(b"D", number, "\0".join((key.identity, key.group, key.topic, str(key.queue_id))))
-
-
-def _text(kind: bytes, number: int, text: str) -> bytes:
-    data = text.encode()[:0xFFFF]
-    return _TEXT.pack(kind, number, len(data)) + data
-
-
-def pop(number: int, next_offset: int, pop_ms: int, deadline_ms: int, popped: Sequence[Delivery]) -> bytes:
-    """Return a record P of up to `MAX_COUNT` deliveries."""
-    head = _POP.pack(b"P", number, next_offset, pop_ms, deadline_ms, 0, _NOT_RENEWED, len(popped))
-    return head + b"".join(map(_POPPED.pack, map(_offset_of, popped), map(_attempts_of, popped)))
-
-
-def ack(number: int, done: Sequence[Delivery]) -> bytes:
-    """Return a record A of up to `MAX_COUNT` acknowledged deliveries."""
-    return _ACK.pack(b"A", number, len(done)) + b"".join(map(_OFFSET.pack, map(_offset_of, done)))
-
-
-def change(number: int, offset: int, deadline_ms: int, attempts: int) -> bytes:
-    return _CHANGE.pack(b"X", number, offset, deadline_ms, attempts, _NOT_RENEWED)
-
-
-def passed(number: int, next_offset: int) -> bytes:
-    return _NEXT.pack(b"N", number, next_offset)
-
-
-def base(number: int, next_offset: int, floor_ms: int) -> bytes:
-    return _BASE.pack(b"B", number, next_offset, floor_ms)
-
-
-def yielded(number: int) -> bytes:
-    return _FORGET.pack(b"Y", number)
-
-
-def nothing() -> bytes:
-    """Return a record that `replay` skips, in earlier releases, too."""
-    return _text(b"C", 0, "")
-
-
-def end(number: int) -> bytes:
-    return _FORGET.pack(b"F", number)
-
-
-class Replayed(NamedTuple):
-    """The queues of the journal, and what could not be read of it.
+class QueueMessages(Protocol):
+    """The messages of one queue, and the group's progress there.
 
     Attributes:
-        queues: the queues as the frames leave them, by number.
-        unread: the frames with records of a queue that is not defined, and the first frame that does not contain records
-            with those after it. The checksum of that frame is valid, so it is not damaged; another release may have
-            written it.
-        fault: why the last of them cannot be read; None without one.
+        queue: the queue of the topic, or the lite topic.
+        lite_topic: the name of the lite topic; empty for a queue of the topic.
+        offset: the group's committed offset; None without one.
     """
 
-    queues: dict[int, KeptQueue]
-    unread: list[bytes]
-    fault: Exception | None
+    lite_topic: str
+
+    @property
+    def queue(self) -> ConsumeQueue | LiteTopic: ...
+
+    @property
+    def offset(self) -> int | None: ...
+
+    def commit(self, offset: int) -> None:
+        """Commit the group's offset."""
+
+    def record(self, offset: int) -> bytes | None:
+        """Return the record at an offset; None if it is damaged, deleted by retention, or not stored yet."""
+
+    def message(self, offset: int) -> Record:
+        """Return a message. Raises Damaged if it cannot be read."""
+
+    def read(self, position: int, count: int, request: PopRequest, room: int) -> tuple[list[TakenDelivery], int, int]:
+        """Return the messages from a position on that the filter of a receive matches, as new deliveries, their size, and the
+        position after the last one that was read. The first record may be larger than `room`, the maximum number of bytes."""
 
 
-def replay(frames: Iterable[bytes]) -> Replayed:
-    queues: dict[int, KeptQueue] = {}
-    unread: list[bytes] = []
-    fault: Exception | None = None
-    rest = iter(frames)
-    for frame in rest:
-        at, undefined = 0, set[int]()
+class TopicMessages:
+    """The messages of a queue of a topic, and the progress of a group there."""
+
+    lite_topic = ""
+
+    def __init__(self, group: ConsumerGroup, queue: ConsumeQueue, store: Store, offsets: Offsets) -> None:
+        self.queue = queue
+        self._group, self._store, self._offsets = group, store, offsets
+
+    @property
+    def offset(self) -> int | None:
+        return self._group.offset(self.queue.topic, self.queue.queue_id)
+
+    def commit(self, offset: int) -> None:
+        self._offsets.commit(self._group, self.queue.topic, self.queue.queue_id, offset)
+
+    def record(self, offset: int) -> bytes | None:
+        if not self.queue.begin <= offset < self.queue.next:
+            return None
+        fetched = self._store.fetch(self.queue, offset, 1)
+        return b"".join(fetched.pieces) if fetched.messages else None
+
+    def message(self, offset: int) -> Record:
+        return self._store.message(self.queue, offset)
+
+    def read(self, position: int, count: int, request: PopRequest, room: int) -> tuple[list[TakenDelivery], int, int]:
+        subscription, matches = request.subscription, request.matches
+        looks = SCAN_ENTRIES if matches is None else SCAN_WORDS // matches.words
+        fetched = self._store.fetch(self.queue, position, count, subscription, matches, room, looks)
+        records = split_records(b"".join(fetched.pieces))
+        if matches is None and subscription is not None and not subscription.takes_all:
+            # The index has the hashes of tags only, and two tags may share one.
+            records = [record for record in records if find(properties_in(record), TAGS) in subscription.tags]
+        found = [TakenDelivery(Delivery(offset_in(record)), record) for record in records]
+        return found, sum(map(len, records)), fetched.next_offset
+
+
+class DeliveriesPool(Protocol):
+    """The pool of deliveries, as far as these change it (`PoolOf`)."""
+
+    of: ConsumerGroup
+    group: str
+    counts: dict[DeliveryState, int]
+    is_cut: bool
+
+    def stop_extending(self, delivery: Delivery) -> None: ...
+
+
+PoolT = TypeVar("PoolT", bound=DeliveriesPool)
+
+
+class DeliveriesOf(Generic[PoolT]):
+    """The deliveries of one queue in one group, from the pop to the acknowledgement. Makes all their transitions.
+
+    Args:
+        number: stands for this queue and group in the journal.
+        begin: the offset from which the group pops.
+
+    Attributes:
+        reported: the offset that these deliveries committed last. Any other committed offset was set by a reset.
+        limit: how many deliveries may be unfinished before no new message is popped.
+        counts: how many unfinished deliveries there are of each state.
+        is_passed: True if `next` has moved since the journal last recorded it.
+        gives_new: False while the queue leaves the pool, so that no further message is read.
+        gives_again: False once leaving takes long, so that no message is redelivered either.
+        is_ended: True once the queue has left the pool, or the pool has ended.
+        fresh_behind: deliveries that were put BEHIND others, and that the journal does not have yet.
+        is_lite: True for a lite topic, whose messages are delivered one after the other.
+    """
+
+    def __init__(self, number: int, pool: PoolT, messages: QueueMessages, begin: int, limits: Limits) -> None:
+        self._limits = limits
+        self.number = number
+        self.pool = pool
+        self.group = pool.group
+        self.messages = messages
+        self.queue = messages.queue
+        self.is_lite = bool(messages.lite_topic)
+        self.next = begin
+        self.floor_ms = 0
+        self.reported = begin
+        self.limit = limits.max_unfinished
+        self.unfinished: OrderedDict[int, Delivery] = OrderedDict()
+        self.counts = dict.fromkeys(DeliveryState, 0)
+        self.is_passed = False
+        self.gives_new = True
+        self.gives_again = True
+        self.is_ended = False
+        self.is_in_order = False
+        self.fresh_behind: list[Delivery] = []
+        self._order = Order()  # used only in ordered groups (`is_in_order`)
+        # a heap of offsets of visible messages; entries of messages that are not visible any more are removed later; not used
+        # in a lite topic
+        self._visible: list[int] = []
+
+    @property
+    def committed(self) -> int:
+        """The lowest offset that is not finished."""
+        return next(iter(self.unfinished), self.next)
+
+    def before_finished(self) -> list[Delivery]:
+        """Return the unfinished deliveries before a message that is finished or was skipped. A single offset cannot
+        express them."""
+        end = self.next
+        for offset in reversed(self.unfinished):
+            if offset != end - 1:
+                break
+            end = offset
+        return [delivery for delivery in self.unfinished.values() if delivery.offset < end]
+
+    def finished_ahead(self) -> FinishedAhead | None:
+        """Return the messages after the lowest unfinished one that are acknowledged; None without any."""
+        done = DeliveryState.ACKNOWLEDGED
+        left = {item.offset: item.attempts for item in self.unfinished.values() if item.state is not done}
+        first = next(iter(left), self.next)
+        return FinishedAhead(self.next, left) if self.next - first > len(left) else None
+
+    @property
+    def is_ready(self) -> bool:
+        """True if a receive may find a message here."""
+        if not self.is_lite:
+            return self.has_retried or self.has_new
+        first = next(iter(self.unfinished.values()), None)
+        if first is not None:
+            return first.state is DeliveryState.VISIBLE
+        return max(self.next, self.queue.begin) < self.queue.next
+
+    @property
+    def has_retried(self) -> bool:
+        """True if a receive may find a message to redeliver."""
+        if self._visible:
+            self._skip_stale()
+        return self.gives_again and bool(self._visible)
+
+    @property
+    def has_new(self) -> bool:
+        """True if a receive may find a message that was not read yet."""
+        return self.gives_new and self.next < self.queue.next and len(self.unfinished) < self.limit
+
+    def _skip_stale(self) -> None:
+        """Remove offsets from the top of the heap that are not visible any more."""
+        visible = self._visible
+        while visible:
+            delivery = self.unfinished.get(visible[0])
+            if delivery is not None and self._is_free(delivery):
+                return
+            heappop(visible)
+
+    def _is_free(self, delivery: Delivery) -> bool:
+        if not self.is_in_order:
+            return delivery.state is DeliveryState.VISIBLE
+        return delivery.state in (DeliveryState.VISIBLE, DeliveryState.BEHIND) and self._order.is_first(delivery)
+
+    # Popping
+
+    def take(
+        self, request: PopRequest, wanted: int, room: int, allowed: int, part: PopPart = PopPart.ALL
+    ) -> list[TakenDelivery]:
+        """Return messages for a receive. They count as popped once `deliver` is called.
+
+        Args:
+            wanted: the maximum number of messages.
+            room: the maximum number of bytes. If it is all of `request.max_bytes`, the first message may be larger.
+            allowed: how many of them may be popped for the first time.
+        """
+        taken: list[TakenDelivery] = []
+        if not self.gives_again:
+            return taken
+        if self.is_lite and self.unfinished:
+            room = self._take_firsts(taken, request, wanted, room)
+            if taken or self.unfinished:  # what is left of them is taken next
+                return taken
+        whole: set[str | None] = set()  # message groups of which everything unfinished is taken
         try:
-            while at < len(frame):
-                at = _replay(queues, undefined, frame, at)
-        except (StructError, ValueError) as error:
-            return Replayed(queues, [*unread, frame, *rest], error)
-        if undefined:
-            unread.append(frame)
-            fault = ValueError(f"records of the undefined queues {sorted(undefined)}")
-    return Replayed(queues, unread, fault)
+            if self._visible and part is not PopPart.NEW:
+                room = self._take_visible(taken, request, wanted, room, whole)
+            if room > 0 and self.gives_new and part is not PopPart.RETRIED:
+                self._take_new(taken, request, wanted, room, allowed, whole)
+        except BaseException:
+            for delivery, _ in taken:
+                if delivery.offset in self.unfinished:
+                    heappush(self._visible, delivery.offset)
+            raise
+        return taken
 
+    def _take_firsts(self, taken: list[TakenDelivery], request: PopRequest, wanted: int, room: int) -> int:
+        """Take messages to redeliver of a lite topic, up to the first one that is not visible. Returns how many bytes are
+        left."""
+        for delivery in list(islice(self.unfinished.values(), MAX_POP_MESSAGES)):
+            if delivery.state is not DeliveryState.VISIBLE or len(taken) == wanted:
+                return room
+            record = self.messages.record(delivery.offset)
+            if record is None:
+                self._lose(delivery)
+            elif len(record) > room and (taken or room < request.max_bytes):
+                return room
+            else:
+                taken.append(TakenDelivery(delivery, record))
+                room -= len(record)
+        self.pool.is_cut = self.pool.is_cut or (not taken and bool(self.unfinished))
+        return room
 
-def _replay(queues: dict[int, KeptQueue], undefined: set[int], frame: bytes, at: int) -> int:
-    """Apply a record to the queues, and return where the next one begins. Add the number of its queue to those that are
-    undefined, if it is."""
-    kind, (_, number) = frame[at : at + 1], _FORGET.unpack_from(frame, at)
-    if kind in (b"D", b"C"):
-        begin = at + _TEXT.size
-        end = begin + int(_TEXT.unpack_from(frame, at)[2])
-        if kind == b"D":
-            identity, group, topic, queue_id = frame[begin:end].decode(errors="replace").split("\0")
-            key = JournalKey(identity, group, topic, int(queue_id))
-            if number not in queues or queues[number].key != key:
-                queues[number] = KeptQueue(key)
-        return end
-    if kind == b"F":
-        queues.pop(number, None)
-        return at + _FORGET.size
-    queue = queues.get(number)
-    if queue is None:
-        undefined.add(number)
-        queue = KeptQueue(JournalKey("", "", "", 0))
-    if kind == b"P":
-        _, _, next_offset, pop_ms, deadline_ms, _, _, count = _POP.unpack_from(frame, at)
-        begin = at + _POP.size
-        end = begin + int(count) * _POPPED.size
-        for offset, attempts in _POPPED.iter_unpack(frame[begin:end]):
-            queue.unfinished[offset] = StoredDelivery(attempts, pop_ms, deadline_ms)
-        queue.next = max(queue.next, next_offset)
-        return end
-    if kind == b"A":
-        begin = at + _ACK.size
-        end = begin + int(_ACK.unpack_from(frame, at)[2]) * _OFFSET.size
-        for (offset,) in _OFFSET.iter_unpack(frame[begin:end]):
-            queue.unfinished.pop(offset, None)
-        return end
-    if kind == b"X":
-        _, _, offset, deadline_ms, attempts, _ = _CHANGE.unpack_from(frame, at)
-        if offset in queue.unfinished:
-            queue.unfinished[offset] = StoredDelivery(attempts, queue.unfinished[offset].pop_ms, deadline_ms)
-        return at + _CHANGE.size
-    if kind == b"N":
-        queue.next = max(queue.next, _NEXT.unpack_from(frame, at)[2])
-        return at + _NEXT.size
-    if kind == b"B":
-        _, _, queue.next, queue.floor_ms = _BASE.unpack_from(frame, at)
-        queue.is_yielded = False
-        queue.unfinished.clear()
-        return at + _BASE.size
-    if kind == b"Y":
-        queue.is_yielded = True
-        return at + _FORGET.size
-    raise ValueError(f"unknown kind of record: {kind!r}")
+    def _take_visible(
+        self, taken: list[TakenDelivery], request: PopRequest, wanted: int, room: int, whole: set[str | None]
+    ) -> int:
+        """Take messages to redeliver. Returns how many bytes are left; 0 if no new message may be taken after them."""
+        while len(taken) < wanted:
+            self._skip_stale()
+            if not self._visible:
+                break
+            first = self.unfinished[self._visible[0]]
+            if first.key in whole and self.is_in_order:  # taken above, and visible because an earlier one was lost
+                heappop(self._visible)
+                continue
+            for delivery in self._order.run(first) if self.is_in_order else (first,):
+                record = self.messages.record(delivery.offset) if len(taken) < wanted else b""
+                if record is None:
+                    self._lose(delivery)
+                    continue
+                if not record or (len(record) > room and (taken or room < request.max_bytes)):
+                    self._pop_visible(first, taken)
+                    return 0  # newer messages must not overtake this one
+                taken.append(TakenDelivery(delivery, record))
+                room -= len(record)
+            self._pop_visible(first, taken)
+            whole.add(first.key)
+        return max(room, 0)
+
+    def _pop_visible(self, first: Delivery, taken: list[TakenDelivery]) -> None:
+        if any(item.delivery is first for item in taken):
+            while self._visible and self._visible[0] == first.offset:
+                heappop(self._visible)
+
+    def _lose(self, delivery: Delivery) -> None:
+        queue = self.queue
+        log.error(
+            "popped_message_gone",
+            group=self.group, topic=queue.topic, queue=queue.queue_id, offset=delivery.offset, attempts=delivery.attempts,
+        )  # fmt: skip
+        self._transition(delivery, DeliveryEvent.FORGET)
+        if self.is_in_order:
+            self._order.remove(delivery)
+            self._free_first(delivery.key)
+
+    def _take_new(
+        self,
+        taken: list[TakenDelivery],
+        request: PopRequest,
+        wanted: int,
+        room: int,
+        allowed: int,
+        whole: set[str | None],
+    ) -> None:
+        position = max(self.next, self.queue.begin)
+        allowed = min(allowed, self.limit - len(self.unfinished))
+        looked: list[Delivery] = []
+        for _ in range(POP_READS if request.matches is None and not self.is_lite else 1):
+            count = min(wanted - len(taken), allowed)
+            if count <= 0 or room <= 0 or position >= self.queue.next:
+                break
+            found, size, end = self.messages.read(position, count, request, room)
+            if size > room and (taken or room < request.max_bytes):
+                break
+            if self.is_in_order:
+                for item in found:
+                    self._take_in_order(item, looked, taken, whole)
+            else:
+                taken += found
+            room -= size
+            allowed -= len(found)
+            position = end
+        if looked:
+            self._keep_in_order(looked)
+        if position > self.next:
+            self.next = position
+            self.is_passed = True
+
+    def _take_in_order(
+        self, item: TakenDelivery, looked: list[Delivery], taken: list[TakenDelivery], whole: set[str | None]
+    ) -> None:
+        """Take a message, or leave it BEHIND an unfinished one of its message group."""
+        delivery, key = item.delivery, message_group(item.record)
+        delivery.key = key
+        if key not in whole and (self._order.has(key) or any(other.key == key for other in looked)):
+            delivery.state = DeliveryState.BEHIND
+            self.fresh_behind.append(delivery)
+        else:
+            whole.add(key)
+            taken.append(item)
+        looked.append(delivery)
+
+    def _keep_in_order(self, looked: Iterable[Delivery]) -> None:
+        """Keep deliveries of a group in order at their positions, including those that cannot be popped now."""
+        for delivery in looked:
+            self._add(delivery)
+            self._order.add(delivery)
+
+    def deliver(self, taken: Sequence[TakenDelivery], request: PopRequest, now_s: float, now_ms: int) -> list[Delivery]:
+        """Put taken messages in flight, and return their deliveries. All get one pop time, which none of them had
+        before."""
+        unfinished, fresh = self.unfinished, 0
+        pop_ms = max(now_ms, self.floor_ms)
+        for delivery, _ in taken:
+            if delivery.pop_ms >= pop_ms:
+                pop_ms = delivery.pop_ms + 1
+            if delivery.offset not in unfinished:  # a redelivered one keeps its position
+                unfinished[delivery.offset] = delivery
+                fresh += 1
+        self._count(DeliveryState.VISIBLE, fresh)
+        client, deadline_s = request.client, now_s + request.invisible_ms / 1000
+        delivered: list[Delivery] = []
+        for delivery, _ in taken:
+            if delivery.state is DeliveryState.ACKNOWLEDGED:  # in order: popped again with an unfinished one before it
+                delivery.attempts = max(delivery.attempts, 1)
+            else:
+                delivery.attempts += 1
+                self.pool.of.redelivered += delivery.attempts > 1
+            self._transition(delivery, DeliveryEvent.POP)
+            delivery.pop_ms = pop_ms
+            delivery.client, delivery.deadline_s, delivery.since_s = client, deadline_s, now_s
+            delivery.is_delayed = False
+            delivered.append(delivery)
+        return delivered
+
+    # Outcomes
+
+    def _transition(self, delivery: Delivery, event: DeliveryEvent) -> None:
+        """Change the state of an unfinished delivery, whose visibility timeout the broker then extends no longer. Raises
+        KeyError for an event that cannot happen in its state."""
+        if delivery.renewals >= 0:
+            self.pool.stop_extending(delivery)
+        counts, of_pool, before = self.counts, self.pool.counts, delivery.state
+        state = delivery.state = TRANSITIONS[before, event]
+        counts[before] -= 1
+        of_pool[before] -= 1
+        if state is DeliveryState.FINISHED:
+            del self.unfinished[delivery.offset]
+            self.pool.of.unfinished -= 1
+        else:
+            counts[state] += 1
+            of_pool[state] += 1
+
+    def _add(self, delivery: Delivery) -> None:
+        """Keep a delivery, after those of lower offsets."""
+        self.unfinished[delivery.offset] = delivery
+        self._count(delivery.state, 1)
+
+    def _count(self, state: DeliveryState, more: int) -> None:
+        """Count deliveries that are unfinished now."""
+        self.counts[state] += more
+        self.pool.counts[state] += more
+        self.pool.of.unfinished += more
+
+    def acknowledge(self, delivery: Delivery) -> bool:
+        """Acknowledge a delivery. Returns False if that was done before, so that nothing needs to be written."""
+        if delivery.state is DeliveryState.ACKNOWLEDGED:
+            return False
+        self._transition(delivery, DeliveryEvent.ACKNOWLEDGE)
+        return True
+
+    def uncount(self, delivery: Delivery) -> None:
+        """Let a delivery not count as an attempt."""
+        delivery.attempts = max(delivery.attempts - 1, 0)
+
+    def change(self, delivery: Delivery, *, is_delayed: bool) -> None:
+        """Let a delivery be in flight until a deadline that its client sets."""
+        self._transition(delivery, DeliveryEvent.CHANGE)
+        delivery.is_delayed = is_delayed
+
+    def popped_with(self, delivery: Delivery) -> list[Delivery]:
+        """Return the other deliveries in flight that were popped together with one."""
+        return [
+            item
+            for item in self.unfinished.values()
+            if item.state is DeliveryState.IN_FLIGHT and item.pop_ms == delivery.pop_ms and item is not delivery
+        ]
+
+    def release(self, delivery: Delivery) -> None:
+        """Make a message in flight visible again."""
+        self._transition(delivery, DeliveryEvent.RELEASE)
+        self._free(delivery)
+
+    def refuse(self, delivery: Delivery) -> None:
+        """Make a message visible again whose acknowledgement could not be written, unless it was popped again since."""
+        if delivery.state is DeliveryState.ACKNOWLEDGED:
+            self._transition(delivery, DeliveryEvent.REFUSE)
+            self._free(delivery)
+
+    def _free(self, delivery: Delivery) -> None:
+        if not self.is_lite and self._is_free(delivery):
+            heappush(self._visible, delivery.offset)
+
+    def _free_first(self, key: str | None) -> None:
+        first = self._order.first(key)
+        if first is not None:
+            self._free(first)
+
+    def finish(self, deliveries: Iterable[Delivery]) -> None:
+        """Finish deliveries whose acknowledgement is written, except those that were popped again since. In an ordered
+        group, a delivery stays until all earlier ones of its message group are acknowledged."""
+        if not self.is_in_order:
+            for delivery in deliveries:
+                if delivery.state is DeliveryState.ACKNOWLEDGED:
+                    self._transition(delivery, DeliveryEvent.FINISH)
+            return
+        for key in dict.fromkeys(delivery.key for delivery in deliveries):
+            for delivery in self._order.done(key):
+                self._transition(delivery, DeliveryEvent.FINISH)
+            self._free_first(key)
+
+    def restart(self, offset: int, now_ms: int) -> None:
+        """Continue from another offset. Receipt handles from before no longer acknowledge anything."""
+        self.clear()
+        self.next = self.reported = offset
+        self.floor_ms = max(self.floor_ms, now_ms + 1)
+        self.is_passed = False
+
+    def clear(self) -> None:
+        """End all deliveries without finishing their messages."""
+        for delivery in list(self.unfinished.values()):
+            self.floor_ms = max(self.floor_ms, delivery.pop_ms + 1)
+            self._transition(delivery, DeliveryEvent.FORGET)
+        self._visible.clear()
+        self.fresh_behind.clear()
+        self._order = Order()
+
+    def end(self) -> None:
+        """End the deliveries of a queue that leaves its pool. Acknowledgements then have no effect."""
+        self.clear()
+        self.is_ended = True
+
+    # Order
+
+    def set_order(self, is_in_order: bool) -> None:
+        """Start or stop keeping messages in order. Raises the errors of reading; the next receive then retries."""
+        if is_in_order:
+            self._order = self._order_of_all()
+        self.is_in_order = is_in_order
+        self.limit = self._limits.max_unfinished_in_order if is_in_order else self._limits.max_unfinished
+        for delivery in [] if is_in_order else list(self.unfinished.values()):
+            if delivery.state is DeliveryState.BEHIND:
+                self._transition(delivery, DeliveryEvent.RELEASE)
+            elif delivery.state is DeliveryState.ACKNOWLEDGED:
+                self._transition(delivery, DeliveryEvent.FINISH)
+        self._visible = [delivery.offset for delivery in self.unfinished.values() if self._is_free(delivery)]
+
+    def _order_of_all(self) -> Order:
+        order = Order()
+        for delivery in self.unfinished.values():
+            record = self.messages.record(delivery.offset)
+            delivery.key = message_group(record) if record else None
+            order.add(delivery)
+        return order
+
+    # Earlier deliveries
+
+    def resume(self, ahead: FinishedAhead) -> None:
+        """Continue with what clients have finished before members pulled the queue."""
+        begin, self.next = self.next, max(ahead.end, self.next)
+        for offset in sorted(ahead.unfinished):
+            if offset >= begin:
+                delivery = Delivery(offset)
+                delivery.attempts = ahead.unfinished[offset]
+                self._add(delivery)
+                self.fresh_behind.append(delivery)
+                self._free(delivery)
+        self.is_passed = True
+
+    def adopt(self, kept: KeptQueue, to_monotonic_s: Callable[[int], float]) -> None:
+        """Continue the deliveries of the last run. Drop deliveries before the start of the queue, whose messages
+        retention has deleted, and at or after its end, whose messages were lost."""
+        end = self.queue.next
+        self.next, self.floor_ms = min(kept.next, end), kept.floor_ms
+        for offset in sorted(kept.unfinished):
+            if not self.queue.begin <= offset < end:
+                continue
+            found = kept.unfinished[offset]
+            delivery = Delivery(offset, DeliveryState.IN_FLIGHT if found.deadline_ms else DeliveryState.VISIBLE)
+            delivery.attempts, delivery.pop_ms = found.attempts, found.pop_ms
+            delivery.deadline_s = to_monotonic_s(found.deadline_ms)
+            delivery.since_s = to_monotonic_s(found.pop_ms)
+            self._add(delivery)
+            self._free(delivery)
+
+    # Reports
+
+    @property
+    def label(self) -> str:
+        """The queue's id or the lite topic's name, as reports have it."""
+        return self.messages.lite_topic or str(self.queue.queue_id)
+
+    @property
+    def lag_offset(self) -> int:
+        """An offset as far before the end of the queue as the group's lag."""
+        return self.next - len(self.unfinished)
+
+    def unfinished_before(self, offset: int) -> int:
+        """Return how many messages before an offset are not finished, including those that were never popped."""
+        popped = sum(1 for _ in takewhile(offset.__gt__, self.unfinished))
+        return popped + max(offset - self.next, 0)
+
+    @property
+    def in_flight(self) -> int:
+        """How many deliveries are in flight, including those that a client has delayed."""
+        return self.counts[DeliveryState.IN_FLIGHT]
+
+    def numbers(self) -> PopNumbers:
+        waiting = self.counts[DeliveryState.VISIBLE] + self.counts[DeliveryState.BEHIND]
+        return PopNumbers(self.next, self.committed, self.in_flight, waiting, self.queue.next)

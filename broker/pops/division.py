@@ -24,9 +24,10 @@ from ..messages.topics import Topics
 from ..runtime import Adoption, Clock, Runtime, Timer
 from ..sessions import ClientRequest, Event, Reports, Session
 from ..store.journals import LeaseKey
-from .deliveries import DeliveryState, PopClient, PopRequest
+from .deliveries import DeliveryState
 from .pool import QueuePool, is_queue_pool
 from .pools import Pools
+from .requests import PopClient, PopRequest
 
 log = structlog.get_logger("rocketlet.pops")
 

@@ -15,9 +15,10 @@ from ..runtime import Job, Runtime
 from ..store.files import StoreFull
 from ..store.journals import Frames, framed
 from ..store.store import Flusher
-from . import deliveries as records
-from .deliveries import MAX_COUNT, Delivery, DeliveryState, JournalKey, KeptQueue
+from . import records
+from .deliveries import Delivery, DeliveryState, JournalKey, KeptQueue
 from .pool import QueueDeliveries
+from .records import MAX_COUNT
 
 log = structlog.get_logger("rocketlet.pops")
 

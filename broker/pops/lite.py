@@ -22,8 +22,9 @@ from ..runtime import Job, Runtime, run
 from ..sessions import AddressShares, Session
 from ..store.files import Damaged, StoreFull, replace_state
 from ..store.index import ConsumeQueue
-from .deliveries import Delivery, DeliveryState, PopClient, PopPart, PopRequest, TakenDelivery
+from .deliveries import DeliveriesOf, Delivery, DeliveryState, PopPart, TakenDelivery
 from .pool import Pool, PoolOf, PoppingClients, QueueDeliveries, QueueSource, Receive, firsts
+from .requests import PopClient, PopRequest
 
 log = structlog.get_logger("rocketlet.lite")
 
@@ -517,7 +518,9 @@ class LiteQueues:
     def open_lite(self, lite: LiteTopic, start: int) -> QueueDeliveries:
         """Return the new deliveries of a lite topic that the pool has not read yet."""
         source = self._source
-        found = QueueDeliveries(source.next_number(), self.pool, LiteMessages(self, lite), start, source.limits)
+        found: QueueDeliveries = DeliveriesOf(
+            source.next_number(), self.pool, LiteMessages(self, lite), start, source.limits
+        )
         self.deliveries[lite] = found
         self.pool.pay()
         return found

@@ -30,9 +30,9 @@ from ..messages.lite import LiteTopic
 from ..runtime import Clock, Runtime, Timer
 from ..sessions import AddressShares, LiteTaken, Reason, Refusal, Session
 from ..store.files import StoreFull
-from .deliveries import PopClient
 from .lite import LitePool, LiteSubscriber, Payer, is_lite_pool
 from .pools import Pools
+from .requests import PopClient
 
 log = structlog.get_logger("rocketlet.lite")
 

@@ -17,20 +17,10 @@ from ..messages.appender import Appender
 from ..messages.topics import Topics
 from ..runtime import Runtime
 from ..store.index import ConsumeQueue
-from .deliveries import (
-    TOPIC_MARK,
-    AckStatus,
-    Delivered,
-    Delivery,
-    Handle,
-    KeptQueue,
-    PopClient,
-    PopNumbers,
-    PopRequest,
-    decode_handle,
-)
+from .deliveries import Delivery, KeptQueue, PopNumbers
 from .lite import GroupLiteOffsets, LeftSubscribers, LiteOffsets, LitePool, LiteQueues, is_lite_pool
 from .pool import Pool, PoolOf, PoppedQueues, PoppingClients, QueueDeliveries, QueuePool, QueueSource, is_queue_pool
+from .requests import TOPIC_MARK, AckStatus, Delivered, Handle, PopClient, PopRequest, decode_handle
 
 log = structlog.get_logger("rocketlet.pops")
 

@@ -44,27 +44,24 @@ from ..runtime import Adoption, Arrivals, Clock, Job, Runtime, Timeouts, Timer, 
 from ..sessions import Reason, Recent, Refusal, Reports, Session
 from ..store.files import Damaged, StoreError, StoreFull
 from ..store.index import ConsumeQueue
-from .deliveries import (
-    AckStatus,
-    Changed,
-    Delivered,
-    Delivery,
-    DeliveryState,
-    KeptQueue,
-    PopAttempt,
-    PopClient,
-    PopRequest,
-    PopResult,
-    TakenDelivery,
-    Why,
-    encode_handle,
-)
+from .deliveries import Delivery, DeliveryState, KeptQueue, TakenDelivery
 from .division import Division
 from .journal import PopJournal
 from .lite import LitePool, is_lite_pool
 from .lite_subscriptions import LiteExpiry, LiteSubscriptions
 from .pool import Pool, QueueDeliveries, QueuePool, Receive, is_queue_pool
 from .pools import Pools
+from .requests import (
+    AckStatus,
+    Changed,
+    Delivered,
+    PopAttempt,
+    PopClient,
+    PopRequest,
+    PopResult,
+    Why,
+    encode_handle,
+)
 
 log = structlog.get_logger("rocketlet.pops")
 
@@ -672,7 +669,7 @@ class Pops:
         had_left = self._journal.lite_deleted(pool.group, lite)
         if (deliveries := pool.queues.deliveries.get(lite)) is not None:
             self._journal.ended(deliveries)
-            deliveries.end()
+            deliveries.pool.close(deliveries)
         if had_left or deliveries is not None:
             self._write_now()
         pool.queues.lite_deleted(lite)
@@ -723,7 +720,7 @@ class Pops:
         """Take a queue out of its pool. The group continues from its lowest unfinished offset."""
         self._writer.commit(deliveries)
         self._journal.yielded(deliveries, deliveries.committed, ahead)
-        deliveries.end()
+        deliveries.pool.close(deliveries)
 
     # Clients that are gone
 
@@ -891,7 +888,7 @@ class Pops:
             ended.append(self._ending(list(pool.waiting), why))
             for deliveries in list(pool.queues.opened()):
                 self._journal.ended(deliveries)
-                deliveries.end()
+                deliveries.pool.close(deliveries)
             if is_queue_pool(pool):
                 self.division.pool_deleted(pool)
             elif is_lite_pool(pool):

@@ -71,7 +71,10 @@ from ..config import (
 )
 from ..messages.lite import LiteTopic
 from ..messages.sending import GIVEN_UP
-from ..pops.deliveries import (
+from ..pops.lite import LiteLag, LitePool
+from ..pops.lite_subscriptions import LiteSync
+from ..pops.pool import Receive
+from ..pops.requests import (
     TOPIC_MARK,
     AckStatus,
     PopClient,
@@ -81,9 +84,6 @@ from ..pops.deliveries import (
     decode_handle,
     encode_handle,
 )
-from ..pops.lite import LiteLag, LitePool
-from ..pops.lite_subscriptions import LiteSync
-from ..pops.pool import Receive
 from ..store.index import ConsumeQueue
 from .connection import RemotingConnection
 from .responses import Buffer, Buffers, ResponseError, answer, answer_pieces, small

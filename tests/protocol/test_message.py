@@ -15,7 +15,7 @@ import orjson
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from rocketlet.broker.pops.deliveries import Handle, decode_handle, encode_handle
+from rocketlet.broker.pops.requests import Handle, decode_handle, encode_handle
 from rocketlet.protocol import message as m
 from rocketlet.protocol import properties as props
 from rocketlet.protocol.bodies import BodyError, finish

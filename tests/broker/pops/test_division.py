@@ -13,7 +13,7 @@ from typing import cast
 import pytest
 from rocketlet.broker.config import POOL_IDLE_S, POOL_LEAVE_S, POOL_SENT_BACK
 from rocketlet.broker.groups.reading import Read, ReadKind, Refuse, may_read
-from rocketlet.broker.pops.deliveries import AckStatus, PopClient, Why
+from rocketlet.broker.pops.requests import AckStatus, PopClient, Why
 from rocketlet.client import Consumer, Producer, SharedConsumer
 from rocketlet.client.admin.admin_client import AdminClient
 from rocketlet.client.admin.diagnosis import diagnose

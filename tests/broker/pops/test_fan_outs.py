@@ -10,10 +10,11 @@ from typing import Any, cast
 
 import pytest
 from rocketlet.broker.config import LIMITS, MAX_POP_MESSAGES, POSTPONED_AT_ONCE, STANDSTILL_S
-from rocketlet.broker.pops.deliveries import Delivery, DeliveryState, PopClient, PopResult, Why
+from rocketlet.broker.pops.deliveries import Delivery, DeliveryState
 from rocketlet.broker.pops.lite_subscriptions import LiteSync
 from rocketlet.broker.pops.pool import QueueDeliveries
 from rocketlet.broker.pops.pops import Deadlines, Pops
+from rocketlet.broker.pops.requests import PopClient, PopResult, Why
 from rocketlet.protocol.bodies import GroupConfig, finish
 from rocketlet.protocol.group_bodies import LiteAction
 

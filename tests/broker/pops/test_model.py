@@ -11,7 +11,8 @@ from pathlib import Path
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from rocketlet.broker.pops.deliveries import AckStatus, Delivered, DeliveryState, PopResult, Why
+from rocketlet.broker.pops.deliveries import DeliveryState
+from rocketlet.broker.pops.requests import AckStatus, Delivered, PopResult, Why
 from rocketlet.protocol.message import decode_record
 
 from ...support.examples import examples

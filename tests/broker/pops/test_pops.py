@@ -18,22 +18,12 @@ from rocketlet.broker.config import (
     BrokerConfig,
     Limits,
 )
-from rocketlet.broker.pops.deliveries import (
-    AckStatus,
-    Delivery,
-    JournalKey,
-    PopRequest,
-    PopResult,
-    Why,
-    ack,
-    base,
-    define,
-    pop,
-    replay,
-)
+from rocketlet.broker.pops.deliveries import Delivery, JournalKey
 from rocketlet.broker.pops.lite_subscriptions import LiteSync
 from rocketlet.broker.pops.pool import QueueDeliveries
 from rocketlet.broker.pops.pops import DeadLetterWriter
+from rocketlet.broker.pops.records import ack, base, define, pop, replay
+from rocketlet.broker.pops.requests import AckStatus, PopRequest, PopResult, Why
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.store import disk
 from rocketlet.protocol.bodies import GroupConfig, TopicConfig, finish

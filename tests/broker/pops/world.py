@@ -20,13 +20,13 @@ from rocketlet.broker.messages.appender import Appender
 from rocketlet.broker.messages.filters import Filters
 from rocketlet.broker.messages.lite import LiteChanges, LiteFile, LiteTopics
 from rocketlet.broker.messages.topics import Statistics, Topics
-from rocketlet.broker.pops.deliveries import AckStatus, PopClient, PopRequest, PopResult
 from rocketlet.broker.pops.division import Divided, Division, PopMember
 from rocketlet.broker.pops.journal import PopJournal
 from rocketlet.broker.pops.lite import LiteOffsets
 from rocketlet.broker.pops.pool import Receive
 from rocketlet.broker.pops.pools import Pools
 from rocketlet.broker.pops.pops import DeadLetterWriter, Pops
+from rocketlet.broker.pops.requests import AckStatus, PopClient, PopRequest, PopResult
 from rocketlet.broker.runtime import MovableClock, Runtime, Turns, run
 from rocketlet.broker.sessions import Event, GroupChanged, Session
 from rocketlet.broker.store.journals import Frames
