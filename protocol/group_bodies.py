@@ -91,14 +91,10 @@ def encode_lock_request(request: LockRequest) -> bytes:
 @reads("lock", LockShape)
 def decode_lock_request(data: LockShape) -> LockRequest:
     items = data.mq_set or ()
-    return LockRequest(
-        data.client_id,
-        data.consumer_group,
-        tuple(map(queue_of, items)),
-        bool(data.handover),
-        {queue_of(item): item.epoch for item in items if item.epoch is not None},
-        {queue_of(item): item.offset for item in items if item.offset is not None},
-    )
+    queues = tuple(map(queue_of, items))
+    epochs = {queue: item.epoch for queue, item in zip(queues, items, strict=True) if item.epoch is not None}
+    offsets = {queue: item.offset for queue, item in zip(queues, items, strict=True) if item.offset is not None}
+    return LockRequest(data.client_id, data.consumer_group, queues, bool(data.handover), epochs, offsets)
 
 
 def encode_locked(epochs: Mapping[Queue, int], offsets: Mapping[Queue, int] | None = None) -> bytes:
