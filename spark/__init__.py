@@ -38,7 +38,6 @@ from __future__ import annotations
 import atexit
 import importlib.metadata
 import importlib.util
-import json
 import pkgutil
 import shutil
 import sys
@@ -57,11 +56,11 @@ except ModuleNotFoundError as missing:
     found = importlib.util.find_spec("pyspark") and f", and this is {importlib.metadata.version('pyspark')}"
     raise ImportError(f"rocketlet.spark needs PySpark 4{found or ''}: pip install '.[spark]'") from missing
 
-from .checkpoint import group_of
+from .checkpoint import logged_offset
 from .config import HOLD_RENEWAL_S, STOP_POLL_INTERVAL_S, STOP_TIMEOUT_S
 from .driver import lag
-from .format import RocketletDataSource, lacking
-from .worker import degraded, uses_internals
+from .format import RocketletDataSource, lacking, with_ledger
+from .worker import degraded
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -82,12 +81,11 @@ def register(spark: SparkSession) -> None:
     slower or missing because internals of PySpark have changed.
 
     Raises:
-        RuntimeError: the session's workers cannot run the format, or an internal of PySpark is missing that it needs
+        RuntimeError: the session's workers cannot run the format
     """
-    lack = lacking()
-    for warning in [lack] if lack else degraded():
+    lack, context = lacking(), _context(spark)
+    for warning in [lack] if lack else degraded(context):
         warnings.warn(warning, stacklevel=2)
-    context = _context(spark)
     if context is None:  # Spark Connect: another machine runs the processes
         if not _is_found():
             spark.dataSource.register(RocketletDataSource)
@@ -96,11 +94,11 @@ def register(spark: SparkSession) -> None:
     if fault:
         raise RuntimeError(fault)
     if not lack:
-        _listen(spark, context)
+        _listen(spark)
     from .worker import fast_start
 
-    with fast_start(context, _ledgers[0].folder if _ledgers else None):
-        _make_known(spark)
+    with fast_start(context):
+        _make_known(spark, RocketletDataSource if lack else with_ledger(_ledgers[0]))
 
 
 def stop(query: StreamingQuery, timeout_s: float = STOP_TIMEOUT_S) -> None:
@@ -158,10 +156,9 @@ class _Hold:
 
     def renew(self) -> None:
         progress: Any = self._query.lastProgress
-        reported = json.loads(progress.json)["sources"] if progress else []
-        found = [group_of(source["endOffset"]) for source in reported]
-        groups = {group for group in found if group is not None}
-        self.is_passed = None in found and progress.batchId != getattr(self._begun, "batchId", None)
+        reported = [logged_offset(source.endOffset) for source in progress.sources] if progress else []
+        groups = {offset["$"]["group"] for offset in reported if offset is not None}
+        self.is_passed = None in reported and progress.batchId != getattr(self._begun, "batchId", None)
         now_s = time.monotonic()
         if groups == self._groups and now_s < self._renewed_s + HOLD_RENEWAL_S:
             return
@@ -180,16 +177,16 @@ class _Hold:
             self._ledger.release(group)
 
 
-def _make_known(spark: SparkSession) -> None:
+def _make_known(spark: SparkSession, source: type[RocketletDataSource]) -> None:
     """Register the format. Spark checks in the thread's active session whether the name is taken, and this may be
     another session."""
     try:
-        spark.dataSource.register(RocketletDataSource)
+        spark.dataSource.register(source)
     except AnalysisException as error:
         if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
             raise
         spark.createDataFrame([], "none STRING")  # makes this session the thread's active one
-        spark.dataSource.register(RocketletDataSource)
+        spark.dataSource.register(source)
 
 
 def _is_found() -> bool:
@@ -205,30 +202,28 @@ def _context(spark: SparkSession) -> SparkContext | None:
         return None
 
 
-def _listen(spark: SparkSession, context: SparkContext) -> None:
+def _listen(spark: SparkSession) -> None:
     """Record finished batches for the planners of this driver."""
     if spark in _listening:
         return
     from .driver import Ledger
+    from .listener import RocketletListener
 
-    with uses_internals():
-        from .listener import RocketletListener
     if not _ledgers:
         _ledgers.append(Ledger.create())
         atexit.register(_ledgers[0].remove)
-    listener: Any = RocketletListener(context, _ledgers[0])
-    with uses_internals():
-        spark.streams.addListener(listener)
+    spark.streams.addListener(RocketletListener(_ledgers[0]))
     _listening.add(spark)
 
 
 def _worker_fault(context: SparkContext) -> str | None:
     """Return the reason why this machine's workers would not find this package: their Python is missing, or is in another
     folder than this process's; otherwise None, as for workers of other machines whose Python is here, too."""
-    worker = shutil.which(context.pythonExec)
+    program = getattr(context, "pythonExec", sys.executable)
+    worker = shutil.which(program)
     if worker is None:
         return (
-            f"Spark would run {context.pythonExec} in the driver, too, where it is missing: the path of its Python is the "
+            f"Spark would run {program} in the driver, too, where it is missing: the path of its Python is the "
             "same everywhere. If an archive has it, unpack the archive in the folder of the job: tar xzf environment.tar.gz "
             "-C environment"
         )

@@ -103,16 +103,8 @@ def to_partitions(
     messages: Mapping[Queue, Fingerprint],
     columns: tuple[str, ...],
 ) -> list[InputPartition]:
-    """Divide ranges into tasks.
-
-    Args:
-        addresses: address of each queue's broker; a queue without an address is left out
-        options: options of the read
-        ranges: the range to read of each queue
-        marks: identities of the topics for which the ranges were planned
-        messages: fingerprints of the topics for which the ranges were planned
-        columns: columns of the rows
-    """
+    """Divide ranges into tasks. `marks` and `messages` identify the topics for which the ranges were planned. A queue
+    without an address of its broker is left out."""
     newest = {part_of(queue): (queue, message) for queue, message in messages.items()}
     spans = [
         QueueRange(

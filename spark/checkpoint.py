@@ -185,37 +185,23 @@ def from_offset(offset: Mapping[str, Any]) -> MicroBatch:
         messages = {Queue(*fields[:3]): Fingerprint(*fields[3:]) for fields in about.get("messages", ())}
         ends = {Queue(*fields[:3]): fields[3] for fields in about.get("ends", ())}
         kept = {name: value for name, value in about.items() if name in ("membership", "group", "rewound")}
-        ranges = _ranges(offset)
-        return MicroBatch(ranges, marks, messages=messages, start=_start(about, ranges), ends=ends, **kept)
+        start = about.get("start")
+        if start is not None:
+            queues = {(topic, broker_name): count for topic, broker_name, count in start["queues"]}
+            start = QueryStart(start["time_ms"], frozenset(start["brokers"]), queues)
+        return MicroBatch(_ranges(offset), marks, messages=messages, start=start, ends=ends, **kept)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"the checkpoint holds no offset of this source: {offset!r} ({error})") from None
 
 
-def _start(about: Mapping[str, Any], ranges: Ranges) -> QueryStart | None:
-    if "began_ms" in about:  # of an earlier release, which recorded the driver's time alone
-        # The ranges of a query without membership have all queues that it knew, so another one is later, whatever the
-        # driver's clock was
-        queues = {} if about.get("membership") else _counts(ranges)
-        return QueryStart(about["began_ms"], frozenset(broker_name for _, broker_name in queues), queues)
-    found = about.get("start")
-    if found is None:
+def logged_offset(text: str | None) -> dict[str, Any] | None:
+    """Return the offset in a query's progress; None if this is not an offset of this source."""
+    try:
+        offset = orjson.loads(text or "null")
+    except ValueError:  # of another source
         return None
-    queues = {(topic, broker_name): count for topic, broker_name, count in found["queues"]}
-    return QueryStart(found["time_ms"], frozenset(found["brokers"]), queues)
-
-
-def _counts(ranges: Ranges) -> dict[Part, int]:
-    counts: dict[Part, int] = {}
-    for queue in ranges:
-        counts[part_of(queue)] = max(counts.get(part_of(queue), 0), queue.queue_id + 1)
-    return counts
-
-
-def group_of(offset: Any) -> str | None:
-    """Return the group of a logged offset, which may be empty; None if this is not an offset of this source."""
-    about = offset.get(_ABOUT) if isinstance(offset, dict) else None
-    group = about.get("group") if isinstance(about, dict) else None
-    return group if isinstance(group, str) else None
+    is_own = isinstance(offset, dict) and isinstance(offset.get(_ABOUT), dict) and "group" in offset[_ABOUT]
+    return offset if is_own else None
 
 
 def _ranges(offset: Mapping[str, Any]) -> dict[Queue, Range]:
@@ -283,10 +269,7 @@ Ranges = Mapping[Queue, Range]
 
 
 def shared_out(
-    available: Ranges,
-    limit: float | None,
-    costs: Mapping[Queue, float] | None = None,
-    served_last: Queue | None = None,
+    available: Ranges, limit: float | None, costs: Mapping[Queue, float] | None = None, served_last: Queue | None = None
 ) -> dict[Queue, Range]:
     """Cut ranges to a limit. Each queue gets the same share of its range, and at least one message while the limit
     permits.

@@ -7,10 +7,11 @@ without a compiled module, each record is decoded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, cached_property
 from struct import Struct
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +28,8 @@ from .options import CREATE_TIME, canonical
 Array = Any  # numpy and Arrow arrays; Arrow ships no type stubs
 
 _SIZE: Final = Struct(">i")
+_KINDS: Final = (np.int64, np.int64, np.int64, np.int32, np.int32)  # of the fields of `Rows`, from offsets on
+MAP: Final = pa.map_(pa.string(), pa.string())
 HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
@@ -38,15 +41,23 @@ class TooLarge(MessageError):
         self.offset = offset
 
 
+@dataclass
 class Rows:
-    """Messages of a queue with offsets from `begin` up to `end` (exclusive).
+    """Decoded messages of a queue.
 
     Attributes:
+        data: the records
         offsets, born_ms, stored_ms, reconsume_times, sys_flags: fields of the records
         raw_bodies: the bodies as stored
+        texts: properties by name; null for a message that lacks it
+        headers: the user's properties in the form of Kafka's headers, null for a message without any; None if not needed
+        pairs: all properties as a map array; None if not needed
         unreadable: offsets of records that cannot be read, which are left out
+        tags: if not empty, only messages with one of these tags become rows
+        is_strict: True if a body that cannot be decompressed raises MessageError; False if it becomes null
     """
 
+    data: bytes
     queue: Queue
     offsets: Array
     born_ms: Array
@@ -54,27 +65,12 @@ class Rows:
     reconsume_times: Array
     sys_flags: Array
     raw_bodies: Array
+    texts: Mapping[str, Array]
+    headers: Array | None
+    pairs: Array | None
     unreadable: Sequence[int] = ()
     tags: Sequence[str] = ()
-    """If not empty, only messages with one of these tags become rows."""
-    is_strict = True
-    """True if a body that cannot be decompressed raises MessageError; False if it becomes null."""
-
-    def property(self, name: str) -> Array:
-        """Return a property of every message; null if the message lacks it."""
-        raise NotImplementedError
-
-    def as_headers(self) -> Array:
-        """Return the user's properties in the form of Kafka's headers; null for a message without any."""
-        raise NotImplementedError
-
-    def as_map(self) -> Array:
-        """Return all properties as a map array."""
-        raise NotImplementedError
-
-    def record(self, row: int) -> Record:
-        """Return the record of a row."""
-        raise NotImplementedError
+    is_strict: bool = True
 
     def batch(self, columns: Sequence[str]) -> pa.RecordBatch:
         """Return the columns as a batch. Raises MessageError, and TooLarge."""
@@ -82,7 +78,7 @@ class Rows:
         batch = pa.RecordBatch.from_arrays([make(self) for make in makers], schema=schema)
         if not self.tags:
             return batch
-        return batch.filter(pc.is_in(self.property(props.TAGS), pa.array(self.tags, pa.string())))
+        return batch.filter(pc.is_in(self.texts[props.TAGS], pa.array(self.tags, pa.string())))
 
     def repeated(self, value: Any) -> Array:
         return pa.repeat(value, len(self.offsets))
@@ -90,17 +86,18 @@ class Rows:
     def topics(self) -> Array:
         topics = self.repeated(self.queue.topic)
         if self.queue.topic.startswith(names.RETRY_PREFIX):
-            topics = pc.coalesce(self.property(props.RETRY_TOPIC), topics)
+            topics = pc.coalesce(self.texts[props.RETRY_TOPIC], topics)
         return topics
 
     def message_ids(self) -> Array:
         """Return the sender's unique keys, or the broker's offset ids of messages without one."""
-        keys = self.property(props.UNIQUE_KEY)
+        keys = self.texts[props.UNIQUE_KEY]
         if not keys.null_count:
             return keys
         missing = keys.is_null()
-        rows = np.flatnonzero(missing.to_numpy(zero_copy_only=False)).tolist()
-        ids = [self.record(row).offset_id for row in rows]
+        positions = {offset_in(self.data[at : at + FIXED_BYTES]): at for at in _walked(self.data)}
+        found = self.offsets[missing.to_numpy(zero_copy_only=False)].tolist()
+        ids = [decode_record(self.data, positions[offset], "replace").offset_id for offset in found]
         return pc.replace_with_mask(keys, missing, pa.array(ids, pa.string()))
 
     @cached_property
@@ -128,106 +125,6 @@ class Rows:
                     "set failOnDataLoss to false to get its row with a null body"
                 ) from None
             return None
-
-
-class SliceRows(Rows):
-    """Rows that the compiled module has decoded.
-
-    Args:
-        found: the columns of the records; with pairs of all properties if those are needed
-        headers: the columns with pairs of the user's properties; None if those are not needed
-        texts: names of the properties that `found` has as columns
-    """
-
-    def __init__(
-        self, data: bytes, queue: Queue, texts: Sequence[str], found: fast.Slice, headers: fast.Slice | None
-    ) -> None:
-        self._data = data
-        self._pairs = found.pairs
-        self._headers = found.pairs if headers is None else headers.pairs
-        self._columns = dict(zip(texts, found.columns, strict=True))
-        self.queue = queue
-        self.offsets = np.frombuffer(found.offsets, np.int64)
-        self.born_ms = np.frombuffer(found.born_ms, np.int64)
-        self.stored_ms = np.frombuffer(found.stored_ms, np.int64)
-        self.reconsume_times = np.frombuffer(found.reconsume_times, np.int32)
-        self.sys_flags = np.frombuffer(found.sys_flags, np.int32)
-        self.raw_bodies = _array(pa.binary(), len(self.offsets), None, *found.bodies)
-
-    def property(self, name: str) -> Array:
-        count, valid, ends, data = self._columns[name]
-        return _array(pa.string(), len(self.offsets), None if count == len(self.offsets) else valid, ends, data)
-
-    def as_headers(self) -> Array:
-        count, valid, at, *texts = self._headers
-        if not count:
-            return pa.nulls(len(self.offsets), HEADERS)
-        found = _array(pa.string(), count, None, *texts[:2]), _array(pa.binary(), count, None, *texts[2:])
-        pairs = pa.StructArray.from_arrays(found, ["key", "value"])
-        return _array(HEADERS, len(self.offsets), valid, at, children=[pairs])
-
-    def as_map(self) -> Array:
-        count, _, at, *texts = self._pairs
-        keys, values = (_array(pa.string(), count, None, *pair) for pair in (texts[:2], texts[2:]))
-        return pa.MapArray.from_arrays(_array(pa.int32(), len(self.offsets) + 1, None, at), keys, values)
-
-    @cached_property
-    def _positions(self) -> dict[int, int]:
-        return {offset_in(self._data[at : at + FIXED_BYTES]): at for at in _walked(self._data)}
-
-    def record(self, row: int) -> Record:
-        return decode_record(self._data, self._positions[int(self.offsets[row])], "replace")
-
-
-class RecordRows(Rows):
-    """Rows of records that are decoded one by one.
-
-    Args:
-        data: records of one or more pull responses
-        queue: the queue
-        begin: first offset
-        end: offset after the last one
-    Raises:
-        MessageError: the bytes are not records
-    """
-
-    def __init__(self, data: bytes, queue: Queue, begin: int, end: int) -> None:
-        self._records: list[Record] = []
-        self.unreadable = unreadable = []
-        for at in _walked(data):
-            offset = offset_in(data[at : at + FIXED_BYTES])
-            if begin <= offset < end:
-                try:
-                    self._records.append(decode_record(data, at, "replace"))
-                except MessageError:
-                    unreadable.append(offset)
-        self.queue = queue
-        self.offsets = np.array([record.queue_offset for record in self._records], np.int64)
-        self.born_ms = np.array([record.born_ms for record in self._records], np.int64)
-        self.stored_ms = np.array([record.store_ms for record in self._records], np.int64)
-        self.reconsume_times = np.array([record.reconsume_times for record in self._records], np.int32)
-        self.sys_flags = np.array([record.sys_flag for record in self._records], np.int32)
-        self.raw_bodies = pa.array([record.body for record in self._records], pa.binary())
-
-    @cached_property
-    def _properties(self) -> list[dict[str, str]]:
-        return [props.decode(record.properties) for record in self._records]
-
-    def property(self, name: str) -> Array:
-        return pa.array([found.get(name) for found in self._properties], pa.string())
-
-    def as_headers(self) -> Array:
-        users = [
-            [(name, value.encode()) for name, value in found.items() if name not in props.RESERVED]
-            for found in self._properties
-        ]
-        return pa.array([[{"key": name, "value": value} for name, value in pairs] or None for pairs in users], HEADERS)
-
-    def as_map(self) -> Array:
-        return pa.array([list(found.items()) for found in self._properties], pa.map_(pa.string(), pa.string()))
-
-    def record(self, row: int) -> Record:
-        return self._records[row]
 
 
 def _walked(data: bytes) -> list[int]:
@@ -260,39 +157,107 @@ def rows_of(
     tags: Sequence[str] = (),
     strict: bool = True,
 ) -> Rows:
-    """Return the rows for a batch of these columns, decoded by the compiled module unless it declines.
-
-    Args:
-        data: records of one or more pull responses
-        queue: the queue
-        begin: first offset
-        end: offset after the last one
-        columns: columns of the batch
-        tags: if not empty, only messages with one of these tags become rows
-        strict: True if a body that cannot be decompressed raises MessageError; False if it becomes null
-    Raises:
-        MessageError: the bytes are not records
-    """
-    rows = _decoded(data, queue, begin, end, columns, tags) or RecordRows(data, queue, begin, end)
+    """Return the rows with offsets from `begin` to `end` (exclusive) for a batch of these columns, decoded by the compiled
+    module unless it declines. Raises MessageError if the bytes are not records."""
+    needed = needed_for(queue, columns, tags)
+    rows = compiled_rows(data, queue, begin, end, needed) or record_rows(data, queue, begin, end, needed)
     rows.tags, rows.is_strict = tags, strict
     return rows
 
 
-def _decoded(
-    data: bytes, queue: Queue, begin: int, end: int, columns: Sequence[str], tags: Sequence[str]
-) -> SliceRows | None:
-    needed = {canonical(name) for name in columns}  # Spark keeps the letter case of a user's schema
+class Needed(NamedTuple):
+    """What columns need of the properties: the texts of some names, and pairs of the user's or of all."""
+
+    texts: tuple[str, ...]
+    headers: bool
+    pairs: bool
+
+
+def needed_for(queue: Queue, columns: Sequence[str], tags: Sequence[str] = ()) -> Needed:
+    """Return what a batch of these columns needs."""
+    found = {canonical(name) for name in columns}  # Spark keeps the letter case of a user's schema
     if tags:
-        needed.add("tags")
+        found.add("tags")
     is_retry = queue.topic.startswith(names.RETRY_PREFIX)
-    wanted = {_PROPERTIES[name] for name in needed if name in _PROPERTIES and (name != "topic" or is_retry)}
-    texts = tuple(name.encode() for name in wanted)
-    skipped = () if "properties" in needed else _RESERVED if "headers" in needed else None
-    found = fast.decode_slice(data, begin, end, texts, skipped)
-    headers = None
-    if found is not None and {"headers", "properties"} <= needed:
-        headers = fast.decode_slice(data, begin, end, (), _RESERVED)
-    return None if found is None else SliceRows(data, queue, tuple(wanted), found, headers)
+    texts = {_PROPERTIES[name] for name in found if name in _PROPERTIES and (name != "topic" or is_retry)}
+    return Needed(tuple(texts), "headers" in found, "properties" in found)
+
+
+def compiled_rows(data: bytes, queue: Queue, begin: int, end: int, needed: Needed) -> Rows | None:
+    """Return the rows as the compiled module decodes them; None if it declines."""
+    skipped = () if needed.pairs else _RESERVED if needed.headers else None
+    found = fast.decode_slice(data, begin, end, tuple(name.encode() for name in needed.texts), skipped)
+    users = fast.decode_slice(data, begin, end, (), _RESERVED) if needed.headers and needed.pairs else found
+    if found is None or users is None:
+        return None
+    numbers = (found.offsets, found.born_ms, found.stored_ms, found.reconsume_times, found.sys_flags)
+    texts = {
+        name: _array(pa.string(), found.rows, None if count == found.rows else valid, *text)
+        for name, (count, valid, *text) in zip(needed.texts, found.columns, strict=True)
+    }
+    offsets, born, stored, times, flags = (np.frombuffer(*each) for each in zip(numbers, _KINDS, strict=True))
+    return Rows(
+        data,
+        queue,
+        offsets,
+        born,
+        stored,
+        times,
+        flags,
+        _array(pa.binary(), found.rows, None, *found.bodies),
+        texts,
+        _header_column(users) if needed.headers else None,
+        _map_column(found) if needed.pairs else None,
+    )
+
+
+def _header_column(found: fast.Slice) -> Array:
+    count, valid, at, *texts = found.pairs
+    if not count:
+        return pa.nulls(found.rows, HEADERS)
+    pairs = _array(pa.string(), count, None, *texts[:2]), _array(pa.binary(), count, None, *texts[2:])
+    return _array(HEADERS, found.rows, valid, at, children=[pa.StructArray.from_arrays(pairs, ["key", "value"])])
+
+
+def _map_column(found: fast.Slice) -> Array:
+    count, _, at, *texts = found.pairs
+    keys, values = (_array(pa.string(), count, None, *pair) for pair in (texts[:2], texts[2:]))
+    return pa.MapArray.from_arrays(_array(pa.int32(), found.rows + 1, None, at), keys, values)
+
+
+def record_rows(data: bytes, queue: Queue, begin: int, end: int, needed: Needed) -> Rows:
+    """Return the rows, decoded record by record. Raises MessageError if the bytes are not records."""
+    records: list[Record] = []
+    unreadable: list[int] = []
+    for at in _walked(data):
+        offset = offset_in(data[at : at + FIXED_BYTES])
+        if begin <= offset < end:
+            try:
+                records.append(decode_record(data, at, "replace"))
+            except MessageError:
+                unreadable.append(offset)
+    numbers = [(r.queue_offset, r.born_ms, r.store_ms, r.reconsume_times, r.sys_flag) for r in records]
+    properties = [props.decode(record.properties) for record in records] if any(needed) else []
+    users = [
+        [{"key": name, "value": value.encode()} for name, value in found.items() if name not in props.RESERVED] or None
+        for found in (properties if needed.headers else ())
+    ]
+    columns = ([fields[at] for fields in numbers] for at in range(len(_KINDS)))
+    offsets, born, stored, times, flags = (np.array(*each) for each in zip(columns, _KINDS, strict=True))
+    return Rows(
+        data,
+        queue,
+        offsets,
+        born,
+        stored,
+        times,
+        flags,
+        pa.array([record.body for record in records], pa.binary()),
+        {name: pa.array([found.get(name) for found in properties], pa.string()) for name in needed.texts},
+        pa.array(users, HEADERS) if needed.headers else None,
+        pa.array([list(found.items()) for found in properties], MAP) if needed.pairs else None,
+        unreadable,
+    )
 
 
 def _words(texts: Array) -> Array:
@@ -316,20 +281,20 @@ _COLUMNS: Final[dict[str, tuple[Any, Callable[[Rows], Array]]]] = {
     "queueId": (_INT, lambda rows: rows.repeated(pa.scalar(rows.queue.queue_id, _INT))),
     "queueOffset": (pa.int64(), lambda rows: pa.array(rows.offsets)),
     "messageId": (pa.string(), Rows.message_ids),
-    "keys": (pa.list_(pa.string()), lambda rows: _words(rows.property(props.KEYS))),
-    "tags": (pa.string(), lambda rows: rows.property(props.TAGS)),
+    "keys": (pa.list_(pa.string()), lambda rows: _words(rows.texts[props.KEYS])),
+    "tags": (pa.string(), lambda rows: rows.texts[props.TAGS]),
     "body": (pa.binary(), lambda rows: rows.bodies),
     "bornTime": (_TIME, lambda rows: _times(rows.born_ms)),
     "storeTime": (_TIME, lambda rows: _times(rows.stored_ms)),
     "reconsumeTimes": (_INT, lambda rows: pa.array(rows.reconsume_times)),
-    "properties": (pa.map_(pa.string(), pa.string()), lambda rows: rows.as_map()),
-    "key": (pa.binary(), lambda rows: rows.property(props.KEYS).cast(pa.binary())),
+    "properties": (MAP, lambda rows: rows.pairs),
+    "key": (pa.binary(), lambda rows: rows.texts[props.KEYS].cast(pa.binary())),
     "value": (pa.binary(), lambda rows: rows.bodies),
     "partition": (_INT, lambda rows: rows.repeated(pa.scalar(rows.queue.queue_id, _INT))),
     "offset": (pa.int64(), lambda rows: pa.array(rows.offsets)),
     "timestamp": (_TIME, lambda rows: _times(rows.born_ms)),
     "timestampType": (_INT, lambda rows: rows.repeated(pa.scalar(CREATE_TIME, _INT))),
-    "headers": (HEADERS, lambda rows: rows.as_headers()),
+    "headers": (HEADERS, lambda rows: rows.headers),
 }
 """Arrow type of each column, and the function that makes the column."""
 _PROPERTIES: Final = {

@@ -1,23 +1,16 @@
-"""Data loss: errors and warnings."""
+"""Data loss: errors and warnings for an offset that is no longer in its queue, and for a queue that has no route any more."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..client.errors import (
-    RocketletError,
-    get_logger,
-)
+from ..client.errors import RocketletError, get_logger
 from ..protocol import names
 from ..protocol.names import Queue, counted
 from .extents import Extent
 from .worker import DataLossError
 
 log = get_logger("rocketlet.spark")
-
-
-# ------------------------------------------------------------------------------
-# Data loss: an offset that is no longer in its queue, or a queue that has no route any more.
 
 
 MOVED = (

@@ -19,7 +19,7 @@ from ..client.errors import RocketletError, get_logger
 from ..protocol.names import Queue
 from .checkpoint import from_offset
 from .config import HOLD_S, LEDGER_AGE_S, LEDGER_POLL_INTERVAL_S
-from .worker import LEDGER_VARIABLE, UPDATE, is_sparks_process
+from .worker import UPDATE, is_sparks_process
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryProgress
@@ -32,11 +32,11 @@ log = get_logger("rocketlet.spark")
 #
 # Spark reports the end of a batch to a Python source only when it requests the next batch, and therefore never reports
 # the last batch of a query that is stopped. A listener in the driver's own Python process is notified when a batch has
-# ended, and records the batch in a folder that the driver creates and the planner reads. The planner's process finds the
-# folder by a variable in its environment (`fast_start` in `worker.py`). Whoever writes creates a missing folder, because
-# programs that clean the temporary folder may delete it. The planner of a stopped query reads the ledger before it leaves
-# the group. There is one file for each source of each run of a query, because several queries of a driver, or several
-# sources of one query, may be members of the same group.
+# ended, and records the batch in a folder that the driver creates and the planner reads. The data source that `register`
+# registers has the path of the folder. Whoever writes creates a missing folder, because programs that clean the temporary
+# folder may delete it. The planner of a stopped query reads the ledger before it leaves the group. There is one file for
+# each source of each run of a query, because several queries of a driver, or several sources of one query, may be members
+# of the same group.
 
 
 PREFIX: Final = "rocketlet-spark-"
@@ -63,12 +63,6 @@ class Ledger:
                 shutil.rmtree(folder, ignore_errors=True)
         return cls(Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-{_started(os.getpid())}-")))
 
-    @classmethod
-    def find(cls) -> Ledger | None:
-        """Return the ledger of the driver that has started this process; None if the driver has created no ledger."""
-        folder = os.environ.get(LEDGER_VARIABLE)
-        return cls(Path(folder)) if folder else None
-
     def remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -91,15 +85,8 @@ class Ledger:
         return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
 
     def record(self, group: str, run: str, source: int, offset: dict[str, Any], *, has_ended: bool = False) -> None:
-        """Record the newest finished offset of a source.
-
-        Args:
-            group: group of the source
-            run: Spark's run id of the query
-            source: index of the source in the query
-            offset: the end of the finished batch
-            has_ended: True if the run has ended, so that no further offset follows
-        """
+        """Record the newest finished offset of a source, by its index in a run of a query. `has_ended` is True if no further
+        offset follows."""
         path = self._path(f"{_prefix(group)}{run}-{source}.json")
         new = path.with_suffix(".new")
         new.write_text(json.dumps([offset, has_ended]))
@@ -240,13 +227,14 @@ class PlannerKilled(RocketletError):
     """The planner's process was killed while the query ran."""
 
 
-def fork_planner() -> None:
+def fork_planner(ledger: Ledger | None) -> None:
     """Fork, and return in the child. The parent waits for the child, and exits with its exit code.
 
     Do nothing outside of Spark's processes, and without os.fork. Raises PlannerKilled in the parent if the child is killed.
+    With a ledger, Spark has started this process: log a warning if that is not recognized.
     """
     if not is_sparks_process():
-        if LEDGER_VARIABLE in os.environ:
+        if ledger is not None:
             log.warning("process_unknown", effect="a query that is stopped does not commit its last batch", hint=UPDATE)
         return
     if hasattr(os, "fork"):
@@ -283,8 +271,7 @@ def lag(progress: StreamingQueryProgress) -> dict[Queue, int]:
     found: dict[Queue, int] = {}
     for source in progress.sources:
         try:
-            latest = json.loads(source.latestOffset or "null")
-            ranges = from_offset(latest["offsets"]).ranges
+            ranges = from_offset(json.loads(source.latestOffset or "null")["offsets"]).ranges
         except (KeyError, TypeError, ValueError):
             continue  # from another source
         found |= {queue: end - planned for queue, (planned, end) in ranges.items()}

@@ -1,4 +1,11 @@
-"""The offsets that queues hold, and the identities of their topics, as brokers return them."""
+"""The offsets that queues hold, and the identities of their topics, as brokers return them.
+
+Requests for the first and last offsets of queues and for the identities of their topics (GET_QUEUE_OFFSETS): one request
+for up to `MAX_TOPICS_ASKED` topics of a broker.
+
+An Apache broker, which does not support this request, gets one request for the statistics of each topic, all
+concurrently. Where the statistics leave out a queue, the offsets of this queue are requested separately.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +15,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..client.config import OFFSET_TIMEOUT_S
-from ..client.errors import (
-    BrokerRefused,
-    ConnectionFailed,
-    RequestTimeout,
-    get_logger,
-)
+from ..client.errors import BrokerRefused, ConnectionFailed, RequestTimeout, get_logger
 from ..client.wire.cluster import ClusterView, by_broker, pull_header
 from ..client.wire.connection import Connection, body_of, header_of
 from ..protocol.admin_bodies import decode_topic_stats
@@ -27,14 +29,6 @@ from ..protocol.names import TOOLS_GROUP, Queue, Subscription
 from .checkpoint import UNMARKED, Fingerprint, Part, TopicSnapshot, part_of
 
 log = get_logger("rocketlet.spark")
-
-
-# ------------------------------------------------------------------------------
-# Requests for the first and last offsets of queues and for the identities of their topics (GET_QUEUE_OFFSETS): one request
-# for up to `MAX_TOPICS_ASKED` topics of a broker.
-#
-# An Apache broker, which does not support this request, gets one request for the statistics of each topic, all
-# concurrently. Where the statistics leave out a queue, the offsets of this queue are requested separately.
 
 
 class Extent(NamedTuple):

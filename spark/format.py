@@ -17,6 +17,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from ..client.errors import ConfigError
+from .driver import Ledger
 from .options import batch_options, chosen, columns, schema_of, write_options
 from .worker import PUSHDOWN, plainly, version
 
@@ -24,6 +25,9 @@ from .worker import PUSHDOWN, plainly, version
 class RocketletDataSource(DataSource):
     """The data source of `format("rocketlet")`, for `readStream`, `read`, `writeStream` and `write`. `options.py` has
     its options."""
+
+    ledger: Ledger | None = None
+    """The ledger of a driver that has called `register`."""
 
     @classmethod
     def name(cls) -> str:
@@ -40,7 +44,7 @@ class RocketletDataSource(DataSource):
             return _RejectingReader(lack)
         from .source import RocketletStreamReader
 
-        return RocketletStreamReader(self.options, schema)
+        return RocketletStreamReader(self.options, schema, self.ledger)
 
     @plainly()
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -73,6 +77,16 @@ class RocketletDataSource(DataSource):
         options = write_options(self.options)
         check_columns(schema, options)
         return RocketletWriter(options)
+
+
+def with_ledger(ledger: Ledger) -> type[RocketletDataSource]:
+    """Return the data source for queries of the driver that has this ledger. PySpark pickles the class with its
+    attributes, because no module has it."""
+
+    class RegisteredDataSource(RocketletDataSource): ...
+
+    RegisteredDataSource.ledger = ledger
+    return RegisteredDataSource
 
 
 class _RejectingReader(DataSourceStreamReader):

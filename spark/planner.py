@@ -22,9 +22,11 @@ from .config import CALL_TIMEOUT_S, IDLE_INTERVAL_S, LEDGER_SILENCE_S, LEDGER_WA
 from .data_loss import gone, other_cluster, outside, recreated, unrouted
 from .driver import Ledger
 from .extents import BrokerOffsets
-from .options import ReadOptions
+from .member import QueryMember
+from .options import StreamOptions
 from .patience import FailureTimeout
 from .queues import Course, OwnedQueues
+from .standalone import Standalone
 from .view import View
 from .worker import UPDATE
 
@@ -46,31 +48,29 @@ class Planner:
 
     def __init__(
         self,
-        share: OwnedQueues,
-        options: ReadOptions,
-        resumed: MicroBatch,
+        options: StreamOptions,
+        resumed: MicroBatch = EMPTY,
         *,
         is_unfinished: bool = False,
         ledger: Ledger | None = None,
-        min_rows: int = 0,
-        max_delay_s: float = 0.0,
     ) -> None:
         """Start the planner's thread, and connect.
 
         Args:
-            share: the queues that the query reads
             options: options of the query
             resumed: newest batch in the checkpoint; empty in a new query
             is_unfinished: True if Spark runs the resumed batch again
             ledger: where the driver records finished batches; None if the driver records none
-            min_rows: minimum messages in a batch, except in the first one and in a query that ends on its own
-            max_delay_s: maximum time to wait for `min_rows`
         """
-        self.share = share
+        self.share: OwnedQueues = (
+            QueryMember(options, resumed, is_unfinished=is_unfinished)
+            if options.membership
+            else Standalone(options.read, resumed)
+        )
         """The queues that the query reads."""
-        self._options = options
-        self._min_rows = min_rows
-        self._max_delay_s = max_delay_s
+        self._options = options.read
+        self._min_rows = options.min_rows
+        self._max_delay_s = options.max_delay_s
         self._planned_s: float | None = None
         self._course = Course.after(resumed)
         # The first batch is planned even if it is empty, so that the checkpoint holds the start of the query.
@@ -83,13 +83,13 @@ class Planner:
         self._batch = EMPTY
         self._running = resumed if is_unfinished else EMPTY
         self._done = EMPTY
-        self._ledger = ledger if share.is_member else None
+        self._ledger = ledger if options.membership else None
         self._first_finished_s = 0.0
         self._has_warned = False
         self._watching: asyncio.Task[None] | None = None
         self._targets: dict[Queue, int] | None = None
         self._idle_until_s = 0.0
-        self._failing = FailureTimeout(options.poll_timeout_s)
+        self._failing = FailureTimeout(options.read.poll_timeout_s)
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="rocketlet planner", daemon=True)
         self._thread.start()
@@ -155,11 +155,6 @@ class Planner:
                 return planned
             if failing.is_over():
                 raise unread[min(unread)]
-
-    @property
-    def marks(self) -> Mapping[Part, TopicSnapshot]:
-        """Marks by which the topics are recognized."""
-        return self._course.marks
 
     @property
     def planned(self) -> MicroBatch | None:

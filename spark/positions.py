@@ -1,4 +1,4 @@
-"""Positions in options."""
+"""Positions in options: check that the queues have them, and resolve them to offsets."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 
 from ..client.config import At
-from ..client.errors import (
-    ConfigError,
-    get_logger,
-)
+from ..client.errors import ConfigError, get_logger
 from ..client.member.offsets import GroupOffsets, begin_offset
 from ..protocol.names import Queue
 from .extents import BrokerOffsets
@@ -17,10 +14,6 @@ from .options import StartingOffsets, StartPlace
 from .view import View
 
 log = get_logger("rocketlet.spark")
-
-
-# ------------------------------------------------------------------------------
-# Positions in options: check that the queues have them, and resolve them to offsets.
 
 
 def check_named(position: StartingOffsets, queues: set[Queue]) -> None:

@@ -1,4 +1,9 @@
-"""The sinks: rows become messages, for batch and streaming writes."""
+"""The sinks: rows become messages, for batch and streaming writes.
+
+Each row of a write that succeeds is stored at least once, and possibly several times, because a task that Spark retries, or a
+batch that a restarted query runs again, sends its rows again. Rows with a messageId keep their id, so that readers can
+recognize duplicates.
+"""
 
 from __future__ import annotations
 
@@ -38,18 +43,12 @@ from .worker import plainly
 log = get_logger("rocketlet.spark")
 
 
-# ------------------------------------------------------------------------------
-# Rows as messages, for `write`; `stream_sink.py` uses the same functions for `writeStream`.
-#
-# Each row of a write that succeeds is stored at least once, and possibly several times, because a task that Spark retries,
-# or a batch that a restarted query runs again, sends its rows again. Rows with a messageId keep their id, so that readers
-# can recognize duplicates.
-
-
 T = TypeVar("T")
 Array = Any  # numpy arrays
 Target = tuple[str, Queue | None]
 """A topic, and the queue if the row chooses one."""
+Messages = Sequence[WriterCommitMessage | None]
+RESENT: Final = "rows that were sent stay stored, and a further attempt sends them again"
 Work = Callable[[], Coroutine[Any, Any, None]]
 _PASSING: Final = (ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE)
 
@@ -64,8 +63,8 @@ class Sent(WriterCommitMessage):
     """Number of rows among them that were sent to the topic of illegal rows."""
 
 
-class RocketletWriter(DataSourceArrowWriter):
-    """Writer of `write`."""
+class RowWriter:
+    """What the writers of `write` and `writeStream` share."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
@@ -75,19 +74,18 @@ class RocketletWriter(DataSourceArrowWriter):
         with plainly():
             return send_all(self._options, iterator)
 
-    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+
+class RocketletWriter(RowWriter, DataSourceArrowWriter):
+    """Writer of `write`."""
+
+    def commit(self, messages: Messages) -> None:
         log.info("rows_written", **total(messages))
 
-    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Log the failure. Messages that tasks have sent stay stored."""
-        log.warning(
-            "write_failed",
-            **total(messages),
-            hint="rows that were sent stay stored, and a further attempt sends them again",
-        )
+    def abort(self, messages: Messages) -> None:
+        log.warning("write_failed", **total(messages), hint=RESENT)
 
 
-def total(messages: Sequence[WriterCommitMessage | None]) -> dict[str, int]:
+def total(messages: Messages) -> dict[str, int]:
     """Return the totals of all tasks, for the log."""
     sent = [message for message in messages if isinstance(message, Sent)]
     return {

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from .planner import Planner
-    from .queues import OwnedQueues
     from .reading import Task
 
 log = get_logger("rocketlet.spark")
@@ -112,7 +111,7 @@ def _read(task: Task) -> list[pa.RecordBatch] | None:
 class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reader of `readStream`. The reader plans batches in the driver and reads rows on executors."""
 
-    def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
+    def __init__(self, given: Mapping[str, str], schema: StructType, ledger: Ledger | None = None) -> None:
         """Keep the options as they are.
 
         Options are parsed when Spark calls the first method, because Spark reports errors of the constructor with a
@@ -121,12 +120,12 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._given = dict(given)
         self._schema = schema
         self._planner: Planner | None = None
-        self._ledger: Ledger | None = None
+        self.ledger = ledger
         self._is_bounded = False
         self._rows: list[pa.RecordBatch] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_planner": None, "_ledger": None}
+        return {**vars(self), "_planner": None}
 
     @cached_property
     def _prefetch(self) -> Prefetch:
@@ -154,17 +153,18 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if self._planner is None:
             options = self._options
             check_resumed(resumed, options)
-            fork_planner()
+            fork_planner(self.ledger)
             warn_of_slow_start()
-            self._ledger = Ledger.find()
-            if self._ledger is not None:
-                self._ledger.forget(options.read.group)
+            if self.ledger is not None:
+                self.ledger.forget(options.read.group)
             elif options.membership:
                 effect = "finished batches are committed for the group only at the next trigger, and never after query.stop()"
                 log.warning(
                     "driver_not_registered", effect=effect, hint="call rocketlet.spark.register(spark) in the driver"
                 )
-            self._planner = make_planner(options, resumed, is_unfinished, self._ledger)
+            from .planner import Planner
+
+            self._planner = Planner(options, resumed, is_unfinished=is_unfinished, ledger=self.ledger)
             if self._is_bounded:
                 self._planner.set_targets()
         return self._planner
@@ -186,7 +186,7 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         finished = from_offset(start)
         planner = self._opened(finished)
         planner.finish(finished)
-        if self._ledger is not None and self._ledger.is_held(self._options.read.group):
+        if self.ledger is not None and self.ledger.is_held(self._options.read.group):
             return dict(start)
         if isinstance(limit, ReadAllAvailable):
             planned = planner.plan()
@@ -260,7 +260,7 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def _finish_last(self, planner: Planner) -> None:
         """Commit the last batch of a member if the ledger reports that Spark has finished it. No later trigger follows that
         could report this."""
-        planned, ledger, options = planner.planned, self._ledger, self._options
+        planned, ledger, options = planner.planned, self.ledger, self._options
         if planned is None or ledger is None or not options.membership:
             return
         if ledger.wait_finished(options.read.group, to_offset(planned), to_offset(planner.done), END_TIMEOUT_S):
@@ -308,28 +308,3 @@ class _WithRows(RocketletStreamReader, SimpleReader):  # type: ignore[misc]
         self.__class__ = RocketletStreamReader  # type: ignore[assignment]
         rows, self._rows = self._rows, None
         return None if rows is None else iter(rows)
-
-
-def make_planner(
-    options: StreamOptions, resumed: MicroBatch, is_unfinished: bool = False, ledger: Ledger | None = None
-) -> Planner:
-    from .planner import Planner
-
-    share: OwnedQueues
-    if options.membership:
-        from .member import QueryMember
-
-        share = QueryMember(options, resumed, is_unfinished=is_unfinished)
-    else:
-        from .standalone import Standalone
-
-        share = Standalone(options.read, resumed)
-    return Planner(
-        share,
-        options.read,
-        resumed,
-        is_unfinished=is_unfinished,
-        ledger=ledger,
-        min_rows=options.min_rows,
-        max_delay_s=options.max_delay_s,
-    )

@@ -30,23 +30,13 @@ from ..protocol.codes import RequestCode, ResponseCode
 from ..protocol.headers import PullMessageResult
 from ..protocol.names import Queue
 from .checkpoint import QueryStart, part_of
-from .config import (
-    DISCOVERY_INTERVAL_S,
-    NEW_QUEUES_S,
-    ROUTE_RETRY_S,
-    SAMPLE_MESSAGES,
-    TOPIC_TIMEOUT_S,
-)
+from .config import DISCOVERY_INTERVAL_S, NEW_QUEUES_S, ROUTE_RETRY_S, SAMPLE_MESSAGES, TOPIC_TIMEOUT_S
 from .data_loss import retired
 from .extents import NOTHING, BrokerOffsets, Extents
 from .options import ReadOptions
 from .patience import FailureTimeout
 
 log = get_logger("rocketlet.spark")
-
-
-# ------------------------------------------------------------------------------
-# The topics of a query, their queues and brokers, and the offsets that the queues hold.
 
 
 class View:

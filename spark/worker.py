@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final
 
 import pyspark
@@ -26,19 +25,18 @@ log = get_logger("rocketlet.spark")
 
 
 _FOLDER = str(Path(__file__).with_name("start"))
-LEDGER_VARIABLE: Final = "ROCKETLET_SPARK_LEDGER"
-"""Environment variable with the folder of the driver's ledger."""
 
 
 @contextmanager
-def fast_start(context: SparkContext, ledger: Path | None = None) -> Iterator[None]:
-    """Let the processes of functions that are registered within this context start fast, and find a ledger. Processes of
-    other functions are not affected."""
-    with uses_internals():
-        before = context.environment
+def fast_start(context: SparkContext) -> Iterator[None]:
+    """Let the processes of functions that are registered within this context start fast. Processes of other functions are
+    not affected."""
+    if not hasattr(context, "environment"):  # `degraded` reports that
+        yield
+        return
+    before = context.environment
     path = filter(None, ("" if _is_zipped() else _FOLDER, before.get("PYTHONPATH")))
-    found = {} if ledger is None else {LEDGER_VARIABLE: str(ledger)}
-    context.environment = {**before, **found, "PYTHONPATH": os.pathsep.join(path)}
+    context.environment = {**before, "PYTHONPATH": os.pathsep.join(path)}
     try:
         yield
     finally:
@@ -93,8 +91,7 @@ def plainly() -> Iterator[None]:
 
 
 # ------------------------------------------------------------------------------
-# PySpark's internals. Those without which the format does not work raise an error in `register`; without the others
-# something is slower or missing, which `register` reports.
+# PySpark's internals. Without one of them something is slower or missing, which `register` reports.
 
 
 SimpleReader: Any = object  # the class by which Spark recognizes a reader that has rows; `object` if there is none
@@ -108,11 +105,19 @@ def version() -> tuple[int, ...]:
     return tuple(int(part) for part in pyspark.__version__.split(".")[:2])
 
 
-def degraded() -> list[str]:
-    """Return what is slower or missing because this PySpark is newer than those that were tested, or has changed."""
+def degraded(context: SparkContext | None) -> list[str]:
+    """Return what is slower or missing because this PySpark is newer than those that were tested, or has changed.
+
+    Args:
+        context: the context of the session; None with Spark Connect
+    """
     found = []
     if version() > NEWEST:
         found.append(f"PySpark {pyspark.__version__} is newer than {KNOWN}, which rocketlet was tested with: {UPDATE}")
+    if context is not None and not hasattr(context, "environment"):
+        found.append(f"this PySpark has no SparkContext.environment: Spark's Python processes start slowly; {UPDATE}")
+    if context is not None and not hasattr(context, "pythonExec"):
+        found.append(f"this PySpark has no SparkContext.pythonExec: workers with another Python fail later; {UPDATE}")
     if version() >= (4, 1) and not _exists(PUSHDOWN):
         found.append(f"this PySpark has no {PUSHDOWN}: batch reads do not skip what filters exclude; {UPDATE}")
     if version() >= (4, 2) and SimpleReader is object:
@@ -137,32 +142,3 @@ def _hides_traces() -> bool:
         return _HIDE in inspect.getsource(pyspark.util)
     except (OSError, TypeError):  # there is no source
         return True
-
-
-@contextmanager
-def uses_internals() -> Iterator[None]:
-    """Wrap code that uses internals of PySpark, and translate their absence into a RuntimeError.
-
-    The context manager must wrap nothing else, because a name that is missing in this package is not PySpark's fault.
-    """
-    try:
-        yield
-    except (AttributeError, ImportError, TypeError) as error:
-        if _is_ours(error):
-            raise
-        raise RuntimeError(
-            f"rocketlet.spark uses internals of PySpark {KNOWN}, and this is {pyspark.__version__}, where something is "
-            f"missing ({error}): {UPDATE}"
-        ) from error
-
-
-def _is_ours(error: AttributeError | ImportError | TypeError) -> bool:
-    """Return True if the missing name belongs to this package, or if a TypeError is not about a missing class of the JVM, for
-    which py4j returns a package, which is not callable."""
-    if isinstance(error, TypeError):
-        return "JavaPackage" not in str(error)
-    if isinstance(error, ImportError):
-        owner = error.name or ""
-    else:
-        owner = error.obj.__name__ if isinstance(error.obj, ModuleType) else type(error.obj).__module__
-    return owner.partition(".")[0] == __name__.partition(".")[0]

@@ -26,7 +26,6 @@ from rocketlet.spark.options import stream_options, write_options
 from rocketlet.spark.planner import Planner
 from rocketlet.spark.reading import read_task
 from rocketlet.spark.sink import send_all
-from rocketlet.spark.source import make_planner
 from rocketlet.spark.worker import DataLossError
 
 from bench.peers import Apache
@@ -41,7 +40,7 @@ BOTH = pytest.mark.parametrize("membership", ["true", "false"], ids=["member", "
 def opened(address: str, topic: str, group: str, resumed: MicroBatch = EMPTY, **given: str) -> Iterator[Planner]:
     """A planner as a query has it that continues from a checkpoint."""
     options = stream_options({"nameServer": address, "topic": topic, "group": group, **given})
-    planner = make_planner(options, resumed)
+    planner = Planner(options, resumed)
     try:
         planner.finish(resumed)
         yield planner

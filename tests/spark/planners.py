@@ -16,7 +16,6 @@ from rocketlet.spark.checkpoint import EMPTY, MicroBatch
 from rocketlet.spark.member import QueryMember
 from rocketlet.spark.options import StreamOptions, stream_options
 from rocketlet.spark.planner import Planner
-from rocketlet.spark.source import make_planner
 
 BOTH = pytest.mark.parametrize("membership", [True, False], ids=["member", "standalone"])
 
@@ -24,7 +23,7 @@ BOTH = pytest.mark.parametrize("membership", [True, False], ids=["member", "stan
 @contextmanager
 def opened(address: str, membership: bool, resumed: MicroBatch = EMPTY, **given: str | None) -> Iterator[Planner]:
     """A planner as a query has it that continues from a checkpoint."""
-    planner = make_planner(planner_options(address, membership, **given), resumed)
+    planner = Planner(planner_options(address, membership, **given), resumed)
     try:
         planner.finish(resumed)
         yield planner

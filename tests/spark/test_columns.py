@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -39,7 +40,7 @@ from rocketlet.client.sending.sender import own_text
 from rocketlet.protocol.config import MAX_BODY_BYTES
 from rocketlet.protocol.message import BatchEntry, decode_batch, encode_batch
 from rocketlet.spark import options
-from rocketlet.spark.columns import RecordRows, SliceRows, rows_of
+from rocketlet.spark.columns import Rows, compiled_rows, needed_for, record_rows, rows_of
 from rocketlet.spark.config import MAX_DELAY_LEVEL
 from rocketlet.spark.encoding import MessageIds, WrittenRows, to_entries
 
@@ -81,6 +82,14 @@ def records(draw: st.DrawFn, queue_offset: int) -> bytes:
         b"\x01t",
         properties,
     )
+
+
+def in_python(
+    data: bytes, queue: Queue, begin: int, end: int, columns: Sequence[str], tags: Sequence[str] = ()
+) -> Rows:
+    rows = record_rows(data, queue, begin, end, needed_for(queue, columns, tags))
+    rows.tags, rows.is_strict = tags, False
+    return rows
 
 
 LOGS = (
@@ -138,18 +147,19 @@ def row(record: Record, topic: str) -> dict[str, Any]:
 @example(b"", "t", 0, 1)
 def test_columns_are_what_the_careful_decoder_finds(data: bytes, topic: str, begin: int, end: int) -> None:
     queue = QUEUE._replace(topic=topic)
-    batch = RecordRows(data, queue, begin, end).batch(tuple(options.OURS))
+    batch = in_python(data, queue, begin, end, tuple(options.OURS)).batch(tuple(options.OURS))
     batch.validate(full=True)
     assert batch.schema == to_arrow_schema(options.schema_of(options.OURS), timezone="UTC")
     found = [{**item, "properties": dict(item["properties"])} for item in batch.to_pylist()]
     wanted = [record for record in decode_records(data) if begin <= record.queue_offset < end]
     assert found == [row(record, topic) for record in wanted]
-    kafkas = RecordRows(data, queue, begin, end).batch(tuple(options.KAFKA_COLUMNS))
+    kafkas = in_python(data, queue, begin, end, tuple(options.KAFKA_COLUMNS)).batch(tuple(options.KAFKA_COLUMNS))
     kafkas.validate(full=True)
     assert kafkas.schema == to_arrow_schema(options.schema_of(options.KAFKA_COLUMNS), timezone="UTC")
     assert list(map(in_order, kafkas.to_pylist())) == [in_order(kafka_row(record, topic)) for record in wanted]
     for name in options.OURS:
-        assert RecordRows(data, queue, begin, end).batch([name]) == batch.select([name]), "a column alone is the same"
+        alone = in_python(data, queue, begin, end, [name]).batch([name])
+        assert alone == batch.select([name]), "a column alone is the same"
 
 
 COLUMNS = st.lists(st.sampled_from([*options.OURS, *options.KAFKA_COLUMNS]), min_size=1, unique=True)
@@ -180,14 +190,11 @@ def test_compiled_rows_are_what_python_finds(
         if position < len(damaged):
             damaged[position] = octet
     data, queue = bytes(damaged), QUEUE._replace(topic=topic)
-    try:
-        found = rows_of(data, queue, begin, end, columns, tags=sorted(tags), strict=False)
-    except MessageError:  # the compiled module has declined, and Python refuses
+    found = compiled_rows(data, queue, begin, end, needed_for(queue, columns, sorted(tags)))
+    if found is None:
         return
-    if not isinstance(found, SliceRows):
-        return
-    python = RecordRows(data, queue, begin, end)
-    python.tags, python.is_strict = sorted(tags), False
+    found.tags, found.is_strict = sorted(tags), False
+    python = in_python(data, queue, begin, end, columns, sorted(tags))
     batch = found.batch(columns)
     batch.validate(full=True)
     assert batch.to_pylist() == python.batch(columns).to_pylist()
@@ -219,16 +226,14 @@ def plain_record(properties: bytes, body: bytes = b"x", flags: int = 0) -> bytes
 def test_compiled_rows_are_declined_when_only_python_decides(data: bytes, is_taken: bool) -> None:
     """All columns together, and of messages without a unique key or in a retry topic."""
     for topic, columns in (("t", ["tags", "properties"]), ("%RETRY%g", [*options.OURS, *options.KAFKA_COLUMNS])):
-        found = rows_of(data, QUEUE._replace(topic=topic), 0, 1000, columns)
-        assert isinstance(found, SliceRows) == is_taken
-        assert found.batch(columns).num_rows == (data != b"")
+        queue = QUEUE._replace(topic=topic)
+        assert (compiled_rows(data, queue, 0, 1000, needed_for(queue, columns)) is not None) == is_taken
+        assert rows_of(data, queue, 0, 1000, columns).batch(columns).num_rows == (data != b"")
 
 
 @given(LOGS, st.sets(st.sampled_from(["A", "B", "größe"]), min_size=1))
 def test_only_the_tags_asked_for_come(data: bytes, tags: set[str]) -> None:
-    rows = RecordRows(data, QUEUE, 0, 1000)
-    rows.tags = sorted(tags)
-    batch = rows.batch(["queueOffset"])
+    batch = in_python(data, QUEUE, 0, 1000, ["queueOffset"], sorted(tags)).batch(["queueOffset"])
     wanted = [r.queue_offset for r in decode_records(data) if props.decode(r.properties).get(props.TAGS) in tags]
     assert batch.column("queueOffset").to_pylist() == wanted
 

@@ -28,8 +28,8 @@ from rocketlet.spark.batch import RocketletReader, to_partitions, to_read
 from rocketlet.spark.checkpoint import EMPTY, TopicSnapshot
 from rocketlet.spark.extents import BrokerOffsets, Extent, Extents
 from rocketlet.spark.options import batch_options, stream_options
+from rocketlet.spark.planner import Planner
 from rocketlet.spark.reading import QueueRange, Task
-from rocketlet.spark.source import make_planner
 from rocketlet.spark.worker import DataLossError
 from rocketlet.testing import Broker, Fault
 
@@ -106,6 +106,7 @@ async def test_large_bodies_that_do_not_come_in_order_are_refused(monkeypatch: p
             await batches_of([Task((span_of(address),))])
 
 
+NAMES = ("properties", "tags", "body", "messageId")
 NOT_UTF_8 = b"k\x01\xd6\xd0\x02TAGS\x01T"
 
 
@@ -113,7 +114,7 @@ NOT_UTF_8 = b"k\x01\xd6\xd0\x02TAGS\x01T"
 async def test_properties_that_are_not_utf_8_are_read_with_replaced_characters(flags: int) -> None:
     body = zlib.compress(b"x") if flags else b"x"
     record = encode_record(0, 0, 0, 0, flags, 0, HOST, 0, HOST, 0, 0, body, b"\x01t", NOT_UTF_8)
-    rows = columns.RecordRows(record, Queue("t", "b", 0), 0, 9).batch(("properties", "tags", "body", "messageId"))
+    rows = columns.rows_of(record, Queue("t", "b", 0), 0, 9, NAMES).batch(NAMES)
     (found,) = rows.to_pylist()
     assert dict(found.pop("properties")) == {"k": "\ufffd\ufffd", "TAGS": "T"}
     assert found == {"tags": "T", "body": b"x", "messageId": decode_record(record, 0, "replace").offset_id}
@@ -179,7 +180,7 @@ async def test_a_topic_that_is_recreated_between_planning_and_reading_is_not_rea
         options = stream_options({**given, "failOnDataLoss": str(fail).lower()})
 
         def planned() -> Sequence[object]:
-            planner = make_planner(options, EMPTY)
+            planner = Planner(options, EMPTY)
             try:
                 planner.finish(EMPTY)
                 batch = None

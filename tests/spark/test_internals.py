@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pickle
 import shutil
 import sys
 import time
-from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -16,14 +17,18 @@ import pytest
 
 pytest.importorskip("pyspark")
 import rocketlet.spark
+from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import StructType
 from rocketlet.spark import worker
-from rocketlet.spark.checkpoint import EMPTY
+from rocketlet.spark.checkpoint import EMPTY, MicroBatch, to_offset
 from rocketlet.spark.driver import PREFIX, Ledger, fork_planner
+from rocketlet.spark.format import RocketletDataSource, with_ledger
 from rocketlet.spark.listener import RocketletListener
 from rocketlet.spark.options import schema_of, stream_options
-from rocketlet.spark.source import RocketletStreamReader, make_planner
+from rocketlet.spark.planner import Planner
+from rocketlet.spark.source import RocketletStreamReader
 
 from .planners import read_all
 from .running import MARKS, Sink, committed, fill, report, stream, wait_for
@@ -72,22 +77,14 @@ def test_folders_of_drivers_that_have_ended_are_removed(monkeypatch: pytest.Monk
     }
 
 
-def test_planner_finds_the_ledger_of_its_driver_by_a_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    context: Any = SimpleNamespace(environment={"A": "1"})
-    with worker.fast_start(context, tmp_path):
-        registered = context.environment
-    assert context.environment == {"A": "1"}
-    monkeypatch.setenv(worker.LEDGER_VARIABLE, registered[worker.LEDGER_VARIABLE])
-    found = Ledger.find()
-    assert found is not None and found.folder == tmp_path
-    monkeypatch.delenv(worker.LEDGER_VARIABLE)
-    assert Ledger.find() is None
+def test_reader_of_a_registered_source_has_the_ledger_of_its_driver(tmp_path: Path) -> None:
+    given = {"nameServer": "h:1", "topic": "t", "group": "g"}
+    source: Any = pickle.loads(CloudPickleSerializer().dumps(with_ledger(Ledger(tmp_path))))  # type: ignore[no-untyped-call]
+    assert (source.name(), source(given).streamReader(StructType()).ledger.folder) == ("rocketlet", tmp_path)
+    assert RocketletDataSource.ledger is None
 
 
-def test_member_of_a_driver_that_was_not_registered_is_reported(
-    address: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(worker.LEDGER_VARIABLE, raising=False)
+def test_member_of_a_driver_that_was_not_registered_is_reported(address: str, caplog: pytest.LogCaptureFixture) -> None:
     fill(address, range(1))
     given = {"nameServer": address, "topic": "t", "group": "g", "columns": "body"}
     reader = RocketletStreamReader(given, schema_of(["body"]))
@@ -103,7 +100,7 @@ def test_ledger_without_records_is_reported_once(
     monkeypatch.setattr("rocketlet.spark.planner.LEDGER_SILENCE_S", -1.0)
     fill(address, range(10))
     options = stream_options({"nameServer": address, "topic": "t", "group": "g"})
-    planner = make_planner(options, EMPTY, ledger=Ledger(tmp_path))
+    planner = Planner(options, EMPTY, ledger=Ledger(tmp_path))
     try:
         for number in range(3):
             fill(address, range(number + 1))
@@ -113,31 +110,37 @@ def test_ledger_without_records_is_reported_once(
     assert [text.split()[0] for text in caplog.messages if "recorded" in text] == ["batches_not_recorded"]
 
 
-# Renamed internals
+# The listener, and renamed internals
 
 
-@pytest.fixture
-def context() -> Iterator[Any]:
-    streaming = SimpleNamespace(PythonStreamingQueryListenerWrapper=lambda events: events)
-    org = SimpleNamespace(apache=SimpleNamespace(spark=SimpleNamespace(sql=SimpleNamespace(streaming=streaming))))
-    yield SimpleNamespace(_jvm=SimpleNamespace(org=org))
+@pytest.mark.parametrize("text", [None, "no JSON", "5", "{}", '{"$": 5}', '{"$": {"group": "g", "membership": false}}'])
+def test_only_offsets_of_members_are_recorded(tmp_path: Path, text: str | None) -> None:
+    ledger = Ledger(tmp_path)
+    listener: Any = RocketletListener(ledger)
+    own = to_offset(MicroBatch(membership=True, group="g"))
+    sources = [SimpleNamespace(endOffset=each) for each in (text, json.dumps(own))]
+    listener.onQueryProgress(SimpleNamespace(progress=SimpleNamespace(runId="r", sources=sources)))
+    assert [path.name for path in tmp_path.iterdir()] == ["g@r-1.json"]
+    assert ledger.is_finished("g", own)
+    listener.onQueryTerminated(SimpleNamespace(runId="r"))
+    ledger.forget("g")
+    assert not list(tmp_path.iterdir()), "the run has ended"
 
 
-@pytest.mark.parametrize("text", ["{}", '{"runId": "r", "sources": [{}]}', "no JSON"])
-def test_progress_with_other_fields_is_reported_once(
-    context: Any, tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    events = RocketletListener(context, Ledger(tmp_path))._jlistener
-    progress = SimpleNamespace(json=lambda: text)
-    for _ in range(2):
-        events.onQueryProgress(SimpleNamespace(progress=lambda: progress))
-    assert [entry.split()[0] for entry in caplog.messages] == ["progress_unreadable"]
+def test_ledger_that_cannot_be_written_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "folder").symlink_to(tmp_path)
+    listener: Any = RocketletListener(Ledger(tmp_path / "folder"))
+    for number in range(2):
+        own = to_offset(MicroBatch(membership=True, group="g", rewound=number))
+        progress = SimpleNamespace(runId="r", sources=[SimpleNamespace(endOffset=json.dumps(own))])
+        listener.onQueryProgress(SimpleNamespace(progress=progress))
+    assert [text.split()[0] for text in caplog.messages] == ["batch_not_recorded"]
 
 
 def test_newer_pyspark_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert worker.degraded() == []
+    assert worker.degraded(None) == []
     monkeypatch.setattr("pyspark.__version__", "4.4.0.dev1")
-    (text,) = worker.degraded()
+    (text,) = worker.degraded(None)
     assert text.startswith("PySpark 4.4.0.dev1 is newer than 4.0 to 4.3")
 
 
@@ -153,22 +156,39 @@ def test_renamed_internal_is_reported_with_its_effect(
     name: str, renamed: object, effect: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker, name, renamed)
-    (text,) = worker.degraded()
+    (text,) = worker.degraded(None)
     assert effect in text
 
 
+@pytest.mark.parametrize(
+    ("name", "effect"), [("environment", "processes start slowly"), ("pythonExec", "workers with another Python")]
+)
+def test_renamed_attribute_of_the_context_is_reported_and_register_works(
+    name: str, effect: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rocketlet.spark, "_ledgers", [Ledger(tmp_path)])
+    context: Any = SimpleNamespace(environment={}, pythonExec=sys.executable, master="local")
+    assert worker.degraded(context) == []
+    delattr(context, name)
+    session: Any = type("Session", (), {})()
+    session.sparkContext = context
+    session.streams = SimpleNamespace(addListener=lambda listener: None)
+    session.dataSource = SimpleNamespace(register=lambda source: None)
+    with pytest.warns(UserWarning, match=effect):
+        rocketlet.spark.register(session)
+
+
 def test_register_warns_of_what_is_degraded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rocketlet.spark, "degraded", lambda: ["it is slower"])
+    monkeypatch.setattr(rocketlet.spark, "degraded", lambda context: ["it is slower"])
     session: Any = SimpleNamespace(sparkContext=SimpleNamespace(pythonExec="/none/python"))
     with pytest.warns(UserWarning, match="it is slower"), pytest.raises(RuntimeError, match="where it is missing"):
         rocketlet.spark.register(session)
 
 
 def test_process_of_the_format_that_is_not_recognized_is_reported(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv(worker.LEDGER_VARIABLE, "/none")
-    fork_planner()
+    fork_planner(Ledger(tmp_path))
     assert [text.split()[0] for text in caplog.messages] == ["process_unknown"]
 
 
@@ -180,7 +200,7 @@ def test_planner_of_sparks_process_has_a_process_group_of_its_own(monkeypatch: p
     calls: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "fork", lambda: 0)
     monkeypatch.setattr(os, "setpgid", lambda *given: calls.append(given))
-    fork_planner()
+    fork_planner(None)
     assert calls == [(0, 0)]
 
 

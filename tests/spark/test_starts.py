@@ -14,9 +14,8 @@ from rocketlet.protocol.headers import CreateTopic, write
 from rocketlet.protocol.names import Queue
 
 pytest.importorskip("pyspark")
-from rocketlet.spark.checkpoint import EMPTY, MicroBatch, from_offset, to_offset
-from rocketlet.spark.queues import Course
-from rocketlet.spark.source import make_planner
+from rocketlet.spark.checkpoint import EMPTY
+from rocketlet.spark.planner import Planner
 
 from .planners import BOTH, opened, planner_options, read_all, request
 from .running import QUEUES, committed, fill, rows_of
@@ -133,28 +132,11 @@ def test_interrupted_batch_with_retries_is_run_again_without_them_when_the_group
         while (batch := planner.plan()) is None or not any(queue.topic == "%RETRY%g" for queue in batch.ranges):
             pass
     uvloop.run(delete_group())
-    resumed = make_planner(planner_options(address, True), batch, is_unfinished=True)
+    resumed = Planner(planner_options(address, True), batch, is_unfinished=True)
     try:
         assert {queue.topic for queue in resumed.readable(batch)} == {"t"}
     finally:
         resumed.close()
-
-
-def test_checkpoint_of_an_earlier_release_keeps_the_time_of_its_start() -> None:
-    offset = to_offset(MicroBatch(membership=True, group="g"))
-    offset["$"]["began_ms"] = 17
-    start = from_offset(offset).start
-    assert start is not None and start.time_ms == 17
-    assert not start.is_later(Queue("t", "broker-a", 4)), "other members' queues are in no range"
-
-
-def test_queue_that_was_added_later_is_read_from_its_start_by_a_checkpoint_of_an_earlier_release() -> None:
-    ranges = {Queue("t", "broker-a", number): (0, 0) for number in range(2)}
-    offset = to_offset(MicroBatch(ranges, membership=False))
-    offset["$"]["began_ms"] = 17
-    course = Course.after(from_offset(offset))
-    starts = [course.start_of(Queue(*queue)) for queue in (("t", "broker-a", 1), ("t", "broker-a", 2), ("t", "b", 0))]
-    assert starts == [17, "first", 17], "the driver's clock says nothing about a queue that was added"
 
 
 @BOTH
