@@ -19,7 +19,8 @@ not answered after 10 s. Half of them begin with quick tests."""
 GROUPS: Final = tuple(
     re.compile(pattern)
     for pattern in (
-        r"tests/spark/test_source\.py|tests/spark/test_worker_start\.py::test_processes_of_the_format",
+        r"tests/spark/test_source\.py|tests/spark/test_worker_start\.py::test_processes_of_the_format"
+        r"|tests/spark/test_internals\.py::test_query_commits_and_stops",
         r"tests/spark/test_sink\.py",
         r"tests/interop/test_(?:our_client|planners|console|shared_consumer)\.py::.*\[(rocketlet|4\.9\.7|5\.5\.0)\b",
         r"tests/interop/test_access\.py",

@@ -13,6 +13,7 @@ from .running import MARKS, committed, fill, output
 pytestmark = [pytest.mark.timeout(400), *MARKS]
 ROOT = Path(__file__).parents[2]
 COUNT = """
+import runpy, sys
 from pyspark.sql import SparkSession
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
 
@@ -23,6 +24,10 @@ print("found:", rows())
 import rocketlet.spark
 rocketlet.spark.register(spark)
 print("registered:", rows())
+spark.stop()
+for command in sys.argv[1:]:
+    sys.argv = command.split("\\t")
+    runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 EXAMPLES: tuple[tuple[str, list[str], str], ...] = (
@@ -30,24 +35,20 @@ EXAMPLES: tuple[tuple[str, list[str], str], ...] = (
     ("spark_json.py", [], "large orders: 33"),
     ("spark_msgpack.py", [], "24.8|"),
 )
-EACH = """
-import runpy, sys
-
-for command in sys.argv[1:]:
-    sys.argv = command.split("\\t")
-    runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 
 
-def test_spark_finds_the_format_of_an_installed_package(
+def test_installed_package_is_found_by_spark_and_runs_the_examples(
     address: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    """All are one process, because a virtual machine takes longer to start than an example."""
     fill(address, range(100))
     wheel = built(tmp_path_factory).wheel
     output([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", tmp_path / "site", wheel])
-    found = output([sys.executable, "-c", COUNT.format(address=address)], PYTHONPATH=str(tmp_path / "site"))
-    assert "found: 100" in found
-    assert "registered: 100" in found
+    commands = ["\t".join((str(ROOT / "examples" / name), address, *rest)) for name, rest, _ in EXAMPLES]
+    program = COUNT.format(address=address)
+    found = output([sys.executable, "-c", program, *commands], PYTHONPATH=str(tmp_path / "site"))
+    for expected in ("found: 100", "registered: 100", *(expected for _, _, expected in EXAMPLES)):
+        assert expected in found
 
 
 def test_an_example_without_spark_runs(address: str) -> None:
@@ -55,18 +56,9 @@ def test_an_example_without_spark_runs(address: str) -> None:
 
 
 def test_example_with_state_continues_in_its_second_run(address: str) -> None:
-    """In a process of its own; it fails in the one that the other examples share."""
+    """In a process of its own; it fails in a process that has had a session."""
     found = output([sys.executable, ROOT / "examples" / "spark_stateful.py", address])
     assert "hot: [Row(sensor='s0', readings=12, celsius=33.0)" in found
-
-
-def test_examples_run(address: str) -> None:
-    """All are one process, because a virtual machine takes longer to start than an example."""
-    fill(address, range(100))
-    commands = [[f"{ROOT / 'examples' / name}", address, *rest] for name, rest, _ in EXAMPLES]
-    found = output([sys.executable, "-c", EACH, *map("\t".join, commands)])
-    for name, _, expected in EXAMPLES:
-        assert expected in found, name
 
 
 # Spark Connect: the session is a client, its driver another process.

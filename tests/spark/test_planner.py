@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rocketlet.client import ConfigError, ConnectionFailed
+from rocketlet.client import ConfigError, ConnectionFailed, TopicNotFound
 from rocketlet.client.config import CLIENT_LIMITS
 from rocketlet.protocol import admin_bodies
 from rocketlet.protocol.bodies import DataVersion, TopicConfig, encode_registration
@@ -35,7 +35,6 @@ from rocketlet.spark.driver import Ledger
 from rocketlet.spark.options import batch_options, stream_options
 from rocketlet.spark.planner import Planner
 from rocketlet.spark.reading import read_task
-from rocketlet.spark.source import make_planner
 from rocketlet.spark.worker import DataLossError
 from rocketlet.testing import Broker
 from rocketlet.testing.ports import free_port
@@ -337,6 +336,37 @@ def test_a_limit_below_one_message_for_each_queue_leaves_none_unread(address: st
     assert len(read) == QUEUES
 
 
+@BOTH
+def test_topic_that_comes_later_is_found_by_its_pattern(
+    address: str, membership: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocketlet.spark.view.DISCOVERY_INTERVAL_S", 0.01)
+    fill(address, range(100), "orders-1")
+    fill(address, range(100), "other")
+    with opened(address, membership, topic=None, topicPattern="orders-.*") as planner:
+        assert rows_of(read_all(planner)) == 100
+        fill(address, range(100), "orders-2")
+        rows = 0
+        while rows < 100:
+            planned = planner.plan()
+            if planned is not None:
+                rows += rows_of(planned)
+                planner.finish(planned)
+        topics = {queue.topic for queue in planner.share.queues()}
+        assert topics - {"%RETRY%g"} == {"orders-1", "orders-2"}
+
+
+def test_named_topic_that_does_not_exist_is_waited_for_and_then_reported(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocketlet.spark.view.TOPIC_TIMEOUT_S", 0.01)
+    with (
+        pytest.raises(TopicNotFound, match=f"the topic t does not exist on {address}: create it"),
+        opened(address, True),
+    ):
+        pass
+
+
 def test_pattern_takes_no_topic_that_brokers_make_for_themselves(address: str) -> None:
     fill(address, range(40), "t")
     fill(address, range(40), "u")
@@ -421,10 +451,10 @@ def test_a_query_that_ends_on_its_own_does_not_pass_a_broker_of_its_checkpoint_b
         batch = read_all(planner)
     away = replace(batch, ranges={**batch.ranges, Queue("t", "broker-z", 0): (20, 70)})
     fill(address, range(40))
-    with opened(address, False, away) as planner:
+    with opened(address, False, away, pollTimeoutMs="300") as planner:
         planner.set_targets()
         assert rows_of(read_all(planner)) == 40, "the others are read"
-        with pytest.raises(ConnectionFailed, match="the broker of t@broker-z:0 has not answered for 2 s"):
+        with pytest.raises(ConnectionFailed, match="the broker of t@broker-z:0 has not answered for 0 s"):
             planner.plan()
         assert planner.missing == {Queue("t", "broker-z", 0)}
     with opened(address, False, away, failOnDataLoss="false") as planner:
@@ -447,7 +477,7 @@ def test_a_retired_broker_leaves_the_checkpoint_usable(address: str) -> None:
         assert again.ranges[gone] == (70, 70), "its place is kept"
         assert planner.addresses(queue for queue, (begin, end) in again.ranges.items() if begin < end)
     for fail in ("true", "false"):
-        with opened(address, False, batch, failOnDataLoss=fail) as planner:
+        with opened(address, False, batch, failOnDataLoss=fail, pollTimeoutMs="300") as planner:
             if fail == "true":
                 with pytest.raises(DataLossError, match="no name server has a route to broker-z"):
                     planner.addresses([gone])
@@ -467,7 +497,7 @@ def test_batch_is_finished_as_soon_as_the_driver_has_noted_it(address: str, tmp_
     assert batch is not None
     ledger = Ledger(tmp_path)
     options = stream_options({"nameServer": address, "topic": "t", "group": "g", "releaseTimeoutMs": "600000"})
-    planner = make_planner(options, batch if is_rerun else EMPTY, is_rerun, ledger)
+    planner = Planner(options, batch if is_rerun else EMPTY, is_unfinished=is_rerun, ledger=ledger)
     try:
         if not is_rerun:
             planner.finish(EMPTY)
@@ -583,13 +613,14 @@ def test_a_query_from_the_latest_reads_no_history_of_a_broker_that_was_away(memb
 
 
 def test_broker_that_has_failed_is_named_at_the_start_and_its_messages_come_when_it_is_back(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its machine has lost its power: the name server has it, and nothing responds at its address."""
     port = free_port()
     body = encode_registration(DataVersion(1), [TopicConfig("t", QUEUES, QUEUES)])
     header = RegisterBroker("broker-b", f"127.0.0.1:{port}", "DefaultCluster", "", 0)
     registration = encode(Frame(RequestCode.REGISTER_BROKER, 1, write(header), body))
+    monkeypatch.setattr("rocketlet.spark.member.SETTLE_TIMEOUT_S", 0.5)
     with Broker() as first:
         first.create_topic("t", QUEUES)
         fill(first.address, range(100))
@@ -641,7 +672,7 @@ def test_the_queues_of_a_batch_that_is_run_again_are_kept_until_it_is_finished(a
         batch = planner.plan()
         assert batch is not None
     given = {"group": "g", "topic": "t", "nameServer": address}
-    again = make_planner(stream_options(given), batch, is_unfinished=True)
+    again = Planner(stream_options(given), batch, is_unfinished=True)
     handled: list[bytes] = []
     with (
         ThreadPoolExecutor(1) as other,

@@ -41,9 +41,9 @@ from rocketlet.spark import RocketletDataSource, lag, register
 from rocketlet.spark.checkpoint import EMPTY
 from rocketlet.spark.member_queues import MemberQueueState
 from rocketlet.spark.options import batch_options, stream_options
+from rocketlet.spark.planner import Planner
 from rocketlet.spark.pushdown import NarrowedReader
 from rocketlet.spark.reading import QueueRange, Task, read_task
-from rocketlet.spark.source import make_planner
 from rocketlet.spark.worker import DataLossError
 from rocketlet.testing.ports import free_port
 
@@ -171,7 +171,7 @@ def test_what_another_member_failed_to_handle_comes_with_its_first_topic(
 
 def test_a_queue_in_a_running_batch_is_given_up_only_when_the_batch_is_done(address: str) -> None:
     fill(address, range(400))
-    member = make_planner(stream_options({"nameServer": address, "topic": "t", "group": "g"}), EMPTY)
+    member = Planner(stream_options({"nameServer": address, "topic": "t", "group": "g"}), EMPTY)
 
     async def join(finish: Callable[[], None]) -> None:
         """Joins, sees that the queues stay where they are, lets the batch end, and sees them come."""
@@ -200,7 +200,7 @@ def test_a_queue_in_a_running_batch_is_given_up_only_when_the_batch_is_done(addr
 
 def test_a_queue_lost_and_won_back_continues_from_the_groups_offset(address: str) -> None:
     fill(address, range(400))  # 100 in each queue
-    member = make_planner(stream_options({"nameServer": address, "topic": "t", "group": "g"}), EMPTY)
+    member = Planner(stream_options({"nameServer": address, "topic": "t", "group": "g"}), EMPTY)
     seen: set[int] = set()
     try:
         planned = member.plan(40)
@@ -374,15 +374,6 @@ def queue_range(
 
 def rows_of_faults(span: QueueRange) -> list[int]:
     return [offset for batch in read_task(Task((span,))) for offset in batch.column("queueOffset").to_pylist()]
-
-
-def test_a_topic_that_does_not_exist_is_named(spark: SparkSession, address: str, tmp_path: Path) -> None:
-    with pytest.raises(Exception, match=f"the topic t does not exist on {address}: create it"):
-        run_once(stream(spark, address, "g"), Sink(), tmp_path / "c")
-    with pytest.raises(Exception, match="startingOffsets names t@broker-a:9, which does not exist"):
-        fill(address, range(10))
-        exact = '{"t": {"broker-a": {"9": 5}}}'
-        run_once(stream(spark, address, "g", membership="false", startingOffsets=exact), Sink(), tmp_path / "d")
 
 
 @pytest.mark.parametrize("membership", ["true", "false"])
