@@ -7,8 +7,9 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Coroutine
-from contextlib import AsyncExitStack
+from collections import Counter
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.server import Listening, Server
+from rocketlet.client import Consumer, Producer
 from rocketlet.client.wire.cluster import ClusterView
 from rocketlet.protocol.bodies import GroupConfig, encode_group
 from rocketlet.protocol.codes import RequestCode
@@ -25,7 +27,9 @@ from rocketlet.testing.ports import free_port
 
 from bench.peers import APACHE_START_S, APACHE_TRIES, Apache
 
-from ..conftest import eventually
+from ..conftest import PATIENCE_S, eventually
+from ..support.handlers import Inbox
+from ..support.pacing import pace
 from .features import area
 
 T = TypeVar("T")
@@ -153,3 +157,29 @@ class System:
         ]
         await cluster.close()
         return [int(answer.ext["offset"]) for answer in offsets]
+
+
+@asynccontextmanager
+async def restarted(system: System) -> AsyncIterator[None]:
+    """A producer and a consumer whose broker restarts within the context: all messages arrive, and committed ones once."""
+    topic, group = await system.topic(), await system.group()
+    inbox = Inbox()
+    async with (
+        Consumer(system.address, group, topic, inbox, start="first") as consumer,
+        Producer(system.address, retries=20, timeout_s=60) as producer,
+    ):
+        for number in range(20):
+            await producer.send(topic, b"%d" % number)
+        await eventually(lambda: len(inbox.messages) == 20)
+        await consumer.commit()
+        yield
+        for number in range(20, 40):
+            async with asyncio.timeout(2 * PATIENCE_S):
+                while True:
+                    try:
+                        await producer.send(topic, b"%d" % number)
+                        break
+                    except Exception:
+                        await pace(0.2)
+        await eventually(lambda: {*inbox.bodies} == {b"%d" % number for number in range(40)}, 90)
+    assert all(times == 1 for body, times in Counter(inbox.bodies).items() if int(body) < 20)

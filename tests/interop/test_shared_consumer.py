@@ -27,7 +27,8 @@ from ..support.handlers import Inbox
 from ..support.pacing import pass_real_time, work_for
 from .conftest import JAVA_NEWEST
 from .features import area
-from .systems import System, numbers
+from .systems import System, numbers, restarted
+from .systems import feature as other_feature
 
 pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]
 feature = area("Our client on Apache's broker", client="Apache 5.5.0")
@@ -94,16 +95,26 @@ async def test_members_share_in_order(system: System) -> None:
 
 
 @of_five
+@other_feature("a broker that restarts")
 @feature("a broker that restarts under a member that shares messages")
-async def test_a_restart_of_the_broker(system: System) -> None:
+@feature("lite topics: a restart of the broker below a consumer")
+async def test_members_of_each_kind_continue_after_a_restart_of_the_broker(system: System) -> None:
     topic, group = await system.topic(2), await system.group()
-    inbox = Inbox()
-    async with SharedConsumer(system.address, group, topic, inbox, start="first"):
+    parent, lite_group = await parent_of(system)
+    inbox, lite_inbox = Inbox(), Inbox()
+    async with (
+        SharedConsumer(system.address, group, topic, inbox, start="first"),
+        LiteConsumer(system.address, lite_group, parent, lite_inbox, lite_topics=["s1"]),
+        restarted(system),
+    ):
         await send(system.address, topic, 5)
-        await eventually(lambda: len(inbox.messages) == 5)
+        await send_lite(system, parent, "s1", b"a")
+        await eventually(lambda: len(inbox.messages) == 5 and lite_inbox.bodies == [b"a"])
         await system.restart_broker()
         await send(system.address, topic, 5)
+        await send_lite(system, parent, "s1", b"b")
         await eventually(lambda: len({message.message_id for message in inbox.messages}) == 10)
+        await eventually(lambda: lite_inbox.bodies[-1] == b"b")
 
 
 @pytest.mark.parametrize("version", ["4.9.7"], indirect=True)
@@ -236,19 +247,6 @@ async def test_a_rejected_message_is_dead_lettered(system: System) -> None:
     assert seen == [b"a", b"b"]
     async with AdminClient(system.address) as admin:
         assert (await dead_letters(admin, group)).stored == 1
-
-
-@of_five
-@feature("lite topics: a restart of the broker below a consumer")
-async def test_a_restart_of_the_broker_below_a_lite_consumer(system: System) -> None:
-    topic, group = await parent_of(system)
-    inbox = Inbox()
-    async with LiteConsumer(system.address, group, topic, inbox, lite_topics=["s1"]):
-        await send_lite(system, topic, "s1", b"a")
-        await eventually(lambda: inbox.bodies == [b"a"])
-        await system.restart_broker()
-        await send_lite(system, topic, "s1", b"b")
-        await eventually(lambda: inbox.bodies[-1] == b"b")
 
 
 @of_five
