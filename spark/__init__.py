@@ -98,7 +98,7 @@ def register(spark: SparkSession) -> None:
     from .worker import fast_start
 
     with fast_start(context):
-        _make_known(spark, RocketletDataSource if lack else with_ledger(_ledgers[0]))
+        _make_known(spark, with_ledger(_ledgers[0]) if _ledgers else RocketletDataSource)
 
 
 def stop(query: StreamingQuery, timeout_s: float = STOP_TIMEOUT_S) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 # Options: their defaults and their limits
@@ -27,13 +28,21 @@ SHOWN_BYTES: Final = 1024 * 1024  # maximum bytes or characters of a value of a 
 
 # Planning
 
+
+@dataclass(frozen=True, slots=True)
+class PlanningLimits:
+    """Times of a query's planner."""
+
+    topic_timeout_s: float = 15.0  # time to wait for a topic that does not exist yet
+    assignment_timeout_s: float = 15.0  # time to wait for a member's first queues
+    # time for a member that ends on its own to get all queues: others may take this long to release theirs
+    share_timeout_s: float = 60.0
+    discovery_interval_s: float = 10.0  # interval at which topics that match a pattern are looked up
+
+
+PLANNING_LIMITS: Final = PlanningLimits()
 CALL_TIMEOUT_S: Final = 60.0  # time for Spark's requests to the planner, in addition to pollTimeoutMs
-TOPIC_TIMEOUT_S: Final = 15.0  # time to wait for a topic that does not exist yet
-SETTLE_TIMEOUT_S: Final = 15.0  # time to wait for a member's first queues
-# time for a member that ends on its own to get all queues: others may take this long to release theirs
-SHARE_TIMEOUT_S: Final = 60.0
 AWAY_POLL_S: Final = 1.0  # interval at which a member that waits for its queues looks for brokers that do not respond
-DISCOVERY_INTERVAL_S: Final = 10.0  # interval at which topics that match a pattern are looked up
 NEW_QUEUES_S: Final = 2.0  # interval at which new queues of a topic, and new brokers of it, are looked up
 IDLE_INTERVAL_S: Final = (
     0.03  # minimum interval of queries to brokers while nothing is new; Spark's trigger runs every 10 ms

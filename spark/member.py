@@ -24,7 +24,7 @@ from ..protocol.codes import RequestCode
 from ..protocol.frame import Frame
 from ..protocol.names import Queue, Subscription
 from .checkpoint import EMPTY, MicroBatch, Part, Ranges
-from .config import AWAY_POLL_S, SETTLE_TIMEOUT_S, SHARE_TIMEOUT_S
+from .config import AWAY_POLL_S
 from .extents import BrokerOffsets
 from .member_queues import IN_BATCH, MemberQueueEvent, MemberQueues, MemberQueueState
 from .options import StreamOptions
@@ -80,7 +80,7 @@ class QueryMember:
         self._known = set(topics)
         await self._membership.join()
         try:
-            async with asyncio.timeout(SETTLE_TIMEOUT_S):
+            async with asyncio.timeout(options.limits.assignment_timeout_s):
                 await self._membership.rebalanced()
         except TimeoutError:
             log.warning(
@@ -180,7 +180,7 @@ class QueryMember:
         assigned later. Do not wait longer than `pollTimeoutMs` for a broker."""
         failing = FailureTimeout(self._options.poll_timeout_s)
         try:
-            async with asyncio.timeout(SHARE_TIMEOUT_S):
+            async with asyncio.timeout(self._options.limits.share_timeout_s):
                 while not self._membership.is_rebalanced:
                     with suppress(TimeoutError):
                         async with asyncio.timeout(AWAY_POLL_S):

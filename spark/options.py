@@ -34,6 +34,7 @@ from .config import (
     MAX_NUMBER,
     MAX_SEND_BATCH_BYTES,
     MAX_TIMEOUT_MS,
+    PLANNING_LIMITS,
     POLL_TIMEOUT_MS,
     PREFETCH_ROWS,
     RELEASE_TIMEOUT_MS,
@@ -42,6 +43,7 @@ from .config import (
     SEND_TIMEOUT_MS,
     SHOWN_CHARS,
     TRIGGER_DELAY,
+    PlanningLimits,
 )
 
 # ------------------------------------------------------------------------------
@@ -174,6 +176,7 @@ class ReadOptions:
     max_partition_rows: int | None
     fail_on_data_loss: bool
     arrow_batch_size: int
+    limits: PlanningLimits = PLANNING_LIMITS
 
     def reads(self, queue: Queue) -> bool:
         """Return True if the query reads this queue, or would read it if it existed. Queues of the group's retry topic count,

@@ -104,7 +104,7 @@ class OwnedQueues(Protocol):
 
     async def wait_for_queues(self) -> None:
         """Wait until all queues of the query are assigned. Raises RocketletError if that takes longer than
-        `SHARE_TIMEOUT_S`."""
+        `share_timeout_s`."""
 
     async def discover(self) -> None:
         """Subscribe to new topics that match the pattern."""

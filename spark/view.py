@@ -30,7 +30,7 @@ from ..protocol.codes import RequestCode, ResponseCode
 from ..protocol.headers import PullMessageResult
 from ..protocol.names import Queue
 from .checkpoint import QueryStart, part_of
-from .config import DISCOVERY_INTERVAL_S, NEW_QUEUES_S, ROUTE_RETRY_S, SAMPLE_MESSAGES, TOPIC_TIMEOUT_S
+from .config import NEW_QUEUES_S, ROUTE_RETRY_S, SAMPLE_MESSAGES
 from .data_loss import retired
 from .extents import NOTHING, BrokerOffsets, Extents
 from .options import ReadOptions
@@ -82,7 +82,7 @@ class View:
         TopicNotFound."""
         if self.options.pattern:
             return await self._matching()
-        end_s = _now_s() + TOPIC_TIMEOUT_S
+        end_s = _now_s() + self.options.limits.topic_timeout_s
         for topic in self.options.topics:
             while await self.cluster.find_route(topic) is None:
                 if _now_s() > end_s:
@@ -153,7 +153,7 @@ class View:
     async def new_topics(self, known: Iterable[str]) -> list[str]:
         """Return topics that match the pattern and are not in `known`; none within 10 s of the last request of the list
         of topics, and none if that request fails."""
-        if not self.options.pattern or _now_s() < self._discovered_s + DISCOVERY_INTERVAL_S:
+        if not self.options.pattern or _now_s() < self._discovered_s + self.options.limits.discovery_interval_s:
             return []
         try:
             return sorted(set(await self._matching()) - set(known))

@@ -81,7 +81,7 @@ PATCHED = {
     "command/test_commands.py": 1,
     "command/test_cli.py": 1,
     "protocol/test_http2.py": 1,
-    "spark/test_available_now.py": 4,
+    "spark/test_available_now.py": 2,
     "spark/test_hostile.py": 2,
     "spark/test_internals.py": 1,
     "spark/test_planner.py": 1,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import uvloop
@@ -13,6 +14,7 @@ from rocketlet.protocol.headers import TopicName, write
 
 pytest.importorskip("pyspark")
 from rocketlet.spark.checkpoint import EMPTY, MicroBatch
+from rocketlet.spark.config import PLANNING_LIMITS, PlanningLimits
 from rocketlet.spark.member import QueryMember
 from rocketlet.spark.options import StreamOptions, stream_options
 from rocketlet.spark.planner import Planner
@@ -21,9 +23,17 @@ BOTH = pytest.mark.parametrize("membership", [True, False], ids=["member", "stan
 
 
 @contextmanager
-def opened(address: str, membership: bool, resumed: MicroBatch = EMPTY, **given: str | None) -> Iterator[Planner]:
+def opened(
+    address: str,
+    membership: bool,
+    resumed: MicroBatch = EMPTY,
+    limits: PlanningLimits = PLANNING_LIMITS,
+    /,
+    **given: str | None,
+) -> Iterator[Planner]:
     """A planner as a query has it that continues from a checkpoint."""
-    planner = Planner(planner_options(address, membership, **given), resumed)
+    options = planner_options(address, membership, **given)
+    planner = Planner(replace(options, read=replace(options.read, limits=limits)), resumed)
     try:
         planner.finish(resumed)
         yield planner

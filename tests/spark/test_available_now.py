@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -20,7 +21,8 @@ import pytest
 from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from rocketlet.spark import source
-from rocketlet.spark.checkpoint import MicroBatch
+from rocketlet.spark.checkpoint import EMPTY, MicroBatch
+from rocketlet.spark.config import PlanningLimits
 from rocketlet.spark.options import schema_of
 from rocketlet.spark.planner import Planner
 from rocketlet.spark.reading import read_task
@@ -213,18 +215,20 @@ def test_query_that_ends_on_its_own_does_not_wait_for_a_topic_that_it_reads_no_m
         assert sum(read_on(planner)) == 40
 
 
-def test_a_member_that_ends_on_its_own_waits_for_its_share(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_that_ends_on_its_own_waits_for_its_share(address: str) -> None:
     fill(address, range(200))
-    monkeypatch.setattr("rocketlet.spark.member.SETTLE_TIMEOUT_S", 0.01)
     with opened(address, True) as first:
         first.set_targets()
         batch = first.plan()
         assert batch is not None
-        with opened(address, True) as second:
+        hasty = PlanningLimits(assignment_timeout_s=0.01, share_timeout_s=0.01)
+        with (
+            opened(address, True, EMPTY, hasty) as second,
+            pytest.raises(RocketletError, match=r"its queues: it owns 0 queues"),
+        ):
+            second.set_targets()
+        with opened(address, True, EMPTY, replace(hasty, share_timeout_s=60.0)) as second:
             fill(address, range(200))
-            with monkeypatch.context() as patches, pytest.raises(RocketletError, match=r"its queues: it owns 0 queues"):
-                patches.setattr("rocketlet.spark.member.SHARE_TIMEOUT_S", 0.01)
-                second.set_targets()
             first.finish(batch)
             second.set_targets()
             assert sum(read_on(second)) == 100

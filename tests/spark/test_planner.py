@@ -31,6 +31,7 @@ from .strategies import RANGES
 pytest.importorskip("pyspark")
 from rocketlet.spark.batch import RocketletReader
 from rocketlet.spark.checkpoint import EMPTY, MicroBatch, from_offset, to_offset
+from rocketlet.spark.config import PlanningLimits
 from rocketlet.spark.driver import Ledger
 from rocketlet.spark.options import batch_options, stream_options
 from rocketlet.spark.planner import Planner
@@ -337,13 +338,11 @@ def test_a_limit_below_one_message_for_each_queue_leaves_none_unread(address: st
 
 
 @BOTH
-def test_topic_that_comes_later_is_found_by_its_pattern(
-    address: str, membership: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rocketlet.spark.view.DISCOVERY_INTERVAL_S", 0.01)
+def test_topic_that_comes_later_is_found_by_its_pattern(address: str, membership: bool) -> None:
     fill(address, range(100), "orders-1")
     fill(address, range(100), "other")
-    with opened(address, membership, topic=None, topicPattern="orders-.*") as planner:
+    limits = PlanningLimits(discovery_interval_s=0.01)
+    with opened(address, membership, EMPTY, limits, topic=None, topicPattern="orders-.*") as planner:
         assert rows_of(read_all(planner)) == 100
         fill(address, range(100), "orders-2")
         rows = 0
@@ -356,13 +355,11 @@ def test_topic_that_comes_later_is_found_by_its_pattern(
         assert topics - {"%RETRY%g"} == {"orders-1", "orders-2"}
 
 
-def test_named_topic_that_does_not_exist_is_waited_for_and_then_reported(
-    address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rocketlet.spark.view.TOPIC_TIMEOUT_S", 0.01)
+def test_named_topic_that_does_not_exist_is_waited_for_and_then_reported(address: str) -> None:
+    limits = PlanningLimits(topic_timeout_s=0.01)
     with (
         pytest.raises(TopicNotFound, match=f"the topic t does not exist on {address}: create it"),
-        opened(address, True),
+        opened(address, True, EMPTY, limits),
     ):
         pass
 
@@ -613,14 +610,13 @@ def test_a_query_from_the_latest_reads_no_history_of_a_broker_that_was_away(memb
 
 
 def test_broker_that_has_failed_is_named_at_the_start_and_its_messages_come_when_it_is_back(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Its machine has lost its power: the name server has it, and nothing responds at its address."""
     port = free_port()
     body = encode_registration(DataVersion(1), [TopicConfig("t", QUEUES, QUEUES)])
     header = RegisterBroker("broker-b", f"127.0.0.1:{port}", "DefaultCluster", "", 0)
     registration = encode(Frame(RequestCode.REGISTER_BROKER, 1, write(header), body))
-    monkeypatch.setattr("rocketlet.spark.member.SETTLE_TIMEOUT_S", 0.5)
     with Broker() as first:
         first.create_topic("t", QUEUES)
         fill(first.address, range(100))
@@ -633,7 +629,7 @@ def test_broker_that_has_failed_is_named_at_the_start_and_its_messages_come_when
                 opened(first.address, False),
             ):
                 pass
-            with opened(first.address, True) as planner:
+            with opened(first.address, True, EMPTY, PlanningLimits(assignment_timeout_s=0.5)) as planner:
                 assert rows_until(planner, 100) == 100
                 assert "broker_away broker='broker-b'" in caplog.text
                 assert "queues_missing" in caplog.text and "the broker broker-b does not respond" in caplog.text
