@@ -187,9 +187,16 @@ class Turns:
     """
     Args:
         call_soon: Makes a call in the next event-loop iteration.
+        at_once: how many pieces `do_some` does immediately.
     """
 
-    def __init__(self, turn_s: float = TURN_S, call_soon: Callable[..., object] | None = None) -> None:
+    def __init__(
+        self,
+        turn_s: float = TURN_S,
+        call_soon: Callable[..., object] | None = None,
+        at_once: int = LIMITS.affected_at_once,
+    ) -> None:
+        self._at_once = at_once
         self.turn_s = turn_s
         self._call_soon = call_soon or MACHINE.call_soon
         self._own: deque[Work[Any]] = deque()
@@ -222,11 +229,11 @@ class Turns:
             self._end_s = 0.0
             self._call_soon(self._turn)
 
-    def do_some(self, work: Work[Any], pieces: int) -> None:
+    def do_some(self, work: Work[Any], pieces: int = 0) -> None:
         """Do some pieces of the work immediately, whatever other work waits, and the rest from the next turn on. This is for
         what one event does to many clients, groups or messages: a few of them do not have to wait for a turn."""
         for number, _ in enumerate(work, 1):
-            if number >= pieces:
+            if number >= (pieces or self._at_once):
                 self.do_later(work)
                 return
 
@@ -707,7 +714,7 @@ class Runtime:
         self.limits = limits
         self.generation = generation if generation is not None else Generation()
         self.tasks = tasks if tasks is not None else Tasks(clock)
-        self.turns = turns if turns is not None else Turns(call_soon=clock.call_soon)
+        self.turns = turns if turns is not None else Turns(call_soon=clock.call_soon, at_once=limits.affected_at_once)
 
 
 # ------------------------------------------------------------------------------
@@ -788,7 +795,6 @@ class Arrivals(Generic[K, Item]):
 
     def __init__(self, runtime: Runtime, work: Callable[[K, Iterable[Item]], Work[None]]) -> None:
         self._turns = runtime.turns
-        self._at_once = runtime.limits.affected_at_once
         self._work = work
         self._new: dict[K, dict[Item, None]] = {}  # by key of the work in progress: items that it has not taken yet
 
@@ -801,7 +807,7 @@ class Arrivals(Generic[K, Item]):
                 keys.append(key)
             self._new[key][item] = None
         if keys:
-            self._turns.do_some(self._doing(keys), self._at_once)
+            self._turns.do_some(self._doing(keys))
 
     def _doing(self, keys: deque[K]) -> Work[None]:
         try:

@@ -283,7 +283,7 @@ class Locks:
         until they expire, and the client can reconnect as after a restart."""
         queues = self._queues.pop(connection, {})
         connection.charge(-PLACE_BYTES * (len(queues) + len(self._left.pop(connection, ()))))
-        self._turns.do_some(self._losing(connection, queues), self._limits.affected_at_once)
+        self._turns.do_some(self._losing(connection, queues))
 
     def _losing(self, connection: Session, queues: Iterable[GroupQueue]) -> Work[None]:
         """End what a closed connection had, a queue per piece. Its client may have come back since."""

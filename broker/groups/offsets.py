@@ -453,7 +453,7 @@ class Watch:
         """Remove a closed connection as the reader and previous reader of its queues, and release its memory charge."""
         queues = self._queues.pop(connection, {})
         connection.charge(-PLACE_BYTES * len(queues))
-        self._turns.do_some(self._losing(connection, queues), self._limits.affected_at_once)
+        self._turns.do_some(self._losing(connection, queues))
 
     def _losing(self, connection: Session, queues: Iterable[GroupQueue]) -> Work[None]:
         for queue in queues:

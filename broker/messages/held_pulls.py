@@ -90,7 +90,7 @@ def _is_wanted(pull: HeldPull) -> bool:
 
 class HeldPulls:
     def __init__(self, runtime: Runtime) -> None:
-        limits = self._limits = runtime.limits
+        limits = runtime.limits
         self._turns = runtime.turns
         self._timeouts = Timeouts(runtime.clock, runtime.turns)
         self._held: dict[ConsumeQueue, dict[HeldPull, None]] = {}
@@ -133,9 +133,6 @@ class HeldPulls:
                 pull.passed(pull.seen)
             yield
 
-    def _do_some(self, work: Work[None]) -> None:
-        self._turns.do_some(work, self._limits.affected_at_once)
-
     def release(self, pull: HeldPull) -> None:
         """End the wait of a pull with its `answer`, as soon as its client reads. Do nothing for a pull that was answered
         already."""
@@ -159,7 +156,7 @@ class HeldPulls:
 
     def drop(self, session: Session) -> None:
         """Drop the pulls of a closed session, without a response."""
-        self._do_some(self._dropping(session))
+        self._turns.do_some(self._dropping(session))
 
     def _dropping(self, session: Session) -> Work[None]:
         for pull in list(self._of.get(session, ())):
@@ -170,7 +167,7 @@ class HeldPulls:
     def release_topic(self, topic: str) -> None:
         """Answer the pulls that wait for messages of a deleted topic. They would otherwise miss the messages of a recreated
         topic."""
-        self._do_some(self._releasing_topic(topic))
+        self._turns.do_some(self._releasing_topic(topic))
 
     def _releasing_topic(self, topic: str) -> Work[None]:
         for number, queue in enumerate(list(self._held), 1):
@@ -195,7 +192,7 @@ class HeldPulls:
     def answer_all(self) -> None:
         """Answer all pulls because the broker stops, and hold no further ones."""
         self._is_stopped = True
-        self._do_some(self.releasing(list(self._of)))
+        self._turns.do_some(self.releasing(list(self._of)))
 
 
 def _remove_from(table: dict[K, dict[HeldPull, None]], key: K, pull: HeldPull) -> None:

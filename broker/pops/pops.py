@@ -350,13 +350,10 @@ class Pops:
                     yield
             yield from self._serving(pool)
 
-    def _do_some(self, work: Work[None]) -> None:
-        self._turns.do_some(work, self._limits.affected_at_once)
-
     def serve(self, pool: Pool) -> None:
         """Serve the receives that wait, because the pool may have a message or a further queue."""
         if pool.waiting:
-            self._do_some(self._serving(pool))
+            self._turns.do_some(self._serving(pool))
 
     def _serving(self, pool: Pool) -> Work[None]:
         """Serve the receives that wait in a pool, one per piece."""
@@ -398,7 +395,7 @@ class Pops:
 
     def _serve_due(self) -> None:
         pools, self._served_later = list(self._served_later), {}
-        self._do_some(_in_order(map(self._serving, pools)))
+        self._turns.do_some(_in_order(map(self._serving, pools)))
 
     def _end(self, receive: Receive, result: PopResult) -> None:
         """Give a receive its result, unless it has one or was cancelled."""
@@ -728,7 +725,7 @@ class Pops:
         """End clients without contact whose messages the broker extends, and remove unused clients, pools and lite topics."""
         self.lite.expire()
         self.expiry.check_kept()
-        self._do_some(self._losing_silent())
+        self._turns.do_some(self._losing_silent())
         self.pools.clients.remove_idle_clients(self._clock.monotonic_s() - POP_CLIENT_SILENT_S)
         self._remove_unused()
         self.division.check()
@@ -790,7 +787,7 @@ class Pops:
         """Handle a client that terminated or lost contact: end its receives, and redeliver the messages that the broker
         extends for it, or dead-letter them after their last attempt. Messages with a visibility timeout of their own
         stay in flight until that expires. Do nothing once the broker is stopped."""
-        self._do_some(self._losing_client(client))
+        self._turns.do_some(self._losing_client(client))
 
     def _losing_silent(self) -> Work[None]:
         for client in self.pools.clients.silent_clients():
@@ -868,7 +865,7 @@ class Pops:
     def end_receives(self, group: str) -> None:
         """End the waiting receives of a deleted group whose offsets and messages in flight stay."""
         for pool in self.pools.of_group(group):
-            self._do_some(self._ending(list(pool.waiting), Why.GROUP_GONE))
+            self._turns.do_some(self._ending(list(pool.waiting), Why.GROUP_GONE))
 
     def topic_deleted(self, topic: str) -> None:
         """End the pools of a deleted topic, and delete the offsets in its lite topics."""
@@ -895,7 +892,7 @@ class Pops:
                 self.lite.pool_deleted(pool)
             self.pools.remove(pool)
         self._write_now()
-        self._do_some(_in_order(ended))
+        self._turns.do_some(_in_order(ended))
 
     def _write_now(self) -> None:
         """Write the journal. After StoreFull, `saving` rewrites the whole file."""
@@ -914,7 +911,7 @@ class Pops:
         self._deadlines.stop()
         self.division.stop()
         self.expiry.stop()
-        self._do_some(self._ending(self._waiting(), Why.STOPPED))
+        self._turns.do_some(self._ending(self._waiting(), Why.STOPPED))
         self._writer.write()
         self._journal.frames.close()
 

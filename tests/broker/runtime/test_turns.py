@@ -298,7 +298,7 @@ async def test_the_members_of_a_large_group_are_notified_in_pieces(node: Node, m
         done[cast("GeneratorType[None, None, object]", work).gi_code.co_qualname] += pieces(work)
 
     monkeypatch.setattr(node.broker.turns, "do", do)
-    monkeypatch.setattr(node.broker.turns, "do_some", lambda work, pieces: do(work))
+    monkeypatch.setattr(node.broker.turns, "do_some", lambda work, pieces=0: do(work))
     node.broker.notifications.topic_changed(TopicConfig("t", 8, 8))
     node.broker.notifications.notify(group, list(group.members))
     peers[0].hang_up()
