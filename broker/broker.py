@@ -358,16 +358,16 @@ class BrokerController:
             self.registration.moved(former.address)
         log.info("address_changed", address=self.config.address, external=self.config.external_address)
 
-    def dropped(self, connection: Session) -> None:
+    def dropped(self, session: Session) -> None:
         """Remove the memberships, held pulls and producers of a connection that is gone, and its leases if the client has
         closed it (`Session.was_closed_by_client`). Do nothing while the broker stops."""
         if self._is_stopping:
             return
-        self.groups.drop(connection)
-        self.locks.connection_gone(connection)
-        self.held_pulls.drop(connection)
-        self.clients.drop(connection)
-        self.watch.connection_gone(connection)
+        self.groups.drop(session)
+        self.locks.connection_gone(session)
+        self.held_pulls.drop(session)
+        self.clients.drop(session)
+        self.watch.connection_gone(session)
 
     def note_turned_away(self, address: str, reason: str) -> None:
         """Record a connection that was refused or closed because of an error, with the reason."""
@@ -424,10 +424,10 @@ class BrokerController:
             self.turns.do_alone("lite topics", self.pops.expiry.retained)
 
     def _expiring_members(self) -> Work[None]:
-        for connection in self.groups.expired():
-            if connection is not None:
-                self.groups.drop(connection, "expired")
-                connection.close()
+        for session in self.groups.expired():
+            if session is not None:
+                self.groups.drop(session, "expired")
+                session.close()
             yield
 
     def ensure_retry_topic(self, group: GroupConfig, session: Session) -> None:

@@ -102,12 +102,12 @@ class Agreement:
         of work, because each set is compared with those of all members."""
         lists: dict[frozenset[str], MemberList] = {}
         ids = 0
-        for connection, member in list(group.foreign.items()):
+        for session, member in list(group.foreign.items()):
             if member.topics in lists:
                 continue
             if lists:
                 yield
-            found = group.list_for(connection)
+            found = group.list_for(session)
             ids += len(found.ids)
             if ids > self._limits.max_listed_ids:
                 break

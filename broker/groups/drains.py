@@ -76,10 +76,10 @@ class Allotment:
 
     # Questions
 
-    def observe_claim(self, group: ConsumerGroup, connection: Session, topic: str, queue_id: int) -> None:
+    def observe_claim(self, group: ConsumerGroup, session: Session, topic: str, queue_id: int) -> None:
         """Compute owners again after a claim of a queue without an owner, because its topic is new or has grown."""
         is_unowned = group.owner_of(topic, queue_id) is None
-        if is_unowned and group.is_owned_by_other(connection, topic, queue_id, self._clock.monotonic_s()):
+        if is_unowned and group.is_owned_by_other(session, topic, queue_id, self._clock.monotonic_s()):
             self.find_owners(group)
 
     def queue_refused(self, group: ConsumerGroup, topic: str, queue_id: int) -> None:
@@ -92,37 +92,37 @@ class Allotment:
 
     # Member lists
 
-    def issue(self, group: ConsumerGroup, connection: Session, client_id: str, members: MemberList) -> None:
+    def issue(self, group: ConsumerGroup, session: Session, client_id: str, members: MemberList) -> None:
         """Record that a member gets this list. Beyond the limit on client ids in all lists, the oldest lists are dropped, and
         their members count as members without a list."""
-        before = group.issued.get(connection)
+        before = group.issued.get(session)
         if (
             before is not None and before.members is ALONE and members is not ALONE
         ):  # the member drops queues soon that its new list gives to others
-            group.bound_since_s[connection] = self._clock.monotonic_s()
+            group.bound_since_s[session] = self._clock.monotonic_s()
         elif members is ALONE:
             group.has_bound_members = True
         times = before.times if before is not None and before.members is members else 0
         if not times:
             group.version += 1
-        self._withdraw(group, connection)
+        self._withdraw(group, session)
         if members not in group.issued_lists:
             group.issued_lists[members] = {}
             if members is not ALONE:  # ALONE is shared by all groups, and has no ids
                 self._lists[members] = group
             self._id_count += len(members.ids)
-        group.issued_lists[members].setdefault(client_id, {})[connection] = None
-        group.issued[connection] = Issued(members, client_id, times + 1)
+        group.issued_lists[members].setdefault(client_id, {})[session] = None
+        group.issued[session] = Issued(members, client_id, times + 1)
         while self._id_count > self._limits.max_given_ids and len(self._lists) > 1:
             oldest, owner = next(iter(self._lists.items()))
             self._withdraw_list(owner, oldest)
 
-    def _withdraw(self, group: ConsumerGroup, connection: Session) -> None:
-        issued = group.issued.pop(connection, None)
+    def _withdraw(self, group: ConsumerGroup, session: Session) -> None:
+        issued = group.issued.pop(session, None)
         if issued is None:
             return
         readers = group.issued_lists[issued.members]
-        del readers[issued.client_id][connection]
+        del readers[issued.client_id][session]
         if not readers[issued.client_id]:
             del readers[issued.client_id]
         if not readers:
@@ -130,20 +130,20 @@ class Allotment:
 
     def _withdraw_list(self, group: ConsumerGroup, members: MemberList) -> None:
         for connections in group.issued_lists.pop(members).values():
-            for connection in connections:
-                del group.issued[connection]
+            for session in connections:
+                del group.issued[session]
         self._lists.pop(members, None)
         self._id_count -= len(members.ids)
 
     def keep_members(self, group: ConsumerGroup) -> None:
         """Drop the lists of sessions that are no longer members."""
-        for connection in [item for item in group.issued if item not in group.members]:
-            self._withdraw(group, connection)
+        for session in [item for item in group.issued if item not in group.members]:
+            self._withdraw(group, session)
         now_s = self._clock.monotonic_s()
         group.bound_since_s = {
-            connection: since_s
-            for connection, since_s in group.bound_since_s.items()
-            if connection in group.members and now_s < since_s + RELOOK_S
+            session: since_s
+            for session, since_s in group.bound_since_s.items()
+            if session in group.members and now_s < since_s + RELOOK_S
         }
 
     def end(self, group: ConsumerGroup) -> None:
@@ -509,16 +509,16 @@ class Draining:
         group = self._groups.get(name)
         return group is not None and group.is_draining
 
-    def observe_pull(self, group: ConsumerGroup, connection: Session, header: PullMessage) -> None:
+    def observe_pull(self, group: ConsumerGroup, session: Session, header: PullMessage) -> None:
         """Record what a pull shows about the progress of a member whose queue moves away."""
         drain = group.drain
-        if drain is None or connection not in drain.moving.get(key := (header.topic, header.queue_id), ()):
+        if drain is None or session not in drain.moving.get(key := (header.topic, header.queue_id), ()):
             return
-        drain.pulled_s[connection] = self._clock.monotonic_s()
-        if key in drain.waiting.get(connection, ()) and has_handled_all(header):
-            self._drained(group, drain, connection, key)
-        for dropped in drain.dropped(connection, key):
-            self._drained(group, drain, connection, dropped)
+        drain.pulled_s[session] = self._clock.monotonic_s()
+        if key in drain.waiting.get(session, ()) and has_handled_all(header):
+            self._drained(group, drain, session, key)
+        for dropped in drain.dropped(session, key):
+            self._drained(group, drain, session, dropped)
 
     def record_progress(self, group: ConsumerGroup, session: Session) -> None:
         """Record that a session has committed progress in some queue, which shows that its handlers are running."""
@@ -1012,18 +1012,18 @@ class Notifications:
         if not self._may_notify(group):
             return
         sessions = list(connections)
-        for connection in sessions[:SLICE]:
-            connection.send_event(_change_for(group, connection))
+        for session in sessions[:SLICE]:
+            session.send_event(_change_for(group, session))
         if len(sessions) > SLICE:
             self._turns.do(self._notifying_these(group, sessions[SLICE:]))
         self._record_notified(group, len(sessions))
 
     def _notifying_these(self, group: ConsumerGroup, connections: list[Session]) -> Work[None]:
-        for number, connection in enumerate(connections):
+        for number, session in enumerate(connections):
             if number % WRITES == 0:
                 yield
-            if connection in group.members:
-                connection.send_event(_change_for(group, connection))
+            if session in group.members:
+                session.send_event(_change_for(group, session))
 
     def _record_notified(self, group: ConsumerGroup, members: int) -> None:
         if members:
@@ -1035,29 +1035,29 @@ class Notifications:
 
     def _notifying_of_topic(self, topic: str) -> Work[None]:
         for group in self._groups.subscribing(topic):
-            for number, connection in enumerate(list(group.members), 1):
-                connection.send_event(GroupChanged(group.name, topic))
+            for number, session in enumerate(list(group.members), 1):
+                session.send_event(GroupChanged(group.name, topic))
                 if number % WRITES == 0:
                     yield
             self._groups.check_soon(group)
 
-    def notify_outdated(self, connection: Session, group: ConsumerGroup) -> None:
+    def notify_outdated(self, session: Session, group: ConsumerGroup) -> None:
         """Notify a member whose heartbeat shows an outdated number of queues, for example because it read the route before
         the topic grew, and joined after the notification."""
-        for topic in self._groups.stale_topics(group, connection):
-            connection.send_event(GroupChanged(group.name, topic))
+        for topic in self._groups.stale_topics(group, session):
+            session.send_event(GroupChanged(group.name, topic))
 
     def topics_known(self) -> None:
         """Notify members that see another number of queues, because all name servers know all topics now. At an earlier
         notification, some name server may not have known the change."""
-        for group, connection, topic in self._groups.stale():
-            connection.send_event(GroupChanged(group, topic))
+        for group, session, topic in self._groups.stale():
+            session.send_event(GroupChanged(group, topic))
 
 
-def _change_for(group: ConsumerGroup, connection: Session) -> GroupChanged:
+def _change_for(group: ConsumerGroup, session: Session) -> GroupChanged:
     """Return the event for a member. A Rocketlet member gets its position among the members, or its queues where the broker
     allocates them, so that a thousand notified members need not send a thousand requests."""
-    member = group.members.get(connection)
+    member = group.members.get(session)
     if member is None or not member.data.strategy:
         return GroupChanged(group.name)
     topics = member.subscriptions

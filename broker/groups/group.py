@@ -60,7 +60,7 @@ class QueueLease:
     foreign member that read it before a restart.
 
     Attributes:
-        connection: None after a restart, and after the broker has closed the connection, until the client is back.
+        session: None after a restart, and after the broker has closed the connection, until the client is back.
         handover: True for a lease of a Rocketlet client or of a group's pools, with an epoch, and for a reservation.
             False for a lock of Apache's clients, which fences no commit.
         former_end: for a lease from before a restart, the end of its queue when this run began; 0 if its topic was
@@ -70,7 +70,7 @@ class QueueLease:
     """
 
     client_id: str
-    connection: Session | None
+    session: Session | None
     epoch: int
     handover: bool
     renewed_s: float
@@ -83,7 +83,7 @@ class QueueLease:
     def is_over(self, now_s: float) -> bool:
         return now_s - self.renewed_s > (HANDOVER_LEASE_S if self.handover else LOCK_LEASE_S)
 
-    def belongs_to(self, connection: Session, epoch: int | None) -> bool:
+    def belongs_to(self, session: Session, epoch: int | None) -> bool:
         """Return True if a connection of the owner's client id is the owner. Apache's locks know only the id.
 
         An id alone may be copied, or be that of a client whose previous socket has not closed yet: such a connection has
@@ -92,9 +92,9 @@ class QueueLease:
         fail, because its sender would continue to read what another member had meanwhile (docs/decisions, 6). An owner from
         before a restart that does not name its epoch never received it, and gets another one.
         """
-        if self.connection is connection or not self.handover:
+        if self.session is session or not self.handover:
             return epoch in (None, self.epoch)
-        return epoch == self.epoch and (self.connection is None or self.connection.number < connection.number)
+        return epoch == self.epoch and (self.session is None or self.session.number < session.number)
 
 
 @dataclass(slots=True)
@@ -226,27 +226,27 @@ class GroupQueue:
 
     # Lease
 
-    def is_leased_to(self, connection: Session) -> bool:
+    def is_leased_to(self, session: Session) -> bool:
         """Return True if this session has the lease of the queue, or its reservation from before a restart. Locks of
         Apache's clients do not count."""
-        return self.lease is not None and self.lease.handover and self.lease.connection is connection
+        return self.lease is not None and self.lease.handover and self.lease.session is session
 
-    def is_leased_to_another(self, connection: Session) -> bool:
+    def is_leased_to_another(self, session: Session) -> bool:
         """Return True if another session, or a client that is not connected, has the lease of the queue, or its
         reservation from before a restart. Locks of Apache's clients do not count."""
-        return self.lease is not None and self.lease.handover and self.lease.connection is not connection
+        return self.lease is not None and self.lease.handover and self.lease.session is not session
 
-    def is_owned_by(self, connection: Session) -> bool:
+    def is_owned_by(self, session: Session) -> bool:
         """Return True if this client has the lease or lock of the queue."""
-        return self.lease is not None and self.lease.connection is connection
+        return self.lease is not None and self.lease.session is session
 
-    def commit_fault(self, connection: Session, key: QueueKey, epoch: int | None) -> str | None:
+    def commit_fault(self, session: Session, key: QueueKey, epoch: int | None) -> str | None:
         """Return why the lease forbids a commit; None if it allows it. Only leases fence commits."""
         lease, (topic, queue_id) = self.lease, key
         if lease is None or not lease.handover:
             # Apache's clients send no epoch, and nothing fences them (ConsumerManageProcessor.updateConsumerOffset).
             return None if epoch is None else f"the queue {topic}:{queue_id} is not locked by this client"
-        if lease.connection is not connection or (epoch is not None and epoch != lease.epoch):
+        if lease.session is not session or (epoch is not None and epoch != lease.epoch):
             return f"the queue {topic}:{queue_id} is owned by {lease.client_id} (epoch {lease.epoch})"
         return None
 
@@ -461,49 +461,49 @@ class ConsumerGroup:
 
     # Foreign members that claim other queues than they own (`Allotment` in drains.py)
 
-    def is_bound(self, connection: Session, topic: str, now_s: float) -> bool:
+    def is_bound(self, session: Session, topic: str, now_s: float) -> bool:
         """Return True if a foreign member claims more queues of a topic than it owns."""
-        issued = self.issued_to(connection)
+        issued = self.issued_to(session)
         # the member may have got a list of itself alone before a restart of the broker
         if issued is ALONE or (issued is None and self.is_uneven):
             return True
         # members get lists without the other subscribers of the retry topic
         if self.is_uneven and topic.startswith(RETRY_PREFIX):
             return True
-        since_s = self.bound_since_s.get(connection)
+        since_s = self.bound_since_s.get(session)
         if since_s is None:
             return False
-        return now_s < since_s + (RELOOK_S if self.is_mid_rebalance(connection) else self._limits.drained_wait_s)
+        return now_s < since_s + (RELOOK_S if self.is_mid_rebalance(session) else self._limits.drained_wait_s)
 
-    def is_mid_rebalance(self, connection: Session) -> bool:
+    def is_mid_rebalance(self, session: Session) -> bool:
         """Return True if a member may read queues of some topic by an earlier list. Such a member requests the list
         once for each of its topics, one after the other, and then drops queues of that topic."""
-        member = self.foreign.get(connection)
+        member = self.foreign.get(session)
         if member is None:
             return False
         topics = sum(1 for topic in member.subscriptions if self.owners.get(topic))
-        issued = self.issued.get(connection)
+        issued = self.issued.get(session)
         return (issued.times if issued is not None else 0) < topics
 
-    def may_bind(self, connection: Session) -> bool:
+    def may_bind(self, session: Session) -> bool:
         """Return True if a member claims more queues than it owns, now or after some time."""
         if not self.has_bound_members or not self.members:
             return False
-        return self.is_uneven or self.is_alone(connection) or connection in self.bound_since_s
+        return self.is_uneven or self.is_alone(session) or session in self.bound_since_s
 
-    def is_owned_by_other(self, connection: Session, topic: str, queue_id: int, now_s: float) -> bool:
+    def is_owned_by_other(self, session: Session, topic: str, queue_id: int, now_s: float) -> bool:
         """Return True if a foreign member claims a queue of another owner."""
-        member = self.foreign.get(connection) if self.has_bound_members else None
-        if member is None or not self.is_bound(connection, topic, now_s):
+        member = self.foreign.get(session) if self.has_bound_members else None
+        if member is None or not self.is_bound(session, topic, now_s):
             return False
         owner = self.owner_of(topic, queue_id)
         return self.is_uneven if owner is None else owner != member.client_id
 
-    def is_new_reader(self, connection: Session, topic: str, queue_id: int, now_s: float) -> bool:
+    def is_new_reader(self, session: Session, topic: str, queue_id: int, now_s: float) -> bool:
         """Return True if a foreign member begins to read a queue that it has claimed for long, from an offset of then."""
-        if not self.has_bound_members or connection not in self.foreign:
+        if not self.has_bound_members or session not in self.foreign:
             return False
-        return self.is_bound(connection, topic, now_s) and self.queue(topic, queue_id).reader is not connection
+        return self.is_bound(session, topic, now_s) and self.queue(topic, queue_id).reader is not session
 
     def late(self, losing: Iterable[set[Session]], reading: Container[Session]) -> list[Session]:
         """Return the members that lose queues and by their list read them: they have not requested it since.
@@ -566,10 +566,10 @@ class ConsumerGroup:
         """True if foreign readers, from before a restart or with a connection that has closed, are not back yet."""
         return bool(self.awaited_readers or self.lost_readers)
 
-    def subscription(self, connection: Session | None, topic: str) -> Subscription | None:
+    def subscription(self, session: Session | None, topic: str) -> Subscription | None:
         """Return the subscription of this connection's member to a topic; without one, the newest subscription of the
         group."""
-        member = self.members.get(connection) if connection else None
+        member = self.members.get(session) if session else None
         if member is not None and topic in member.subscriptions:
             return member.subscriptions[topic]
         subscribed = self.topics.get(topic)
@@ -580,20 +580,20 @@ class ConsumerGroup:
             subscribed.newest = max(found, key=lambda item: item.version, default=None)
         return subscribed.newest
 
-    def subscriptions_of(self, connection: Session) -> Mapping[str, Subscription]:
+    def subscriptions_of(self, session: Session) -> Mapping[str, Subscription]:
         """Return the member's subscriptions by topic; none for a session that is no member."""
-        return self.members[connection].subscriptions if connection in self.members else {}
+        return self.members[session].subscriptions if session in self.members else {}
 
     def record_shape(self, member: Member, shape: Shape | None) -> None:
         """Record the subscriptions of a member; None if it has left."""
         if member.shape != shape:
             connections = self._of_shape.get(member.shape, {})
-            connections.pop(member.connection, None)
+            connections.pop(member.session, None)
             if not connections:
                 self._of_shape.pop(member.shape, None)
         if shape is not None:
             member.shape = shape
-            self._of_shape.setdefault(shape, {})[member.connection] = None
+            self._of_shape.setdefault(shape, {})[member.session] = None
         for subscribed in self.topics.values():
             subscribed.newest = None
 
@@ -604,11 +604,11 @@ class ConsumerGroup:
             member.subscriptions[topic] = replace(known, version=version)
             self.topics[topic].newest = None
 
-    def other_than(self, connection: Session, shape: Shape) -> Member | None:
+    def other_than(self, session: Session, shape: Shape) -> Member | None:
         """Return a member with other subscriptions, without reading all members that subscribe to the same topics."""
         for other, connections in self._of_shape.items():
             if other != shape:
-                found = next((item for item in connections if item is not connection), None)
+                found = next((item for item in connections if item is not session), None)
                 if found is not None:
                     return self.members[found]
         return None
@@ -629,13 +629,13 @@ class ConsumerGroup:
                 yield
         return list(ids)
 
-    def companions(self, connection: Session) -> MemberList:
+    def companions(self, session: Session) -> MemberList:
         """Return the members that share a topic with this member.
 
         GET_CONSUMER_LIST_BY_GROUP of an Apache push consumer names no topic, and the consumer allocates each of its topics
         among all client ids in the response.
         """
-        asking = self.members.get(connection)
+        asking = self.members.get(session)
         return self._near(asking.topics if asking is not None else frozenset())
 
     def _near(self, topics: frozenset[str]) -> MemberList:
@@ -675,10 +675,10 @@ class ConsumerGroup:
                 alone.add(topics)
         self.is_uneven, self._alone = is_uneven, frozenset(alone)
 
-    def list_for(self, connection: Session) -> MemberList:
+    def list_for(self, session: Session) -> MemberList:
         """Return the list for a foreign member that may know of the last change."""
-        member = self.foreign.get(connection)
-        return ALONE if member is not None and member.topics in self._alone else self.companions(connection)
+        member = self.foreign.get(session)
+        return ALONE if member is not None and member.topics in self._alone else self.companions(session)
 
     def place(self, client_id: str, topic: str | None) -> tuple[int, int]:
         """Return a client's position among the members that subscribe to a topic, -1 if it is none of them, and the
@@ -1023,13 +1023,13 @@ class ConsumerGroups:
         group = self._groups.get(name)
         return group.members if group is not None else _NOBODY
 
-    def admit(self, connection: Session, client_id: str, groups: Iterable[str]) -> None:
+    def admit(self, session: Session, client_id: str, groups: Iterable[str]) -> None:
         """Check that a client may be a member of all these groups. Raises LimitExceeded if it is a member of too many
         groups or a group is full; Refusal if the connection is the member of one by another id."""
-        known: Collection[str] = self._names.get(connection, ())
+        known: Collection[str] = self._names.get(session, ())
         names = set(groups)
         for name in names.intersection(known):
-            member = self._groups[name].members[connection]
+            member = self._groups[name].members[session]
             if member.client_id != client_id:
                 member_text = f"this connection is the member {member.client_id} of the group {name}"
                 raise Refusal(Reason.ILLEGAL, f"{member_text}; {client_id} needs a connection of its own")
@@ -1042,11 +1042,11 @@ class ConsumerGroups:
                 raise LimitExceeded(f"the group {name} has {self._limits.max_members} members; no more are taken")
 
     def heartbeat(
-        self, connection: Session, client_id: str, data: ConsumerData, language: int, version: int
+        self, session: Session, client_id: str, data: ConsumerData, language: int, version: int
     ) -> ConsumerGroup:
         """Register or refresh a member that was admitted, and return its group."""
         group = self._groups.get(data.group) or self.obtain(data.group)
-        member = group.members.get(connection)
+        member = group.members.get(session)
         now_s = self._clock.monotonic_s()
         if member is not None and member.data is data:  # the heartbeat equals the member's last one
             member.seen_s = now_s
@@ -1070,27 +1070,27 @@ class ConsumerGroups:
             return group
         if not group.members:
             group.begin_membership()
-        member = Member(client_id, connection, data, language, version, now_s)
+        member = Member(client_id, session, data, language, version, now_s)
         member.update(data, now_s)
-        group.members[connection] = member
-        self._names.setdefault(connection, set()).add(group.name)
+        group.members[session] = member
+        self._names.setdefault(session, set()).add(group.name)
         self._record_heartbeat(group, member, {})
         group.record_claims(member)
         self._report_change(group, "joined", member)
         return group
 
-    def leave(self, connection: Session, name: str, event: str = "left") -> None:
+    def leave(self, session: Session, name: str, event: str = "left") -> None:
         group = self._groups.get(name)
-        member = group.members.get(connection) if group else None
+        member = group.members.get(session) if group else None
         if group is None or member is None:
             return
-        del group.members[connection]
+        del group.members[session]
         group.version += 1
-        names = self._names[connection]
+        names = self._names[session]
         names.discard(name)
         if not names:
-            del self._names[connection]
-        group.foreign.pop(connection, None)
+            del self._names[session]
+        group.foreign.pop(session, None)
         group.record_shape(member, None)
         self._charge(member, 0)
         self._forget_topics(group, member.subscriptions)
@@ -1103,9 +1103,9 @@ class ConsumerGroups:
         """Return the groups with a member that subscribes to the topic."""
         return [group for group in self._parts_of(topic) if topic in group.topics]
 
-    def stale_topics(self, group: ConsumerGroup, connection: Session) -> list[str]:
+    def stale_topics(self, group: ConsumerGroup, session: Session) -> list[str]:
         """Return the topics of which a member sees another number of queues here than there are."""
-        member = group.members.get(connection)
+        member = group.members.get(session)
         if member is None or not member.data.queue_counts:
             return []
         return [topic for _, topic, _ in stale_counts([member], self.broker_name, self._queues_of)]
@@ -1114,7 +1114,7 @@ class ConsumerGroups:
         """Yield group, connection and topic of members that see another number of queues here than there are."""
         for group in self:
             for member, topic, _ in stale_counts(group.members.values(), self.broker_name, self._queues_of):
-                yield group.name, member.connection, topic
+                yield group.name, member.session, topic
 
     def _record_heartbeat(self, group: ConsumerGroup, member: Member, before: Mapping[str, Subscription]) -> None:
         """Record the heartbeat of a member whose subscriptions were `before`."""
@@ -1122,9 +1122,9 @@ class ConsumerGroups:
         if before != member.subscriptions or not before:
             group.record_shape(member, shape_of(member.subscriptions.values()))
         if member.is_foreign:
-            group.foreign[member.connection] = member
+            group.foreign[member.session] = member
         else:
-            group.foreign.pop(member.connection, None)
+            group.foreign.pop(member.session, None)
         if before.keys() == member.subscriptions.keys():
             return
         for topic in member.subscriptions:
@@ -1137,7 +1137,7 @@ class ConsumerGroups:
 
     def _charge(self, member: Member, size: int) -> None:
         """Charge the memory of a membership to its connection, in bytes."""
-        member.connection.charge(size - member.charged_bytes)
+        member.session.charge(size - member.charged_bytes)
         member.charged_bytes = size
 
     def _forget_topics(self, group: ConsumerGroup, topics: Iterable[str]) -> None:
@@ -1149,17 +1149,17 @@ class ConsumerGroups:
             del group.topics[topic]
             self._remove_part(group, topic)
 
-    def drop(self, connection: Session, event: str = "closed") -> None:
+    def drop(self, session: Session, event: str = "closed") -> None:
         """End the memberships of a closed connection."""
-        for name in sorted(self._names.get(connection, ())):
-            self.leave(connection, name, event)
+        for name in sorted(self._names.get(session, ())):
+            self.leave(session, name, event)
 
     def record_contact(self, connections: Iterable[Session]) -> None:
         """Record that the members of these connections are alive, as a heartbeat without changes does."""
         now_s = self._clock.monotonic_s()
-        for connection in connections:
-            for name in self._names.get(connection, ()):
-                self._groups[name].members[connection].seen_s = now_s
+        for session in connections:
+            for name in self._names.get(session, ()):
+                self._groups[name].members[session].seen_s = now_s
 
     def expired(self) -> Iterator[Session | None]:
         """Yield connections without a heartbeat for `heartbeat_limit_s`, and None after each piece of work."""
@@ -1167,9 +1167,9 @@ class ConsumerGroups:
         limit = self._clock.monotonic_s() - self._limits.heartbeat_limit_s
         looks = 0
         for group in self:
-            for connection, member in list(group.members.items()):
-                if member.seen_s < limit and group.members.get(connection) is member:
-                    yield connection
+            for session, member in list(group.members.items()):
+                if member.seen_s < limit and group.members.get(session) is member:
+                    yield session
                 looks += 1
                 if looks % LOOKS == 0:
                     yield None

@@ -166,22 +166,22 @@ class Locks:
             (reader_line(lease_key, reader.client_id, reader.epoch) for lease_key, reader in readers),
         ), self._epoch
 
-    def lock(self, request: LockRequest, connection: Session, *, has_had: bool = False) -> dict[Queue, int]:
+    def lock(self, request: LockRequest, session: Session, *, has_had: bool = False) -> dict[Queue, int]:
         """Lock or renew queues that are free or the client's own. Return the queues that it holds now, with their epochs.
 
         Args:
             request: the queues; the epochs of those that are to be renewed.
-            connection: the client's connection.
+            session: the client's connection.
             has_had: True if the client had the queues for itself without a lock, so no other client can have them.
         """
-        if request.group in self._left.get(connection, ()) and not request.handover:
+        if request.group in self._left.get(session, ()) and not request.handover:
             return {}  # requested by a Java member that has unregistered meanwhile
         now_s = self._now_s()
         group = self.groups.obtain(request.group)
         epochs = {
             queue: epoch
             for queue in request.queues
-            if (epoch := self._lock_one(group, request, queue, connection, now_s, has_had=has_had)) is not None
+            if (epoch := self._lock_one(group, request, queue, session, now_s, has_had=has_had)) is not None
         }
         self.groups.release(group)
         self._ledger.write()
@@ -193,7 +193,7 @@ class Locks:
         group: ConsumerGroup,
         request: LockRequest,
         wanted: Queue,
-        connection: Session,
+        session: Session,
         now_s: float,
         *,
         has_had: bool,
@@ -203,24 +203,24 @@ class Locks:
         lease = queue.lease if queue is not None else None
         if queue is not None and lease is not None and not lease.is_over(now_s):
             epoch = request.epochs.get(wanted)
-            if lease.client_id == request.client_id and lease.belongs_to(connection, epoch):
-                renewal = None if lease.handover else Read(connection, group, key, ReadKind.RENEWAL)
+            if lease.client_id == request.client_id and lease.belongs_to(session, epoch):
+                renewal = None if lease.handover else Read(session, group, key, ReadKind.RENEWAL)
                 if renewal is not None and may_read(renewal, now_s) is not ALLOWED:
                     self._free(queue, lease, "unlocked")
                     self._changes.queue_refused(group, key)
                     return None
                 lease.renewed_s = now_s
-                if lease.connection is not connection:
-                    self._unlist(lease.connection, queue)
-                    lease.connection = connection
-                    self._list(connection, queue)
+                if lease.session is not session:
+                    self._unlist(lease.session, queue)
+                    lease.session = session
+                    self._list(session, queue)
                     queue.version += 1
                 return lease.epoch
-            if lease.client_id != request.client_id or lease.connection is not None or epoch is not None:
+            if lease.client_id != request.client_id or lease.session is not None or epoch is not None:
                 if epoch is None:
                     # Notified when the queue is free: a hand-over would otherwise last until its next try. Apache's
                     # clients try every 20 s (RebalanceService.waitInterval).
-                    self._add_waiter(connection, queue, lease)
+                    self._add_waiter(session, queue, lease)
                 return None
         if wanted in request.epochs:
             return None  # a renewal does not acquire a lease: its sender must first release the queue
@@ -230,30 +230,30 @@ class Locks:
         if self._is_closed or (is_unknown and not has_had):
             return None  # another member may have a lease that this run does not know
         kind = ReadKind.LEASE if request.handover else ReadKind.LOCK
-        read = _new_tuple(Read, (connection, group, key, kind, 0, 0, None))
+        read = _new_tuple(Read, (session, group, key, kind, 0, 0, None))
         if not has_had and may_read(read, now_s) is not ALLOWED:
             self._changes.queue_refused(group, key)
             return None
-        if not 0 <= queue_id < self._queues_of(topic) or not self._has_room(connection, group, queue, lease):
+        if not 0 <= queue_id < self._queues_of(topic) or not self._has_room(session, group, queue, lease):
             return None
         queue = self.groups.obtain_queue(group, key)
         if lease is not None:
             self._record_event("lock expired", queue, lease)
-            self._unlist(lease.connection, queue)
+            self._unlist(lease.session, queue)
         else:
             self._count += 1
         self._epoch += 1
-        queue.lease = granted = QueueLease(request.client_id, connection, self._epoch, request.handover, now_s)
+        queue.lease = granted = QueueLease(request.client_id, session, self._epoch, request.handover, now_s)
         if lease is not None:
             # The members that waited for the previous owner wait for this one now.
-            granted.waiters = {waiter: None for waiter in lease.waiters if waiter is not connection}
+            granted.waiters = {waiter: None for waiter in lease.waiters if waiter is not session}
             self._waiting -= len(lease.waiters) - len(granted.waiters)
         queue.version += 1
-        self._list(connection, queue)
+        self._list(session, queue)
         self._record_event("locked", queue, granted)
         return granted.epoch
 
-    def unlock(self, request: LockRequest, connection: Session) -> list[str]:
+    def unlock(self, request: LockRequest, session: Session) -> list[str]:
         """Free the locks that the client holds among the given queues. Return a text for each queue that was not freed."""
         faults: list[str] = []
         group = self.groups.get(request.group)
@@ -265,7 +265,7 @@ class Locks:
                 faults.append(f"{item.topic}:{item.queue_id} is not locked")
             elif lease.client_id != request.client_id or (
                 # the owner of a lease from before a restart may unlock, once its heartbeat has identified it
-                lease.handover and lease.connection is not connection and lease.connection is not None
+                lease.handover and lease.session is not session and lease.session is not None
             ):
                 faults.append(f"{item.topic}:{item.queue_id} is locked by {lease.client_id} (epoch {lease.epoch})")
             # An unlock that was delayed must not free what its sender has locked again since.
@@ -277,77 +277,77 @@ class Locks:
         self._report_change()
         return faults
 
-    def connection_gone(self, connection: Session) -> None:
+    def connection_gone(self, session: Session) -> None:
         """Remove what waits for a closed connection. Locks of Apache's clients last until they expire. Leases end
         if the client has closed the connection. Otherwise the client may not have noticed the loss, so its leases last
         until they expire, and the client can reconnect as after a restart."""
-        queues = self._queues.pop(connection, {})
-        connection.charge(-PLACE_BYTES * (len(queues) + len(self._left.pop(connection, ()))))
-        self._turns.do_some(self._losing(connection, queues))
+        queues = self._queues.pop(session, {})
+        session.charge(-PLACE_BYTES * (len(queues) + len(self._left.pop(session, ()))))
+        self._turns.do_some(self._losing(session, queues))
 
-    def _losing(self, connection: Session, queues: Iterable[GroupQueue]) -> Work[None]:
+    def _losing(self, session: Session, queues: Iterable[GroupQueue]) -> Work[None]:
         """End what a closed connection had, a queue per piece. Its client may have come back since."""
         for queue in queues:
             lease = queue.lease
             if lease is None:
                 continue
-            if connection in lease.waiters:
-                del lease.waiters[connection]
+            if session in lease.waiters:
+                del lease.waiters[session]
                 self._waiting -= 1
             # Apache's locks outlive their connection, as on its broker, where only the member is dropped
             # (ClientHousekeepingService).
-            if lease.handover and lease.connection is connection:
-                if connection.was_closed_by_client:
+            if lease.handover and lease.session is session:
+                if session.was_closed_by_client:
                     self._free(queue, lease, "lock lost")
                 else:
-                    lease.connection = None
+                    lease.session = None
                     queue.version += 1
                 self._report_change()
             yield
 
-    def owned_by(self, connection: Session, name: str) -> list[GroupQueue]:
+    def owned_by(self, session: Session, name: str) -> list[GroupQueue]:
         """Return the queues of a group that a client owns."""
-        queues = self._queues.get(connection, ())
-        return [queue for queue in queues if queue.group.name == name and queue.is_owned_by(connection)]
+        queues = self._queues.get(session, ())
+        return [queue for queue in queues if queue.group.name == name and queue.is_owned_by(session)]
 
-    def drained(self, queue: GroupQueue, connection: Session) -> None:
+    def drained(self, queue: GroupQueue, session: Session) -> None:
         """Unlock a queue that moves away from a foreign reader, which has handled all of it. Apache's Go client does not
         unlock queues that it drops, and its lock would keep the next reader out for a minute."""
         lease = queue.lease
-        if lease is not None and not lease.handover and lease.connection is connection:
+        if lease is not None and not lease.handover and lease.session is session:
             self._free(queue, lease, "unlocked")
             self._report_change()
 
-    def leave(self, connection: Session, name: str, *, is_foreign: bool) -> None:
+    def leave(self, session: Session, name: str, *, is_foreign: bool) -> None:
         """Free the queues that a member has not unlocked before it unregistered. A foreign member cannot lock queues
         any more."""
-        for queue in self.owned_by(connection, name):
+        for queue in self.owned_by(session, name):
             if queue.lease is not None:
                 self._free(queue, queue.lease, "unlocked")
         self._ledger.write()
         self._report_change()
         if is_foreign:
-            left = self._left.setdefault(connection, {})
+            left = self._left.setdefault(session, {})
             left[name] = None
-            connection.charge(PLACE_BYTES)
+            session.charge(PLACE_BYTES)
             if len(left) > self._limits.max_memberships:
-                self.join(connection, next(iter(left)))
+                self.join(session, next(iter(left)))
 
-    def join(self, connection: Session, name: str) -> None:
+    def join(self, session: Session, name: str) -> None:
         """Let a member lock after its heartbeat, even if it had left the group."""
-        left = self._left.get(connection)
+        left = self._left.get(session)
         if left is not None and name in left:
-            connection.charge(-PLACE_BYTES)
+            session.charge(-PLACE_BYTES)
             del left[name]
             if not left:
-                del self._left[connection]
+                del self._left[session]
 
     def renew(self, connections: Iterable[Session]) -> None:
         """Renew all leases of these clients."""
         now_s, living = self._clock.monotonic_s(), set(connections)
         self._awake_s = now_s
         for queue in self.groups.queues():
-            if queue.lease is not None and queue.lease.connection in living:
+            if queue.lease is not None and queue.lease.session in living:
                 queue.lease.renewed_s = now_s
 
     def end(self, group: str, topic: str, queue_id: int) -> None:
@@ -487,12 +487,12 @@ class Locks:
         self._reader_count += (reader is not None) - (former is not None)
         queue.group.lost_readers += bool(reader and reader.is_lost) - bool(former and former.is_lost)
 
-    def renew_awaited(self, queue: GroupQueue, connection: Session) -> None:
+    def renew_awaited(self, queue: GroupQueue, session: Session) -> None:
         """Renew the reservation of a queue for a client that is no member, and has pulled or committed the queue."""
         lease = queue.lease
-        if lease is not None and lease.is_awaited and lease.connection in (None, connection):
-            lease.connection, lease.renewed_s = connection, self._clock.monotonic_s()
-            self._list(connection, queue)
+        if lease is not None and lease.is_awaited and lease.session in (None, session):
+            lease.session, lease.renewed_s = session, self._clock.monotonic_s()
+            self._list(session, queue)
 
     def readers_back(self, group: ConsumerGroup, client_id: str) -> list[GroupQueue]:
         """Return the queues that a client, which is a member again, has read since before, and free those that were
@@ -512,52 +512,52 @@ class Locks:
         return back
 
     def _has_room(
-        self, connection: Session, group: ConsumerGroup, queue: GroupQueue | None, former: QueueLease | None
+        self, session: Session, group: ConsumerGroup, queue: GroupQueue | None, former: QueueLease | None
     ) -> bool:
         """Return True if one more lock may be granted."""
-        held = self._queues.get(connection, {})
+        held = self._queues.get(session, {})
         is_full = former is None and self._count >= self._limits.max_locks
         if not is_full and (queue in held or len(held) < self._limits.max_locks_of_connection):
             return True
         self.refused += 1
-        if connection.is_news("locks_refused"):
+        if session.is_news("locks_refused"):
             limit = self._limits.max_locks if is_full else self._limits.max_locks_of_connection
             of = "this broker" if is_full else "one connection"
             hint = f"{of} has {limit} locks at most; they end when they are not renewed"
-            log.warning("locks_refused", group=group.name, peer=connection.peer, limit=limit, hint=hint)
+            log.warning("locks_refused", group=group.name, peer=session.peer, limit=limit, hint=hint)
         return False
 
-    def _add_waiter(self, connection: Session, queue: GroupQueue, lease: QueueLease) -> None:
+    def _add_waiter(self, session: Session, queue: GroupQueue, lease: QueueLease) -> None:
         """Record that a member waits for a queue. If too many do, the others retry on their own."""
-        held = self._queues.get(connection, {})
+        held = self._queues.get(session, {})
         is_full = self._waiting >= self._limits.max_lock_waiters or (
             queue not in held and len(held) >= self._limits.max_locks_of_connection
         )
-        if connection not in lease.waiters and not is_full:
-            lease.waiters[connection] = None
+        if session not in lease.waiters and not is_full:
+            lease.waiters[session] = None
             self._waiting += 1
-            self._list(connection, queue)
+            self._list(session, queue)
 
-    def _list(self, connection: Session, queue: GroupQueue) -> None:
-        held = self._queues.setdefault(connection, {})
+    def _list(self, session: Session, queue: GroupQueue) -> None:
+        held = self._queues.setdefault(session, {})
         if queue not in held:
             held[queue] = None
-            connection.charge(PLACE_BYTES)
+            session.charge(PLACE_BYTES)
 
-    def _unlist(self, connection: Session | None, queue: GroupQueue) -> None:
-        held = self._queues.get(connection) if connection is not None else None
-        if connection is not None and held is not None and queue in held:
+    def _unlist(self, session: Session | None, queue: GroupQueue) -> None:
+        held = self._queues.get(session) if session is not None else None
+        if session is not None and held is not None and queue in held:
             del held[queue]
-            connection.charge(-PLACE_BYTES)
+            session.charge(-PLACE_BYTES)
             if not held:
-                del self._queues[connection]
+                del self._queues[session]
 
     def _free(self, queue: GroupQueue, lease: QueueLease, event: str) -> None:
         queue.lease = None
         queue.version += 1
         self._count -= 1
         self._record_event(event, queue, lease)
-        self._unlist(lease.connection, queue)
+        self._unlist(lease.session, queue)
         self._waiting -= len(lease.waiters)
         for waiter in lease.waiters:
             self._unlist(waiter, queue)

@@ -61,7 +61,7 @@ class Member:
     """
 
     client_id: str
-    connection: Session
+    session: Session
     data: ConsumerData
     language: int
     version: int
@@ -90,7 +90,7 @@ class Member:
     @property
     def is_grpc_client(self) -> bool:
         """True if the member stands for a gRPC client, which cannot be notified over remoting."""
-        return self.pops and not self.connection.peer
+        return self.pops and not self.session.peer
 
     def __post_init__(self) -> None:
         self._set_listed_id()

@@ -374,34 +374,34 @@ class Watch:
         self._due_s = float("-inf")
         self.double_readers = 0
 
-    def record_pull(self, connection: Session, group: ConsumerGroup, key: QueueKey) -> GroupQueue:
+    def record_pull(self, session: Session, group: ConsumerGroup, key: QueueKey) -> GroupQueue:
         """Record that a connection has pulled a queue, and return the queue. If the connection reads too many queues,
         record nothing, and return `NO_QUEUE` if the group has no state of the queue."""
         queue = group.queues.get(key, NO_QUEUE)
-        if queue.reader is connection:
+        if queue.reader is session:
             return queue
-        held = self._queues.get(connection)
+        held = self._queues.get(session)
         if held is not None and len(held) >= self._limits.max_read_queues:
             return queue
         if queue is NO_QUEUE:
             queue = self._groups.obtain_queue(group, key)
         if held is None:
-            held = self._queues[connection] = {}
+            held = self._queues[session] = {}
         if queue not in held:
             held[queue] = None
-            connection.charge(PLACE_BYTES)
+            session.charge(PLACE_BYTES)
         last, before, since_s = queue.reader, queue.previous_reader, queue.reader_since_s
         now_s = self._clock.monotonic_s()
-        queue.reader, queue.previous_reader, queue.reader_since_s = connection, last, now_s
+        queue.reader, queue.previous_reader, queue.reader_since_s = session, last, now_s
         queue.given_offset, queue.has_committed, queue.passed = 0, False, None
-        if before is not None and before is not connection:
+        if before is not None and before is not session:
             self._unlist(before, queue)
         self._locks.record_pull(queue)
-        member = group.members.get(connection)
+        member = group.members.get(session)
         if member is not None and member.is_foreign:
             self._locks.record_reader(queue, member.client_id)
-        is_back = connection is before and last is not None and now_s - since_s < MAX_HOLD_S
-        if not is_back or queue.is_owned_by(connection):
+        is_back = session is before and last is not None and now_s - since_s < MAX_HOLD_S
+        if not is_back or queue.is_owned_by(session):
             return queue
         other = group.members.get(last) if last is not None else None
         if member is not None and other is not None and _may_be_two(member, other):
@@ -411,10 +411,10 @@ class Watch:
             self._name("two readers", group.name, member.client_id, f"{topic}:{queue_id} is read by {both}")
         return queue
 
-    def release(self, connection: Session, queue: GroupQueue) -> None:
+    def release(self, session: Session, queue: GroupQueue) -> None:
         """Forget the reader of a queue that moves away from it, because it has handled all its messages or is not
         waited for any more."""
-        if queue.reader is connection:
+        if queue.reader is session:
             self._clear(queue)
             self._locks.clear_reader(queue)
             self._groups.release_queue(queue)
@@ -426,20 +426,20 @@ class Watch:
         queue.reader = queue.previous_reader = None
         queue.given_offset, queue.has_committed, queue.passed = 0, False, None
 
-    def release_topic(self, connection: Session, group: str, topic: str) -> None:
+    def release_topic(self, session: Session, group: str, topic: str) -> None:
         """Forget a reader that does not pull the topic any more."""
-        for queue in self.read_by(connection, group):
+        for queue in self.read_by(session, group):
             if queue.key[0] == topic:
-                self.release(connection, queue)
+                self.release(session, queue)
 
-    def read_by(self, connection: Session, group: str) -> list[GroupQueue]:
+    def read_by(self, session: Session, group: str) -> list[GroupQueue]:
         """Return the queues of a group that this connection pulled last."""
-        queues = self._queues.get(connection, ())
-        return [queue for queue in queues if queue.reader is connection and queue.group.name == group]
+        queues = self._queues.get(session, ())
+        return [queue for queue in queues if queue.reader is session and queue.group.name == group]
 
-    def reads(self, connection: Session, group: ConsumerGroup) -> bool:
+    def reads(self, session: Session, group: ConsumerGroup) -> bool:
         """Return True if `read_by` has a queue. This is faster, for connections with very many queues."""
-        return any(queue.reader is connection and queue.group is group for queue in self._queues.get(connection, ()))
+        return any(queue.reader is session and queue.group is group for queue in self._queues.get(session, ()))
 
     def topic_deleted(self, topic: str) -> None:
         """Forget which messages of a deleted topic readers were given or have passed, because a recreated topic does not
@@ -449,30 +449,30 @@ class Watch:
                 if queue.key[0] == topic:
                     queue.given_offset, queue.passed = 0, None
 
-    def connection_gone(self, connection: Session) -> None:
+    def connection_gone(self, session: Session) -> None:
         """Remove a closed connection as the reader and previous reader of its queues, and release its memory charge."""
-        queues = self._queues.pop(connection, {})
-        connection.charge(-PLACE_BYTES * len(queues))
-        self._turns.do_some(self._losing(connection, queues))
+        queues = self._queues.pop(session, {})
+        session.charge(-PLACE_BYTES * len(queues))
+        self._turns.do_some(self._losing(session, queues))
 
-    def _losing(self, connection: Session, queues: Iterable[GroupQueue]) -> Work[None]:
+    def _losing(self, session: Session, queues: Iterable[GroupQueue]) -> Work[None]:
         for queue in queues:
-            if queue.previous_reader is connection:
+            if queue.previous_reader is session:
                 queue.previous_reader = None
-            if queue.reader is connection:
+            if queue.reader is session:
                 queue.reader = None
                 queue.given_offset, queue.has_committed, queue.passed = 0, False, None
                 self._locks.lose_reader(queue)
             self._groups.release_queue(queue)
             yield
 
-    def _unlist(self, connection: Session, queue: GroupQueue) -> None:
-        held = self._queues.get(connection)
+    def _unlist(self, session: Session, queue: GroupQueue) -> None:
+        held = self._queues.get(session)
         if held is not None and queue in held:
             del held[queue]
-            connection.charge(-PLACE_BYTES)
+            session.charge(-PLACE_BYTES)
             if not held:
-                del self._queues[connection]
+                del self._queues[session]
 
     def reporting_orphans(self) -> Work[None]:
         """Report the queues that no member has read or locked for some seconds, although members subscribe to them; 100

@@ -439,29 +439,29 @@ class Drain:
         """Return True if a reader that loses the queue still handles its messages."""
         return any(key in keys for keys in self.waiting.values())
 
-    def dropped(self, connection: Session, key: QueueKey) -> list[QueueKey]:
+    def dropped(self, session: Session, key: QueueKey) -> list[QueueKey]:
         """Record that a reader pulled a queue, and return the queues that it has dropped because a peer notified it.
 
         Pulls of moving queues return immediately, so a reader pulls all queues that it still reads equally often.
         """
-        rounds = self.rounds.setdefault(connection, {})
+        rounds = self.rounds.setdefault(session, {})
         rounds[key] = count = rounds.get(key, max(rounds.values(), default=0)) + 1
         if count % DRAIN_ROUNDS:
             return []
-        return [other for other in self.waiting.get(connection, ()) if rounds.get(other, count) <= count - DRAIN_ROUNDS]
+        return [other for other in self.waiting.get(session, ()) if rounds.get(other, count) <= count - DRAIN_ROUNDS]
 
     def charge(self) -> None:
         """Charge the moving queues to the sessions that lose them, against --memory."""
-        moving = Counter(connection for connections in self.moving.values() for connection in connections)
-        for connection in sorted(moving.keys() | self.charged.keys(), key=attrgetter("number")):
-            more = moving[connection] - self.charged.get(connection, 0)
+        moving = Counter(session for connections in self.moving.values() for session in connections)
+        for session in sorted(moving.keys() | self.charged.keys(), key=attrgetter("number")):
+            more = moving[session] - self.charged.get(session, 0)
             if more:
-                connection.charge(MOVING_BYTES * more)
+                session.charge(MOVING_BYTES * more)
         self.charged = dict(moving)
 
     def waited_for(self, members: Mapping[Session, Member]) -> Iterator[str]:
         """Yield the client ids of the members that are being drained."""
-        return (members[connection].client_id for connection in self.waiting if connection in members)
+        return (members[session].client_id for session in self.waiting if session in members)
 
     def answer(self, session: Session) -> None:
         """Respond to a member's waiting request for the member list."""

@@ -280,7 +280,7 @@ class Division:
         if member.data.strategy or member.has_pulled:
             return True
         is_to_pop = self._modes.of(member.data.group, topic).mode == POP
-        return not is_to_pop and member.connection not in popping
+        return not is_to_pop and member.session not in popping
 
     def _reader_fault(self, name: str, topic: str) -> str | None:
         """Return why clients may not pop, if a queue is read by a member that shares it with no other; None otherwise.

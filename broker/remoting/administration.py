@@ -94,7 +94,7 @@ def consumer_connections(broker: BrokerController, connection: RemotingConnectio
     members = [member for member in group.members.values() if not member.is_grpc_client] if group is not None else []
     data = members[0].data if members else ConsumerData(name)
     infos = [
-        ConnectedClient(member.client_id, member.connection.peer, member.language, member.version) for member in members
+        ConnectedClient(member.client_id, member.session.peer, member.language, member.version) for member in members
     ]
     known = {member.client_id for member in members}
     infos += [ConnectedClient(client_id, "", Language.OTHER, 0) for client_id in popping if client_id not in known]
@@ -530,7 +530,7 @@ def group_history(broker: BrokerController, connection: RemotingConnection, fram
 def _member(member: Member, *, pops: bool) -> dict[str, Any]:
     return {
         "clientId": member.client_id,
-        "peer": member.connection.peer,
+        "peer": member.session.peer,
         "strategy": member.data.strategy,
         "rocketletVersion": member.data.own_version,
         "messageModel": member.data.message_model,

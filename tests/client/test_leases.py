@@ -45,7 +45,7 @@ def lease_of(node: Node, queue_id: int = 0) -> BrokerLease:
 
 def drop_lease(node: Node) -> None:
     """As if the owner's connection was gone, of which it knows nothing."""
-    connection = lease_of(node).connection
+    connection = lease_of(node).session
     assert connection is not None
     node.broker.locks.connection_gone(connection)
 
@@ -223,10 +223,10 @@ async def test_a_queue_stays_its_owner_s_when_its_broker_gets_another_address(
         await send(node, 1)
         await eventually(lambda: node.broker.offsets.get("g", "t", 0) == 1)
         lock = lease_of(node)
-        former, epoch = lock.connection, lock.epoch
+        former, epoch = lock.session, lock.epoch
         port = node.address.rpartition(":")[2]
         node.broker.advertise(f"localhost:{port}", None)
-        await eventually(lambda: lock.connection is not former)
+        await eventually(lambda: lock.session is not former)
         await send(node, 2)
         await eventually(lambda: node.broker.offsets.get("g", "t", 0) == 3)
         assert former is not None

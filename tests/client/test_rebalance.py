@@ -216,7 +216,7 @@ async def test_a_killed_members_queues_move_immediately_and_only_uncommitted_mes
                 await producer.send("t", b"%d" % number)
         await eventually(lambda: len(watch.seen) == 96)
         leases = [node.broker.groups.queue("g", "t", number).lease for number in range(QUEUES)]
-        (connection,) = {lease.connection for lease in leases if lease and lease.client_id == dies.client_id}
+        (connection,) = {lease.session for lease in leases if lease and lease.client_id == dies.client_id}
         assert connection is not None
         connection.abort()  # as when its process is killed
         await settled(stays)
