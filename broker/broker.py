@@ -369,6 +369,20 @@ class BrokerController:
         self.clients.drop(session)
         self.watch.connection_gone(session)
 
+    def check_receive(
+        self, topic: str, group: str, queue_id: int = -1, *, orderly: bool = False
+    ) -> tuple[TopicConfig, GroupConfig]:
+        """Check a receive of a client of either protocol in Apache's order, and return its topic and group. A missing group
+        is created as `GroupConfigs.consuming` does. Raises Refusal.
+
+        Args:
+            queue_id: the only queue to receive from; -1 for all
+            orderly: True to create the group as an ordered one
+        """
+        self.topics.check_reading()
+        found = self.topics.readable(topic, queue_id)
+        return found, self.group_configs.consuming(group, orderly=orderly)
+
     def note_turned_away(self, address: str, reason: str) -> None:
         """Record a connection that was refused or closed because of an error, with the reason."""
         self.turned_away.record((address, reason), f"{address}: {reason[:MAX_NAMED_CHARS]}")

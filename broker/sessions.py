@@ -438,6 +438,8 @@ class Reason(Enum):
     """The topic, the group or the broker does not allow it."""
     NO_TOPIC = auto()
     """The topic does not exist, and is not created."""
+    NO_QUEUE = auto()
+    """The topic does not have the queue."""
     NO_GROUP = auto()
     """The group does not exist, and is not created."""
     ILLEGAL_MESSAGE = auto()

@@ -54,7 +54,7 @@ from .schema import (
     TelemetryCommand,
     check_count,
     group_of,
-    status_error,
+    status_code,
     topic_of,
 )
 
@@ -227,8 +227,8 @@ class GrpcReceive(Receive):
 def receive_message(context: HandlerContext, call: GrpcCall, request: Any) -> None:
     try:
         _receive(context, call, request)
-    except StatusError as fault:
-        end(context, call, fault.code, str(fault))
+    except (StatusError, Refusal) as error:
+        end(context, call, status_code(error), str(error))
 
 
 def _receive(context: HandlerContext, call: GrpcCall, request: Any) -> None:
@@ -238,13 +238,7 @@ def _receive(context: HandlerContext, call: GrpcCall, request: Any) -> None:
     call.namespace = request.message_queue.topic.resource_namespace
     invisible_ms = _invisible_ms(request)
     subscription = _subscription(name, request.filter_expression)
-    broker = context.broker
-    try:
-        broker.topics.check_reading()
-        topic = broker.topics.readable(name)
-        broker.group_configs.consuming(group)
-    except Refusal as refusal:
-        raise status_error(refusal) from None
+    topic, _ = context.broker.check_receive(name, group)
     client = context.clients.record_call(call)
     client.group = group
     asked_id = request.message_queue.id
@@ -266,10 +260,7 @@ def _receive(context: HandlerContext, call: GrpcCall, request: Any) -> None:
     if request.batch_size <= 0:
         end(context, call, Code.MESSAGE_NOT_FOUND, f"batch_size: got {request.batch_size}; expected 1 or more")
     else:
-        try:
-            GrpcReceive(context, call, wanted).begin()
-        except Refusal as refusal:
-            raise status_error(refusal) from None
+        GrpcReceive(context, call, wanted).begin()
 
 
 def _wait_ms(call: GrpcCall, request: Any, request_timeout_s: float) -> int:
@@ -470,17 +461,17 @@ def telemetry(context: HandlerContext, call: GrpcCall, command: Any) -> None:
         return
     try:
         answer = _apply_settings(context, call, command.settings)
-    except StatusError as fault:
+    except (StatusError, Refusal) as error:
         refused = TelemetryCommand()
-        set_status(refused.status, fault.code, str(fault))
+        set_status(refused.status, status_code(error), str(error))
         call.send(refused)
-        call.end(Status.INVALID_ARGUMENT, str(fault))
+        call.end(Status.INVALID_ARGUMENT, str(error))
     else:
         call.send(answer)
 
 
 def _apply_settings(context: HandlerContext, call: GrpcCall, settings: Any) -> Any:
-    """Apply a client's settings, and return the response. Raises StatusError."""
+    """Apply a client's settings, and return the response. Raises StatusError, Refusal."""
     kind = settings.WhichOneof("pub_sub")
     if settings.client_type in _NAMES:
         named = f"{_NAMES[settings.client_type]} of {call.text(b'x-mq-language')} {call.text(b'x-mq-client-version')}"
@@ -505,10 +496,7 @@ def _apply_settings(context: HandlerContext, call: GrpcCall, settings: Any) -> A
         is_lite = settings.client_type in LITE_CLIENTS
         config = bind_lite_group(context, settings) if is_lite else context.broker.group_configs.ensure(group)
         if config is not None and not is_lite:
-            try:
-                context.broker.group_configs.check_unbound(config)
-            except Refusal as refusal:
-                raise status_error(refusal) from None
+            context.broker.group_configs.check_unbound(config)
         client = context.clients.record_call(call)
         client.group = group
         _for_consumer(answer.settings, config)

@@ -19,8 +19,8 @@ from ..sessions import Reason, Refusal
 # The messages of package apache.rocketmq.v2, loaded from `service.binpb`.
 #
 # These messages have a descriptor pool of their own, because the official Python client registers messages of the same
-# names in protobuf's default pool, and a test may run a broker in the process of its client. The classes are created at
-# import, so mypy sees them as Any.
+# names in protobuf's default pool, and a test may run a broker in the process of its client. Each class is created when it
+# is imported, so mypy sees it as Any.
 
 
 PACKAGE: Final = "apache.rocketmq.v2"
@@ -43,37 +43,13 @@ def _class(name: str) -> Any:
     return message_factory.GetMessageClass(_POOL.FindMessageTypeByName(f"{PACKAGE}.{name}"))
 
 
-AckMessageRequest = _class("AckMessageRequest")
-AckMessageResponse = _class("AckMessageResponse")
-Assignment = _class("Assignment")
-ChangeInvisibleDurationRequest = _class("ChangeInvisibleDurationRequest")
-ChangeInvisibleDurationResponse = _class("ChangeInvisibleDurationResponse")
-Endpoints = _class("Endpoints")
-EndTransactionRequest = _class("EndTransactionRequest")
-EndTransactionResponse = _class("EndTransactionResponse")
-ForwardMessageToDeadLetterQueueRequest = _class("ForwardMessageToDeadLetterQueueRequest")
-ForwardMessageToDeadLetterQueueResponse = _class("ForwardMessageToDeadLetterQueueResponse")
-HeartbeatRequest = _class("HeartbeatRequest")
-HeartbeatResponse = _class("HeartbeatResponse")
-Message = _class("Message")
-MessageQueue = _class("MessageQueue")
-NotifyClientTerminationRequest = _class("NotifyClientTerminationRequest")
-NotifyClientTerminationResponse = _class("NotifyClientTerminationResponse")
-QueryAssignmentRequest = _class("QueryAssignmentRequest")
-QueryAssignmentResponse = _class("QueryAssignmentResponse")
-QueryRouteRequest = _class("QueryRouteRequest")
-QueryRouteResponse = _class("QueryRouteResponse")
-RecallMessageRequest = _class("RecallMessageRequest")
-RecallMessageResponse = _class("RecallMessageResponse")
-ReceiveMessageRequest = _class("ReceiveMessageRequest")
-ReceiveMessageResponse = _class("ReceiveMessageResponse")
-Resource = _class("Resource")
-SendMessageRequest = _class("SendMessageRequest")
-SendMessageResponse = _class("SendMessageResponse")
-Settings = _class("Settings")
-SyncLiteSubscriptionRequest = _class("SyncLiteSubscriptionRequest")
-SyncLiteSubscriptionResponse = _class("SyncLiteSubscriptionResponse")
-TelemetryCommand = _class("TelemetryCommand")
+def __getattr__(name: str) -> Any:
+    """Return the class of a message, such as `SendMessageRequest`."""
+    try:
+        globals()[name] = found = _class(name)
+    except KeyError:
+        raise AttributeError(name) from None
+    return found
 
 
 # ------------------------------------------------------------------------------
@@ -132,6 +108,7 @@ class StatusError(Exception):
 _REASONS: Final[Mapping[Reason, Code]] = {
     Reason.NOT_PERMITTED: Code.FORBIDDEN,
     Reason.NO_TOPIC: Code.TOPIC_NOT_FOUND,
+    Reason.NO_QUEUE: Code.BAD_REQUEST,
     Reason.NO_GROUP: Code.CONSUMER_GROUP_NOT_FOUND,
     Reason.ILLEGAL_MESSAGE: Code.MESSAGE_CORRUPTED,
     Reason.ILLEGAL: Code.BAD_REQUEST,
@@ -149,9 +126,8 @@ _REASONS: Final[Mapping[Reason, Code]] = {
 }
 
 
-def status_error(refusal: Refusal) -> StatusError:
-    """Return the gRPC status error for a refusal by the state."""
-    return StatusError(_REASONS[refusal.reason], str(refusal))
+def status_code(error: StatusError | Refusal) -> Code:
+    return error.code if isinstance(error, StatusError) else _REASONS[error.reason]
 
 
 OK_TEXT: Final = "OK"

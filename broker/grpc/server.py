@@ -38,10 +38,10 @@ from ..sessions import AddressShares, GrpcClientStats, Refusal
 from ..store.files import StoreError
 from ..tls import ClientTransport
 from . import clients, consuming, lite, producing, schema
-from .clients import GrpcCall, GrpcClient, GrpcClients, HandlerContext, Method, set_status
+from .clients import GrpcCall, GrpcClient, GrpcClients, HandlerContext, Method, Needs, set_status
 from .consuming import tell
 from .producing import GrpcSends
-from .schema import SERVICE, Code, StatusError, has_control, status_error
+from .schema import SERVICE, Code, StatusError, has_control, status_code
 
 log = structlog.get_logger("rocketlet.grpc")
 
@@ -487,10 +487,8 @@ class GrpcServer:
         name = call.method.name
         if isinstance(error, DecodeError):
             call.end(Status.INTERNAL, f"the {name} message cannot be decoded")
-        elif isinstance(error, StatusError):
-            self._refuse(call, error.code, str(error))
-        elif isinstance(error, Refusal):
-            self._refuse(call, status_error(error).code, str(error))
+        elif isinstance(error, StatusError | Refusal):
+            self._refuse(call, status_code(error), str(error))
         elif isinstance(error, _CLIENT_FAULTS):
             self._refuse(call, Code.INTERNAL_SERVER_ERROR, str(error))
         else:
@@ -555,88 +553,31 @@ def _staged(*_: object) -> None:
     raise AssertionError("a send is staged")
 
 
+def _method(name: str, handler: Callable[..., Any], needs: Needs, *, is_stream: bool = False) -> Method:
+    request, response = getattr(schema, f"{name}Request"), getattr(schema, f"{name}Response")
+    return Method(name, request, response, handler, needs, is_stream)
+
+
+_COMMAND: Final = schema.TelemetryCommand
 METHODS: Final[Mapping[str, Method]] = {
     method.name: method
     for method in (
         # names
-        Method("QueryRoute", schema.QueryRouteRequest, schema.QueryRouteResponse, clients.query_route, schema.knows),
-        Method(
-            "QueryAssignment",
-            schema.QueryAssignmentRequest,
-            schema.QueryAssignmentResponse,
-            clients.query_assignment,
-            schema.consumes,
-        ),
+        _method("QueryRoute", clients.query_route, schema.knows),
+        _method("QueryAssignment", clients.query_assignment, schema.consumes),
         # methods for the registration of a client
-        Method(
-            "Telemetry",
-            schema.TelemetryCommand,
-            schema.TelemetryCommand,
-            consuming.telemetry,
-            schema.settings_needs,
-            is_stream=True,
-            is_open=True,
-        ),
-        Method("Heartbeat", schema.HeartbeatRequest, schema.HeartbeatResponse, consuming.heartbeat, schema.is_of_group),
-        Method(
-            "NotifyClientTermination",
-            schema.NotifyClientTerminationRequest,
-            schema.NotifyClientTerminationResponse,
-            consuming.notify_termination,
-            schema.is_of_group,
-        ),
-        Method(
-            "SyncLiteSubscription",
-            schema.SyncLiteSubscriptionRequest,
-            schema.SyncLiteSubscriptionResponse,
-            lite.sync_lite_subscription,
-            schema.consumes,
-        ),
+        Method("Telemetry", _COMMAND, _COMMAND, consuming.telemetry, schema.settings_needs, True, is_open=True),
+        _method("Heartbeat", consuming.heartbeat, schema.is_of_group),
+        _method("NotifyClientTermination", consuming.notify_termination, schema.is_of_group),
+        _method("SyncLiteSubscription", lite.sync_lite_subscription, schema.consumes),
         # producers
-        Method(SEND, schema.SendMessageRequest, schema.SendMessageResponse, _staged, schema.sends),
-        Method(
-            "EndTransaction",
-            schema.EndTransactionRequest,
-            schema.EndTransactionResponse,
-            producing.end_transaction,
-            schema.publishes,
-        ),
-        Method(
-            "RecallMessage",
-            schema.RecallMessageRequest,
-            schema.RecallMessageResponse,
-            producing.recall_message,
-            schema.publishes,
-        ),
+        _method(SEND, _staged, schema.sends),
+        _method("EndTransaction", producing.end_transaction, schema.publishes),
+        _method("RecallMessage", producing.recall_message, schema.publishes),
         # consumers
-        Method(
-            "ReceiveMessage",
-            schema.ReceiveMessageRequest,
-            schema.ReceiveMessageResponse,
-            consuming.receive_message,
-            schema.receives,
-            is_stream=True,
-        ),
-        Method(
-            "AckMessage",
-            schema.AckMessageRequest,
-            schema.AckMessageResponse,
-            consuming.ack_message,
-            schema.consumes,
-        ),
-        Method(
-            "ChangeInvisibleDuration",
-            schema.ChangeInvisibleDurationRequest,
-            schema.ChangeInvisibleDurationResponse,
-            consuming.change_invisible_duration,
-            schema.consumes,
-        ),
-        Method(
-            "ForwardMessageToDeadLetterQueue",
-            schema.ForwardMessageToDeadLetterQueueRequest,
-            schema.ForwardMessageToDeadLetterQueueResponse,
-            consuming.forward_to_dead_letters,
-            schema.consumes,
-        ),
+        _method("ReceiveMessage", consuming.receive_message, schema.receives, is_stream=True),
+        _method("AckMessage", consuming.ack_message, schema.consumes),
+        _method("ChangeInvisibleDuration", consuming.change_invisible_duration, schema.consumes),
+        _method("ForwardMessageToDeadLetterQueue", consuming.forward_to_dead_letters, schema.consumes),
     )
 }

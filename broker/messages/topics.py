@@ -304,13 +304,16 @@ class Topics:
         if not self._config.permission & PERM_READ:
             raise Refusal(Reason.NOT_PERMITTED, f"the broker[{self._config.name}] pulling message is forbidden")
 
-    def readable(self, name: str) -> TopicConfig:
-        """Return the topic that a client wants to read. Raises Refusal."""
+    def readable(self, name: str, queue_id: int = -1) -> TopicConfig:
+        """Return the topic of which a client wants to read a queue, or all if its id is negative. Raises Refusal."""
         topic = self._topics.get(name)
         if topic is None:
             raise Refusal(Reason.NO_TOPIC, f"topic[{name}] not exist, create it or send to it first")
         if not topic.perm & PERM_READ:
             raise Refusal(Reason.NOT_PERMITTED, f"the topic[{name}] pulling message is forbidden")
+        if queue_id >= topic.read_queues:
+            text = f"queueId[{queue_id}] is illegal, topic:[{name}] topicConfig.readQueueNums:[{topic.read_queues}]"
+            raise Refusal(Reason.NO_QUEUE, text)
         return topic
 
     def forbids_send(self, topic: TopicConfig) -> bool:

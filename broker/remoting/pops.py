@@ -109,10 +109,9 @@ def pop_message(broker: BrokerController, connection: RemotingConnection, frame:
     ends otherwise, for example because the topic is deleted."""
     header = read(PopMessage, frame.ext)
     _check_waits(broker, connection, header)
-    broker.topics.check_reading()
     _check_count(broker, header.max_msg_nums)
-    _check_topic(broker, header.topic, header.queue_id)
-    broker.group_configs.check_unbound(broker.group_configs.consuming(header.consumer_group, orderly=header.order))
+    _, group = broker.check_receive(header.topic, header.consumer_group, header.queue_id, orderly=header.order)
+    broker.group_configs.check_unbound(group)
     subscription = _subscription(header)
     _check_invisible(header.invisible_time)
     request = PopRequest(
@@ -121,7 +120,7 @@ def pop_message(broker: BrokerController, connection: RemotingConnection, frame:
         client_of(broker, connection, header.consumer_group),
         max(header.max_msg_nums, 1),
         header.invisible_time,
-        min(max(header.poll_time, 0), int(MAX_POLL_S * 1000)),
+        _wait_ms(header.poll_time),
         queue_id=header.queue_id if header.queue_id >= 0 else None,
         is_strict=header.queue_id >= 0,
         session=connection,
@@ -131,19 +130,15 @@ def pop_message(broker: BrokerController, connection: RemotingConnection, frame:
         from_first=header.init_mode == FROM_FIRST,
         from_end=header.init_mode == FROM_END,
     )
-    receive = PopReceive(broker, connection, small(frame), request)
-    result = broker.pops.receive(receive)
-    return None if result is None else receive.encode(result)
+    return PopReceive(broker, connection, small(frame), request).begin()
 
 
 def pop_lite_message(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers | None:
     """POP_LITE_MESSAGE: POP_MESSAGE for the lite topics to which the client of this connection is subscribed."""
     header = read(PopLiteMessage, frame.ext)
     _check_waits(broker, connection, header)
-    broker.topics.check_reading()
     _check_count(broker, header.max_msg_num)
-    _check_topic(broker, header.topic, -1)
-    broker.group_configs.consuming(header.consumer_group)
+    broker.check_receive(header.topic, header.consumer_group)
     broker.pops.lite.check_bound(header.consumer_group, header.topic)
     _check_invisible(header.invisible_time)
     request = PopRequest(
@@ -152,13 +147,15 @@ def pop_lite_message(broker: BrokerController, connection: RemotingConnection, f
         _lite_client(broker, connection, header.client_id),
         max(header.max_msg_num, 1),
         header.invisible_time,
-        min(max(header.poll_time, 0), int(MAX_POLL_S * 1000)),
+        _wait_ms(header.poll_time),
         session=connection,
         attempt_id=(header.attempt_id or "")[:MAX_ATTEMPT_CHARS] or None,
     )
-    receive = PopLiteReceive(broker, connection, small(frame), request)
-    result = broker.pops.receive(receive)
-    return None if result is None else receive.encode(result)
+    return PopLiteReceive(broker, connection, small(frame), request).begin()
+
+
+def _wait_ms(poll_time: int) -> int:
+    return min(max(poll_time, 0), int(MAX_POLL_S * 1000))
 
 
 def sync_lite_subscriptions(
@@ -223,6 +220,11 @@ class PopReceive(Receive):
         self._connection = connection
         connection.on_lost(broker.pops.session_gone)
 
+    def begin(self) -> Buffers | None:
+        """Pop messages, and return the response; None if it follows later."""
+        result = self._broker.pops.receive(self)
+        return None if result is None else self.encode(result)
+
     def respond(self, result: PopResult) -> None:
         connection = self._connection
         # Messages for a client that is gone, or does not read its responses, go to other clients
@@ -279,6 +281,7 @@ def _check_waits(broker: BrokerController, connection: RemotingConnection, heade
 
 
 def _check_count(broker: BrokerController, count: int) -> None:
+    broker.topics.check_reading()  # before the number, as in Apache's broker
     if count > MAX_POP_MESSAGES:
         remark = f"the broker[{broker.config.name}] pop message's num is greater than {MAX_POP_MESSAGES}"
         raise ResponseError(ResponseCode.INVALID_PARAMETER, remark)
@@ -302,13 +305,6 @@ def _subscription(header: PopMessage) -> Subscription | None:
         remark = f"the broker does not support consumer to filter message by {found.kind}"
         raise ResponseError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark)
     return None if found.takes_all else found
-
-
-def _check_topic(broker: BrokerController, name: str, queue_id: int) -> None:
-    topic = broker.topics.readable(name)
-    if queue_id >= topic.read_queues:
-        remark = f"queueId[{queue_id}] is illegal, topic:[{name}] topicConfig.readQueueNums:[{topic.read_queues}]"
-        raise ResponseError(ResponseCode.INVALID_PARAMETER, remark)
 
 
 # Outcomes of messages
@@ -445,23 +441,19 @@ def change_invisible_time(broker: BrokerController, connection: RemotingConnecti
 def notification(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers | None:
     """NOTIFICATION: like a POP_MESSAGE, but the response only reports whether there is a message to pop."""
     header = read(Notification, frame.ext)
-    broker.topics.check_reading()
-    _check_topic(broker, header.topic, header.queue_id)
-    broker.group_configs.consuming(header.consumer_group)
+    broker.check_receive(header.topic, header.consumer_group, header.queue_id)
     request = PopRequest(
         header.consumer_group,
         header.topic,
         client_of(broker, connection, header.consumer_group),
         0,
         0,
-        min(max(header.poll_time, 0), int(MAX_POLL_S * 1000)),
+        _wait_ms(header.poll_time),
         queue_id=header.queue_id if header.queue_id >= 0 else None,
         is_strict=header.queue_id >= 0,
         session=connection,
     )
-    receive = NotificationReceive(broker, connection, small(frame), request)
-    result = broker.pops.receive(receive)
-    return None if result is None else receive.encode(result)
+    return NotificationReceive(broker, connection, small(frame), request).begin()
 
 
 class NotificationReceive(PopReceive):
@@ -477,7 +469,7 @@ class NotificationReceive(PopReceive):
 def polling_info(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     """POLLING_INFO: return the number of waiting receives of a group in a topic."""
     header = read(PollingInfo, frame.ext)
-    _check_topic(broker, header.topic, -1)
+    broker.topics.readable(header.topic)
     return answer(frame, ext=write(Polling(broker.pops.pools.waits(header.consumer_group, header.topic))))
 
 
@@ -485,12 +477,8 @@ def peek_message(broker: BrokerController, connection: RemotingConnection, frame
     """PEEK_MESSAGE: return the next messages that the group has not popped yet, without popping them. Messages that will be
     redelivered and those of lite topics are not returned."""
     header = read(PeekMessage, frame.ext)
-    broker.topics.check_reading()
-    if header.max_msg_nums > MAX_POP_MESSAGES:
-        remark = f"the request wants {header.max_msg_nums} messages; maximum {MAX_POP_MESSAGES}"
-        raise ResponseError(ResponseCode.INVALID_PARAMETER, remark)
-    _check_topic(broker, header.topic, header.queue_id)
-    broker.group_configs.consuming(header.consumer_group)
+    _check_count(broker, header.max_msg_nums)
+    broker.check_receive(header.topic, header.consumer_group, header.queue_id)
     queue_id = header.queue_id if header.queue_id >= 0 else None
     now_ms = broker.clock.time_ms()
     found = broker.pops.pools.peek(header.consumer_group, header.topic, queue_id, max(header.max_msg_nums, 1))

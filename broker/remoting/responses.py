@@ -54,6 +54,7 @@ class ResponseError(Exception):
 _CODES: Mapping[Reason, int] = {
     Reason.NOT_PERMITTED: ResponseCode.NO_PERMISSION,
     Reason.NO_TOPIC: ResponseCode.TOPIC_NOT_EXIST,
+    Reason.NO_QUEUE: ResponseCode.INVALID_PARAMETER,
     Reason.NO_GROUP: ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
     Reason.ILLEGAL_MESSAGE: ResponseCode.MESSAGE_ILLEGAL,
     Reason.ILLEGAL: ResponseCode.SYSTEM_ERROR,
