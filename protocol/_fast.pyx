@@ -13,7 +13,7 @@ from cpython.bytes cimport PyBytes_AsString, PyBytes_FromStringAndSize
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy, memmove, memset
 
-INTERFACE = 8
+INTERFACE = 9
 
 # ------------------------------------------------------------------------------
 # The checked accessors, and numbers in network byte order.
@@ -1565,7 +1565,7 @@ cdef int find_part(tuple sums, int64_t position, int64_t end, Part *found) excep
 cdef class Queue:
     """The queue of an admitted pull, with the packed entries that were read from its index."""
 
-    cdef object read_entries, pull
+    cdef object read_entries, answer, pull
     cdef int64_t begin, next, first, room, entries_at, messages, put_bytes, next_offset
     cdef Py_ssize_t limit, last_count
     cdef bint is_settled
@@ -1656,7 +1656,8 @@ def take_pulls(
 ):
     """Make the responses to up to `MAX_PULLS` pulls that lie from `at` on, one after the other, and repeat checked ones.
 
-    `admit` returns what a checked pull may read now; None if it has to be checked. Returns where it stopped, the number of
+    `admit` returns what a checked pull may read now; None if it has to be checked. A pull with a filter is answered by Python,
+    and is the last one, because it may take long. Returns where it stopped, the number of
     pulls, the responses in pieces and their size, and for each checked pull its messages, their bytes and the next offset; and
     the last records that were read, for the next call. Whatever a callback raises, Python meets again when it makes the pull."""
     cdef Span span, entries
@@ -1695,11 +1696,22 @@ def take_pulls(
                 if queue is None:
                     queue = queues[last_key] = Queue()
                     queue.pull = checked[last_key]
-                queue.read_entries, queue.begin, queue.next, queue.first, queue.room, queue.limit, queue.is_settled = admitted
+                queue.read_entries, queue.answer, queue.begin, queue.next, queue.first, queue.room, queue.limit, queue.is_settled = admitted
                 if not queue.is_settled:  # it committed an offset, on which others may depend
                     for last in queues.values():
                         last.is_settled = False
             if not queue.begin <= offset < queue.next:
+                break
+            if queue.answer is not None:
+                parts, run[0], run[3], run[1], run[2] = queue.answer(pull.kind, pull.value[OPAQUE], offset)
+                responses += parts
+                total += run[0]
+                if run[3]:
+                    queue.messages += run[3]
+                    queue.put_bytes += run[1]
+                    queue.next_offset = run[2]
+                count += 1
+                at = end
                 break
             found = queue.entries
             if not queue.read(offset, min((span.size - end) // (end - at), <Py_ssize_t>(MAX_PULLS - 1 - count))):

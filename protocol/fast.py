@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, Final, Literal, NamedTuple, final
 
 # version of the functions' arguments and results; a module that was built with another version is ignored
-INTERFACE: Final = 8
+INTERFACE: Final = 9
 
 
 Buffer = bytes | memoryview
@@ -32,10 +32,15 @@ class EncodedSends(NamedTuple):
     responses: bytes
 
 
+Answered = tuple[list[Buffer], int, int, int, int]
+"""The response to a pull with a filter, its size, the number of its messages, their bytes, and the next offset."""
+
+
 class PullSource(NamedTuple):
     """What a checked pull may read."""
 
     entries: Callable[[int, int], bytes]  # returns up to a number of packed index entries from an offset on
+    answer: Callable[[int, int, int], Answered] | None  # answers a pull with a filter: its encoding, opaque and offset
     begin: int  # first offset of the queue
     next: int  # offset after the last one
     first: int  # lower offsets must be checked

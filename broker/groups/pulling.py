@@ -16,7 +16,7 @@ from ...protocol.admin_bodies import decode_running, encode_offset_moved
 from ...protocol.bodies import BodyError
 from ...protocol.codes import PULL_COMMIT_OFFSET, PULL_SUSPEND
 from ...protocol.config import MAX_EXPRESSION_CHARS
-from ...protocol.fast import PullSource, ServedPulls
+from ...protocol.fast import Answered, Buffer, PullSource, ServedPulls
 from ...protocol.headers import PullMessage
 from ...protocol.message import MessageError, offset_in, split_records
 from ...protocol.names import (
@@ -99,7 +99,11 @@ class Pulled(NamedTuple):
     next_offset: int
     begin: int
     end: int
-    pieces: list[bytes | memoryview] = []
+    pieces: list[Buffer] = []
+
+
+EncodePull = Callable[[int, int, Pulled], list[Buffer]]
+"""Makes the response to a pull from its encoding, its number and its result."""
 
 
 # ------------------------------------------------------------------------------
@@ -575,7 +579,7 @@ def text_bytes(header: PullMessage) -> int:
 # The cache of checked pulls.
 #
 # Clients repeat a pull with other offsets. `CheckedPulls.of` caches the result of the checks that `Pulling` made, with the
-# generation from before them and the versions of group and queue, and `CheckedPulls.pull` serves the next pull by it while
+# generation from before them and the versions of group and queue, and `CheckedPulls.repeat` serves the next pulls by it while
 # these are the same. So a change of one group's owners does not concern the pulls of others. The committed offset, the
 # queue's last reader and whether there is a message may differ from pull to pull, and are checked each time. Results that
 # depend on the current time are not cached.
@@ -642,33 +646,33 @@ class CheckedPulls:
         version, is_recorded = queue.version + group.version, is_guarded(queue, session)
         return CheckedPull(generation, version, queue, flags, limit, max_bytes, subscription, name, is_recorded)
 
-    def pull(self, session: Session, checked: CheckedPull, offset: int, commit_offset: int) -> Pulled | None:
-        """Return the result of a pull that differs only in its offsets; None if it must be checked or may have to wait.
-        Raises the store's errors for damaged records."""
-        queue = self._admit(session, checked, offset, commit_offset)
-        if queue is None:
-            return None
-        begin, end = queue.begin, queue.next
-        _, _, _, _, limit, max_bytes, subscription, _, _ = checked
-        pieces, messages, next_offset = self._store.fetch(queue, offset, limit, subscription, None, max_bytes)
-        if not messages:
-            return Pulled(PullStatus.NO_MATCH, next_offset, begin, end)
-        self._record(checked, messages, sum(map(len, pieces)), next_offset)
-        return _new_tuple(Pulled, (PullStatus.FOUND, next_offset, begin, end, pieces))
-
     def repeat(
-        self, session: Session, data: bytes, at: int, pulls: Mapping[bytes, CheckedPull], max_bytes: int
+        self,
+        session: Session,
+        data: bytes,
+        at: int,
+        pulls: Mapping[bytes, CheckedPull],
+        max_bytes: int,
+        encode: EncodePull,
     ) -> ServedPulls | None:
         """Serve up to 64 pulls from a position of the data on that repeat checked ones, with the compiled module, until
-        their responses have more than `max_bytes`. None if it declines the first one."""
-        served = self._store.take_pulls(data, at, pulls, partial(self._source, session), max_bytes)
+        their responses have more than `max_bytes`, or until one has a filter, whose response `encode` makes. None if it
+        declines the first one."""
+        served = self._store.take_pulls(data, at, pulls, partial(self._source, session, encode), max_bytes)
         if served is not None:
             for checked, messages, size, next_offset in served.pulls:
                 self._record(checked, messages, size, next_offset)
         return served
 
-    def _source(self, session: Session, checked: CheckedPull, offset: int, commit_offset: int) -> PullSource | None:
-        """Return what a pull without a filter may read; None if it must be checked or may have to wait."""
+    def _source(
+        self,
+        session: Session,
+        encode: EncodePull,
+        checked: CheckedPull,
+        offset: int,
+        commit_offset: int,
+    ) -> PullSource | None:
+        """Return what a pull may read; None if it must be checked or may have to wait."""
         queue = self._admit(session, checked, offset, commit_offset)
         if queue is None:
             return None
@@ -679,7 +683,24 @@ class CheckedPulls:
         limit, room = pull_limits(checked.limit, checked.max_bytes)
         is_settled = not flags & PULL_COMMIT_OFFSET
         entries = partial(self._store.entries_ahead, queue)
-        return _new_tuple(PullSource, (entries, queue.begin, queue.next, first, room, limit, is_settled))
+        answer = None if checked.is_unfiltered else partial(self._answer, encode, checked, queue)
+        return _new_tuple(PullSource, (entries, answer, queue.begin, queue.next, first, room, limit, is_settled))
+
+    def _answer(
+        self,
+        encode: EncodePull,
+        checked: CheckedPull,
+        queue: ConsumeQueue,
+        kind: int,
+        opaque: int,
+        offset: int,
+    ) -> Answered:
+        """Return the response to a pull with a filter. Raises the store's errors for damaged records."""
+        found = self._store.fetch(queue, offset, checked.limit, checked.subscription, None, checked.max_bytes)
+        status = PullStatus.FOUND if found.messages else PullStatus.NO_MATCH
+        response = encode(kind, opaque, Pulled(status, found.next_offset, queue.begin, queue.next, found.pieces))
+        size, messages_bytes = sum(map(len, response)), sum(map(len, found.pieces))
+        return response, size, found.messages, messages_bytes, found.next_offset
 
     def _admit(self, session: Session, checked: CheckedPull, offset: int, commit_offset: int) -> ConsumeQueue | None:
         """Commit the offset that a pull carries, and return its queue; None if the pull must be checked or may have to

@@ -143,7 +143,7 @@ class Dispatch:
                     if (times := self._times.get(frame.code)) is not None:
                         times.observe(began_s - former_s)
                     if code == _PULL_MESSAGE:
-                        connection.pulls.name(connection, data, at, frame)
+                        connection.pulls.name(connection, data, at)
                     if not isinstance(reply, list):  # a check for a list is faster than one for a generator
                         if reply is not None and self._answer_later(connection, frame, reply, out):
                             out = []
@@ -343,7 +343,9 @@ class Dispatch:
         requests, named, written = connection.requests, connection.pulls.named, self._written
         if self._broker is None or not named or not self._may_repeat(connection):
             return None
-        served = self._broker.pulling.checked.repeat(connection, requests.data, requests.at, named, UNWRITTEN_BYTES)
+        served = self._broker.pulling.checked.repeat(
+            connection, requests.data, requests.at, named, UNWRITTEN_BYTES, messages.encode_repeated
+        )
         if served is None:
             return None
         requests.skip_to(served.end)

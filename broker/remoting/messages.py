@@ -236,11 +236,6 @@ _PULL_CODES: Final[Mapping[PullStatus, tuple[int, str]]] = {
 
 
 def pull_message(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers | None:
-    again = connection.pulls.like(frame)
-    if again is not None:
-        found = broker.pulling.checked.pull(connection, *again)
-        if found is not None:
-            return _encoded(frame, found)
     header = read(PullMessage, frame.ext)
     # Apache's broker returns at most 32 messages, even if more are requested (maxTransferCountOnMessageInMemory).
     is_ours = frame.language == _PYTHON
@@ -253,6 +248,11 @@ def pull_message(broker: BrokerController, connection: RemotingConnection, frame
     if pulled.outcome is PullStatus.FOUND:
         connection.pulls.keep(connection, frame, broker.pulling.kept(pull, generation))
     return _encoded(frame, pulled)
+
+
+def encode_repeated(kind: int, opaque: int, pulled: Pulled) -> Buffers:
+    """Return the response to a pull that repeats a checked one, in the encoding of the pull."""
+    return _encoded(Frame(RequestCode.PULL_MESSAGE, opaque, serialize_type=kind), pulled)
 
 
 def _pull_response(connection: RemotingConnection, frame: Frame, outcome: Pulled | PullFault) -> None:

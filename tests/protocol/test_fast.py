@@ -264,7 +264,7 @@ class Log:
         return bytes(self.data[at : at + size])
 
     def take(self, data: bytes, room: int, limit: int, max_bytes: int) -> fast.ServedPulls | None:
-        source = fast.PullSource(self.entries, self.first, self.next, self.first, room, limit, True)
+        source = fast.PullSource(self.entries, None, self.first, self.next, self.first, room, limit, True)
         key = fast.pull_key(data, 0, 1000)
         assert key is not None
         return fast.take_pulls(

@@ -457,7 +457,7 @@ PASSED: dict[bytes, tuple[Any, bytes]] = {
 def test_functions_decline_a_part_of_a_frame(data: bytes, start: float, end: float, position: int) -> None:
     data = data[int(start * len(data)) :][: int(end * len(data)) + 1]
     at = position and len(data) // position
-    source = fast.PullSource(lambda offset, count: data[:16] + bytes(count * 20), 0, 1 << 60, 0, 1000, 32, False)
+    source = fast.PullSource(lambda offset, count: data[:16] + bytes(count * 20), None, 0, 1 << 60, 0, 1000, 32, False)
     key = fast.pull_key(data, at, MAX_REQUEST_HEADER_BYTES)
     served = fast.take_pulls(
         data, at, MAX_REQUEST_HEADER_BYTES, {key or b"": None}, lambda *_: source, lambda position: (0, len(data), 3),
