@@ -4,8 +4,8 @@ description come from them."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar, get_type_hints, overload
 
 from msgspec import Struct
 
@@ -16,7 +16,7 @@ from . import shapes, state
 from .config import POLL_INTERVAL_S
 from .errors import UnknownName
 from .fault_orders import fault_of, order_of
-from .report import report
+from .report import report as report_of
 from .rig import Rig
 from .tap import Request
 
@@ -35,7 +35,7 @@ class Operation(NamedTuple, Generic[T]):
     """One operation on a broker under test: of the control interface, and of `BrokerUnderTest`.
 
     Attributes:
-        name: id of the operation in the description
+        name: id of the operation in the description: the name of the function in camel case
         act: function `act(rig, call)`; it returns the response or an awaitable of it
         answer: type of the response
         body: type of the request's body; None for no body
@@ -52,59 +52,94 @@ class Operation(NamedTuple, Generic[T]):
     query: type[Struct] | None = None
 
 
+class _Declare(Protocol):
+    @overload
+    def __call__(self, act: Callable[[Rig, Call], Coroutine[Any, Any, T]]) -> Operation[T]: ...
+
+    @overload
+    def __call__(self, act: Callable[[Rig, Call], T]) -> Operation[T]: ...
+
+
+def _operation(
+    method: str, path: str, summary: str, *, body: Any = None, query: type[Struct] | None = None
+) -> _Declare:
+    """Declare a function `act(rig, call)` as an operation, whose response has the type that the function returns."""
+
+    def declare(act: Callable[[Rig, Call], Any]) -> Operation[Any]:
+        first, *others = act.__name__.split("_")
+        name = first + "".join(map(str.capitalize, others))
+        return Operation(method, path, name, summary, act, get_type_hints(act)["return"], body, query)
+
+    return declare
+
+
 # Clock
 
 
-def _now(rig: Rig, call: Call) -> shapes.Now:
+@_operation("GET", "/clock", "The broker's time")
+def now(rig: Rig, call: Call) -> shapes.Now:
     return shapes.Now(rig.clock.now_ms)
 
 
-def _advance(rig: Rig, call: Call) -> shapes.Now:
+@_operation(
+    "POST",
+    "/clock/advance",
+    "Advance the broker's time, and run the timers that become due",
+    body=shapes.Advance,
+)
+def advance(rig: Rig, call: Call) -> shapes.Now:
     body: shapes.Advance = call.body
     rig.clock.advance(body.seconds, minutes=body.minutes, hours=body.hours, days=body.days)
     return shapes.Now(rig.clock.now_ms)
 
 
-def _skip(rig: Rig, call: Call) -> shapes.Skipped:
+@_operation("POST", "/clock/skip", "Move the clock to the next delayed message")
+def skip(rig: Rig, call: Call) -> shapes.Skipped:
     return shapes.Skipped(rig.skip(), rig.clock.now_ms)
 
 
 # Faults
 
 
-def _add_faults(rig: Rig, call: Call) -> shapes.Numbers:
+@_operation("POST", "/faults", "Add faults", body=list[shapes.FaultOrder])
+def add_faults(rig: Rig, call: Call) -> shapes.Numbers:
     faults = [fault_of(order) for order in call.body]
     return shapes.Numbers(rig.faults.add(*faults))
 
 
-def _faults(rig: Rig, call: Call) -> list[shapes.FaultInForce]:
+@_operation("GET", "/faults", "The faults in force")
+def faults(rig: Rig, call: Call) -> list[shapes.FaultInForce]:
     return [
         shapes.FaultInForce(item.number, order_of(item.fault), item.matched, item.acted) for item in rig.faults.in_force
     ]
 
 
-def _end_faults(rig: Rig, call: Call) -> shapes.Done:
+@_operation("DELETE", "/faults", "End all faults; frozen clients resume")
+def end_faults(rig: Rig, call: Call) -> shapes.Done:
     rig.faults.remove()
     return shapes.Done()
 
 
-def _end_fault(rig: Rig, call: Call) -> shapes.Done:
-    number = call.path["number"]
-    if not (number.isascii() and number.isdigit()):
-        raise ValueError(f"number is {number!r}; it must be a number that POST /faults returned")
-    rig.faults.end(int(number))
-    return shapes.Done()
-
-
-def _injected(rig: Rig, call: Call) -> list[shapes.FaultActed]:
+@_operation("GET", "/faults/injected", "The faults that acted")
+def injected(rig: Rig, call: Call) -> list[shapes.FaultActed]:
     return [
         shapes.FaultActed(item.number, order_of(item.fault), item.request, item.client, str(item))
         for item in rig.faults.injected
     ]
 
 
-def _forget_injected(rig: Rig, call: Call) -> shapes.Done:
+@_operation("DELETE", "/faults/injected", "Clear the list of faults that acted")
+def forget_injected(rig: Rig, call: Call) -> shapes.Done:
     rig.faults.injected.clear()
+    return shapes.Done()
+
+
+@_operation("DELETE", "/faults/{number}", "End one fault")
+def end_fault(rig: Rig, call: Call) -> shapes.Done:
+    number = call.path["number"]
+    if not (number.isascii() and number.isdigit()):
+        raise ValueError(f"number is {number!r}; it must be a number that POST /faults returned")
+    rig.faults.end(int(number))
     return shapes.Done()
 
 
@@ -136,12 +171,19 @@ def _message(message: Message, record: bytes | None) -> shapes.MessageSeen:
     )
 
 
-def _messages(rig: Rig, call: Call) -> list[shapes.MessageSeen]:
+@_operation(
+    "GET",
+    "/topics/{topic}/messages",
+    "Stored messages, in the order of storing",
+    query=shapes.MessageFilter,
+)
+def messages(rig: Rig, call: Call) -> list[shapes.MessageSeen]:
     topic, query = call.path["topic"], call.query
     return _messages_seen(state.messages(rig.running, topic, key=query.key, waiting_for=query.waiting_for), query)
 
 
-def _dead_letters(rig: Rig, call: Call) -> list[shapes.MessageSeen]:
+@_operation("GET", "/groups/{group}/dead-letters", "Dead letters of the group", query=shapes.MessageFilter)
+def dead_letters(rig: Rig, call: Call) -> list[shapes.MessageSeen]:
     group, query = call.path["group"], call.query
     return _messages_seen(state.dead_letters(rig.running, group, key=query.key, waiting_for=query.waiting_for), query)
 
@@ -150,35 +192,42 @@ def _messages_seen(found: list[state.StoredMessage], query: shapes.MessageFilter
     return [_message(stored.message, stored.record if query.record else None) for stored in found]
 
 
-def _topics(rig: Rig, call: Call) -> dict[str, int]:
+@_operation("GET", "/topics", "Queues by topic")
+def topics(rig: Rig, call: Call) -> dict[str, int]:
     return state.topics(rig.running)
 
 
-def _create_topic(rig: Rig, call: Call) -> shapes.Done:
+@_operation("PUT", "/topics/{topic}", "Create or alter a topic", body=shapes.TopicOrder)
+def create_topic(rig: Rig, call: Call) -> shapes.Done:
     state.create_topic(rig.running, call.path["topic"], call.body.queues, call.body.message_type)
     return shapes.Done()
 
 
-def _groups(rig: Rig, call: Call) -> list[str]:
+@_operation("GET", "/groups", "Groups with members")
+def groups(rig: Rig, call: Call) -> list[str]:
     return state.groups(rig.running)
 
 
-def _create_group(rig: Rig, call: Call) -> shapes.Done:
+@_operation("PUT", "/groups/{group}", "Create a group and its retry topic")
+def create_group(rig: Rig, call: Call) -> shapes.Done:
     state.create_group(rig.running, call.path["group"])
     return shapes.Done()
 
 
-def _group(rig: Rig, call: Call) -> shapes.GroupSeen:
+@_operation("GET", "/groups/{group}", "Members and owners")
+def group(rig: Rig, call: Call) -> shapes.GroupSeen:
     group = call.path["group"]
     owners = [shapes.Owned(_queue(queue), client) for queue, client in state.owners(rig.running, group).items()]
     return shapes.GroupSeen(state.members(rig.running, group), owners)
 
 
-def _timeline(rig: Rig, call: Call) -> shapes.Timeline:
+@_operation("GET", "/groups/{group}/timeline", "Events of the group, oldest first")
+def timeline(rig: Rig, call: Call) -> shapes.Timeline:
     return state.timeline(rig.running, call.path["group"])
 
 
-def _progress(rig: Rig, call: Call) -> shapes.Progress:
+@_operation("GET", "/groups/{group}/topics/{topic}", "Committed offsets and lag of the group")
+def progress(rig: Rig, call: Call) -> shapes.Progress:
     broker, group, topic = rig.running, call.path["group"], call.path["topic"]
     return shapes.Progress(
         state.committed(broker, group, topic),
@@ -187,17 +236,25 @@ def _progress(rig: Rig, call: Call) -> shapes.Progress:
     )
 
 
-def _take_lease(rig: Rig, call: Call) -> shapes.Done:
+@_operation(
+    "POST",
+    "/groups/{group}/take-lease",
+    "End a member's lease as if it had expired",
+    body=shapes.QueueOwner,
+)
+def take_lease(rig: Rig, call: Call) -> shapes.Done:
     state.take_lease(rig.running, call.path["group"], call.body.topic, call.body.queue_id)
     return shapes.Done()
 
 
-def _rebalance(rig: Rig, call: Call) -> shapes.Done:
+@_operation("POST", "/groups/{group}/rebalance", "Notify the members that the group has changed")
+def rebalance(rig: Rig, call: Call) -> shapes.Done:
     state.rebalance(rig.running, call.path["group"])
     return shapes.Done()
 
 
-def _requests(rig: Rig, call: Call) -> list[shapes.RequestSeen]:
+@_operation("GET", "/requests", "Requests of clients, decoded, oldest first", query=shapes.RequestFilter)
+def requests(rig: Rig, call: Call) -> list[shapes.RequestSeen]:
     return [shapes.RequestSeen.of(item) for item in _requests_of(rig, call.query.name, call.query.client)]
 
 
@@ -205,18 +262,21 @@ def _requests_of(rig: Rig, name: str | None, client: str | None) -> list[Request
     return [item for item in rig.requests if name in (None, item.name) and client in (None, item.client)]
 
 
-def _report(rig: Rig, call: Call) -> shapes.Text:
-    return shapes.Text(report(rig))
+@_operation("GET", "/report", "A report for a failed test")
+def report(rig: Rig, call: Call) -> shapes.Text:
+    return shapes.Text(report_of(rig))
 
 
 # Lifecycle
 
 
-def _ready(rig: Rig, call: Call) -> shapes.Ready:
+@_operation("GET", "/health", "The address of the broker, and whether it is running")
+def health(rig: Rig, call: Call) -> shapes.Ready:
     return shapes.Ready(rig.address, rig.name, rig.is_running)
 
 
-def _advertise(rig: Rig, call: Call) -> shapes.Done:
+@_operation("PUT", "/advertised", "Change the addresses that clients receive", body=shapes.Advertise)
+def advertise(rig: Rig, call: Call) -> shapes.Done:
     body: shapes.Advertise = call.body
     if body.address is None and body.external is None:
         raise ValueError("address is missing; give `address`, `external` or both, as HOST:PORT")
@@ -234,27 +294,32 @@ def _check_address(name: str, value: str | None) -> None:
         raise ValueError(f"{name} is {value!r}; it must be HOST:PORT, such as localhost:9876")
 
 
-async def _clean(rig: Rig, call: Call) -> shapes.Done:
+@_operation("POST", "/clean", "Delete all topics, groups, messages, faults and requests")
+async def clean(rig: Rig, call: Call) -> shapes.Done:
     await rig.clear()
     return shapes.Done()
 
 
-async def _restart(rig: Rig, call: Call) -> shapes.Done:
+@_operation("POST", "/restart", "Stop as by SIGTERM, and start")
+async def restart(rig: Rig, call: Call) -> shapes.Done:
     await rig.restart()
     return shapes.Done()
 
 
-async def _kill(rig: Rig, call: Call) -> shapes.Done:
+@_operation("POST", "/kill", "Stop as by SIGKILL, and start", body=shapes.Kill)
+async def kill(rig: Rig, call: Call) -> shapes.Done:
     await rig.kill(lose=call.body.lose)
     return shapes.Done()
 
 
-async def _stop(rig: Rig, call: Call) -> shapes.Done:
+@_operation("POST", "/stop", "Stop as by SIGTERM")
+async def stop(rig: Rig, call: Call) -> shapes.Done:
     await rig.stop()
     return shapes.Done()
 
 
-async def _start(rig: Rig, call: Call) -> shapes.Done:
+@_operation("POST", "/start", "Start a stopped broker")
+async def start(rig: Rig, call: Call) -> shapes.Done:
     await rig.start()
     return shapes.Done()
 
@@ -288,7 +353,8 @@ def _missing_checked(rig: Rig, condition: shapes.AnyCondition) -> str:
     return "" if found >= condition.count else f"there are {found} {what} of {condition.count}"
 
 
-async def _wait_for(rig: Rig, call: Call) -> shapes.Waited:
+@_operation("POST", "/wait-for", "Wait until the condition holds", body=shapes.WaitFor)
+async def wait_for(rig: Rig, call: Call) -> shapes.Waited:
     body: shapes.WaitFor = call.body
     if isinstance(body.condition, shapes.Rebalanced):
         return shapes.Waited(await _rebalanced(rig, body.condition, body.timeout_s))
@@ -309,124 +375,6 @@ async def _rebalanced(rig: Rig, condition: shapes.Rebalanced, timeout_s: float) 
         lambda: rig.reports(group), group, members=condition.members, timeout_s=max(timeout_s, POLL_INTERVAL_S)
     )
 
-
-HEALTH: Final = Operation(
-    "GET", "/health", "health", "The address of the broker, and whether it is running", _ready, shapes.Ready
-)
-NOW: Final = Operation("GET", "/clock", "now", "The broker's time", _now, shapes.Now)
-ADVANCE: Final = Operation(
-    "POST",
-    "/clock/advance",
-    "advance",
-    "Advance the broker's time, and run the timers that become due",
-    _advance,
-    shapes.Now,
-    shapes.Advance,
-)
-SKIP: Final = Operation(
-    "POST", "/clock/skip", "skip", "Move the clock to the next delayed message", _skip, shapes.Skipped
-)
-WAIT_FOR: Final = Operation(
-    "POST", "/wait-for", "waitFor", "Wait until the condition holds", _wait_for, shapes.Waited, shapes.WaitFor
-)
-FAULTS: Final = Operation("GET", "/faults", "faults", "The faults in force", _faults, list[shapes.FaultInForce])
-ADD_FAULTS: Final = Operation(
-    "POST", "/faults", "addFaults", "Add faults", _add_faults, shapes.Numbers, list[shapes.FaultOrder]
-)
-END_FAULTS: Final = Operation(
-    "DELETE", "/faults", "endFaults", "End all faults; frozen clients resume", _end_faults, shapes.Done
-)
-INJECTED: Final = Operation(
-    "GET", "/faults/injected", "injected", "The faults that acted", _injected, list[shapes.FaultActed]
-)
-FORGET_INJECTED: Final = Operation(
-    "DELETE", "/faults/injected", "forgetInjected", "Clear the list of faults that acted", _forget_injected, shapes.Done
-)
-END_FAULT: Final = Operation("DELETE", "/faults/{number}", "endFault", "End one fault", _end_fault, shapes.Done)
-TOPICS: Final = Operation("GET", "/topics", "topics", "Queues by topic", _topics, dict[str, int])
-CREATE_TOPIC: Final = Operation(
-    "PUT", "/topics/{topic}", "createTopic", "Create or alter a topic", _create_topic, shapes.Done, shapes.TopicOrder
-)
-MESSAGES: Final = Operation(
-    "GET",
-    "/topics/{topic}/messages",
-    "messages",
-    "Stored messages, in the order of storing",
-    _messages,
-    list[shapes.MessageSeen],
-    None,
-    shapes.MessageFilter,
-)
-GROUPS: Final = Operation("GET", "/groups", "groups", "Groups with members", _groups, list[str])
-CREATE_GROUP: Final = Operation(
-    "PUT", "/groups/{group}", "createGroup", "Create a group and its retry topic", _create_group, shapes.Done
-)
-GROUP: Final = Operation("GET", "/groups/{group}", "group", "Members and owners", _group, shapes.GroupSeen)
-TIMELINE: Final = Operation(
-    "GET", "/groups/{group}/timeline", "timeline", "Events of the group, oldest first", _timeline, shapes.Timeline
-)
-DEAD_LETTERS: Final = Operation(
-    "GET",
-    "/groups/{group}/dead-letters",
-    "deadLetters",
-    "Dead letters of the group",
-    _dead_letters,
-    list[shapes.MessageSeen],
-    None,
-    shapes.MessageFilter,
-)
-PROGRESS: Final = Operation(
-    "GET",
-    "/groups/{group}/topics/{topic}",
-    "progress",
-    "Committed offsets and lag of the group",
-    _progress,
-    shapes.Progress,
-)
-TAKE_LEASE: Final = Operation(
-    "POST",
-    "/groups/{group}/take-lease",
-    "takeLease",
-    "End a member's lease as if it had expired",
-    _take_lease,
-    shapes.Done,
-    shapes.QueueOwner,
-)
-REBALANCE: Final = Operation(
-    "POST",
-    "/groups/{group}/rebalance",
-    "rebalance",
-    "Notify the members that the group has changed",
-    _rebalance,
-    shapes.Done,
-)
-REQUESTS: Final = Operation(
-    "GET",
-    "/requests",
-    "requests",
-    "Requests of clients, decoded, oldest first",
-    _requests,
-    list[shapes.RequestSeen],
-    None,
-    shapes.RequestFilter,
-)
-REPORT: Final = Operation("GET", "/report", "report", "A report for a failed test", _report, shapes.Text)
-ADVERTISE: Final = Operation(
-    "PUT",
-    "/advertised",
-    "advertise",
-    "Change the addresses that clients receive",
-    _advertise,
-    shapes.Done,
-    shapes.Advertise,
-)
-CLEAR: Final = Operation(
-    "POST", "/clean", "clean", "Delete all topics, groups, messages, faults and requests", _clean, shapes.Done
-)
-RESTART: Final = Operation("POST", "/restart", "restart", "Stop as by SIGTERM, and start", _restart, shapes.Done)
-KILL: Final = Operation("POST", "/kill", "kill", "Stop as by SIGKILL, and start", _kill, shapes.Done, shapes.Kill)
-STOP: Final = Operation("POST", "/stop", "stop", "Stop as by SIGTERM", _stop, shapes.Done)
-START: Final = Operation("POST", "/start", "start", "Start a stopped broker", _start, shapes.Done)
 
 OPERATIONS: Final = [value for value in vars().values() if isinstance(value, Operation)]
 """All operations, in the order above."""

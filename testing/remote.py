@@ -64,7 +64,7 @@ class RemoteBroker(BrokerUnderTest):
     @property
     def address(self) -> str:
         if self._address is None:
-            self._address = self._do(operations.HEALTH).address
+            self._address = self._do(operations.health).address
         return self._address
 
     @property
@@ -80,7 +80,7 @@ class RemoteBroker(BrokerUnderTest):
 
         Raises ValueError.
         """
-        self._do(operations.ADVERTISE, shapes.Advertise(address, external))
+        self._do(operations.advertise, shapes.Advertise(address, external))
 
     # Waiting
 
@@ -92,7 +92,7 @@ class RemoteBroker(BrokerUnderTest):
             nonlocal missing
             wanted = shapes.WaitFor(shapes.Rebalanced(group, members), timeout_s=0)
             try:
-                shares.update(self._do(operations.WAIT_FOR, wanted).shares)
+                shares.update(self._do(operations.wait_for, wanted).shares)
             except TimeoutError as error:
                 missing = str(error)
                 return False
@@ -113,10 +113,10 @@ class _RemoteClock:
 
     @property
     def now_ms(self) -> int:
-        return self._calls.do(operations.NOW).now_ms
+        return self._calls.do(operations.now).now_ms
 
     def advance(self, seconds: float = 0.0, *, minutes: float = 0.0, hours: float = 0.0, days: float = 0.0) -> None:
-        self._calls.do(operations.ADVANCE, shapes.Advance(seconds, minutes, hours, days))
+        self._calls.do(operations.advance, shapes.Advance(seconds, minutes, hours, days))
 
 
 class _RemoteFaults:
@@ -130,32 +130,32 @@ class _RemoteFaults:
     def injected(self) -> list[Injected]:
         return [
             Injected(self._ordered.get(item.number) or fault_of(item.fault), item.request, item.client, item.number)
-            for item in self._calls.do(operations.INJECTED)
+            for item in self._calls.do(operations.injected)
         ]
 
     def add(self, *faults: Fault) -> list[int]:
         for fault in faults:
             if not isinstance(fault, Fault):
                 raise ValueError(f"{fault!r} is not a Fault; use Fault.answer(...) and the like")
-        numbers = self._calls.do(operations.ADD_FAULTS, [order_of(fault) for fault in faults]).numbers
+        numbers = self._calls.do(operations.add_faults, [order_of(fault) for fault in faults]).numbers
         self._ordered |= dict(zip(numbers, faults, strict=True))
         return numbers
 
     def remove(self, *faults: Fault) -> None:
         if not faults:
-            self._calls.do(operations.END_FAULTS)
+            self._calls.do(operations.end_faults)
             return
-        for item in self._calls.do(operations.FAULTS):
+        for item in self._calls.do(operations.faults):
             if (self._ordered.get(item.number) or fault_of(item.fault)) in faults:
                 self.end(item.number)
 
     def end(self, number: int) -> None:
         """Remove a fault by its number. Raises KeyError if no fault in force has the number."""
-        self._calls.do(operations.END_FAULT, number=str(number))
+        self._calls.do(operations.end_fault, number=str(number))
 
     def clear(self) -> None:
         self.remove()
-        self._calls.do(operations.FORGET_INJECTED)
+        self._calls.do(operations.forget_injected)
 
 
 class _Calls:

@@ -143,14 +143,14 @@ class BrokerUnderTest(ABC):
     @property
     def requests(self) -> list[Request]:
         """The requests of clients since the last `clear`, or the newest 9,000 or more of them, oldest first."""
-        found = self._do(operations.REQUESTS, query=shapes.RequestFilter())
+        found = self._do(operations.requests, query=shapes.RequestFilter())
         return list(found)
 
     def requests_of(self, name: str, *, client: str | None = None) -> list[Request]:
         """Return those of `requests` with a name such as `SEND_MESSAGE_V2`, and of one client if `client` is given. Raises
         ValueError for an unknown name."""
         request_code(name)
-        found = self._do(operations.REQUESTS, query=shapes.RequestFilter(name, client))
+        found = self._do(operations.requests, query=shapes.RequestFilter(name, client))
         return list(found)
 
     def messages(self, topic: str, *, key: str | None = None, waiting_for: str | None = None) -> list[Message]:
@@ -161,12 +161,12 @@ class BrokerUnderTest(ABC):
             waiting_for: only messages that this group has not committed
         """
         query = shapes.MessageFilter(key, waiting_for, record=True)
-        return [_message(item) for item in self._do(operations.MESSAGES, query=query, topic=topic)]
+        return [_message(item) for item in self._do(operations.messages, query=query, topic=topic)]
 
     def dead_letters(self, group: str) -> list[Message]:
         """Return the dead letters of the group. Raises UnknownGroup."""
         query = shapes.MessageFilter(record=True)
-        return [_message(item) for item in self._do(operations.DEAD_LETTERS, query=query, group=group)]
+        return [_message(item) for item in self._do(operations.dead_letters, query=query, group=group)]
 
     def committed(self, group: str, topic: str) -> dict[int, int]:
         """Return the group's committed offsets by queue id, of queues that have one. Raises UnknownGroup, UnknownTopic, and
@@ -181,20 +181,20 @@ class BrokerUnderTest(ABC):
         return self._progress(group, topic).lag
 
     def _progress(self, group: str, topic: str) -> shapes.Progress:
-        return self._do(operations.PROGRESS, group=group, topic=topic)
+        return self._do(operations.progress, group=group, topic=topic)
 
     def owners(self, group: str) -> dict[Queue, str]:
         """Return the owner of each queue that has one. Raises UnknownGroup."""
-        return {_queue(item.queue): item.client for item in self._do(operations.GROUP, group=group).owners}
+        return {_queue(item.queue): item.client for item in self._do(operations.group, group=group).owners}
 
     def members(self, group: str) -> list[str]:
         """Return the client ids of the group's members. Raises UnknownGroup."""
-        return self._do(operations.GROUP, group=group).members
+        return self._do(operations.group, group=group).members
 
     def timeline(self, group: str) -> list[dict[str, Any]]:
         """Return the newest events of a group, such as joins, leaves and handed-over queues, oldest first, up to the
         broker's limits on events. Raises UnknownGroup."""
-        return self._do(operations.TIMELINE, group=group)
+        return self._do(operations.timeline, group=group)
 
     @property
     def injected(self) -> list[Injected]:
@@ -203,7 +203,7 @@ class BrokerUnderTest(ABC):
 
     def report(self) -> str:
         """Return a report for a failed test: the faults that acted, the groups with their owners, and the last requests."""
-        return self._do(operations.REPORT).text
+        return self._do(operations.report).text
 
     # Changes
 
@@ -215,31 +215,31 @@ class BrokerUnderTest(ABC):
             queues: number of queues
             message_type: type of the topic's messages, such as PRIORITY; empty for any type
         """
-        self._do(operations.CREATE_TOPIC, shapes.TopicOrder(queues, message_type), topic=topic)
+        self._do(operations.create_topic, shapes.TopicOrder(queues, message_type), topic=topic)
 
     def create_group(self, group: str) -> None:
         """Create a group and its retry topic, unless they exist. A Java consumer whose retry topic did not exist when it
         started finds it only when it requests routes after 30 s."""
-        self._do(operations.CREATE_GROUP, group=group)
+        self._do(operations.create_group, group=group)
 
     def take_lease(self, group: str, topic: str, queue_id: int) -> None:
         """End a member's lease as if it had expired. Raises KeyError if no member owns the queue."""
-        self._do(operations.TAKE_LEASE, shapes.QueueOwner(topic, queue_id), group=group)
+        self._do(operations.take_lease, shapes.QueueOwner(topic, queue_id), group=group)
 
     def rebalance(self, group: str) -> None:
         """Notify the members that the group has changed. Raises KeyError if it has no members."""
-        self._do(operations.REBALANCE, group=group)
+        self._do(operations.rebalance, group=group)
 
     # A `Broker` in a running event loop has `aclear`, `arestart`, `akill`, `astop` and `astart` for these.
 
     def clear(self) -> None:
         """Delete all topics, groups, messages, faults and requests, reset the clock, and disconnect all clients. The address
         does not change. Raises RuntimeError for a `Broker` that was given a folder."""
-        self._do(operations.CLEAR)
+        self._do(operations.clean)
 
     def restart(self) -> None:
         """Save the state as after SIGTERM, close all connections immediately, and start on the same data."""
-        self._do(operations.RESTART)
+        self._do(operations.restart)
 
     def kill(self, *, lose: int = 0) -> None:
         """Stop as by SIGKILL, and start on the same data.
@@ -247,15 +247,15 @@ class BrokerUnderTest(ABC):
         Args:
             lose: number of last acknowledged messages that are lost, as after a power failure without `--flush sync`
         """
-        self._do(operations.KILL, shapes.Kill(lose))
+        self._do(operations.kill, shapes.Kill(lose))
 
     def stop(self) -> None:
         """Stop as by SIGTERM. Clients cannot connect until `start`."""
-        self._do(operations.STOP)
+        self._do(operations.stop)
 
     def start(self) -> None:
         """Start after `stop`, with the same data and address."""
-        self._do(operations.START)
+        self._do(operations.start)
 
     @abstractmethod
     def _do(
@@ -270,7 +270,7 @@ class BrokerUnderTest(ABC):
         """
 
     def _skip(self) -> None:
-        self._do(operations.SKIP)
+        self._do(operations.skip)
 
     def _consumed_fault(self, group: str, topic: str) -> str:
         try:
