@@ -168,7 +168,7 @@ class Policy:
         return any(pattern.matches(host) for pattern in self.white)
 
 
-def read_policy(document: Any) -> Policy:
+def read_policy(document: object) -> Policy:
     """Return the policy of a decoded YAML document. Raises AclError."""
     if document is None:
         document = {}
@@ -184,7 +184,7 @@ def read_policy(document: Any) -> Policy:
     return Policy(accounts, tuple(white))
 
 
-def read_account(entry: Any) -> Account:
+def read_account(entry: object) -> Account:
     """Return an account of the file. Raises AclError."""
     if not isinstance(entry, dict):
         raise AclError(f"an account is a mapping with accessKey and secretKey, not {type(entry).__name__}")
@@ -209,7 +209,7 @@ def read_account(entry: Any) -> Account:
     )
 
 
-def _key(entry: Mapping[Any, Any], name: str, where: str) -> str:
+def _key(entry: Mapping[object, object], name: str, where: str) -> str:
     value = entry.get(name)
     # an unquoted number such as 12345678, which Apache reads as a text
     if isinstance(value, int) and not isinstance(value, bool):
@@ -221,7 +221,7 @@ def _key(entry: Mapping[Any, Any], name: str, where: str) -> str:
     return value
 
 
-def _list(entry: Mapping[Any, Any], name: str, where: str) -> list[Any]:
+def _list(entry: Mapping[object, object], name: str, where: str) -> list[object]:
     found = entry.get(name)
     if found is None:
         return []
@@ -230,7 +230,7 @@ def _list(entry: Mapping[Any, Any], name: str, where: str) -> list[Any]:
     return found
 
 
-def _pattern(text: Any, where: str) -> AddressPattern:
+def _pattern(text: object, where: str) -> AddressPattern:
     if text is None:
         return AddressPattern(())
     try:
@@ -239,14 +239,14 @@ def _pattern(text: Any, where: str) -> AddressPattern:
         raise AclError(f"{where}: {error}") from None
 
 
-def _permission(text: Any, where: str) -> Permission:
-    found = _PERMISSIONS.get(text.strip() if isinstance(text, str) else text or "DENY")
+def _permission(text: object, where: str) -> Permission:
+    found = _PERMISSIONS.get(str(text or "DENY").strip())
     if found is None:
         raise AclError(f"{where} has the permission {str(text)[:40]!r}; allowed: {', '.join(_PERMISSIONS)}")
     return found
 
 
-def _resources(entry: Mapping[Any, Any], name: str, where: str, prefix: str) -> dict[str, Permission]:
+def _resources(entry: Mapping[object, object], name: str, where: str, prefix: str) -> dict[str, Permission]:
     found: dict[str, Permission] = {}
     for line in _list(entry, name, where):
         resource, equals, permission = str(line).partition("=")

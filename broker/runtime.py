@@ -58,10 +58,10 @@ class Clock:
     def time_ms(self) -> int:
         return int(self.time_s() * 1000)
 
-    def call_later(self, delay_s: float, action: Callable[..., object], *arguments: Any) -> Timer:
+    def call_later(self, delay_s: float, action: Callable[..., object], *arguments: object) -> Timer:
         return asyncio.get_running_loop().call_later(delay_s, action, *arguments)
 
-    def call_soon(self, action: Callable[..., object], *arguments: Any) -> None:
+    def call_soon(self, action: Callable[..., object], *arguments: object) -> None:
         """Call `action` in the next event-loop iteration."""
         asyncio.get_running_loop().call_soon(action, *arguments)
 
@@ -115,7 +115,7 @@ class MovableClock(Clock):
     def time_s(self) -> float:
         return (self._began[1] if self._stands else time.time()) + self._ahead_s
 
-    def call_later(self, delay_s: float, action: Callable[..., object], *arguments: Any) -> Timer:
+    def call_later(self, delay_s: float, action: Callable[..., object], *arguments: object) -> Timer:
         timer = _MovableTimer(action, arguments)
         heappush(self._timers, (self.monotonic_s() + max(delay_s, 0.0), next(self._numbers), timer))
         self._wait()
@@ -153,7 +153,7 @@ class MovableClock(Clock):
 
 
 class _MovableTimer:
-    def __init__(self, action: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+    def __init__(self, action: Callable[..., object], arguments: tuple[object, ...]) -> None:
         self._action: Callable[..., object] | None = action
         self._arguments = arguments
 
@@ -207,7 +207,7 @@ class Turns:
         self._is_due = False
         self._end_s = 0.0
 
-    def do(self, work: Work[Any], address: str = "") -> None:
+    def do(self, work: Work[object], address: str = "") -> None:
         """Do the work. Start immediately if time is left in this turn and no other work waits, otherwise in the next turn.
 
         Args:
@@ -220,7 +220,7 @@ class Turns:
         if self.waiting == 1:
             self._go_on()
 
-    def do_later(self, work: Work[Any], address: str = "") -> None:
+    def do_later(self, work: Work[object], address: str = "") -> None:
         """Do the work from the next turn on."""
         (self._of_clients.setdefault(address, deque()) if address else self._own).append(work)
         self.waiting += 1
@@ -229,7 +229,7 @@ class Turns:
             self._end_s = 0.0
             self._call_soon(self._turn)
 
-    def do_some(self, work: Work[Any], pieces: int = 0) -> None:
+    def do_some(self, work: Work[object], pieces: int = 0) -> None:
         """Do some pieces of the work immediately, whatever other work waits, and the rest from the next turn on. This is for
         what one event does to many clients, groups or messages: a few of them do not have to wait for a turn."""
         for number, _ in enumerate(work, 1):
@@ -237,11 +237,11 @@ class Turns:
                 self.do_later(work)
                 return
 
-    def call(self, action: Callable[..., object], *arguments: Any) -> None:
+    def call(self, action: Callable[..., object], *arguments: object) -> None:
         """Make a short call as the broker's own work of one piece, because there may be very many."""
         self.do(_call(action, arguments))
 
-    def call_for(self, address: str, action: Callable[..., object], *arguments: Any) -> None:
+    def call_for(self, address: str, action: Callable[..., object], *arguments: object) -> None:
         """Make a short call as work of a client, from the next turn on."""
         self.do_later(_call(action, arguments), address)
 
@@ -402,7 +402,7 @@ def _is_over(work: Work[None]) -> bool:
     return True
 
 
-def _call(action: Callable[..., object], arguments: tuple[Any, ...]) -> Work[None]:
+def _call(action: Callable[..., object], arguments: tuple[object, ...]) -> Work[None]:
     action(*arguments)
     return
     yield
@@ -429,7 +429,7 @@ class Tasks:
         except Exception:
             tasks_log.exception("timer_failed", action=name)
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[object, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._done)

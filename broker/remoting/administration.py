@@ -98,7 +98,7 @@ def consumer_connections(broker: BrokerController, connection: RemotingConnectio
     ]
     known = {member.client_id for member in members}
     infos += [ConnectedClient(client_id, "", Language.OTHER, 0) for client_id in popping if client_id not in known]
-    table: dict[str, Any] = {
+    table: dict[str, object] = {
         item.topic: bodies.encode_subscription(item) for wanted in popping.values() for item in wanted
     }
     for topic in sorted(group.topics) if group is not None else ():
@@ -216,7 +216,7 @@ def time_span(broker: BrokerController, connection: RemotingConnection, frame: F
     return answer(frame, body=body)
 
 
-def _times(broker: BrokerController, rows: Iterable[tuple[Queue, QueueProgress]]) -> Iterator[dict[str, Any]]:
+def _times(broker: BrokerController, rows: Iterable[tuple[Queue, QueueProgress]]) -> Iterator[dict[str, object]]:
     now_ms = broker.clock.time_ms()
     for at, item in rows:
         queue = broker.store.queues.get((at.topic, at.queue_id))
@@ -527,7 +527,7 @@ def group_history(broker: BrokerController, connection: RemotingConnection, fram
     return answer(frame, body=b"{%b}" % (yield from listed(parts)))
 
 
-def _member(member: Member, *, pops: bool) -> dict[str, Any]:
+def _member(member: Member, *, pops: bool) -> dict[str, object]:
     return {
         "clientId": member.client_id,
         "peer": member.session.peer,
@@ -540,7 +540,7 @@ def _member(member: Member, *, pops: bool) -> dict[str, Any]:
     }
 
 
-def _popper(client_id: str, wanted: Iterable[Subscription]) -> dict[str, Any]:
+def _popper(client_id: str, wanted: Iterable[Subscription]) -> dict[str, object]:
     """Return the description of a client that pops and is no member, such as a gRPC client."""
     return {
         "clientId": client_id,
@@ -553,11 +553,11 @@ def _popper(client_id: str, wanted: Iterable[Subscription]) -> dict[str, Any]:
     }
 
 
-def history_of(broker: BrokerController, name: str, since_ms: int = 0, *, lag: bool = True) -> Work[dict[str, Any]]:
+def history_of(broker: BrokerController, name: str, since_ms: int = 0, *, lag: bool = True) -> Work[dict[str, object]]:
     """Return the broker's report about a group, with events from `since_ms` on. Without `lag`, the report has no
     progress, and no message is read from the disk."""
     group = broker.groups.get(name)
-    members: list[dict[str, Any]] = []
+    members: list[dict[str, object]] = []
     popping = broker.pops.pools.clients_of(name)
     for number, member in enumerate(list(group.members.values()) if group else (), 1):
         if not member.is_grpc_client:  # the client of this pop member is added below
@@ -570,11 +570,11 @@ def history_of(broker: BrokerController, name: str, since_ms: int = 0, *, lag: b
         {"topic": topic, "brokerName": broker.config.name, "queueId": queue_id, "clientId": client_id}
         for (topic, queue_id), client_id in owned.items()
     ]
-    progress: list[dict[str, Any]] = []
+    progress: list[dict[str, object]] = []
     for topic in broker.progress.topics_of(name) if lag else ():
         messages, oldest_ms, in_hand = yield from broker.progress.lag(name, topic)
         progress.append({"topic": topic, "messages": messages, "oldestMs": oldest_ms, "inHand": in_hand})
-    events: list[dict[str, Any]] = []
+    events: list[dict[str, object]] = []
     for number, event in enumerate(broker.history.since(name, since_ms), 1):
         events.append(shown(event))
         if number % SLICE == 0:
@@ -625,7 +625,7 @@ def all_delay_offsets(broker: BrokerController, connection: RemotingConnection, 
     return answer(frame, body=orjson.dumps({"offsetTable": table}))
 
 
-def settings(config: BrokerConfig) -> dict[str, Any]:
+def settings(config: BrokerConfig) -> dict[str, object]:
     """Return the settings that Apache's broker has, too, by Apache's names."""
     ours = {item.name: getattr(config, item.name) for item in fields(config)}
     apache = {
@@ -657,7 +657,7 @@ def broker_config(broker: BrokerController, connection: RemotingConnection, fram
 def update_broker_config(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     """UPDATE_BROKER_CONFIG: apply all settings, or none if one is invalid. Changes last until the broker stops."""
     wanted = admin_bodies.decode_properties(frame.body)
-    changes: dict[str, Any] = {}
+    changes: dict[str, object] = {}
     for name, text in wanted.items():
         if name not in _SETTINGS:
             remark = f"{name} cannot be changed while the broker runs; these can: {', '.join(_SETTINGS)}"
@@ -727,7 +727,7 @@ def runtime_info(broker: BrokerController, connection: RemotingConnection, frame
     return answer(frame, body=admin_bodies.encode_table({name: str(value) for name, value in table.items()}))
 
 
-def _identity(broker: BrokerController) -> dict[str, Any]:
+def _identity(broker: BrokerController) -> dict[str, object]:
     boot_ms = broker.statistics.boot_ms
     return {
         "brokerVersionDesc": "V4_9_8",
@@ -739,9 +739,9 @@ def _identity(broker: BrokerController) -> dict[str, Any]:
     }
 
 
-def _rates(stats: Statistics, totals: Totals) -> dict[str, Any]:
+def _rates(stats: Statistics, totals: Totals) -> dict[str, object]:
     got_rates, since_start = stats.rates(GOT, totals), stats.since_start(totals)
-    table: dict[str, Any] = {
+    table: dict[str, object] = {
         "putTps": stats.rates(PUT, totals),
         "getTransferedTps": got_rates,
         "getTransferredTps": got_rates,  # the name in 5.x
@@ -760,7 +760,7 @@ def _rates(stats: Statistics, totals: Totals) -> dict[str, Any]:
     return table
 
 
-def _store(broker: BrokerController) -> dict[str, Any]:
+def _store(broker: BrokerController) -> dict[str, object]:
     store = broker.store
     ratio, (total, free) = round(store.disk_ratio(), 4), store.room.size_and_free_bytes()
     return {
@@ -789,7 +789,7 @@ def _waiting() -> Iterator[tuple[str, int]]:
     yield "EndTransactionQueueSize", 0
 
 
-def _latencies(broker: BrokerController) -> dict[str, Any]:
+def _latencies(broker: BrokerController) -> dict[str, object]:
     """Return the durations of sends and pulls, each rounded up to the upper bound of its histogram bucket; those in the last
     bucket count as twice its lower bound."""
     puts = [broker.request_times[code] for code in _SENDS]
@@ -829,7 +829,7 @@ def _delays(broker: BrokerController) -> Iterator[tuple[str, str]]:
             yield f"scheduleMessageOffset_{level}", f"{broker.delays.progress.get(level, 0)},{queue.next}"
 
 
-def _ours(broker: BrokerController) -> dict[str, Any]:
+def _ours(broker: BrokerController) -> dict[str, object]:
     """Return values that only Rocketlet's brokers have, for `rocketlet doctor`."""
     return {
         "residentBytes": resident_bytes(),

@@ -6,7 +6,7 @@ import struct
 import time
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
@@ -189,7 +189,7 @@ class Dispatch:
         self._answering.acquire(connection.address)
         self._turns.do(self._work(connection, frame, work), connection.address)
 
-    def _begin(self, connection: RemotingConnection, frame: Frame, answering: Coroutine[Any, Any, Buffers]) -> None:
+    def _begin(self, connection: RemotingConnection, frame: Frame, answering: Coroutine[object, None, Buffers]) -> None:
         """Make a response in a task, for a request that waits for an event such as the response of another client. The
         client's next requests are served meanwhile."""
         assert self._broker is not None
@@ -200,7 +200,7 @@ class Dispatch:
         task.add_done_callback(lambda _: answering.close())  # for a task that was cancelled before it started
 
     async def _wait(
-        self, connection: RemotingConnection, frame: Frame, size: int, answering: Coroutine[Any, Any, Buffers]
+        self, connection: RemotingConnection, frame: Frame, size: int, answering: Coroutine[object, None, Buffers]
     ) -> None:
         written = self._written
         try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any
 
 import orjson
 import structlog
@@ -632,7 +631,7 @@ def lite_group_info(broker: BrokerController, connection: RemotingConnection, fr
     """GET_LITE_GROUP_INFO: the lag of a lite group, in one lite topic or in all."""
     header = read(LiteGroupOf, frame.ext)
     pool = _check_lite_group(broker, header.group)
-    value: dict[str, Any] = {"group": header.group, "parentTopic": pool.topic, "liteTopic": header.lite_topic}
+    value: dict[str, object] = {"group": header.group, "parentTopic": pool.topic, "liteTopic": header.lite_topic}
     if header.lite_topic:
         lite = broker.lites.get(pool.topic, header.lite_topic)
         lag = pool.queues.lag_of(lite) if lite is not None else LiteLag(header.lite_topic, 0, 0, 0, 0)
@@ -664,7 +663,7 @@ def _lite_offsets(broker: BrokerController, pool: LitePool, lite: LiteTopic) -> 
     }
 
 
-def _lite_lag(lag: LiteLag) -> dict[str, Any]:
+def _lite_lag(lag: LiteLag) -> dict[str, object]:
     """Return the lag of a group in a lite topic. The last two fields are Rocketlet's own: the number of messages in flight,
     and when the first unfinished message that is not in flight was stored, or 0."""
     return {

@@ -4,7 +4,6 @@ that is raised."""
 from __future__ import annotations
 
 from collections.abc import Coroutine, Mapping
-from typing import Any
 
 from ...protocol.bodies import Work
 from ...protocol.codes import (
@@ -30,7 +29,7 @@ from ..sessions import (
 
 Buffer = bytes | memoryview
 Buffers = list[Buffer]
-Reply = Buffers | Work[Buffers] | Coroutine[Any, Any, Buffers] | None
+Reply = Buffers | Work[Buffers] | Coroutine[object, None, Buffers] | None
 """A handler's result: the bytes to write; or work or a coroutine that makes them and has not started; or None if
 another event brings the response, such as the end of a held pull, or if there is no response."""
 
