@@ -346,7 +346,7 @@ class NewTopicSettings(TypedDict, total=False):
     queues: int
     perm: int
     message_type: str
-    lite_expiration_min: int
+    lite_expiration_min: int | None
     retried_first: bool
     dedup: str
 
@@ -397,7 +397,7 @@ def _parsed(row: ResourceSetting, text: str) -> Value:
     return _BOOLEANS[text] if isinstance(row.default, bool) else type(row.default)(text)
 
 
-def topic_attributes(values: Mapping[str, Value | None]) -> str:
+def topic_attributes(values: Mapping[str, Value]) -> str:
     """Return the changes of attributes for `changed_topic` that set some settings, by their fields."""
     given = [(row, values.get(row.field)) for row in _TOPIC_ATTRIBUTES.values()]
     texts = [(row, str(value).lower() if isinstance(value, bool) else value) for row, value in given]

@@ -62,6 +62,8 @@ from ...protocol.names import Queue, Sql, counted, parse_subscription
 from ...protocol.settings import (
     TOPIC_SETTINGS,
     GroupSettings,
+    NewTopicSettings,
+    TopicSettings,
     Value,
     changed_topic,
     encode_group_change,
@@ -201,56 +203,38 @@ class AdminClient:
         return Topic(name, config, dict(sorted(ranges.items())))
 
     async def create_topic(
-        self,
-        name: str,
-        *,
-        queues: int | None = None,
-        perm: int | None = None,
-        message_type: str = "",
-        lite_expiration_min: int | None = None,
-        retried_first: bool = False,
-        dedup: str | None = None,
-        brokers: Iterable[str] | None = None,
+        self, name: str, *, brokers: Iterable[str] | None = None, **settings: Unpack[NewTopicSettings]
     ) -> dict[str, TopicConfig]:
         """Create a topic on all brokers, or on the named ones, that do not have it. Return its settings there by broker
-        name.
+        name. Brokers that have the topic keep their settings, which `change_topic` changes.
 
-        Brokers that have the topic keep their settings, which `change_topic` changes. Default `queues` and `perm`: the most
-        queues and all permissions that brokers have for the topic, or 4 queues that may be written and read if no broker
-        has it. `message_type`: what the topic is for, such as FIFO or PRIORITY; brokers of 4.9 ignore it.
-        `lite_expiration_min`: minutes without a message after which a lite topic of a topic of the type LITE is deleted;
-        default: never. `retried_first`: True if redelivered messages of a topic of the type PRIORITY keep their level;
-        otherwise they come after the waiting messages of all levels. Apache's brokers refuse it.
-        `dedup`: the time, such as `10m`, for which a send with the message id of an earlier one gets its result and is not
-        stored again, on Rocketlet's brokers.
+        Args:
+            settings: settings by their names, such as `message_type="FIFO"`; docs/reference/administration.md lists them.
+                Default `queues` and `perm`: the most queues and all permissions that brokers have for the topic, or 4
+                queues that may be written and read if no broker has it.
 
         Raises:
-            ConfigError: the topic's name, its type, the number of queues or minutes, the time, or the name of a broker is
-                invalid, or a broker does not support `dedup`.
+            ConfigError: the topic's name, a setting, or the name of a broker is invalid, there is no such setting, or a
+                broker does not support `dedup`.
         """
         fault = names.topic_fault(name)
-        if lite_expiration_min is not None and message_type != "LITE":
-            raise ConfigError(f"lite_expiration_min: expected message_type='LITE', got {message_type!r}")
-        if retried_first and message_type != "PRIORITY":
-            raise ConfigError(f"retried_first: expected message_type='PRIORITY', got {message_type!r}")
-        given = {
-            "message_type": message_type or None,
-            "lite_expiration_min": lite_expiration_min,
-            "retried_first": retried_first or None,
-            "dedup": dedup,
-        }
-        _check_topic(given, queues=queues)
+        given = _checked_topic(settings, NewTopicSettings)
+        for setting, kind in (("lite_expiration_min", "LITE"), ("retried_first", "PRIORITY")):
+            if given.get(setting) and given.get("message_type") != kind:
+                got = settings.get("message_type", "")
+                raise ConfigError(f"{setting}: expected message_type='{kind}', got {got!r}")
         if fault:
             raise ConfigError(f"topic: {fault}")
         route = await self._cluster.find_route(name)
         there = {data.broker_name: data for data in route.queues} if route is not None else {}
+        queues = settings.get("queues")
         if queues is None:
             queues = max((data.read_queues for data in there.values()), default=TOPIC_QUEUES)
+        perm = settings.get("perm")
         if perm is None:
             perm = reduce(or_, (data.perm for data in there.values())) if there else PERM_READ | PERM_WRITE
         missing = {broker: at for broker, at in (await self.masters(brokers)).items() if broker not in there}
-        if dedup not in (None, NO_DEDUP):
-            await self._check_own("dedup", _NO_DEDUP, missing)
+        await self._check_dedup(given, missing)
         header = CreateTopic(name, queues, queues, perm, attributes=topic_attributes(given))
         await self._change(missing, RequestCode.UPDATE_AND_CREATE_TOPIC, dict.fromkeys(missing, (write(header), b"")))
         config = changed_topic(TopicConfig(name, queues, queues, perm), None, header.attributes)
@@ -260,48 +244,31 @@ class AdminClient:
         self,
         name: str,
         *,
-        queues: int | None = None,
-        read_queues: int | None = None,
-        perm: int | None = None,
-        message_type: str | None = None,
-        lite_expiration_min: int | None = None,
-        retried_first: bool | None = None,
-        dedup: str | None = None,
         brokers: Iterable[str] | None = None,
         allow_unreadable: bool = False,
+        **settings: Unpack[TopicSettings],
     ) -> dict[str, TopicConfig]:
-        """Change the given settings of a topic. Return the resulting settings by broker name.
+        """Change settings of a topic. Return the resulting settings by broker name.
 
         Args:
-            queues: the number of queues that producers send to.
-            read_queues: the number of queues that consumers read, default `queues`. A topic gets fewer queues without
-                loss in two steps: first `queues=4, read_queues=8`, and when its groups have read queues 4 to 7,
-                `read_queues=4, allow_unreadable=True`.
-            perm: 6 to write and read, 4 to read only, 2 to write only.
-            message_type: the only type of messages that it accepts; brokers of 4.9 ignore it.
-            lite_expiration_min: minutes without a message after which a lite topic is deleted; -1 for never.
-            retried_first: True if redelivered messages of a topic of the type PRIORITY keep their level.
-            dedup: the time, such as `10m`, for which a repeated send gets the first result, or `off`, on Rocketlet's brokers.
             brokers: the names of the brokers, default all that have the topic.
             allow_unreadable: True to remove queues from the readable ones although messages are stored in them.
+            settings: new values by their names, such as `queues=8`; docs/reference/administration.md lists them. Without
+                `read_queues`, consumers read `queues`. A topic gets fewer queues without loss in two steps: first
+                `queues=4, read_queues=8`, and when its groups have read queues 4 to 7,
+                `read_queues=4, allow_unreadable=True`.
 
         Raises:
             TopicNotFound: no name server knows the topic.
-            ConfigError: a value is invalid, or messages would become unreadable.
+            ConfigError: a value is invalid, there is no such setting, or messages would become unreadable.
         """
-        given = {
-            "message_type": message_type,
-            "lite_expiration_min": lite_expiration_min,
-            "retried_first": retried_first,
-            "dedup": dedup,
-        }
-        _check_topic(given, queues=queues, read_queues=read_queues)
+        given = _checked_topic(settings, TopicSettings)
         topic = await self.topic(name)
         masters = await self.masters(sorted(topic.config) if brokers is None else brokers)
         missing = sorted(set(masters) - set(topic.config))
         if missing:
             raise ConfigError(f"brokers: {', '.join(missing)} does not have the topic {name}; create it there first")
-        changed = {broker: _changed(topic.config[broker], queues, read_queues, perm) for broker in masters}
+        changed = {broker: _changed(topic.config[broker], settings) for broker in masters}
         unreadable = topic.unreadable(changed)
         if unreadable and not allow_unreadable:
             count = counted(sum(unreadable.values()), "message")
@@ -309,8 +276,7 @@ class AdminClient:
                 f"read_queues: {count} in {', '.join(map(str, unreadable))} would become unreadable; lower `queues` alone, "
                 "wait until the groups have read these queues, then lower `read_queues` with allow_unreadable=True"
             )
-        if dedup not in (None, NO_DEDUP):
-            await self._check_own("dedup", _NO_DEDUP, masters)
+        await self._check_dedup(given, masters)
         kept = await self.topic_settings(name, masters)
         requests: dict[str, tuple[Ext, bytes]] = {}
         for broker, config in changed.items():
@@ -329,6 +295,10 @@ class AdminClient:
             changed[broker] = changed_topic(config, kind, header.attributes)
         await self._change(masters, RequestCode.UPDATE_AND_CREATE_TOPIC, requests)
         return changed
+
+    async def _check_dedup(self, given: Mapping[str, Value], masters: Masters) -> None:
+        if given.get("dedup", NO_DEDUP) != NO_DEDUP:
+            await self._check_own("dedup", _NO_DEDUP, masters)
 
     async def delete_topic(self, name: str) -> None:
         """Delete a topic from all brokers and name servers. The brokers delete its messages, and Rocketlet's also its
@@ -576,9 +546,7 @@ class AdminClient:
         Raises:
             ConfigError: no broker knows the group, or there is no such setting.
         """
-        unknown = sorted(changes.keys() - GroupSettings.__annotations__.keys())
-        if unknown:
-            raise ConfigError(f"{unknown[0]}: no such setting; use {', '.join(GroupSettings.__annotations__)} or lite")
+        _check_known(changes, GroupSettings)
         masters = await self.masters()
         known = await self._group_tables(name, masters)
         if not known:
@@ -867,19 +835,28 @@ _NO_DEDUP: Final = "stores repeated sends again; leave it out, and let consumers
 _NO_RATE: Final = "hands out messages as fast as members read; lower the concurrency of the members instead"
 
 
-def _check_topic(values: Mapping[str, Value | None], **queues: int | None) -> None:
-    """Raise ConfigError for an invalid setting of a topic. Apache's brokers accept any number of queues, but clients could
-    not decode the route then."""
-    for row in TOPIC_SETTINGS:
-        value = {**values, **queues}.get(row.argument)
-        fault = row.fault(value, row.argument) if value is not None else None
-        if fault:
-            raise ConfigError(fault)
+def _checked_topic(settings: Mapping[str, Any], known: type[NewTopicSettings]) -> dict[str, Value]:
+    """Return the settings of a topic that have a value. Raise ConfigError for an invalid or unknown one. Apache's brokers
+    accept any number of queues, but clients could not decode the route then."""
+    _check_known(settings, known)
+    given = {name: value for name, value in settings.items() if value is not None and value != ""}
+    rows = [row for row in TOPIC_SETTINGS if row.argument in given]
+    fault = next(filter(None, (row.fault(given[row.argument], row.argument) for row in rows)), None)
+    if fault:
+        raise ConfigError(fault)
+    return given
 
 
-def _changed(config: TopicConfig, queues: int | None, read_queues: int | None, perm: int | None) -> TopicConfig:
-    """Return the settings with the given ones changed. Raises ConfigError."""
+def _check_known(settings: Mapping[str, object], known: type[NewTopicSettings | GroupSettings]) -> None:
+    unknown = sorted(settings.keys() - known.__annotations__.keys())
+    if unknown:
+        raise ConfigError(f"{unknown[0]}: no such setting; use {', '.join(known.__annotations__)}")
+
+
+def _changed(config: TopicConfig, settings: TopicSettings) -> TopicConfig:
+    """Return the settings with the given queues and permission. Raises ConfigError."""
     write_queues = config.write_queues
+    queues, read_queues, perm = settings.get("queues"), settings.get("read_queues"), settings.get("perm")
     if queues is not None:
         write_queues = queues
         read_queues = queues if read_queues is None else read_queues
