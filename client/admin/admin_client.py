@@ -10,7 +10,7 @@ from functools import reduce
 from itertools import chain
 from operator import or_
 from types import MappingProxyType
-from typing import Any, Final, Literal, Self, Unpack
+from typing import Any, Final, Literal, Self, TypeVar, Unpack
 
 from ...protocol import admin_bodies, bodies, names
 from ...protocol.admin_bodies import (
@@ -95,6 +95,8 @@ from .messages import FOREVER_MS, by_key, by_offset_id, read_queue, send_again, 
 # ------------------------------------------------------------------------------
 # Administration of a cluster, Rocketlet's or Apache's of 4.9 and 5.x: topics, groups, offsets, messages, brokers.
 
+
+T = TypeVar("T")
 
 log = get_logger("rocketlet.admin")
 
@@ -192,10 +194,8 @@ class AdminClient:
             raise TopicNotFound(f"no name server knows the topic {name}; `rocketlet topics list` shows all")
         masters = {broker.name: broker.addresses[0] for broker in route.brokers if 0 in broker.addresses}
         queues = {data.broker_name: data for data in route.queues}
-        stats = await self._each(masters, RequestCode.GET_TOPIC_STATS_INFO, write(TopicName(name)))
-        ranges = {
-            queue: item for answer in stats.values() for queue, item in body_of(answer, decode_topic_stats).items()
-        }
+        stats = await self._each(masters, RequestCode.GET_TOPIC_STATS_INFO, decode_topic_stats, write(TopicName(name)))
+        ranges = dict(chain.from_iterable(table.items() for table in stats.values()))
         config = {
             broker: TopicConfig(name, data.read_queues, data.write_queues, data.perm, sys_flag=data.sys_flag)
             for broker, data in queues.items()
@@ -320,10 +320,8 @@ class AdminClient:
         """Return a topic's settings, including those that routes do not have, by broker name. Brokers of 4.9 do not know this
         request, and lose these settings in any case."""
         ignored = (ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.TOPIC_NOT_EXIST)
-        answers = await self._each(
-            await self._known(masters), RequestCode.GET_TOPIC_CONFIG, write(TopicName(name)), ignored=ignored
-        )
-        return {broker: body_of(answer, admin_bodies.decode_topic_config) for broker, answer in answers.items()}
+        decode = admin_bodies.decode_topic_config
+        return await self._each(masters, RequestCode.GET_TOPIC_CONFIG, decode, write(TopicName(name)), ignored=ignored)
 
     async def message_type(self, topic: str) -> str:
         """Return the type of message that a topic is for, such as PRIORITY; empty if no broker has a type for it."""
@@ -334,22 +332,21 @@ class AdminClient:
         """Return the bytes per second that were sent to a topic in the last minute; None if no broker counts them, as
         Apache's brokers before the first message since their start."""
         code, ext = RequestCode.VIEW_BROKER_STATS_DATA, write(ViewStats("TOPIC_PUT_SIZE", topic))
-        answers = await self._each(await self.masters(), code, ext, ignored=(ResponseCode.SYSTEM_ERROR,))
-        rates = [body_of(answer, admin_bodies.decode_rate) for answer in answers.values()]
-        return sum(rates) if rates else None
+        rates = await self._each(None, code, admin_bodies.decode_rate, ext, ignored=(ResponseCode.SYSTEM_ERROR,))
+        return sum(rates.values()) if rates else None
 
     async def consumed_by(self, topic: str) -> list[str]:
         """Return the groups that subscribe to a topic, pop it, or have committed offsets in it."""
         code, ext = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, write(TopicName(topic))
-        answers = await self._each(await self.masters(), code, ext)
-        return sorted({name for answer in answers.values() for name in body_of(answer, admin_bodies.decode_group_list)})
+        found = await self._each(None, code, admin_bodies.decode_group_list, ext)
+        return sorted(set(chain.from_iterable(found.values())))
 
     async def producers(self) -> dict[str, tuple[MemberConnection, ...]]:
         """Return the connected producers by group, as far as brokers list them."""
-        answers = await self._each(await self.masters(), RequestCode.GET_ALL_PRODUCER_INFO)
         found: dict[str, set[MemberConnection]] = {}
-        for answer in answers.values():
-            for group, members in body_of(answer, admin_bodies.decode_all_producers).items():
+        tables = await self._each(None, RequestCode.GET_ALL_PRODUCER_INFO, admin_bodies.decode_all_producers)
+        for table in tables.values():
+            for group, members in table.items():
                 found.setdefault(group, set()).update(members)
         return {group: tuple(sorted(members)) for group, members in sorted(found.items())}
 
@@ -378,22 +375,22 @@ class AdminClient:
 
     async def all_group_configs(self, masters: Masters | None = None) -> dict[str, dict[str, GroupConfig]]:
         """Return the settings of all groups, by group and broker name."""
-        answers = await self._each(await self._known(masters), RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
         found: dict[str, dict[str, GroupConfig]] = {}
-        for broker, answer in answers.items():
-            for name, config in body_of(answer, admin_bodies.decode_groups).items():
+        code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
+        for broker, table in (await self._each(masters, code, admin_bodies.decode_groups)).items():
+            for name, config in table.items():
                 found.setdefault(name, {})[broker] = config
         return found
 
     async def connections(self, name: str, masters: Masters | None = None) -> dict[str, GroupConnections]:
         """Return the group's members by broker name; empty if no member is connected."""
-        answers = await self._each(
-            await self._known(masters),
+        return await self._each(
+            masters,
             RequestCode.GET_CONSUMER_CONNECTION_LIST,
+            admin_bodies.decode_consumer_connections,
             write(ConsumerGroupHeader(name)),
             ignored=(ResponseCode.CONSUMER_NOT_ONLINE,),
         )
-        return {broker: body_of(answer, admin_bodies.decode_consumer_connections) for broker, answer in answers.items()}
 
     async def _owners(
         self, name: str, masters: Masters, connections: Mapping[str, GroupConnections]
@@ -445,27 +442,23 @@ class AdminClient:
         """Return reports about a group from Rocketlet's brokers: members, owners, conflicts, and events since `since_ms`
         (ms since the epoch, by the broker's clock). Raises BrokerRefused for other brokers."""
         header = write(GroupHistory(group, since_ms))
-        answers = await self._each(await self._known(masters), RequestCode.GET_GROUP_HISTORY, header)
-        return [body_of(answer, admin_bodies.decode_report) for answer in answers.values()]
+        found = await self._each(masters, RequestCode.GET_GROUP_HISTORY, admin_bodies.decode_report, header)
+        return list(found.values())
 
     async def group_report(self, group: str, masters: Masters) -> list[dict[str, Any]]:
         """Return reports like `history`, without events and lag, and without brokers that do not support them."""
-        header, ignored = (
-            write(GroupHistory(group, NO_EVENTS_MS, lag=False)),
-            (ResponseCode.REQUEST_CODE_NOT_SUPPORTED,),
-        )
-        answers = await self._each(masters, RequestCode.GET_GROUP_HISTORY, header, ignored=ignored)
-        return [body_of(answer, admin_bodies.decode_report) for answer in answers.values()]
+        code, header = RequestCode.GET_GROUP_HISTORY, write(GroupHistory(group, NO_EVENTS_MS, lag=False))
+        ignored = (ResponseCode.REQUEST_CODE_NOT_SUPPORTED,)
+        found = await self._each(masters, code, admin_bodies.decode_report, header, ignored=ignored)
+        return list(found.values())
 
     # Lite topics
 
     async def lite_parent(self, topic: str) -> LiteParent | None:
         """Return the number of lite topics of a parent topic, their expiration and their groups. Return None for a topic
         that is not the parent of lite topics, or if no broker supports them."""
-        answers = await self._each(
-            await self.masters(), RequestCode.GET_PARENT_TOPIC_INFO, write(TopicName(topic)), ignored=_NOT_LITE
-        )
-        found = [body_of(answer, admin_bodies.decode_lite_parent) for answer in answers.values()]
+        code, decode = RequestCode.GET_PARENT_TOPIC_INFO, admin_bodies.decode_lite_parent
+        found = list((await self._each(None, code, decode, write(TopicName(topic)), ignored=_NOT_LITE)).values())
         if not found:
             return None
         groups = {name for item in found for name in item.groups}
@@ -478,13 +471,9 @@ class AdminClient:
         Args:
             most: the maximum number of lite topics that each broker lists.
         """
-        header = write(LiteGroupOf(name, top_k=most))
-        answers = await self._each(
-            await self._known(masters), RequestCode.GET_LITE_GROUP_INFO, header, ignored=_NOT_LITE
-        )
-        if not answers:
-            return None
-        return LiteGroup({broker: body_of(answer, admin_bodies.decode_lite_lag) for broker, answer in answers.items()})
+        code, header = RequestCode.GET_LITE_GROUP_INFO, write(LiteGroupOf(name, top_k=most))
+        lags = await self._each(masters, code, admin_bodies.decode_lite_lag, header, ignored=_NOT_LITE)
+        return LiteGroup(lags) if lags else None
 
     async def lite_subscriptions(
         self, group: str, topic: str, client_ids: Iterable[str], masters: Masters | None = None
@@ -494,9 +483,9 @@ class AdminClient:
         masters = await self._known(masters)
 
         async def count(client_id: str) -> int:
-            header = write(LiteClientOf(topic, group, client_id, max_count=1))
-            answers = await self._each(masters, RequestCode.GET_LITE_CLIENT_INFO, header, ignored=_NOT_LITE)
-            return max((body_of(answer, admin_bodies.decode_lite_client) for answer in answers.values()), default=-1)
+            code, header = RequestCode.GET_LITE_CLIENT_INFO, write(LiteClientOf(topic, group, client_id, max_count=1))
+            counts = await self._each(masters, code, admin_bodies.decode_lite_client, header, ignored=_NOT_LITE)
+            return max(counts.values(), default=-1)
 
         ids = list(client_ids)
         found = await gather_limited(count, ids)
@@ -506,11 +495,9 @@ class AdminClient:
         self, topic: str, lite_topic: str, masters: Masters | None = None
     ) -> set[tuple[str, str]]:
         """Return the client id and the group of each member that is subscribed to a lite topic."""
-        header = write(LiteTopicOf(topic, lite_topic))
-        answers = await self._each(
-            await self._known(masters), RequestCode.GET_LITE_TOPIC_INFO, header, ignored=_NOT_LITE
-        )
-        return {item for answer in answers.values() for item in body_of(answer, admin_bodies.decode_lite_subscribers)}
+        code, header = RequestCode.GET_LITE_TOPIC_INFO, write(LiteTopicOf(topic, lite_topic))
+        found = await self._each(masters, code, admin_bodies.decode_lite_subscribers, header, ignored=_NOT_LITE)
+        return set(chain.from_iterable(found.values()))
 
     # Changes of groups
 
@@ -562,8 +549,8 @@ class AdminClient:
 
     async def _group_tables(self, name: str, masters: Masters) -> dict[str, dict[str, Any]]:
         """Return a group's settings as each broker has them, including fields that only later brokers have."""
-        answers = await self._each(masters, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
-        tables = {broker: body_of(answer, admin_bodies.decode_group_tables) for broker, answer in answers.items()}
+        code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
+        tables = await self._each(masters, code, admin_bodies.decode_group_tables)
         return {broker: table[name] for broker, table in tables.items() if name in table}
 
     async def delete_group(self, name: str, *, offsets: bool = True, dead_letters: bool = False) -> int:
@@ -605,14 +592,10 @@ class AdminClient:
             times: False to leave out `last_ms`, which costs a broker as much as the rest of the request.
         """
         ext = write(ConsumeStats(group, topic, columns=True, times=times))
-        answers = await self._each(
-            await self._known(masters),
-            RequestCode.GET_CONSUME_STATS,
-            ext,
-            ignored=(ResponseCode.SYSTEM_ERROR,),  # brokers of 4.9 respond like this for a group without settings
-        )
-        found = [body_of(answer, admin_bodies.decode_consume_stats) for answer in answers.values()]
-        return dict(sorted(chain.from_iterable(table.items() for table in found)))
+        ignored = (ResponseCode.SYSTEM_ERROR,)  # brokers of 4.9 respond like this for a group without settings
+        decode = admin_bodies.decode_consume_stats
+        found = await self._each(masters, RequestCode.GET_CONSUME_STATS, decode, ext, ignored=ignored)
+        return dict(sorted(chain.from_iterable(table.items() for table in found.values())))
 
     async def preview_reset(self, group: str, topic: str, to: To) -> dict[Queue, OffsetChange]:
         """Return the changes that `reset` would make, without making them."""
@@ -695,8 +678,7 @@ class AdminClient:
 
     async def delay_offsets(self) -> dict[str, dict[int, int]]:
         """Return the offset of the first undelivered message of each delay level (from 1), by broker name."""
-        told = await self._each(await self.masters(), RequestCode.GET_ALL_DELAY_OFFSET)
-        return {name: body_of(answer, admin_bodies.decode_delay_offsets) for name, answer in told.items()}
+        return await self._each(None, RequestCode.GET_ALL_DELAY_OFFSET, admin_bodies.decode_delay_offsets)
 
     async def offset_at(self, queue: Queue, time_ms: int) -> int:
         """Return the offset of the first message of a queue that was stored at `time_ms` (ms since the epoch) or later; the
@@ -743,8 +725,7 @@ class AdminClient:
     async def accounts(self) -> dict[str, dict[str, Any]]:
         """Return each broker's accounts without secrets, and the addresses that need no account, by broker name. The
         fields are those of plain_acl.yml. Apache's brokers of 4.9.8 and later reject this (BrokerRefused)."""
-        answers = await self._each(await self.masters(), RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG)
-        return {name: body_of(answer, admin_bodies.decode_accounts) for name, answer in answers.items()}
+        return await self._each(None, RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG, admin_bodies.decode_accounts)
 
     async def put_account(self, account: PutAccount) -> None:
         """Create an account on all brokers, or change the given fields and `admin` of an existing one."""
@@ -781,26 +762,29 @@ class AdminClient:
 
     async def _each(
         self,
-        masters: Mapping[str, str],
+        masters: Masters | None,
         code: int,
+        decode: Callable[[bytes], T],
         ext: Ext | None = None,
-        body: bytes = b"",
         *,
         ignored: tuple[int, ...] = (),
-    ) -> dict[str, Frame]:
-        """Send a request to brokers concurrently. Return the responses by broker name, without error codes that are
-        `ignored`."""
+    ) -> dict[str, T]:
+        """Send a request to brokers, by default to all, concurrently. Return the decoded bodies of the responses by broker
+        name, without error codes that are `ignored`."""
+        masters = await self._known(masters)
 
         async def one(address: str) -> Frame | None:
             try:
-                return await self._ask(address, code, ext, body)
+                return await self._ask(address, code, ext)
             except BrokerRefused as error:
                 if error.code in ignored:
                     return None
                 raise
 
         found = await asyncio.gather(*map(one, masters.values()))
-        return {name: answer for name, answer in zip(masters, found, strict=True) if answer is not None}
+        return {
+            name: body_of(answer, decode) for name, answer in zip(masters, found, strict=True) if answer is not None
+        }
 
     async def _change_all(self, code: int, ext: Ext) -> None:
         """Send the same change to all masters. Raises the errors of `_change`."""
