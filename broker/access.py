@@ -718,7 +718,7 @@ class AclFile:
         try:
             found = yaml.safe_load(data)
         except Exception as error:  # not only YAMLError: `!!int ""` raises IndexError, `!!bool x` KeyError
-            raise AclError(f"{self.path} is not YAML{_place(error)}") from None
+            raise AclError(f"{self.path} is not YAML{_line_text(error)}") from None
         if found is not None and not isinstance(found, dict):
             raise AclError(f"{self.path} is not a mapping; it needs {ACCOUNTS!r} and may have {GLOBAL_WHITE!r}")
         return found or {}
@@ -815,7 +815,7 @@ class AclFile:
         self._watched.written()
 
 
-def _place(error: Exception) -> str:
+def _line_text(error: Exception) -> str:
     """Return the line of the error, but not its text, which may contain a secret."""
     mark = getattr(error, "problem_mark", None)
     return f": see line {mark.line + 1}" if mark is not None else ""

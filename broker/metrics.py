@@ -92,23 +92,23 @@ class Collector:
         ]
 
     @property
-    def _place(self) -> list[str]:
+    def _labels(self) -> list[str]:
         return [self._broker.config.cluster, self._broker.config.name]
 
     @property
-    def _node(self) -> list[str]:
+    def _node_labels(self) -> list[str]:
         return [self._broker.config.cluster, "broker", self._broker.config.name]
 
     def _gauge(self, name: str, text: str, value: float | None = None, *labels: str) -> GaugeMetricFamily:
         family = GaugeMetricFamily(name, text, labels=[*_labels_of(name), *labels])
         if value is not None:
-            family.add_metric(self._place, value)
+            family.add_metric(self._labels, value)
         return family
 
     def _counter(self, name: str, text: str, value: float | None = None, *labels: str) -> CounterMetricFamily:
         family = CounterMetricFamily(name, text, labels=[*_labels_of(name), *labels])
         if value is not None:
-            family.add_metric(self._place, value)
+            family.add_metric(self._labels, value)
         return family
 
     def _histogram(self, name: str, text: str, *labels: str) -> HistogramMetricFamily:
@@ -118,7 +118,7 @@ class Collector:
         info = InfoMetricFamily(
             "rocketlet", "Version of Rocketlet, and of its module: compiled or pure", labels=["cluster", "broker"]
         )
-        info.add_metric(self._place, {"version": version("rocketlet"), "module": MODULE})
+        info.add_metric(self._labels, {"version": version("rocketlet"), "module": MODULE})
         yield info
         yield self._gauge("rocketlet_connections", "Open connections", len(self._connections))
         yield self._gauge(
@@ -136,7 +136,7 @@ class Collector:
         )
 
     async def _topics(self) -> list[Metric]:
-        broker, place = self._broker, self._place
+        broker, place = self._broker, self._labels
         put = self._counter("rocketlet_messages_put", "Messages stored in a topic since it was created", None, "topic")
         offset = self._gauge(
             "rocketmq_producer_offset", "Messages stored in a topic since it was created", None, "topic"
@@ -159,12 +159,12 @@ class Collector:
                 put.add_metric([*place, key], total)
                 offset.add_metric([*place, key], total)
                 tps.add_metric([*place, key], rate)
-                stored.add_metric([*self._node, key], total)
+                stored.add_metric([*self._node_labels, key], total)
             else:
                 topic, _, group = key.rpartition("@")
                 got.add_metric([*place, topic, group], total)
                 got_tps.add_metric([*place, topic, group], rate)
-                taken.add_metric([*self._node, topic, group], total)
+                taken.add_metric([*self._node_labels, topic, group], total)
             if number % SLICE == 0:
                 await asyncio.sleep(0)
         return [
@@ -184,9 +184,9 @@ class Collector:
             "rocketlet_dedup_forgotten", "Ids that were forgotten early because the broker had too many", None, "topic"
         )
         for topic, found in self._broker.dedup:
-            ids.add_metric([*self._place, topic], found.count)
-            repeated.add_metric([*self._place, topic], found.repeated)
-            forgotten.add_metric([*self._place, topic], found.forgotten)
+            ids.add_metric([*self._labels, topic], found.count)
+            repeated.add_metric([*self._labels, topic], found.repeated)
+            forgotten.add_metric([*self._labels, topic], found.forgotten)
         return ids, repeated, forgotten
 
     def _store(self) -> Iterator[Metric]:
@@ -246,7 +246,7 @@ class Collector:
         )
         for code, histogram in self._broker.request_times.items():
             if any(histogram.counts):
-                _add(family, [*self._place, RequestCode(code).name], histogram)
+                _add(family, [*self._labels, RequestCode(code).name], histogram)
         yield family
         calls = self._counter(
             "rocketlet_grpc_calls",
@@ -256,11 +256,11 @@ class Collector:
             "code",
         )
         for (method, response), count in self._broker.callers.answers.items():
-            calls.add_metric([*self._place, method, response], count)
+            calls.add_metric([*self._labels, method, response], count)
         yield calls
 
     def _access(self) -> Iterator[Metric]:
-        broker, place = self._broker, self._place
+        broker, place = self._broker, self._labels
         refused = self._counter(
             "rocketlet_requests_refused", "Requests refused by access control, by reason", None, "reason"
         )
@@ -296,7 +296,7 @@ class Collector:
         return [*await self._members(), *await self._lags(), self._lost(), *self._ownership()]
 
     async def _members(self) -> list[Metric]:
-        broker, place = self._broker, self._place
+        broker, place = self._broker, self._labels
         members = self._gauge("rocketlet_group_members", "Members of a group", None, "group")
         faults = self._gauge(
             "rocketlet_group_disagreements", "Conflicts between settings of a group's members", None, "group"
@@ -378,14 +378,14 @@ class Collector:
                 committed = broker.progress.committed(name, topic)
                 values = (messages, messages, committed, age_ms / 1000, age_ms)
                 for family, value in zip((lag, accumulated, offset, oldest, latency), values, strict=True):
-                    family.add_metric([*self._place, topic, name], value)
+                    family.add_metric([*self._labels, topic, name], value)
                 of_5_1 = (messages, age_ms, popped, messages - popped)
                 for family, value in zip((lag_messages, lag_latency, in_flight, ready), of_5_1, strict=True):
-                    family.add_metric([*self._node, name, topic], value)
+                    family.add_metric([*self._node_labels, name, topic], value)
                 config = broker.topics.get(topic)
                 if config is not None and config.has_priorities:
                     for level, messages in enumerate(await self._levels(name, topic)):
-                        levels.add_metric([*self._place, topic, name, str(level)], messages)
+                        levels.add_metric([*self._labels, topic, name, str(level)], messages)
         return [lag, accumulated, offset, oldest, latency, levels, lag_messages, lag_latency, in_flight, ready]
 
     async def _levels(self, group: str, topic: str) -> list[int]:
@@ -404,7 +404,7 @@ class Collector:
             *("topic", "group"),
         )
         for name, topic, messages in self._broker.progress.lost():
-            lost.add_metric([*self._place, topic, name], messages)
+            lost.add_metric([*self._labels, topic, name], messages)
         return lost
 
     def _ownership(self) -> Iterator[Metric]:
@@ -440,17 +440,17 @@ class Collector:
             "group",
         )
         for (group, topic), count in orphaned.most_common(MAX_ORPHANED_TOPICS):
-            unread.add_metric([*self._place, topic, group], count)
+            unread.add_metric([*self._labels, topic, group], count)
         yield unread
         handover = self._histogram(
             "rocketlet_handover_seconds", "Time that a queue had no owner between two owners (Rocketlet members)"
         )
-        _add(handover, self._place, rebalances.handovers)
+        _add(handover, self._labels, rebalances.handovers)
         rebalance = self._histogram(
             "rocketlet_settle_seconds",
             "Time from a change of members to the last handover of a queue (Rocketlet members)",
         )
-        _add(rebalance, self._place, rebalances.settling)
+        _add(rebalance, self._labels, rebalances.settling)
         yield from (handover, rebalance)
 
 

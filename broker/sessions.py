@@ -291,7 +291,7 @@ class Clients:
         """
         ids, known = self._ids.get(session, _NONE), self._groups.get(session, _NONE)
         if client_id not in ids or not known.issuperset(groups):
-            self._take(session, client_id, groups)
+            self._add_to_session(session, client_id, groups)
         if is_asked and self._by_id.get(client_id) is not session and self._may_have(session, client_id):
             self._by_id[client_id] = session
         if groups:
@@ -310,7 +310,7 @@ class Clients:
         accounts."""
         return self._accounts.account_name(session) if self._accounts is not None else ""
 
-    def _take(self, session: Session, client_id: str, groups: tuple[str, ...]) -> None:
+    def _add_to_session(self, session: Session, client_id: str, groups: tuple[str, ...]) -> None:
         """Register a client id or producer group that is new to the session. Raises LimitExceeded."""
         ids, known = self._ids.get(session, _NONE), self._groups.get(session, _NONE)
         fresh = known.union(groups)

@@ -392,7 +392,7 @@ def parse_addresses(text: Any) -> list[str]:
     return addresses
 
 
-def parse_place(text: str, topic: str) -> tuple[Queue, int]:
+def parse_position(text: str, topic: str) -> tuple[Queue, int]:
     """Parse the position of a message, `BROKER:QUEUE:OFFSET`, into a queue and an offset. Raises ConfigError."""
     broker, *numbers = text.rsplit(":", 2)
     if len(numbers) != 2 or not all(number.isascii() and number.isdigit() for number in numbers):
@@ -539,7 +539,7 @@ def check_pull_limits(name: str, limits: Any) -> None:
         check_count(f"{name}.{field}", getattr(limits, field), 1, MAX_INT if field == "batch_size" else None)
 
 
-def check_place(place: Any) -> None:
+def check_position(place: Any) -> None:
     allowed = "'first', 'last', a time in ms since 1970 as an int, or an offset for each queue"
     if isinstance(place, Mapping):
         invalid = [f"{queue}: {offset!r}" for queue, offset in place.items() if not _is_long(offset)]

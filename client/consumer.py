@@ -16,7 +16,7 @@ from .config import (
     batch_limits,
     check_group,
     check_handler,
-    check_place,
+    check_position,
     chosen,
     parse_subscriptions,
     takes,
@@ -511,7 +511,7 @@ class Consumer(AnyConsumer):
             ConfigError: `to` is invalid, this member does not own one of the queues, or the consumer is not running.
             RocketletError: a broker did not return the new offset.
         """
-        check_place(to)
+        check_position(to)
         self._check_running()
         named = to.keys() if isinstance(to, Mapping) else queues
         retry = names.retry_topic(self.group)
@@ -618,7 +618,7 @@ class Consumer(AnyConsumer):
             self._puller.pull(process_queue)
 
     async def _commit_and_continue(self, process_queue: ProcessQueue, offset: int, *, sought: bool) -> None:
-        await self._membership.commit_place(process_queue.queue, offset, sought=sought)
+        await self._membership.commit_position(process_queue.queue, offset, sought=sought)
         self._puller.pull(process_queue)
 
     async def _send_back(self, message: Message, delay_level: int, reason: str, tries: int) -> None:

@@ -206,7 +206,7 @@ class GrpcClients:
         client = self._clients.get((call.account, call.client_id))
         if client is None or connection not in client.connections:
             try:
-                client = self._take(client, call)
+                client = self._register(client, call)
             except LimitExceeded as error:
                 raise StatusError(Code.TOO_MANY_REQUESTS, str(error)) from None
         client.heard_s = connection.heard_s
@@ -216,7 +216,7 @@ class GrpcClients:
         """Return True if the client of the call is registered, on whichever connection."""
         return (call.account, call.client_id) in self._clients
 
-    def _take(self, client: GrpcClient | None, call: GrpcCall) -> GrpcClient:
+    def _register(self, client: GrpcClient | None, call: GrpcCall) -> GrpcClient:
         """Register a client on a connection. Raises LimitExceeded."""
         key, connection = (call.account, call.client_id), call.session
         ids = self._of_connection.get(connection)
@@ -586,11 +586,11 @@ def _answer(
     if servers.are_elsewhere:
         return _answer_later(context, name, creates, make)
     route = servers.local.route(name) if servers.local is not None else None
-    return make(_holdings(context, name, creates, route))
+    return make(_queues_by_broker(context, name, creates, route))
 
 
 async def _answer_later(context: HandlerContext, name: str, creates: bool, make: Making) -> Work[None]:
-    return make(_holdings(context, name, creates, await context.broker.name_servers.find_route(name)))
+    return make(_queues_by_broker(context, name, creates, await context.broker.name_servers.find_route(name)))
 
 
 def _route(call: GrpcCall, request: Any, holdings: list[Holding]) -> Work[None]:
@@ -598,7 +598,7 @@ def _route(call: GrpcCall, request: Any, holdings: list[Holding]) -> Work[None]:
     set_status(response.status)
     queues = []
     for holding in holdings:
-        pattern = _pattern(call, request, holding)
+        pattern = _queue_template(call, request, holding)
         pattern.accept_message_types.extend(holding.types)
         count = max(holding.queues.read_queues, holding.queues.write_queues)
         queues.append((pattern, holding.queues, range(count)))
@@ -614,7 +614,7 @@ def _assignments(call: GrpcCall, request: Any, is_in_order: bool, holdings: list
         if not found.perm & PERM_READ or not found.read_queues:
             continue
         ids = range(found.read_queues) if is_in_order else range(_ALL_QUEUES, _ALL_QUEUES + 1)
-        queues.append((_pattern(call, request, holding), found, ids))
+        queues.append((_queue_template(call, request, holding), found, ids))
     if not queues:
         raise StatusError(Code.FORBIDDEN, f"the topic {request.topic.name} has no queue that may be read")
     return _in_pieces(
@@ -649,7 +649,7 @@ def _in_pieces(
         call.session.charge(-kept_bytes)
 
 
-def _holdings(context: HandlerContext, name: str, creates: bool, route: Route | None) -> list[Holding]:
+def _queues_by_broker(context: HandlerContext, name: str, creates: bool, route: Route | None) -> list[Holding]:
     """Return the queues of a topic by broker, this broker first if it has the topic.
 
     Args:
@@ -660,7 +660,7 @@ def _holdings(context: HandlerContext, name: str, creates: bool, route: Route | 
     broker = context.broker
     own = broker.config.name
     others = [data for data in route.queues if data.broker_name != own] if route is not None else []
-    topic = broker.topics.get(name) or (_created(context, name) if creates and not others else None)
+    topic = broker.topics.get(name) or (_create_topic(context, name) if creates and not others else None)
     found: list[Holding] = []
     if topic is not None:
         queues = QueueData(own, topic.read_queues, topic.write_queues, topic.perm)
@@ -674,7 +674,7 @@ def _holdings(context: HandlerContext, name: str, creates: bool, route: Route | 
     return found
 
 
-def _created(context: HandlerContext, name: str) -> TopicConfig | None:
+def _create_topic(context: HandlerContext, name: str) -> TopicConfig | None:
     """Create and return the topic that a send would create, because clients request the route before they send. Return None
     if a send would not create it. Raises StatusError if the disk is full."""
     broker = context.broker
@@ -686,7 +686,7 @@ def _created(context: HandlerContext, name: str) -> TopicConfig | None:
         raise StatusError(Code.INTERNAL_SERVER_ERROR, str(error)) from None
 
 
-def _pattern(call: GrpcCall, request: Any, holding: Holding) -> Any:
+def _queue_template(call: GrpcCall, request: Any, holding: Holding) -> Any:
     """Return a queue of the response without id and permission. Raises StatusError for endpoints that are too long."""
     if request.endpoints.ByteSize() > MAX_ENDPOINTS_BYTES:
         raise StatusError(Code.ILLEGAL_ACCESS_POINT, f"the endpoints have more than {MAX_ENDPOINTS_BYTES} bytes")

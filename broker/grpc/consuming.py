@@ -142,7 +142,7 @@ class GrpcReceive(Receive):
             else:
                 passed.append(delivered)
         if passed:
-            self._pass(passed)
+            self._ack_unwanted(passed)
         self.given = tuple(delivered for delivered, _ in wanted)
         if not wanted:
             end(self._context, call, Code.MESSAGE_NOT_FOUND, Why.NOTHING_NEW.value)
@@ -218,7 +218,7 @@ class GrpcReceive(Receive):
         except (StoreError, LimitExceeded) as error:
             log.error("dead_letter_failed", group=request.group, topic=request.topic, reason=str(error))
 
-    def _pass(self, passed: list[Delivered]) -> None:
+    def _ack_unwanted(self, passed: list[Delivered]) -> None:
         """Acknowledge messages whose tag only has the same hash as a subscribed tag."""
         handles = [delivered.handle for delivered in passed]
         self._context.broker.pops.ack(self.request.group, self.request.topic, handles, lambda outcomes: None)
@@ -364,20 +364,22 @@ def ack_message(context: HandlerContext, call: GrpcCall, request: Any) -> None:
         codes = [_ACK_CODES[outcome] for outcome in outcomes]
         for entry, outcome, code in zip(request.entries, outcomes, codes, strict=True):
             result = response.entries.add(message_id=entry.message_id, receipt_handle=entry.receipt_handle)
-            set_status(result.status, code, _text(outcome))
+            set_status(result.status, code, _text_of(outcome))
         code = codes[0] if len(set(codes)) == 1 else Code.MULTIPLE_RESULTS
         # Apache's proxy sends the name of the code as its text, which clients look for
         set_status(
-            response.status, code, _text(outcomes[0]) if code == Code.OK else f"{code.name}: {_text(outcomes[0])}"
+            response.status,
+            code,
+            _text_of(outcomes[0]) if code == Code.OK else f"{code.name}: {_text_of(outcomes[0])}",
         )
         call.answer(response)
 
     handles = [entry.receipt_handle for entry in request.entries]
-    topics = [_place(topic, entry) for entry in request.entries]
+    topics = [_settled_topic(topic, entry) for entry in request.entries]
     context.broker.pops.ack(group, topic, handles, answer, takes_late=False, topics=topics)
 
 
-def _place(topic: str, request: Any) -> str:
+def _settled_topic(topic: str, request: Any) -> str:
     """Return the topic in which a message is settled: the name of its lite topic's offsets, or the topic itself."""
     return lite_queue(topic, request.lite_topic) if request.lite_topic else topic
 
@@ -393,14 +395,14 @@ def change_invisible_duration(context: HandlerContext, call: GrpcCall, request: 
     _record_contact(context, call)
     changed = context.broker.pops.change(
         group,
-        _place(topic, request),
+        _settled_topic(topic, request),
         request.receipt_handle,
         invisible_ms,
         is_counted=not request.suspend,
         takes_late=False,
     )
     response = ChangeInvisibleDurationResponse(receipt_handle=changed.handle)
-    set_status(response.status, _ACK_CODES[changed.outcome], _text(changed.outcome))
+    set_status(response.status, _ACK_CODES[changed.outcome], _text_of(changed.outcome))
     return response
 
 
@@ -410,16 +412,18 @@ def forward_to_dead_letters(context: HandlerContext, call: GrpcCall, request: An
 
     def answer(outcomes: Sequence[AckStatus]) -> None:
         response = ForwardMessageToDeadLetterQueueResponse()
-        set_status(response.status, _ACK_CODES[outcomes[0]], _text(outcomes[0]))
+        set_status(response.status, _ACK_CODES[outcomes[0]], _text_of(outcomes[0]))
         call.answer(response)
 
     try:
-        context.broker.pops.to_dead_letters(group, _place(topic, request), request.receipt_handle, reason, answer)
+        context.broker.pops.to_dead_letters(
+            group, _settled_topic(topic, request), request.receipt_handle, reason, answer
+        )
     except StoreError as error:
         raise StatusError(Code.INTERNAL_SERVER_ERROR, str(error)) from None
 
 
-def _text(outcome: AckStatus) -> str:
+def _text_of(outcome: AckStatus) -> str:
     return "OK" if outcome.is_done else outcome.value
 
 
@@ -487,7 +491,7 @@ def _apply_settings(context: HandlerContext, call: GrpcCall, settings: Any) -> A
         topics = tuple(topic_of(topic) for topic in settings.publishing.topics)
         client = context.clients.record_call(call)
         call.namespace = next((topic.resource_namespace for topic in settings.publishing.topics), "")
-        _publish(context, call, client, topics)
+        _register_producer(context, call, client, topics)
         _for_producer(answer.settings)
     else:
         group = group_of(settings.subscription.group)
@@ -505,11 +509,11 @@ def _apply_settings(context: HandlerContext, call: GrpcCall, settings: Any) -> A
     client.stream = call
     if settings.HasField("request_timeout"):
         client.request_timeout_s = max(duration_ms(settings.request_timeout) / 1000, 0.0)
-    call.on_abort(lambda: _closed(context, client, call))
+    call.on_abort(lambda: _stream_closed(context, client, call))
     return answer
 
 
-def _closed(context: HandlerContext, client: GrpcClient, call: GrpcCall) -> None:
+def _stream_closed(context: HandlerContext, client: GrpcClient, call: GrpcCall) -> None:
     """Handle the end of a client's telemetry stream, if the client has not opened another one. A lite consumer
     synchronizes its subscriptions again when it reconnects."""
     if client.stream is call:
@@ -517,7 +521,7 @@ def _closed(context: HandlerContext, client: GrpcClient, call: GrpcCall) -> None
         context.broker.pops.lite.client_gone(client.pop_client)
 
 
-def _publish(context: HandlerContext, call: GrpcCall, client: GrpcClient, topics: tuple[str, ...]) -> None:
+def _register_producer(context: HandlerContext, call: GrpcCall, client: GrpcClient, topics: tuple[str, ...]) -> None:
     """Register a producer, so that its transactions can be checked. The name of each topic is used as a producer group.
     Raises StatusError if these are too many."""
     language = _LANGUAGES.get(call.text(b"x-mq-language"), Language.OTHER)
@@ -567,7 +571,7 @@ def heartbeat(context: HandlerContext, call: GrpcCall, request: Any) -> Any:
     elif request.client_type == PRODUCER:
         client = context.clients.record_call(call)
         if client.topics:
-            _publish(context, call, client, client.topics)
+            _register_producer(context, call, client, client.topics)
     response = HeartbeatResponse()
     set_status(response.status)
     return response

@@ -144,10 +144,11 @@ class GrpcSends:
         except Exception as error:
             if not isinstance(error, StoreFull):
                 log.exception("sends_refused_store_failed")
-            _refuse(staged, str(error) or type(error).__name__)
+            _refuse_staged(staged, str(error) or type(error).__name__)
             return
         broker.when_kept(
-            lambda: _answer(staged), lambda: _refuse(staged, str(broker.store.fault or "the disk does not keep it"))
+            lambda: _answer_staged(staged),
+            lambda: _refuse_staged(staged, str(broker.store.fault or "the disk does not keep it")),
         )
 
 
@@ -190,12 +191,12 @@ def transaction_id(placed: Placed) -> str:
     return f"{placed.position:016X}{placed.queue_offset:016X}"
 
 
-def _answer(staged: _Answers) -> None:
+def _answer_staged(staged: _Answers) -> None:
     for call, response in staged:
         call.answer(response)
 
 
-def _refuse(staged: _Answers, reason: str) -> None:
+def _refuse_staged(staged: _Answers, reason: str) -> None:
     for call, _ in staged:
         call.refuse(Code.INTERNAL_SERVER_ERROR, f"the messages could not be stored: {reason}")
 
@@ -533,7 +534,7 @@ def end_transaction(context: HandlerContext, call: GrpcCall, request: Any) -> An
     set_status(response.status)
     if outcome is None:  # the producer does not know the outcome yet; the broker checks later
         return response
-    position, offset = _place(request.transaction_id)
+    position, offset = _half_position(request.transaction_id)
     half = context.broker.store.record_at(position)
     if half is not None and real_queue(half)[0] != topic:  # permissions are those of the named topic
         raise StatusError(Code.INVALID_TRANSACTION_ID, f"the transaction is not one of the topic {topic}")
@@ -547,7 +548,7 @@ def end_transaction(context: HandlerContext, call: GrpcCall, request: Any) -> An
     return response
 
 
-def _place(transaction_id: str) -> tuple[int, int]:
+def _half_position(transaction_id: str) -> tuple[int, int]:
     """Return the half message's position in the log and its offset in the half queue. Raises StatusError for an id that this
     broker cannot have made."""
     if not _is_id(transaction_id):  # int() accepts signs, blanks and underscores, too

@@ -121,7 +121,7 @@ class GrpcConnection(asyncio.Protocol):
                     elif isinstance(event, Aborted):
                         self._abort(event.stream)
                     else:
-                        self._take(event.stream, event.data, event.is_end)
+                        self._receive(event.stream, event.data, event.is_end)
                 for stream_id in self.http2.take_given_up():
                     self._give_up(stream_id)
                 data = b""
@@ -185,7 +185,7 @@ class GrpcConnection(asyncio.Protocol):
         if (given_up := self._forget_answered(stream_id)) is not None:
             given_up()
 
-    def _take(self, stream: Stream, data: bytes, is_end: bool) -> None:
+    def _receive(self, stream: Stream, data: bytes, is_end: bool) -> None:
         call = stream.call
         if not isinstance(call, GrpcCall):
             if is_end and not stream.is_answer_ended:
@@ -195,7 +195,7 @@ class GrpcConnection(asyncio.Protocol):
         try:
             messages = call.reader.feed(data)
             self._unfinished_bytes += call.reader.waiting_bytes - before
-            self._check(call, messages, is_end)
+            self._check_messages(call, messages, is_end)
         except CallFault as fault:
             call.end(fault.status, str(fault))
             self._forget(call)
@@ -206,7 +206,7 @@ class GrpcConnection(asyncio.Protocol):
             if call.method.is_open:
                 self.ready.append((call, None))
 
-    def _check(self, call: GrpcCall, messages: list[bytes], is_end: bool) -> None:
+    def _check_messages(self, call: GrpcCall, messages: list[bytes], is_end: bool) -> None:
         if self._unfinished_bytes > MAX_UNFINISHED_BYTES:
             reason = f"incomplete messages of this connection have over {MAX_UNFINISHED_BYTES} bytes, the maximum"
             raise CallFault(Status.RESOURCE_EXHAUSTED, reason)
@@ -439,14 +439,14 @@ class GrpcServer:
             elif response is not None:
                 call.answer(response)
         except Exception as error:
-            self._fault(call, error)
+            self._refuse_for(call, error)
         return None
 
     def _going_on(self, call: GrpcCall, work: Work[None]) -> Work[None]:
         try:
             yield from work
         except Exception as error:
-            self._fault(call, error)
+            self._refuse_for(call, error)
 
     def _continue(self, call: GrpcCall, work: Work[None]) -> Work[None] | None:
         """Do the next piece of the work on a call; return the work that is left."""
@@ -455,7 +455,7 @@ class GrpcServer:
         except StopIteration:
             return None
         except Exception as error:
-            self._fault(call, error)
+            self._refuse_for(call, error)
             return None
         return work
 
@@ -476,12 +476,12 @@ class GrpcServer:
         try:
             self._context.broker.turns.do(self._going_on(call, await response), call.session.address)
         except Exception as error:
-            self._fault(call, error)
+            self._refuse_for(call, error)
         finally:
             self._answering.release(call.session.address)
             call.session.charge(-size)
 
-    def _fault(self, call: GrpcCall, error: Exception) -> None:
+    def _refuse_for(self, call: GrpcCall, error: Exception) -> None:
         """Refuse a call because of an error of the client, of the disk, or of the broker itself. The latter is logged, unless
         the client's address has repeated it."""
         name = call.method.name

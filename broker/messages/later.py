@@ -652,10 +652,10 @@ class Timers:
             self._recalled = {item: end for item, end in self._recalled.items() if item[0] >= due_of(self._saved)}
             self._kept = len(self._recalled)
             content = orjson.dumps([[*item, end] for item, end in self._recalled.items()])
-            yield from self.journal.shortening(_one(partial(replace_state, self._recalled_path, content)))
+            yield from self.journal.shortening(_single_job(partial(replace_state, self._recalled_path, content)))
 
 
-def _one(call: partial[None]) -> Job[None]:
+def _single_job(call: partial[None]) -> Job[None]:
     yield call
 
 

@@ -164,7 +164,7 @@ class SendService:
             self._appender.begin()
         kept = self._store.staged
         try:
-            placed = self._place(header, body, born_host, pieces)
+            placed = self._stage(header, body, born_host, pieces)
         except BaseException:
             self._store.roll_back(kept)  # discard the part of a batch that was staged before the error
             self._lites.restage(item.lite for item in self.placed)
@@ -214,7 +214,7 @@ class SendService:
             raise too_large("batch", body)
         pieces: list[Piece] = []
         try:
-            for piece in _plain(body, self._batch_properties(header)):
+            for piece in _pieces_without_lite(body, self._batch_properties(header)):
                 pieces.append(piece)
                 yield
         except MessageError as error:
@@ -263,15 +263,15 @@ class SendService:
                 self._transactions.expect(queue_offset, position, self._store.now_ms, half)
         return placed
 
-    def _place(self, header: SendMessage, body: bytes, born_host: bytes, pieces: Sequence[Piece] | None) -> Placed:
+    def _stage(self, header: SendMessage, body: bytes, born_host: bytes, pieces: Sequence[Piece] | None) -> Placed:
         name, queue_id = key = header.topic, header.queue_id
         if self._checked_at != self._topics.generation.number or key not in self._checked:
             queue_id = self._queue_id(header)
             topic = self._topics.get(name)
-            if topic is not None and topic.has_dedup:  # the call of `_place_once` finds the queue checked
-                return self._place_once(topic, header._replace(queue_id=queue_id), body, born_host, pieces)
+            if topic is not None and topic.has_dedup:  # the call of `_stage_once` finds the queue checked
+                return self._stage_once(topic, header._replace(queue_id=queue_id), body, born_host, pieces)
         if header.batch:
-            return self._place_batch(header, body, born_host, queue_id, pieces)
+            return self._stage_batch(header, body, born_host, queue_id, pieces)
         if len(body) > MAX_BODY_BYTES:
             raise too_large("message body", body)
         text, half, lite, later = header.properties, "", None, _AT_ONCE
@@ -308,7 +308,7 @@ class SendService:
         )  # fmt: skip
         return _new_tuple(Placed, (position, queue_id, offset, None, later.level, half, later.recall_handle, lite))
 
-    def _place_once(
+    def _stage_once(
         self, topic: TopicConfig, header: SendMessage, body: bytes, born_host: bytes, pieces: Sequence[Piece] | None
     ) -> Placed:
         """Stage a message or batch of a topic with `dedup`. If its ids are known, stage nothing, and return the place where
@@ -316,7 +316,7 @@ class SendService:
         if header.batch:
             if pieces is not None or len(body) > BATCH_TURN_BYTES:
                 raise _without_dedup(topic, f"batches of more than {BATCH_TURN_BYTES} bytes")
-            pieces = _short(body, self._batch_properties(header))
+            pieces = _pieces_of_short(body, self._batch_properties(header))
             keys = [key_of(text.decode()) for piece in pieces for text in piece.texts]
         else:
             self._refuse_waiting(topic, header.properties)
@@ -330,7 +330,7 @@ class SendService:
         queue_key = header.topic, header.queue_id
         self._add_checked(queue_key)
         try:
-            placed = self._place(header, body, born_host, pieces)
+            placed = self._stage(header, body, born_host, pieces)
         finally:
             self._checked.discard(queue_key)  # each send must be checked, because of its id
         stored = (
@@ -450,7 +450,7 @@ class SendService:
             )
         return created
 
-    def _place_batch(
+    def _stage_batch(
         self, header: SendMessage, body: bytes, born_host: bytes, queue_id: int, pieces: Sequence[Piece] | None
     ) -> Placed:
         if len(body) > MAX_BODY_BYTES:
@@ -464,7 +464,7 @@ class SendService:
         try:
             positions, first_offset = self._appender.stage_batch(
                 queue,
-                _short(body, self._batch_properties(header)) if pieces is None else pieces,
+                _pieces_of_short(body, self._batch_properties(header)) if pieces is None else pieces,
                 header.sys_flag,
                 header.born_timestamp,
                 born_host,
@@ -479,7 +479,7 @@ class SendService:
         return props.appended(header.properties, props.CLUSTER, self._cluster).encode()
 
 
-def _plain(body: bytes, shared: bytes) -> Iterator[Piece]:
+def _pieces_without_lite(body: bytes, shared: bytes) -> Iterator[Piece]:
     """Yield the pieces of a batch (`split`). Raises Refusal for a message of a lite topic, because properties of messages in
     batches are not replaced."""
     may_be_lite = _LITE_BYTES in body or _LITE_BYTES in shared
@@ -491,14 +491,14 @@ def _plain(body: bytes, shared: bytes) -> Iterator[Piece]:
         yield piece
 
 
-def _short(body: bytes, shared: bytes) -> list[Piece]:
+def _pieces_of_short(body: bytes, shared: bytes) -> list[Piece]:
     """Return the pieces of a small batch. Raises LongBatch for a batch that takes too long, before any record is
     made."""
     if len(body) > BATCH_TURN_BYTES:
         raise LongBatch
     pieces: list[Piece] = []
     messages = 0
-    for piece in _plain(body, shared):
+    for piece in _pieces_without_lite(body, shared):
         messages += len(piece.flags)
         if messages > BATCH_TURN_MESSAGES:
             raise LongBatch

@@ -109,7 +109,7 @@ class Topics:
                 raise StoreError(
                     f"the names of the broker and its cluster are also topics, and {fault}; choose another name"
                 )
-            self._take(topic)
+            self._put_in_memory(topic)
         self._load()
 
     def _built_in(self) -> Iterator[TopicConfig]:
@@ -156,7 +156,7 @@ class Topics:
         topic, since, lite_since = _checked(read_topic(item)), int(item["since"]), item.get("liteSince")
         if lite_since is not None:
             self._lite_since[topic.name] = int(lite_since)
-        self._take(topic)
+        self._put_in_memory(topic)
         self.deleted.pop(topic.name, None)
         self._since[topic.name] = since
         self._identities[topic.name] = str(item["identity"])
@@ -199,7 +199,7 @@ class Topics:
             log.error(
                 "topic_settings_lost", topic=name, queues=queues, hint="the topic was found only in the commit log"
             )
-            self._take(TopicConfig(name, queues, queues))
+            self._put_in_memory(TopicConfig(name, queues, queues))
             self._since[name] = 0
             self._identities[name] = ""
         if topics:
@@ -263,7 +263,7 @@ class Topics:
                 f"the broker has {self._queues} queues of all topics; maximum {self._limits.max_queues}; "
                 "delete topics, or use another broker"
             )
-        self._take(topic)
+        self._put_in_memory(topic)
         self._since.setdefault(topic.name, position)
         self._identities.setdefault(topic.name, secrets.token_hex(8))
         was_never_lite = topic.is_lite and topic.name not in self._lite_since
@@ -289,11 +289,11 @@ class Topics:
 
     def _restore(self, name: str, before: TopicConfig | None) -> None:
         if before is None:
-            self._drop(name)
+            self._remove_from_memory(name)
             self._since.pop(name, None)
             self._identities.pop(name, None)
         else:
-            self._take(before)
+            self._put_in_memory(before)
 
     def permits(self, topic: TopicConfig, permission: int) -> bool:
         """Return True if both the topic and the broker (`brokerPermission`) have a permission."""
@@ -324,18 +324,18 @@ class Topics:
     def change_config(self, config: BrokerConfig) -> None:
         """Apply changed settings of the broker: permissions, and the existence and queues of TBW102."""
         self._config = config
-        self._touch()
-        self._drop(names.DEFAULT_TOPIC)
+        self._increase_version()
+        self._remove_from_memory(names.DEFAULT_TOPIC)
         for topic in self._built_in():
             if topic.name == names.DEFAULT_TOPIC:
-                self._take(topic)
+                self._put_in_memory(topic)
 
-    def _take(self, topic: TopicConfig) -> None:
+    def _put_in_memory(self, topic: TopicConfig) -> None:
         self._queues += _queues(topic) - _queues(self._topics.get(topic.name))
         self._topics[topic.name] = topic
         self.generation.increment()
 
-    def _drop(self, name: str) -> None:
+    def _remove_from_memory(self, name: str) -> None:
         self._queues -= _queues(self._topics.pop(name, None))
         self.generation.increment()
 
@@ -356,7 +356,7 @@ class Topics:
         self.deleted[name] = position
         if len(self.deleted) > self._limits.max_topics:
             del self.deleted[next(iter(self.deleted))]
-        self._drop(name)
+        self._remove_from_memory(name)
         self._since.pop(name, None)
         self._identities.pop(name, None)
         self._lite_since.pop(name, None)
@@ -374,18 +374,18 @@ class Topics:
             replace(pattern, name=name, read_queues=count, write_queues=count, perm=PERM_READ_WRITE), position
         )
 
-    def _touch(self) -> None:
+    def _increase_version(self) -> None:
         """Increase the version, because name servers accept topics only with a new version."""
         self.version = DataVersion(self._clock.time_ms(), self.version.counter + 1)
 
     def _append(self, change: dict[str, Any]) -> None:
         if self._is_behind:
             self._save()
-        self._touch()
+        self._increase_version()
         self.journal.append(change)
 
     def _save(self) -> None:
-        self._touch()
+        self._increase_version()
         stored = [self._json(topic) for topic in self._topics.values() if topic.name in self._since]
         write_state(self._path, {"topics": stored, "deleted": self.deleted})
         self.journal.clear()

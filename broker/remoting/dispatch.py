@@ -32,7 +32,7 @@ from . import name_server as nameserver
 from .connection import RemotingConnection
 from .events import read_response
 from .messages import FAILED_REMARK, REGION_EXT, Sends, Staged, awaited, not_kept_remark, not_stored, store_batch
-from .permissions import ADMIN, KNOWN, Rule, authorize
+from .permissions import ADMIN, WITH_ACCOUNT, Rule, authorize
 from .responses import Buffers, Reply, ResponseError, answer, response_error, small
 
 log = structlog.get_logger("rocketlet.dispatch")
@@ -360,7 +360,7 @@ class Dispatch:
         client's pulls were checked before, and a change of the accounts ends their repetition."""
         if self._has_checks:
             try:
-                self._check(connection, _PULL, KNOWN)
+                self._check(connection, _PULL, WITH_ACCOUNT)
             except ResponseError:
                 return False
         return True
@@ -436,22 +436,22 @@ SENDS: Mapping[int, Rule] = {
 }
 BROKER_REQUESTS: Mapping[int, tuple[BrokerHandler, Rule]] = {
     # messages
-    Code.PULL_MESSAGE: (messages.pull_message, permissions.READS),
-    Code.LITE_PULL_MESSAGE: (messages.pull_message, permissions.READS),
-    Code.POP_MESSAGE: (pops.pop_message, permissions.READS),
-    Code.ACK_MESSAGE: (pops.ack_message, permissions.READS),
+    Code.PULL_MESSAGE: (messages.pull_message, permissions.READS_TOPIC_AS_GROUP),
+    Code.LITE_PULL_MESSAGE: (messages.pull_message, permissions.READS_TOPIC_AS_GROUP),
+    Code.POP_MESSAGE: (pops.pop_message, permissions.READS_TOPIC_AS_GROUP),
+    Code.ACK_MESSAGE: (pops.ack_message, permissions.READS_TOPIC_AS_GROUP),
     Code.BATCH_ACK_MESSAGE: (pops.batch_ack_message, permissions.BATCH_ACK),
-    Code.CHANGE_MESSAGE_INVISIBLETIME: (pops.change_invisible_time, permissions.READS),
-    Code.NOTIFICATION: (pops.notification, permissions.READS),
-    Code.POLLING_INFO: (pops.polling_info, permissions.READS),
-    Code.PEEK_MESSAGE: (pops.peek_message, permissions.READS),
-    Code.POP_LITE_MESSAGE: (pops.pop_lite_message, permissions.READS),
+    Code.CHANGE_MESSAGE_INVISIBLETIME: (pops.change_invisible_time, permissions.READS_TOPIC_AS_GROUP),
+    Code.NOTIFICATION: (pops.notification, permissions.READS_TOPIC_AS_GROUP),
+    Code.POLLING_INFO: (pops.polling_info, permissions.READS_TOPIC_AS_GROUP),
+    Code.PEEK_MESSAGE: (pops.peek_message, permissions.READS_TOPIC_AS_GROUP),
+    Code.POP_LITE_MESSAGE: (pops.pop_lite_message, permissions.READS_TOPIC_AS_GROUP),
     Code.LITE_SUBSCRIPTION_CTL: (pops.sync_lite_subscriptions, permissions.LITE_SYNCS),
     Code.CONSUMER_SEND_MSG_BACK: (messages.send_back, permissions.SEND_BACK),
     Code.RECALL_MESSAGE: (messages.recall_message, permissions.SEND),
     Code.END_TRANSACTION: (messages.end_transaction, permissions.END_TRANSACTION),
-    Code.SEND_REPLY_MESSAGE: (messages.send_reply, KNOWN),
-    Code.SEND_REPLY_MESSAGE_V2: (messages.send_reply, KNOWN),
+    Code.SEND_REPLY_MESSAGE: (messages.send_reply, WITH_ACCOUNT),
+    Code.SEND_REPLY_MESSAGE_V2: (messages.send_reply, WITH_ACCOUNT),
     Code.QUERY_MESSAGE: (messages.query_message, permissions.READS_TOPIC),
     Code.VIEW_MESSAGE_BY_ID: (messages.view_message, permissions.VIEW),
     # membership
@@ -467,8 +467,8 @@ BROKER_REQUESTS: Mapping[int, tuple[BrokerHandler, Rule]] = {
     Code.SET_MESSAGE_REQUEST_MODE: (pops.set_request_mode, ADMIN),
     Code.GET_ALL_MESSAGE_REQUEST_MODE: (pops.request_modes, ADMIN),
     # offsets
-    Code.QUERY_CONSUMER_OFFSET: (groups.query_consumer_offset, permissions.READS),
-    Code.UPDATE_CONSUMER_OFFSET: (groups.update_consumer_offset, permissions.READS),
+    Code.QUERY_CONSUMER_OFFSET: (groups.query_consumer_offset, permissions.READS_TOPIC_AS_GROUP),
+    Code.UPDATE_CONSUMER_OFFSET: (groups.update_consumer_offset, permissions.READS_TOPIC_AS_GROUP),
     Code.SEARCH_OFFSET_BY_TIMESTAMP: (groups.search_offset, permissions.MAY_KNOW_TOPIC),
     Code.GET_MAX_OFFSET: (groups.max_offset, permissions.MAY_KNOW_TOPIC),
     Code.GET_MIN_OFFSET: (groups.min_offset, permissions.MAY_KNOW_TOPIC),
@@ -483,7 +483,7 @@ BROKER_REQUESTS: Mapping[int, tuple[BrokerHandler, Rule]] = {
     Code.GET_TOPIC_CONFIG: (administration.one_topic, permissions.MAY_KNOW_TOPIC),
     Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: (administration.system_topics, ADMIN),
     Code.GET_TOPIC_STATS_INFO: (administration.topic_stats, permissions.MAY_KNOW_TOPIC),
-    Code.QUERY_CONSUME_QUEUE: (administration.query_consume_queue, permissions.READS),
+    Code.QUERY_CONSUME_QUEUE: (administration.query_consume_queue, permissions.READS_TOPIC_AS_GROUP),
     Code.CLEAN_UNUSED_TOPIC: (administration.clean_unused_topics, ADMIN),
     # groups
     Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: (administration.update_group, ADMIN),
@@ -494,7 +494,7 @@ BROKER_REQUESTS: Mapping[int, tuple[BrokerHandler, Rule]] = {
     Code.GET_SUBSCRIPTIONGROUP_CONFIG: (administration.one_group, permissions.GROUP),
     Code.GET_ALL_CONSUMER_OFFSET: (administration.all_consumer_offsets, ADMIN),
     Code.GET_CONSUMER_CONNECTION_LIST: (administration.consumer_connections, permissions.OF_GROUP),
-    Code.GET_CONSUME_STATS: (administration.consume_stats, permissions.READS),
+    Code.GET_CONSUME_STATS: (administration.consume_stats, permissions.READS_TOPIC_AS_GROUP),
     Code.GET_BROKER_CONSUME_STATS: (administration.all_consume_stats, ADMIN),
     Code.QUERY_TOPIC_CONSUME_BY_WHO: (administration.consumed_by, permissions.READS_TOPIC),
     Code.QUERY_CONSUME_TIME_SPAN: (administration.time_span, permissions.OF_GROUP_AND_TOPIC),
@@ -520,7 +520,7 @@ BROKER_REQUESTS: Mapping[int, tuple[BrokerHandler, Rule]] = {
     Code.GET_ALL_DELAY_OFFSET: (administration.all_delay_offsets, ADMIN),
     Code.CLEAN_EXPIRED_CONSUMEQUEUE: (administration.clean, ADMIN),
     Code.DELETE_EXPIRED_COMMITLOG: (administration.clean, ADMIN),
-    Code.IDENTIFY: (accounts.identify, KNOWN),
+    Code.IDENTIFY: (accounts.identify, WITH_ACCOUNT),
     Code.UPDATE_AND_CREATE_ACL_CONFIG: (accounts.put_account, ADMIN),
     Code.DELETE_ACL_CONFIG: (accounts.delete_account, ADMIN),
     Code.GET_BROKER_CLUSTER_ACL_INFO: (accounts.acl_version, ADMIN),
@@ -543,15 +543,15 @@ NAME_SERVER_REQUESTS: Mapping[int, tuple[NameServerHandler, Rule]] = {
     Code.REGISTER_BROKER: (nameserver.register_broker, ADMIN),
     Code.UNREGISTER_BROKER: (nameserver.unregister_broker, ADMIN),
     Code.QUERY_DATA_VERSION: (nameserver.data_version, ADMIN),
-    Code.GET_ROUTEINFO_BY_TOPIC: (nameserver.route, KNOWN),
-    Code.GET_BROKER_CLUSTER_INFO: (nameserver.cluster, KNOWN),
-    Code.GET_DEPARTED_BROKERS: (nameserver.departed, KNOWN),
+    Code.GET_ROUTEINFO_BY_TOPIC: (nameserver.route, WITH_ACCOUNT),
+    Code.GET_BROKER_CLUSTER_INFO: (nameserver.cluster, WITH_ACCOUNT),
+    Code.GET_DEPARTED_BROKERS: (nameserver.departed, WITH_ACCOUNT),
     Code.FORGET_BROKER: (nameserver.forget_broker, ADMIN),
-    Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: (nameserver.topics, KNOWN),
-    Code.GET_TOPICS_BY_CLUSTER: (nameserver.topics_of_cluster, KNOWN),
-    Code.GET_SYSTEM_TOPIC_LIST_FROM_NS: (nameserver.system_topics, KNOWN),
-    Code.GET_KV_CONFIG: (nameserver.get_kv, KNOWN),
-    Code.GET_KVLIST_BY_NAMESPACE: (nameserver.kv_list, KNOWN),
+    Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: (nameserver.topics, WITH_ACCOUNT),
+    Code.GET_TOPICS_BY_CLUSTER: (nameserver.topics_of_cluster, WITH_ACCOUNT),
+    Code.GET_SYSTEM_TOPIC_LIST_FROM_NS: (nameserver.system_topics, WITH_ACCOUNT),
+    Code.GET_KV_CONFIG: (nameserver.get_kv, WITH_ACCOUNT),
+    Code.GET_KVLIST_BY_NAMESPACE: (nameserver.kv_list, WITH_ACCOUNT),
     Code.GET_NAMESRV_CONFIG: (nameserver.config, ADMIN),
     Code.PUT_KV_CONFIG: (nameserver.put_kv, ADMIN),
     Code.DELETE_KV_CONFIG: (nameserver.delete_kv, ADMIN),

@@ -65,15 +65,15 @@ def heartbeat(broker: BrokerController, connection: RemotingConnection, frame: F
         beat = _beat_of(connection, frame.body)
         if connection.beat is None:
             _forget_presumed(broker, connection, beat)
-        not_taken = _check(broker, connection, beat)
+        not_taken = _check_heartbeat(broker, connection, beat)
         if not_taken:
-            beat = _without(beat, not_taken)
+            beat = _without_groups(beat, not_taken)
         broker.clients.heartbeat(connection, beat.client_id, beat.producer_groups, frame.language, frame.version)
     except Exception as error:
         client_id, groups = bodies.names_in_heartbeat(frame.body)
         _record_refusal(broker, connection, client_id, groups, str(error))
         raise
-    faults = _take(broker, connection, beat, frame.language, frame.version)
+    faults = _register_client(broker, connection, beat, frame.language, frame.version)
     if not_taken:
         connection.keep_beat(None)
         reason = "; ".join(not_taken.values())
@@ -91,11 +91,11 @@ def introduced(
 ) -> None:
     """Make a client a member of a group from its response to GET_CONSUMER_RUNNING_INFO, as a heartbeat would. The client's
     next heartbeat may contain another client id. Raises ResponseError, Refusal, LimitExceeded."""
-    not_taken = _check(broker, connection, beat)
+    not_taken = _check_heartbeat(broker, connection, beat)
     if not_taken:
         raise ResponseError(ResponseCode.NO_PERMISSION, "; ".join(not_taken.values()))
     broker.clients.heartbeat(connection, beat.client_id, (), language, version)
-    _take(broker, connection, beat, language, version)
+    _register_client(broker, connection, beat, language, version)
     for consumer in beat.consumers:
         broker.groups.members_of(consumer.group)[connection].is_presumed = True
 
@@ -111,7 +111,7 @@ def _forget_presumed(broker: BrokerController, connection: RemotingConnection, b
                 broker.groups.leave(connection, consumer.group)
 
 
-def _take(
+def _register_client(
     broker: BrokerController, connection: RemotingConnection, beat: bodies.Heartbeat, language: int, version: int
 ) -> list[str]:
     """Register a client in its groups. Return the reported conflicts between members of the groups in which it is a
@@ -131,7 +131,9 @@ def _take(
     return faults
 
 
-def _check(broker: BrokerController, connection: RemotingConnection, beat: bodies.Heartbeat) -> dict[str, str]:
+def _check_heartbeat(
+    broker: BrokerController, connection: RemotingConnection, beat: bodies.Heartbeat
+) -> dict[str, str]:
     """Check a heartbeat before the client is registered in any of its groups. Create settings and retry topics of new
     groups, if the broker may create groups. Return the groups of which the client may be no member, with the reasons: the
     client becomes a member of its other groups, and the response has the reasons. Raises Refusal, LimitExceeded."""
@@ -156,7 +158,7 @@ def _check(broker: BrokerController, connection: RemotingConnection, beat: bodie
     return not_taken
 
 
-def _without(beat: bodies.Heartbeat, groups: Container[str]) -> bodies.Heartbeat:
+def _without_groups(beat: bodies.Heartbeat, groups: Container[str]) -> bodies.Heartbeat:
     return replace(beat, consumers=tuple(consumer for consumer in beat.consumers if consumer.group not in groups))
 
 
@@ -504,10 +506,10 @@ async def query_assignment(broker: BrokerController, connection: RemotingConnect
     if is_popped and not request.is_broadcasting:
         names = dict.fromkeys(data.broker_name for data in route.queues if data.read_queues)
         return answer(frame, body=encode_pop_assignment(request.topic, names))
-    return answer(frame, body=group_bodies.encode_assignment(_share(broker, request, route)))
+    return answer(frame, body=group_bodies.encode_assignment(_share_of_topic(broker, request, route)))
 
 
-def _share(broker: BrokerController, request: group_bodies.AssignmentRequest, route: Route) -> list[Queue]:
+def _share_of_topic(broker: BrokerController, request: group_bodies.AssignmentRequest, route: Route) -> list[Queue]:
     """Return a member's share of a topic. Raises LimitExceeded if computing it would block the event loop for too
     long."""
     count = sum(data.read_queues for data in route.queues)

@@ -153,7 +153,7 @@ class Sends:
                     own: Ext = {"recallHandle": handle} if handle else _transaction_ext(frame)
                     out += answer(frame, 0, {**_sent_ext(f"{host_hex}{position:016X}", queue_id, queue_offset), **own})
             else:
-                ids = _ids(frame, host_hex, positions) if positions else f"{host_hex}{position:016X}"
+                ids = _batch_ids(frame, host_hex, positions) if positions else f"{host_hex}{position:016X}"
                 out.append(encode_sent(reply_type(frame), frame.opaque, ids, queue_id, queue_offset, REGION))
         return out
 
@@ -182,14 +182,14 @@ def store_batch(broker: BrokerController, connection: RemotingConnection, frame:
     host_hex = broker.store.store_host.hex().upper()
     ids: list[str] = []
     for placed in pieces[:1] if FIRST_ID in frame.ext else pieces:
-        ids.append(_ids(frame, host_hex, placed.positions or []))
+        ids.append(_batch_ids(frame, host_hex, placed.positions or []))
         yield
     first = pieces[0]
     sent = encode_sent(reply_type(frame), frame.opaque, ",".join(ids), first.queue_id, first.queue_offset, REGION)
     return [sent]
 
 
-def _ids(frame: Frame, host_hex: str, positions: list[int]) -> str:
+def _batch_ids(frame: Frame, host_hex: str, positions: list[int]) -> str:
     """Return the ids of a batch's messages, separated by commas; only the first id if the sender does not need the
     others, as with Rocketlet's Spark sink."""
     if FIRST_ID in frame.ext:
@@ -247,25 +247,25 @@ def pull_message(broker: BrokerController, connection: RemotingConnection, frame
         return None
     if pulled.outcome is PullStatus.FOUND:
         connection.pulls.keep(connection, frame, broker.pulling.kept(pull, generation))
-    return _encoded(frame, pulled)
+    return _encode_pulled(frame, pulled)
 
 
 def encode_repeated(kind: int, opaque: int, pulled: Pulled) -> Buffers:
     """Return the response to a pull that repeats a checked one, in the encoding of the pull."""
-    return _encoded(Frame(RequestCode.PULL_MESSAGE, opaque, serialize_type=kind), pulled)
+    return _encode_pulled(Frame(RequestCode.PULL_MESSAGE, opaque, serialize_type=kind), pulled)
 
 
 def _pull_response(connection: RemotingConnection, frame: Frame, outcome: Pulled | PullFault) -> None:
     """Respond to a pull that was not answered immediately."""
     if isinstance(outcome, Pulled):
-        connection.write(_encoded(frame, outcome))
+        connection.write(_encode_pulled(frame, outcome))
     elif isinstance(outcome, Refusal):
         connection.write(response_error(outcome).answer(frame))
     else:
         connection.write(answer(frame, ResponseCode.SYSTEM_ERROR, remark=str(outcome)))
 
 
-def _encoded(frame: Frame, pulled: Pulled) -> Buffers:
+def _encode_pulled(frame: Frame, pulled: Pulled) -> Buffers:
     outcome, next_offset, begin, end, pieces = pulled
     if outcome is PullStatus.FOUND:
         size = sum(map(len, pieces))
@@ -440,7 +440,7 @@ def _answering(
 ) -> Work[None]:
     connection.charge(-size)
     try:
-        reply = yield from _found(connection, frame, search, header, limit)
+        reply = yield from _encode_found(connection, frame, search, header, limit)
     except StoreError as error:
         reply = answer(frame, ResponseCode.SYSTEM_ERROR, _NO_INDEX, remark=str(error))
     except Exception as error:  # a defect of the broker: log it, and return an error to the client
@@ -449,7 +449,7 @@ def _answering(
     connection.write(reply)
 
 
-def _found(
+def _encode_found(
     connection: RemotingConnection, frame: Frame, search: Search, header: QueryMessage, limit: int
 ) -> Work[Buffers]:
     """Return the response with up to `limit` messages that have the key, oldest first; the newest ones if there are

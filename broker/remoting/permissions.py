@@ -59,7 +59,7 @@ class Rule(NamedTuple):
     needs: Needs | None = None
 
 
-KNOWN = Rule(is_admin=False)
+WITH_ACCOUNT = Rule(is_admin=False)
 ADMIN = Rule(is_admin=True)
 
 
@@ -167,7 +167,7 @@ def _lite_syncs(frame: Frame, records: StoredRecords | None) -> list[Need]:
 
 SEND = _sends_to("topic")
 SEND_V2 = _sends_to("b")
-READS = fields(topics=("topic",), groups=("consumerGroup",))
+READS_TOPIC_AS_GROUP = fields(topics=("topic",), groups=("consumerGroup",))
 SEND_BACK = needing(_sent_back)
 VIEW = needing(lambda frame, records: _message_at(read(LogOffset, frame.ext).offset, records))
 END_TRANSACTION = needing(_ended)

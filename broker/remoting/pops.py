@@ -315,7 +315,9 @@ def ack_message(broker: BrokerController, connection: RemotingConnection, frame:
     header = read(AckMessage, frame.ext)
     topic, queue = _settled_in(broker, header)
     if not (queue is not None and queue.begin <= header.offset <= queue.next):
-        return answer(frame, ResponseCode.NO_MESSAGE, remark=_outside(header.topic, header.queue_id, header.offset))
+        return answer(
+            frame, ResponseCode.NO_MESSAGE, remark=_outside_text(header.topic, header.queue_id, header.offset)
+        )
     answered = partial(_answer_acks, connection, small(frame))
     broker.pops.ack(header.consumer_group, topic, [header.extra_info], answered)
     return None
@@ -332,7 +334,7 @@ def _settled_in(
         handle = decode_handle(header.extra_info)
         name = handle.lite_topic if handle is not None else ""
     if not name:
-        return header.topic, _queue(broker, header.topic, header.queue_id)
+        return header.topic, _checked_queue(broker, header.topic, header.queue_id)
     broker.pops.lite.check_bound(header.consumer_group, header.topic)
     if header.queue_id != 0:
         remark = f"queueId[{header.queue_id}] is illegal: a lite topic has queue 0 only"
@@ -340,7 +342,7 @@ def _settled_in(
     return lite_queue(header.topic, name), broker.lites.get(header.topic, name)
 
 
-def _queue(broker: BrokerController, topic: str, queue_id: int) -> ConsumeQueue | None:
+def _checked_queue(broker: BrokerController, topic: str, queue_id: int) -> ConsumeQueue | None:
     """Return a queue; None if it never had a message. Raises ResponseError if the topic does not have the queue."""
     config = broker.topics.get(topic)
     if config is None:
@@ -351,7 +353,7 @@ def _queue(broker: BrokerController, topic: str, queue_id: int) -> ConsumeQueue 
     return broker.store.queues.get((topic, queue_id))
 
 
-def _outside(topic: str, queue_id: int, offset: int) -> str:
+def _outside_text(topic: str, queue_id: int, offset: int) -> str:
     return f"request offset[{offset}] not exist in {topic}:{queue_id}"
 
 
@@ -411,7 +413,9 @@ def change_invisible_time(broker: BrokerController, connection: RemotingConnecti
     header = read(ChangeInvisibleTime, frame.ext)
     topic, queue = _settled_in(broker, header)
     if not (queue is not None and queue.begin <= header.offset < queue.next):
-        return answer(frame, ResponseCode.NO_MESSAGE, remark=_outside(header.topic, header.queue_id, header.offset))
+        return answer(
+            frame, ResponseCode.NO_MESSAGE, remark=_outside_text(header.topic, header.queue_id, header.offset)
+        )
     if not 0 <= header.invisible_time <= MAX_INVISIBLE_MS:
         remark = f"the invisible time {header.invisible_time} ms is not between 0 and {MAX_INVISIBLE_MS}"
         return answer(frame, ResponseCode.INVALID_PARAMETER, remark=remark)

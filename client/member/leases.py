@@ -494,7 +494,7 @@ class Leases:
         lease = self.owned.get(queue)
         return lease is not None and queue not in self._suspended and not self._has_moved(queue, lease)
 
-    async def commit_place(self, queue: Queue, offset: int, *, sought: bool) -> None:
+    async def commit_position(self, queue: Queue, offset: int, *, sought: bool) -> None:
         """Commit an offset that a user or an administrator has chosen. Raise nothing, like `commit`.
 
         With Apache's brokers, if a pull in flight carries an offset, first wait until the broker has most likely stored

@@ -195,13 +195,13 @@ class Membership:
         """Commit offsets of owned queues, and return the queues whose offsets were stored."""
         return await self._leases.commit(offsets)
 
-    async def commit_place(self, queue: Queue, offset: int, *, sought: bool) -> None:
+    async def commit_position(self, queue: Queue, offset: int, *, sought: bool) -> None:
         """Commit an offset that a user or an administrator has chosen for an owned queue. Raise nothing.
 
         Args:
             sought: True if the broker itself returned the offset.
         """
-        await self._leases.commit_place(queue, offset, sought=sought)
+        await self._leases.commit_position(queue, offset, sought=sought)
 
     # Notifications
 
@@ -736,7 +736,7 @@ class Broadcast:
         self._save()
         return set(offsets)
 
-    async def commit_place(self, queue: Queue, offset: int, *, sought: bool) -> None:
+    async def commit_position(self, queue: Queue, offset: int, *, sought: bool) -> None:
         await self.commit({queue: offset})
 
     def _described(self) -> Heartbeat:

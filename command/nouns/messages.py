@@ -14,7 +14,7 @@ from typing import Any
 from ...client.admin.admin_client import AdminClient
 from ...client.admin.dead_letters import DeadLetterTopic, Replay, dead_letters, mark
 from ...client.admin.messages import matches
-from ...client.config import parse_place
+from ...client.config import parse_position
 from ...client.errors import ConfigError, RocketletError
 from ...client.message import Message
 from ...client.producer import Producer
@@ -132,7 +132,7 @@ async def _find(options: argparse.Namespace, admin: AdminClient, output: Output)
         message = await admin.message(options.id, options.topic) or await _by_offset_id(admin, options.id)
         found = [message] if message else []
     elif options.at:
-        queue, offset = parse_place(options.at, options.topic)
+        queue, offset = parse_position(options.at, options.topic)
         found = [item async for item in _from(admin, queue, offset, options.limit)]
     elif options.since or options.text or options.property:
         found = await _searched(options, admin)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from starlette.requests import Request
 
 from ...client.admin.dead_letters import dead_letters, mark
-from ...client.config import parse_place
+from ...client.config import parse_position
 from ...client.message import Message
 from ...protocol import names
 from ...protocol import properties as props
@@ -155,7 +155,7 @@ async def _wanted(console: Console, group: str, form: Form) -> list[Message]:
                 "which", "no dead letter is new; select the replayed or discarded ones that you want to resend"
             )
         return found
-    places = [parse_place(text, names.dlq_topic(group)) for text in form.all("place")]
+    places = [parse_position(text, names.dlq_topic(group)) for text in form.all("place")]
     if not places:
         raise FieldFault("which", "no message is selected; select some below, or choose all new messages")
     return [await at_place(console, queue, offset) for queue, offset in places]

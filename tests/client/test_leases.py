@@ -699,7 +699,7 @@ async def test_a_place_is_stored_as_it_was_named(*, sought: bool) -> None:
     world = World()
     world.owns(A)
     world.pull_commits = True
-    await world.leases.commit_place(A, 4, sought=sought)
+    await world.leases.commit_position(A, 4, sought=sought)
     assert (world.stored, world.pulls) == ([(A, 4, sought)], []), "only Apache's broker stores a pull's offset late"
 
 
@@ -708,16 +708,16 @@ async def test_a_place_on_apaches_broker_waits_for_pulls_that_carry_one() -> Non
         world = World()
         world.owns(A, epoch=0)
         world.pull_commits = is_committing
-        await world.leases.commit_place(A, 4, sought=False)
+        await world.leases.commit_position(A, 4, sought=False)
         assert (world.stored, world.pulls) == ([(A, 4, False)], [A] if is_committing else [])
 
 
 async def test_a_place_of_what_is_not_ours_is_not_stored() -> None:
     world = World()
-    await world.leases.commit_place(A, 4, sought=False)
+    await world.leases.commit_position(A, 4, sought=False)
     world.owns(A)
     world.leases.suspend("a:1")
-    await world.leases.commit_place(A, 4, sought=False)
+    await world.leases.commit_position(A, 4, sought=False)
     assert world.stored == []
 
 
@@ -725,7 +725,7 @@ async def test_a_place_of_a_queue_that_was_lost_and_taken_again_meanwhile_is_not
     world = World()
     world.owns(A, epoch=0)
     world.pull_commits, world.stands = True, asyncio.Event()
-    committing = asyncio.create_task(world.leases.commit_place(A, 4, sought=False))
+    committing = asyncio.create_task(world.leases.commit_position(A, 4, sought=False))
     await passed()
     world.owns(A, epoch=0)
     world.stands.set()

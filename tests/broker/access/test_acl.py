@@ -15,7 +15,7 @@ from rocketlet.broker.access import AclError, Permission
 from rocketlet.broker.config import RELOAD_INTERVAL_S
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.remoting.dispatch import BROKER_REQUESTS, NAME_SERVER_REQUESTS, SENDS
-from rocketlet.broker.remoting.permissions import KNOWN, Rule
+from rocketlet.broker.remoting.permissions import WITH_ACCOUNT, Rule
 from rocketlet.broker.server import Listening, Server
 from rocketlet.client import AdminClient, BrokerRefused, Consumer, Message, Producer, RocketletError
 from rocketlet.client.admin.dead_letters import Replay, dead_letters
@@ -120,7 +120,7 @@ async def test_every_request_needs_an_account_and_what_its_rule_says(
     refusal = await nobody.call(code, ext, body_of(code))
     is_refused = "AclException: N" in (refusal.remark or "")
     assert is_refused == (code not in FOR_EVERY_ACCOUNT), refusal.remark
-    assert (TABLE[code] is KNOWN) == (code in FOR_EVERY_ACCOUNT)
+    assert (TABLE[code] is WITH_ACCOUNT) == (code in FOR_EVERY_ACCOUNT)
 
 
 def test_the_tables_overlap_nowhere() -> None:

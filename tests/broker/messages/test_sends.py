@@ -14,7 +14,7 @@ from rocketlet.broker.config import (
     CLIENT_ANSWER_S,
     MAX_CHECKED_SENDS,
 )
-from rocketlet.broker.messages.sending import LongBatch, _short
+from rocketlet.broker.messages.sending import LongBatch, _pieces_of_short
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.sessions import Refusal
 from rocketlet.protocol import bodies
@@ -488,14 +488,14 @@ def batch(messages: int, body: bytes = b"x") -> bytes:
 
 
 def test_a_batch_of_the_most_messages_is_short() -> None:
-    pieces = _short(batch(BATCH_TURN_MESSAGES), b"")
+    pieces = _pieces_of_short(batch(BATCH_TURN_MESSAGES), b"")
     assert sum(len(piece.flags) for piece in pieces) == BATCH_TURN_MESSAGES
 
 
 @pytest.mark.parametrize("body", [batch(BATCH_TURN_MESSAGES + 1), batch(1, bytes(BATCH_TURN_BYTES))])
 def test_a_longer_one_is_refused_immediately(body: bytes) -> None:
     with pytest.raises(LongBatch):
-        _short(body, b"")
+        _pieces_of_short(body, b"")
 
 
 # Request-reply: a reply reaches the client that waits for it, or its sender learns that it did not.
