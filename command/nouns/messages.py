@@ -37,6 +37,29 @@ _DEAD_COLUMNS = ("time", "queue", "offset", "tag", "keys", "state", "reason", "b
 
 def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
     verbs = noun(commands, "messages", "find, follow, send and replay messages")
+    _add_find(verbs)
+    _add_tail(verbs)
+    _add_send(verbs)
+    dead = verb(verbs, "dead", "show a group's dead letters", _dead)
+    dead.add_argument("group")
+    dead.add_argument(
+        "--all", action="store_true", help="all dead letters, by queue and offset; export them with --json"
+    )
+    dead.add_argument(
+        "--limit", type=whole(1), default=20, help="maximum number of messages, newest first (default: 20)"
+    )
+    replay = _add_replay(verbs)
+    discard = verb(verbs, "discard", "mark a group's dead letters as discarded", _discard)
+    discard.add_argument("group")
+    for parser in (replay, discard):
+        parser.add_argument("--id", action="append", help="only this message; repeatable")
+        parser.add_argument(
+            "--again", action="store_true", help="include messages that were replayed or discarded before"
+        )
+        changing(parser)
+
+
+def _add_find(verbs: Commands[argparse.ArgumentParser]) -> None:
     find = verb(verbs, "find", "find messages of a topic", _find)
     find.add_argument("topic")
     how = find.add_mutually_exclusive_group()
@@ -56,11 +79,17 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
         default=20,
         help="maximum number of messages; a search returns the newest (default: 20)",
     )
+
+
+def _add_tail(verbs: Commands[argparse.ArgumentParser]) -> None:
     tail = verb(verbs, "tail", "show a topic's newest messages, and new messages as they are stored", _tail)
     tail.add_argument("topic")
     tail.add_argument("--last", type=whole(0), default=10, help="number of stored messages to start with (default: 10)")
     tail.add_argument("--tags", "--tag", default="*", metavar="A||B", help="only messages with these tags")
     tail.add_argument("--no-follow", action="store_true", help="exit after the newest message")
+
+
+def _add_send(verbs: Commands[argparse.ArgumentParser]) -> None:
     send = verb(verbs, "send", "send a message", _send)
     send.add_argument("topic")
     send.add_argument("body", help="the body as text; - reads standard input")
@@ -77,14 +106,9 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
     send.add_argument("--priority", type=whole(0), help="the priority, in topics of the type PRIORITY")
     send.add_argument("--lite-topic", metavar="NAME", help="the lite topic, in topics of the type LITE")
     send.add_argument("--queue-key", help="key of the queue; messages with the same key keep their order")
-    dead = verb(verbs, "dead", "show a group's dead letters", _dead)
-    dead.add_argument("group")
-    dead.add_argument(
-        "--all", action="store_true", help="all dead letters, by queue and offset; export them with --json"
-    )
-    dead.add_argument(
-        "--limit", type=whole(1), default=20, help="maximum number of messages, newest first (default: 20)"
-    )
+
+
+def _add_replay(verbs: Commands[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     replay = verb(verbs, "replay", "resend a group's new dead letters", _replay)
     replay.add_argument("group")
     replay.add_argument(
@@ -115,14 +139,7 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
     )
     add_console_option(replay)
     replay.add_argument("--dry-run", action="store_true", help="only show the messages that would be sent")
-    discard = verb(verbs, "discard", "mark a group's dead letters as discarded", _discard)
-    discard.add_argument("group")
-    for parser in (replay, discard):
-        parser.add_argument("--id", action="append", help="only this message; repeatable")
-        parser.add_argument(
-            "--again", action="store_true", help="include messages that were replayed or discarded before"
-        )
-        changing(parser)
+    return replay
 
 
 async def _find(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
