@@ -312,12 +312,11 @@ class BrokerTimes(NamedTuple):
     """Response to GET_QUEUE_OFFSETS: the present time and the start time of the broker, in ms since the epoch by its
     clock.
 
-    Every message that the response counts was stored before `now_ms`. Brokers of version 0.1.0 do not return these
-    fields.
+    Every message that the response counts was stored before `now_ms`.
     """
 
-    now_ms: int = 0
-    started_ms: int = 0
+    now_ms: int
+    started_ms: int
 
 
 class CreateTopic(NamedTuple):

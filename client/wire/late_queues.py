@@ -55,21 +55,17 @@ class LateQueues:
 async def time_before(connection: Connection, seconds: float) -> int:
     """Return the time that was `seconds` ago, in ms since the epoch.
 
-    The time is measured by the clock with which a Rocketlet broker stores messages, or by this client's clock if the
-    broker does not return the time of its clock. Raises RocketletError.
+    The time is measured by the clock with which a Rocketlet broker stores messages, or by this client's clock for an
+    Apache broker. Raises RocketletError.
     """
     try:
         answer = await connection.request(
             RequestCode.GET_QUEUE_OFFSETS, write(OptionalGroup()), encode_topics(()), timeout_s=OFFSET_TIMEOUT_S
         )
-        now_ms = header_of(answer, BrokerTimes).now_ms or _now_ms()
+        now_ms = header_of(answer, BrokerTimes).now_ms
     except BrokerRefused:  # Apache's brokers do not support this request
-        now_ms = _now_ms()
+        now_ms = int(time.time() * 1000)
     return now_ms - int(seconds * 1000)
-
-
-def _now_ms() -> int:
-    return int(time.time() * 1000)
 
 
 __all__ = ["LateQueues", "time_before"]
