@@ -206,14 +206,9 @@ async def test_messages_that_arrive_together_are_handled_concurrently_without_an
 
 async def test_visibility_timeout_is_extended_while_the_handler_runs(node: Node) -> None:
     ready(node)
-    gate, inbox = asyncio.Event(), Inbox()
-
-    async def work(message: Message) -> None:
-        await inbox(message)
-        await gate.wait()
-
+    inbox = Inbox(gate=(gate := asyncio.Event()))
     await chat(node, "a", b"1")
-    async with LiteConsumer(node.address, "g", "t", work, lite_topics=["a"], invisible_s=1.0):
+    async with LiteConsumer(node.address, "g", "t", inbox, lite_topics=["a"], invisible_s=1.0):
         await eventually(lambda: bool(inbox.messages))
         (delivery,) = next(node.broker.pops.pools.deliveries()).unfinished.values()
         first_s = delivery.deadline_s

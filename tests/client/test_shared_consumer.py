@@ -388,13 +388,8 @@ async def test_what_nobody_asks_for_goes_to_another_member(node: Node, wire: Wir
 async def test_a_restart_and_lost_connections_lose_nothing(nodes: Nodes, connect: Connect) -> None:
     node = await nodes.start()
     await create_topic(await connect(node.address), "t", 2)
-    inbox, gate = Inbox(), asyncio.Event()
-
-    async def work(message: Message) -> None:
-        await inbox(message)
-        await gate.wait()
-
-    async with SharedConsumer(node.address, "g", "t", work, concurrency=50):
+    inbox = Inbox(gate=(gate := asyncio.Event()))
+    async with SharedConsumer(node.address, "g", "t", inbox, concurrency=50):
         await fill(node, 30)
         await eventually(lambda: len(inbox.messages) == 30)
         port = int(node.address.rpartition(":")[2])
@@ -421,13 +416,8 @@ async def test_lost_connection_is_reopened_when_no_receive_is_sent(
 ) -> None:
     node = await nodes.start()
     await create_topic(await connect(node.address), "t", 1)
-    inbox, gate = Inbox(), asyncio.Event()
-
-    async def work(message: Message) -> None:
-        await inbox(message)
-        await gate.wait()
-
-    async with SharedConsumer(node.address, "g", "t", work, concurrency=1, limits=ALONE) as consumer:
+    inbox = Inbox(gate=(gate := asyncio.Event()))
+    async with SharedConsumer(node.address, "g", "t", inbox, concurrency=1, limits=ALONE) as consumer:
         await fill(node, 1)
         await eventually(lambda: len(inbox.messages) == 1)
         if is_paused:
@@ -442,13 +432,8 @@ async def test_lost_connection_is_reopened_when_no_receive_is_sent(
 async def test_message_is_extended_over_a_restart_while_all_slots_are_busy(nodes: Nodes, connect: Connect) -> None:
     node = await nodes.start()
     await create_topic(await connect(node.address), "t", 1)
-    inbox, gate = Inbox(), asyncio.Event()
-
-    async def work(message: Message) -> None:
-        await inbox(message)
-        await gate.wait()
-
-    async with SharedConsumer(node.address, "g", "t", work, concurrency=1, invisible_s=2.0, limits=ALONE):
+    inbox = Inbox(gate=(gate := asyncio.Event()))
+    async with SharedConsumer(node.address, "g", "t", inbox, concurrency=1, invisible_s=2.0, limits=ALONE):
         await fill(node, 1)
         await eventually(lambda: len(inbox.messages) == 1)
         node = await stopped_and_started(nodes, node)
@@ -466,13 +451,8 @@ async def test_message_that_ends_while_a_member_leaves_and_its_broker_is_away_is
 ) -> None:
     node = await nodes.start()
     await create_topic(await connect(node.address), "t", 1)
-    inbox, gate = Inbox(), asyncio.Event()
-
-    async def work(message: Message) -> None:
-        await inbox(message)
-        await gate.wait()
-
-    consumer = SharedConsumer(node.address, "g", "t", work, concurrency=5, limits=ALONE)
+    inbox = Inbox(gate=(gate := asyncio.Event()))
+    consumer = SharedConsumer(node.address, "g", "t", inbox, concurrency=5, limits=ALONE)
     await consumer.start()
     await fill(node, 5)
     await eventually(lambda: len(inbox.messages) == 5)

@@ -202,14 +202,9 @@ async def test_members_that_do_not_report_their_running_handlers_are_named(
 
 async def test_lite_topics_are_shown_with_their_parent_and_their_group(run: Run, node: Node) -> None:
     put(node, "CHAT", message_type="LITE", lite_expiration_min=60)
-    gate, inbox = asyncio.Event(), Inbox()
-
-    async def work(message: Message) -> None:
-        await inbox(message)
-        await gate.wait()
-
+    inbox = Inbox(gate=(gate := asyncio.Event()))
     async with (
-        LiteConsumer(node.address, "chats", "CHAT", work, lite_topics=["a", "b"]),
+        LiteConsumer(node.address, "chats", "CHAT", inbox, lite_topics=["a", "b"]),
         Producer(node.address) as producer,
     ):
         for name, count in (("a", 3), ("b", 1), ("unread", 2)):

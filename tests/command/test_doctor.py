@@ -291,15 +291,10 @@ async def test_stuck_lite_topics_are_named_with_their_cause(node: Node, wire: Wi
 
 async def test_lite_topic_that_waits_for_busy_members_is_slow_and_not_stuck(node: Node) -> None:
     put(node, message_type="LITE")
-    inbox, gate = Inbox(), asyncio.Event()
-
-    async def work(message: Message) -> None:
-        await inbox(message)
-        await gate.wait()
-
+    inbox = Inbox(gate=(gate := asyncio.Event()))
     async with (
         Producer(node.address) as producer,
-        LiteConsumer(node.address, "g", "t", work, lite_topics=["first", "late"], concurrency=1),
+        LiteConsumer(node.address, "g", "t", inbox, lite_topics=["first", "late"], concurrency=1),
     ):
         await producer.send("t", b"x", lite_topic="first")
         await eventually(lambda: len(inbox.messages) == 1)
@@ -330,15 +325,10 @@ async def test_stuck_and_unread_lite_topics_are_found_behind_many_whose_handlers
 ) -> None:
     put(node, message_type="LITE")
     slow = [f"slow{number}" for number in range(SUSPECTS + 1)]
-    inbox, gate = Inbox(), asyncio.Event()
-
-    async def work(message: Message) -> None:
-        await inbox(message)
-        await gate.wait()
-
+    inbox = Inbox(gate=(gate := asyncio.Event()))
     async with (
         Producer(node.address) as producer,
-        LiteConsumer(node.address, "g", "t", work, lite_topics=slow, concurrency=len(slow)),
+        LiteConsumer(node.address, "g", "t", inbox, lite_topics=slow, concurrency=len(slow)),
         AdminClient(node.address) as admin,
     ):
         for name in (*slow, *slow):

@@ -85,14 +85,9 @@ async def test_topics_and_one_of_them(site: Site, node: Node) -> None:
 
 async def test_pages_of_a_parent_topic_and_a_lite_group_show_lite_topics(site: Site, node: Node) -> None:
     put(node, "CHAT", message_type="LITE", lite_expiration_min=60)
-    gate, inbox = asyncio.Event(), Inbox()
-
-    async def work(message: Message) -> None:
-        await inbox(message)
-        await gate.wait()
-
+    inbox = Inbox(gate=(gate := asyncio.Event()))
     async with (
-        LiteConsumer(node.address, "chats", "CHAT", work, lite_topics=["session-1", "session-2"]),
+        LiteConsumer(node.address, "chats", "CHAT", inbox, lite_topics=["session-1", "session-2"]),
         Producer(node.address) as producer,
     ):
         for name in ("session-1", "session-1", "unread"):

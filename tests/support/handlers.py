@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,14 +12,17 @@ from ..conftest import Node
 
 
 class Inbox:
-    """A handler that keeps what it gets."""
+    """A handler that keeps what it gets, and then waits for its gate if it has one."""
 
-    def __init__(self, outcome: Any = None) -> None:
+    def __init__(self, outcome: Any = None, *, gate: asyncio.Event | None = None) -> None:
         self.messages: list[Message] = []
         self._outcome = outcome
+        self._gate = gate
 
     async def __call__(self, message: Message | Sequence[Message]) -> Any:
         self.messages += [message] if isinstance(message, Message) else message
+        if self._gate is not None:
+            await self._gate.wait()
         return self._outcome
 
     @property
