@@ -12,12 +12,14 @@ import time
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import orjson
 
 from ..client.admin.admin_client import AdminClient, Event, Masters, Topic, are_broadcasting, changes, locked
-from ..client.errors import BrokerRefused, ConfigError, RocketletError
+from ..client.admin.diagnosis import topic_or_none
+from ..client.errors import BrokerRefused, ConfigError
 from ..client.wire.connection import gather_limited
 from ..protocol.admin_bodies import GroupConnections, QueueProgress, RunningHandler
 from ..protocol.bodies import GroupConfig
@@ -229,7 +231,9 @@ class GroupWatch:
         """Query the topics that the group reads, its settings, and the handlers that are running."""
         names = {topic for member in self.look.members for topic in member.subscriptions}
         names |= {queue.topic for queue in self.look.progress}
-        found = await gather_limited(self._topic, sorted(name for name in names if not name.startswith("%")))
+        found = await gather_limited(
+            partial(topic_or_none, self._admin), sorted(name for name in names if not name.startswith("%"))
+        )
         self.topics = {topic.name: topic for topic in found if topic is not None}
         self.config = await self._admin.group_configs(self.group, self.masters)
         self.handlers = []
@@ -239,12 +243,6 @@ class GroupWatch:
             )
             calls = [(client_id, call) for client_id, member in running.items() for call in member.handlers]
             self.handlers = sorted(calls, key=lambda item: -item[1].age_ms)[:SHOWN_HANDLERS]
-
-    async def _topic(self, name: str) -> Topic | None:
-        try:
-            return await self._admin.topic(name)
-        except RocketletError:  # members may subscribe to a topic that does not exist yet
-            return None
 
 
 def _text_of(event: Event) -> bytes:

@@ -207,6 +207,18 @@ class Receiver:
         """Acknowledge a message."""
         _loop.run(self._consumer.ack(message))
 
+    def retry(self, message: Message, outcome: RetryLater = RetryLater()) -> None:  # noqa: B008 (it is frozen)
+        """Settle a message so that it is redelivered later, as `retry` of the asynchronous class does."""
+        _loop.run(self._consumer.retry(message, outcome))
+
+    def reject(self, message: Message, *, reason: str = "") -> None:
+        """Settle a message by storing it in the dead-letter topic, with the reason."""
+        _loop.run(self._consumer.reject(message, reason=reason))
+
+    def lag(self) -> int:
+        """Return the number of messages that are not acknowledged yet, as `lag` of the asynchronous class does."""
+        return _loop.run(self._consumer.lag())
+
     def messages(self, *, timeout_s: float | None = None) -> Iterator[Message]:
         """Iterate over single messages, until none has arrived for `timeout_s` seconds.
 
@@ -275,14 +287,6 @@ class Consumer(Receiver):
 
         _loop.run(stopped())
 
-    def retry(self, message: Message, outcome: RetryLater = RetryLater()) -> None:  # noqa: B008 (it is frozen)
-        """Settle a message so that it is redelivered later: `retry(message, RetryLater(delay_level=3))`."""
-        _loop.run(self._consumer.retry(message, outcome))
-
-    def reject(self, message: Message, *, reason: str = "") -> None:
-        """Settle a message by storing it in the dead-letter topic."""
-        _loop.run(self._consumer.reject(message, reason=reason))
-
     def batches(self, *, timeout_s: float | None = None) -> Iterator[list[Message]]:
         """Iterate over lists of up to `batch_size` messages of one queue, until none has arrived for `timeout_s`
         seconds. The messages of a list are acknowledged as in `messages`."""
@@ -335,10 +339,6 @@ class Consumer(Receiver):
         """Return the progress of this member in each of its queues, as `rocketlet.Consumer.positions` does."""
         return _loop.run(self._consumer.positions())
 
-    def lag(self) -> int:
-        """Return the number of messages of this member's queues that are not acknowledged yet."""
-        return _loop.run(self._consumer.lag())
-
 
 class PopReceiver(Receiver):
     """Common base of SharedConsumer and LiteConsumer."""
@@ -350,14 +350,6 @@ class PopReceiver(Receiver):
         it."""
         self._consumer.check_stop()
         _loop.run(self._consumer.stop())
-
-    def retry(self, message: Message, outcome: RetryLater = RetryLater()) -> None:  # noqa: B008 (it is frozen)
-        """Settle a message so that it is redelivered later: `retry(message, RetryLater(delay=2.5))`."""
-        _loop.run(self._consumer.retry(message, outcome))
-
-    def reject(self, message: Message, *, reason: str = "") -> None:
-        """Settle a message by storing it in the dead-letter topic, with the reason."""
-        _loop.run(self._consumer.reject(message, reason=reason))
 
     def pause(self) -> None:
         """Pause the consumer, as `pause` of the asynchronous class does."""
@@ -438,11 +430,6 @@ class LiteConsumer(PopReceiver):
     def unsubscribe(self, *lite_topics: str) -> None:
         """Unsubscribe from lite topics. This member keeps their messages that are in flight."""
         _loop.run(self._consumer.unsubscribe(*lite_topics))
-
-    def lag(self) -> int:
-        """Return the number of messages that the group has not acknowledged, in the lite topics that it has read or that its
-        members are subscribed to."""
-        return _loop.run(self._consumer.lag())
 
 
 Answer = TypeVar("Answer")

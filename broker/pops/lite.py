@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeGuard
 import orjson
 import structlog
 
+from ...protocol.admin_bodies import LiteTopicLag
 from ...protocol.bodies import SLICE, Work, joined
 from ...protocol.message import Record, decode_record
 from ..config import LITE_READS, LITE_SUBSCRIPTION_BYTES, LITE_SYNC_S, MAX_POP_MESSAGES, LimitExceeded, Limits
@@ -692,7 +693,7 @@ class LiteQueues:
         offset = deliveries.committed if deliveries is not None else self.offsets.get(lite.name, 0)
         return max(offset, lite.begin)
 
-    def lag_of(self, lite: LiteTopic) -> LiteLag:
+    def lag_of(self, lite: LiteTopic) -> LiteTopicLag:
         """Return what the group has not finished in a lite topic. It costs up to two reads of the disk."""
         lag, first, waiting = self.lag(lite), self.committed(lite), self._deliverable(lite)
         oldest_ms = waiting_ms = self._lites.stored_ms(lite, first) if lag else 0
@@ -700,7 +701,7 @@ class LiteQueues:
             waiting_ms = self._lites.stored_ms(lite, waiting) if waiting is not None else 0
         deliveries = self.deliveries.get(lite)
         in_flight = deliveries.in_flight if deliveries is not None else 0
-        return LiteLag(lite.name, lag, oldest_ms, in_flight, waiting_ms)
+        return LiteTopicLag(lite.name, lag, oldest_ms, in_flight, waiting_ms)
 
     def _deliverable(self, lite: LiteTopic) -> int | None:
         """Return the offset of the first message that is not in flight; None if there is none, or if an earlier message
@@ -754,7 +755,7 @@ class LiteQueues:
         oldest_ms = yield from self._lites.earliest_ms(oldest.first_offsets)
         of_oldest = yield from self._lags(oldest.lites())
         of_oldest.sort(key=lambda lag: lag.oldest_ms)
-        waiting_lags: list[list[LiteLag]] = []
+        waiting_lags: list[list[LiteTopicLag]] = []
         for waiting_lites in (stuck, in_order, unread):
             lags = yield from self._lags(waiting_lites.lites())
             waiting_lags.append(sorted(lags, key=lambda lag: lag.waiting_ms))
@@ -765,9 +766,9 @@ class LiteQueues:
             messages, topics, oldest_ms, in_flight, of_queues, of_longest, of_oldest, of_stuck, of_unread
         )
 
-    def _lags(self, lites: Iterable[LiteTopic]) -> Work[list[LiteLag]]:
+    def _lags(self, lites: Iterable[LiteTopic]) -> Work[list[LiteTopicLag]]:
         """Return what the group has not finished in lite topics, except those that it has finished meanwhile."""
-        found: list[LiteLag] = []
+        found: list[LiteTopicLag] = []
         for number, lite in enumerate(lites, 1):
             lag = self.lag_of(lite)
             if lag.messages:
@@ -821,22 +822,6 @@ class _EarliestOfQueues:
         return [lite for kept in self._of_queues.values() for _, lite in kept]
 
 
-class LiteLag(NamedTuple):
-    """What a group has not finished in a lite topic. Times are in ms since the epoch, 0 for none.
-
-    Attributes:
-        oldest_ms: when the first of these messages was stored.
-        in_flight: how many of them are in flight.
-        waiting_ms: when the first message that is not in flight was stored; 0 if an earlier one was returned with a delay.
-    """
-
-    name: str
-    messages: int
-    oldest_ms: int
-    in_flight: int
-    waiting_ms: int
-
-
 class LiteBacklog(NamedTuple):
     """What a group has not finished in all lite topics.
 
@@ -857,10 +842,10 @@ class LiteBacklog(NamedTuple):
     oldest_ms: int
     in_flight: int
     of_queues: dict[int, int]
-    longest: list[LiteLag]
-    oldest: list[LiteLag]
-    stuck: list[LiteLag]
-    unread: list[LiteLag]
+    longest: list[LiteTopicLag]
+    oldest: list[LiteTopicLag]
+    stuck: list[LiteTopicLag]
+    unread: list[LiteTopicLag]
 
 
 class LeftSubscribers:

@@ -13,6 +13,7 @@ from itertools import islice
 import orjson
 import structlog
 
+from ...protocol.admin_bodies import LiteTopicLag
 from ...protocol.bodies import SLICE, TopicConfig, Work
 from ...protocol.codes import ResponseCode
 from ...protocol.frame import Frame
@@ -70,7 +71,7 @@ from ..config import (
 )
 from ..messages.lite import LiteTopic
 from ..messages.sending import GIVEN_UP
-from ..pops.lite import LiteLag, LitePool
+from ..pops.lite import LitePool
 from ..pops.lite_subscriptions import LiteSync
 from ..pops.pool import Receive
 from ..pops.requests import (
@@ -638,7 +639,7 @@ def lite_group_info(broker: BrokerController, connection: RemotingConnection, fr
     value: dict[str, object] = {"group": header.group, "parentTopic": pool.topic, "liteTopic": header.lite_topic}
     if header.lite_topic:
         lite = broker.lites.get(pool.topic, header.lite_topic)
-        lag = pool.queues.lag_of(lite) if lite is not None else LiteLag(header.lite_topic, 0, 0, 0, 0)
+        lag = pool.queues.lag_of(lite) if lite is not None else LiteTopicLag(header.lite_topic, 0, 0, 0, 0)
         value |= {"totalLagCount": lag.messages, "earliestUnconsumedTimestamp": lag.oldest_ms}
         if lite is not None:
             value["liteTopicOffsetWrapper"] = _lite_offsets(broker, pool, lite)
@@ -667,7 +668,7 @@ def _lite_offsets(broker: BrokerController, pool: LitePool, lite: LiteTopic) -> 
     }
 
 
-def _lite_lag(lag: LiteLag) -> dict[str, object]:
+def _lite_lag(lag: LiteTopicLag) -> dict[str, object]:
     """Return the lag of a group in a lite topic. The last two fields are Rocketlet's own: the number of messages in flight,
     and when the first unfinished message that is not in flight was stored, or 0."""
     return {

@@ -562,14 +562,15 @@ class _Watch:
         """Return a topic, which is queried only once even if several groups read it; None if that fails."""
         task = self._topics.get(name)
         if task is None:
-            task = self._topics[name] = asyncio.create_task(self._query_topic(name))
+            task = self._topics[name] = asyncio.create_task(topic_or_none(self._admin, name))
         return await asyncio.shield(task)
 
-    async def _query_topic(self, name: str) -> Topic | None:
-        try:
-            return await self._admin.topic(name)
-        except RocketletError:  # members may subscribe to a topic that does not exist yet
-            return None
+
+async def topic_or_none(admin: AdminClient, name: str) -> Topic | None:
+    try:
+        return await admin.topic(name)
+    except RocketletError:  # members may subscribe to a topic that does not exist yet
+        return None
 
 
 def limited_in(reports: Iterable[Mapping[str, Any]]) -> frozenset[str]:
@@ -799,7 +800,9 @@ class Examiner:
         subscribed = {topic for told in connections.values() for topic in told.subscriptions}
         subscribed |= {topic for member in running.values() for topic in member.subscriptions}
         subscribed |= {queue.topic for queue in progress}
-        found = await gather_limited(self._topic, sorted(topic for topic in subscribed if not topic.startswith("%")))
+        found = await gather_limited(
+            partial(topic_or_none, self._admin), sorted(topic for topic in subscribed if not topic.startswith("%"))
+        )
         topics = {topic.name: topic for topic in found if topic is not None}
         group = Group(name, self.configs.get(name, {}), connections, before, locked(reports))
         parent = lite_topic_of(group.config) if connections else ""
@@ -823,12 +826,6 @@ class Examiner:
         known.at = {queue: offset for member in running.values() for queue, offset in member.commit_offsets.items()}
         blocked = BlockedMessages(self._admin, self.skews, self._stuck_s)
         return list(findings_of_group(replace(seen, waiting=await blocked.waiting(seen))))
-
-    async def _topic(self, name: str) -> Topic | None:
-        try:
-            return await self._admin.topic(name)
-        except RocketletError:  # members may subscribe to a topic that does not exist yet
-            return None
 
 
 @dataclass(slots=True)
