@@ -25,6 +25,95 @@ log = structlog.get_logger("rocketlet.store")
 
 
 # ------------------------------------------------------------------------------
+# A file to which lines or frames are appended.
+
+
+class AppendedFile:
+    """A file whose end after a failed write is truncated, at the latest by the next append.
+
+    With `--flush sync`, what was appended may be acknowledged only after the calls of `syncs` were made.
+
+    Attributes:
+        size: size of the intact part of the file in bytes
+        written: bytes appended since the file was opened
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        # what was appended since the start of a rewrite; None if the file is not being rewritten
+        self._since: list[bytes] | None = None
+        self._unsynced = Unsynced(path)
+        self._is_torn = False  # True if bytes of a failed write may be left after `size`
+        self.size = 0
+        self.written = 0
+
+    def syncs(self) -> list[Call]:
+        """Return the calls that sync everything appended to the device, for the thread that waits for it."""
+        return self._unsynced.syncs()
+
+    def _read(self) -> bytes:
+        """Return the content of the file; empty without a file. Raises StoreError."""
+        try:
+            return disk.read_file(self.path)
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise StoreError(f"cannot read {self.path}: {error.strerror}") from error
+
+    def _append(self, data: bytes) -> None:
+        """Append a line or frame. Raises StoreFull."""
+        try:
+            if self._is_torn:  # what follows a torn line or frame would be lost at the next start
+                disk.cut(self.path, self.size)
+                self._is_torn = False
+            self._write(data)
+        except OSError as error:
+            self._truncate()
+            raise StoreFull(f"cannot write {self.path}: {error.strerror}") from error
+        self.size += len(data)
+        self.written += len(data)
+        self._unsynced.wrote()
+        if self._since is not None:
+            self._since.append(data)
+
+    def _write(self, data: bytes) -> None:
+        self._unsynced.has_new_name |= self.written == 0
+        descriptor = disk.open_file(self.path, disk.CREATE, disk.FILE_MODE)
+        try:
+            _write_all(descriptor, data)
+        finally:
+            disk.close(descriptor)
+
+    def _truncate(self) -> None:
+        """Truncate the file to `size`, including any intact lines or frames after a damaged one. If that fails, the next
+        append retries it."""
+        try:
+            disk.cut(self.path, self.size)
+            self._is_torn = False
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            self._is_torn = True
+            log.warning("journal_cut_failed", file=str(self.path), reason=error.strerror)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[disk.write(descriptor, view) :]
+
+
+def _write_file(path: Path, data: bytes, mode: int, *, sync: bool) -> None:
+    descriptor = disk.open_file(path, mode, disk.FILE_MODE)
+    try:
+        _write_all(descriptor, data)
+        if sync:
+            disk.sync(descriptor)
+    finally:
+        disk.close(descriptor)
+
+
+# ------------------------------------------------------------------------------
 # Journal of the changes since a state file was written, one line each. A change therefore costs its own size, not that
 # of the whole file.
 #
@@ -36,95 +125,57 @@ log = structlog.get_logger("rocketlet.store")
 _ATTEMPTS: Final = 3  # maximum attempts to shorten a journal while changes arrive
 
 
-class Journal:
+class Journal(AppendedFile):
     """The journal of the state file at `path`.
-
-    With `--flush sync`, a change may be acknowledged only after the calls of `syncs` were made.
 
     Attributes:
         lines: number of changes in the journal
-        written: bytes appended since the journal was opened
         is_whole: False if damaged lines were found
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path.with_suffix(".journal")
-        self._end = 0
-        # lines since the start of a write of the state file; None if it is not being written
-        self._since: list[bytes] | None = None
-        self._unsynced = Unsynced(self._path)
-        self._is_torn = False  # True if bytes of a failed write may be left after `_end`
-        self.written = 0
+        super().__init__(path.with_suffix(".journal"))
         self.lines = 0
         self.is_whole = True
 
     def read(self) -> list[Any]:
         """Return the changes, oldest first, up to the first damaged or incomplete one. The file is truncated there,
         even if intact lines follow. Raises StoreError."""
-        try:
-            data = disk.read_file(self._path)
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise StoreError(f"cannot read {self._path}: {error.strerror}") from error
+        data = self._read()
         values: list[Any] = []
         for line in data.splitlines(keepends=True):
             try:
                 values.append(_value(line))
             except ValueError:
-                log.error("journal_damaged", file=str(self._path), kept=len(values), bytes=len(data) - self._end)
+                log.error("journal_damaged", file=str(self.path), kept=len(values), bytes=len(data) - self.size)
                 self._truncate()
                 self.is_whole = False
                 break
-            self._end += len(line)
+            self.size += len(line)
         self.lines = len(values)
         return values
 
     def append(self, value: Any) -> None:
-        """Append a change. Raises StoreFull; the rest of the change is then truncated, at the latest by the next append."""
+        """Append a change. Raises StoreFull."""
         content = encode_json(value)
-        line = b"%08x %b\n" % (zlib.crc32(content), content)
-        try:
-            if self._is_torn:  # lines after a torn one would be lost at the next start
-                disk.cut(self._path, self._end)
-                self._is_torn = False
-            self._unsynced.has_new_name |= self.written == 0
-            descriptor = disk.open_file(self._path, disk.CREATE, disk.FILE_MODE)
-            try:
-                written = 0
-                while written < len(line):
-                    written += disk.write(descriptor, line[written:])
-            finally:
-                disk.close(descriptor)
-        except OSError as error:
-            self._truncate()
-            raise StoreFull(f"cannot write {self._path}: {error.strerror}") from error
-        self._end += len(line)
-        self.written += len(line)
+        self._append(b"%08x %b\n" % (zlib.crc32(content), content))
         self.lines += 1
-        self._unsynced.wrote()
-        if self._since is not None:
-            self._since.append(line)
-
-    def syncs(self) -> list[Call]:
-        """Return the calls that sync everything appended to the device, for the thread that waits for it."""
-        return self._unsynced.syncs()
 
     def shortening(self, save: Job[None]) -> Job[None]:
         """Save the state file with all earlier changes, and keep only later changes in the journal. If changes arrive during
         each of `_ATTEMPTS` writes, the journal is not shortened. Raises StoreFull."""
         self._since = []
-        aside = self._path.with_suffix(".journal-new")
+        aside = self.path.with_suffix(".journal-new")
         try:
             yield from save
             for _ in range(_ATTEMPTS):
                 lines = list(self._since)
-                yield partial(_write, aside, b"".join(lines))
+                yield partial(_write_file, aside, b"".join(lines), disk.REPLACE, sync=True)
                 if len(lines) == len(self._since):
-                    disk.replace(aside, self._path)
-                    self._end, self.lines = sum(map(len, lines)), len(lines)
+                    disk.replace(aside, self.path)
+                    self.size, self.lines = sum(map(len, lines)), len(lines)
                     self._is_torn = False
-                    yield partial(disk.sync_folder, self._path.parent)
+                    yield partial(disk.sync_folder, self.path.parent)
                     break
         except OSError as error:
             raise StoreFull(f"cannot write {aside}: {error.strerror}") from error
@@ -133,29 +184,8 @@ class Journal:
 
     def clear(self) -> None:
         """Remove all changes, which the state file contains."""
-        self._end = self.lines = 0
+        self.size = self.lines = 0
         self._truncate()
-
-    def _truncate(self) -> None:
-        """Truncate the file after the last intact line. If that fails, the next append retries it."""
-        try:
-            disk.cut(self._path, self._end)
-            self._is_torn = False
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            self._is_torn = True
-            log.warning("journal_cut_failed", file=str(self._path), reason=error.strerror)
-
-
-def _write(path: Path, data: bytes) -> None:
-    descriptor = disk.open_file(path, disk.REPLACE, disk.FILE_MODE)
-    try:
-        while data:
-            data = data[disk.write(descriptor, data) :]
-        disk.sync(descriptor)
-    finally:
-        disk.close(descriptor)
 
 
 def _value(line: bytes) -> Any:
@@ -185,40 +215,27 @@ def framed(content: bytes) -> bytes:
     return _HEAD.pack(len(content), zlib.crc32(content)) + content
 
 
-class Frames:
+class Frames(AppendedFile):
     """A journal of frames.
 
     Attributes:
-        size: size of the file in bytes
         base: size of the file after its last rewrite
-        written: number that increases with each append
 
     Args:
         path: the file
-        is_synced: True with `--flush sync`: a frame may be acknowledged only after the calls of `syncs` were made
+        is_synced: True with `--flush sync`
     """
 
     def __init__(self, path: Path, *, is_synced: bool = False) -> None:
-        self.path = path
+        super().__init__(path)
         self._is_synced_always = is_synced
         self._descriptor: int | None = None
-        # frames since the start of a rewrite; None if the file is not being rewritten
-        self._since: list[bytes] | None = None
-        self._unsynced = Unsynced(self.path)
-        self._is_torn = False  # True if bytes of a failed write may be left after `size`
-        self.size = 0
         self.base = 0
-        self.written = 0
 
     def read(self) -> Iterator[bytes]:
         """Yield the contents of the frames, oldest first, up to the first damaged or incomplete one. The file is
         truncated there, even if intact frames follow. Raises StoreError."""
-        try:
-            data = disk.read_file(self.path)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise StoreError(f"cannot read {self.path}: {error.strerror}") from error
+        data = self._read()
         for content in _contents(data):
             yield content
             self.size += _HEAD.size + len(content)
@@ -228,34 +245,17 @@ class Frames:
         self.base = self.size
 
     def append(self, content: bytes) -> None:
-        """Append a frame. Raises StoreFull; the rest of the frame is then truncated, at the latest by the next append."""
-        data = framed(content)
-        try:
-            if self._is_torn:  # frames after a torn one would be lost at the next start
-                disk.cut(self.path, self.size)
-                self._is_torn = False
-            descriptor = self._open()
-            written = 0
-            while written < len(data):
-                written += disk.write(descriptor, data[written:] if written else data)
-        except OSError as error:
-            self._truncate()
-            raise StoreFull(f"cannot write {self.path}: {error.strerror}") from error
-        self.size += len(data)
-        self.written += len(data)
-        self._unsynced.wrote()
-        if self._since is not None:
-            self._since.append(data)
+        """Append a frame. Raises StoreFull."""
+        self._append(framed(content))
+
+    def _write(self, data: bytes) -> None:
+        _write_all(self._open(), data)
 
     def _open(self) -> int:
         if self._descriptor is None:
             self._unsynced.has_new_name |= not disk.is_there(self.path)
             self._descriptor = disk.open_file(self.path, disk.CREATE, disk.FILE_MODE)
         return self._descriptor
-
-    def syncs(self) -> list[Call]:
-        """Return the calls that sync everything appended to the device, for the thread that waits for it."""
-        return self._unsynced.syncs()
 
     def renewing(self, contents: Iterable[bytes]) -> Job[None]:
         """Rewrite the file with the frames of `contents`, which are read one by one, followed by frames that are
@@ -269,13 +269,13 @@ class Frames:
                 frames.append(framed(content))
                 yield None
             size = sum(map(len, frames))
-            yield partial(_write_frame, aside, b"".join(frames), disk.REPLACE, sync=True)
+            yield partial(_write_file, aside, b"".join(frames), disk.REPLACE, sync=True)
             written = 0
             while sum(map(len, since[written:])) > _LAST_BYTES:
                 data, written = b"".join(since[written:]), len(since)
-                yield partial(_write_frame, aside, data, disk.APPEND, sync=True)
+                yield partial(_write_file, aside, data, disk.APPEND, sync=True)
             # without a pause, so that no frame is appended before the file is replaced
-            _write_frame(aside, b"".join(since[written:]), disk.APPEND, sync=self._is_synced_always)
+            _write_file(aside, b"".join(since[written:]), disk.APPEND, sync=self._is_synced_always)
             disk.replace(aside, self.path)
             self._is_torn = False
             self.close()
@@ -290,18 +290,6 @@ class Frames:
         if self._descriptor is not None:
             disk.close(self._descriptor)
             self._descriptor = None
-
-    def _truncate(self) -> None:
-        """Truncate the file to `size`, including any intact frames after a damaged one. If that fails, the next append
-        retries it."""
-        try:
-            disk.cut(self.path, self.size)
-            self._is_torn = False
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            self._is_torn = True
-            log.warning("journal_cut_failed", file=str(self.path), reason=error.strerror)
 
 
 def _contents(data: bytes) -> Iterator[bytes]:
@@ -355,18 +343,6 @@ def _content(data: bytes, position: int) -> bytes | None:
     begin = position + _HEAD.size
     content = data[begin : begin + size]
     return content if len(content) == size and zlib.crc32(content) == checksum else None
-
-
-def _write_frame(path: Path, data: bytes, mode: int, *, sync: bool) -> None:
-    descriptor = disk.open_file(path, mode, disk.FILE_MODE)
-    try:
-        view = memoryview(data)
-        while view:
-            view = view[disk.write(descriptor, view) :]
-        if sync:
-            disk.sync(descriptor)
-    finally:
-        disk.close(descriptor)
 
 
 # ------------------------------------------------------------------------------
