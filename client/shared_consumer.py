@@ -11,13 +11,13 @@ from ..host.version import own_version
 from ..protocol.admin_bodies import decode_consume_stats
 from ..protocol.bodies import ConsumerData, Heartbeat
 from ..protocol.codes import RequestCode
-from ..protocol.headers import ConsumeStats, UnregisterClient, write
+from ..protocol.headers import ConsumeStats, write
 from ..protocol.names import INNER_PRODUCER_GROUP, Queue, Subscription
 from .config import check_group, check_handler, chosen, parse_subscriptions, takes
 from .consumer import AnyConsumer, HeldMessages
 from .consuming.handling import AdminRequests, Calling, Decode, Decoding, Outcome, RetryLater, reason_of
 from .consuming.queues import ProcessQueue, StallDetector, check_filters
-from .errors import ConfigError, RocketletError, get_logger
+from .errors import ConfigError, get_logger
 from .member.leases import Heartbeats
 from .message import Message
 from .options import PopOptions, SharedOptions, layers_of, most_retries
@@ -150,14 +150,7 @@ class PopConsumer(AnyConsumer):
         await asyncio.gather(*map(self._unregister, self._cluster.masters().values()))
 
     async def _unregister(self, address: str) -> None:
-        if not self._cluster.is_connected(address):
-            return
-        try:
-            connection = await self._cluster.connection(address)
-            ext = write(UnregisterClient(self.client_id, consumer_group=self.group))
-            await connection.request(RequestCode.UNREGISTER_CLIENT, ext)
-        except RocketletError as error:
-            log.info("unregister_failed", broker=address, reason=str(error))
+        await self._heartbeats.unregister(self.group, address)
 
     def _checked(self) -> Sharing:
         self._check_running()

@@ -15,7 +15,7 @@ from ...protocol.bodies import BodyError, Heartbeat
 from ...protocol.codes import RequestCode, ResponseCode
 from ...protocol.frame import Frame
 from ...protocol.group_bodies import LockRequest
-from ...protocol.headers import HeaderError, HeartbeatAnswer
+from ...protocol.headers import HeaderError, HeartbeatAnswer, UnregisterClient, write
 from ...protocol.names import Queue
 from ..config import APACHE_LEASE_S, LAST_COMMIT_CHECKS, LEASE_MARGIN_S, LEASE_S, MAX_DISAGREEMENTS, OFFSET_TIMEOUT_S
 from ..errors import BrokerRefused, ConnectionFailed, RequestTimeout, RocketletError, get_logger
@@ -897,6 +897,17 @@ class Heartbeats:
 
     def _has_beaten(self, address: str, beating: asyncio.Task[None]) -> None:
         del self._beating[address]
+
+    async def unregister(self, group: str, address: str) -> None:
+        """Unregister this member of a group at a broker to which a connection is open."""
+        if not self._cluster.is_connected(address):
+            return
+        try:
+            connection = await self._cluster.connection(address)
+            ext = write(UnregisterClient(self._describe().client_id, consumer_group=group))
+            await connection.request(RequestCode.UNREGISTER_CLIENT, ext)
+        except RocketletError as error:
+            log.info("unregister_failed", broker=address, reason=str(error))
 
     async def stop(self) -> None:
         """Cancel the heartbeats of `register` that are in flight."""

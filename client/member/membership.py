@@ -22,7 +22,7 @@ from ...protocol.codes import EXT_DETAIL, EXT_PLACES, EXT_SEEN_QUEUES, EXT_SHARE
 from ...protocol.config import MAX_REQUEST_QUEUES
 from ...protocol.frame import Ext, Frame
 from ...protocol.group_bodies import BrokerShare, Place
-from ...protocol.headers import ConsumerGroupHeader, UnregisterClient, write
+from ...protocol.headers import ConsumerGroupHeader, write
 from ...protocol.names import Queue, Subscription, counted
 from ..config import HEARTBEAT_BYTES, HEARTBEAT_QUEUE_BYTES, MAX_INT, MAX_LONG, MAX_OFFSETS_BYTES, PLACE_S, At, Start
 from ..errors import BrokerRefused, ConfigError, ConnectionFailed, RequestTimeout, RocketletError, get_logger
@@ -142,23 +142,13 @@ class Membership:
             await self._leases.give_all()
         finally:  # also if `leave` was cancelled
             await self.abandon()
-        await asyncio.gather(*map(self._unregister, self.cluster.masters().values()))
+        await asyncio.gather(*map(partial(self._heartbeats.unregister, self.group), self.cluster.masters().values()))
 
     async def abandon(self) -> None:
         """Stop immediately, without releasing queues. `abandon` has no effect after `leave`."""
         await self._leases.abandon()
         await cancelled(self._tasks)
         await self._heartbeats.stop()
-
-    async def _unregister(self, address: str) -> None:
-        if not self.cluster.is_connected(address):
-            return
-        try:
-            connection = await self.cluster.connection(address)
-            ext = write(UnregisterClient(self.client_id, consumer_group=self.group))
-            await connection.request(RequestCode.UNREGISTER_CLIENT, ext)
-        except RocketletError as error:
-            log.info("unregister_failed", broker=address, reason=str(error))
 
     async def subscribe(self, subscriptions: Mapping[str, Subscription]) -> None:
         """Add topics that were created after this member joined. Without a committed offset, their queues are read from
