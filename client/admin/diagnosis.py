@@ -360,11 +360,9 @@ def _jump(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _duration_s(text: str) -> float | None:
-    """Parse an uptime into seconds: Apache's `[ 1 days, 2 hours, 3 minutes, 4 seconds ]`, or the `[ 26:03:04 ]` of earlier
-    releases. Return None for any other text."""
+    """Parse an uptime such as `[ 1 days, 2 hours, 3 minutes, 4 seconds ]` into seconds. Return None for any other text."""
     numbers = [int(number) for number in re.findall(r"\d+", text)]
-    weights = {3: (3600, 60, 1), 4: (86_400, 3600, 60, 1)}.get(len(numbers))
-    return None if weights is None else float(sum(map(int.__mul__, numbers, weights)))
+    return float(sum(map(int.__mul__, numbers, (86_400, 3600, 60, 1)))) if len(numbers) == 4 else None
 
 
 # Topics
