@@ -108,7 +108,7 @@ class Session(Protocol):
         """True if the session is gone or closing, so that events for it are lost."""
         ...
 
-    def send_event(self, event: Event) -> None:
+    def send_event(self, event: SessionEvent) -> None:
         """Send an event, which has no response. Ignored if the session is closed, or its protocol has no such event."""
         ...
 
@@ -186,7 +186,7 @@ class OffsetsReset(NamedTuple):
     is_for_cpp: bool = False
 
 
-Event = GroupChanged | OutcomeWanted | LiteTaken | OffsetsReset
+SessionEvent = GroupChanged | OutcomeWanted | LiteTaken | OffsetsReset
 
 
 class ForwardedRequest(NamedTuple):

@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from ..client.admin.admin_client import AdminClient, Event, Masters, Topic, are_broadcasting, changes, locked
+from ..client.admin.admin_client import AdminClient, GroupEvent, Masters, Topic, are_broadcasting, changes, locked
 from ..client.admin.diagnosis import topic_or_none
 from ..client.errors import BrokerRefused, ConfigError
 from ..client.wire.connection import gather_limited
@@ -80,7 +80,7 @@ class GroupWatch:
         self._admin = admin
         self.group = group
         self.look = GroupSnapshot()
-        self.events: list[Event] = []
+        self.events: list[GroupEvent] = []
         self._newest: dict[str, tuple[int, frozenset[bytes]]] = {}  # by broker: the ms of its newest events, and these
         self.lags: dict[Queue, deque[tuple[int, int]]] = {}
         self.total: deque[tuple[int, int]] = deque(maxlen=QUEUE_POINTS)
@@ -160,10 +160,10 @@ class GroupWatch:
         self.events.sort(key=lambda event: int(event["ms"]))
         del self.events[:-MAX_EVENTS]
 
-    def _fresh(self, broker: str, events: list[Event]) -> list[Event]:
+    def _fresh(self, broker: str, events: list[GroupEvent]) -> list[GroupEvent]:
         """Return the events of a broker's report that are new: brokers also return known events of the newest known ms."""
         newest_ms, known = self._newest.get(broker, (0, frozenset[bytes]()))
-        all_events: list[Event] = [{"broker": broker, **event} for event in events]
+        all_events: list[GroupEvent] = [{"broker": broker, **event} for event in events]
         fresh = [event for event in all_events if event["ms"] > newest_ms or _text_of(event) not in known]
         if fresh:
             newest_ms = max(event["ms"] for event in fresh)
@@ -245,7 +245,7 @@ class GroupWatch:
             self.handlers = sorted(calls, key=lambda item: -item[1].age_ms)[:SHOWN_HANDLERS]
 
 
-def _text_of(event: Event) -> bytes:
+def _text_of(event: GroupEvent) -> bytes:
     return orjson.dumps(event, option=orjson.OPT_SORT_KEYS)
 
 

@@ -1568,7 +1568,7 @@ cdef class Queue:
     cdef object read_entries, answer, pull
     cdef int64_t begin, next, first, room, entries_at, messages, put_bytes, next_offset
     cdef Py_ssize_t limit, last_count
-    cdef bint is_settled
+    cdef bint is_admitted
     cdef bytes entries
 
     cdef int read(self, int64_t offset, Py_ssize_t more) except -1:
@@ -1686,7 +1686,7 @@ def take_pulls(
             last_key = PyBytes_FromStringAndSize(<const char *>key.start, key.size)
             queue = queues.get(last_key)
         try:
-            if queue is None or not queue.is_settled or offset < queue.first:
+            if queue is None or not queue.is_admitted or offset < queue.first:
                 if last_key not in checked:
                     break
                 admitted = admit(checked[last_key], offset, pull.value[COMMIT_OFFSET])
@@ -1696,10 +1696,10 @@ def take_pulls(
                 if queue is None:
                     queue = queues[last_key] = Queue()
                     queue.pull = checked[last_key]
-                queue.read_entries, queue.answer, queue.begin, queue.next, queue.first, queue.room, queue.limit, queue.is_settled = admitted
-                if not queue.is_settled:  # it committed an offset, on which others may depend
+                queue.read_entries, queue.answer, queue.begin, queue.next, queue.first, queue.room, queue.limit, queue.is_admitted = admitted
+                if not queue.is_admitted:  # it committed an offset, on which others may depend
                     for last in queues.values():
-                        last.is_settled = False
+                        last.is_admitted = False
             if not queue.begin <= offset < queue.next:
                 break
             if queue.answer is not None:

@@ -46,7 +46,7 @@ class PullSource(NamedTuple):
     first: int  # lower offsets must be checked
     room: int  # maximum bytes of records
     limit: int  # maximum number of records
-    is_settled: bool  # False if each pull must be admitted, because it commits an offset
+    is_admitted: bool  # False if each pull must be admitted, because it commits an offset
 
 
 @final

@@ -190,7 +190,7 @@ class Aborted(NamedTuple):
     code: int
 
 
-Event = Opened | Received | Aborted
+StreamEvent = Opened | Received | Aborted
 
 
 class ConnectionFault(Exception):
@@ -242,7 +242,7 @@ class Http2:
         self._work = 0
         self._has_preface = False
         self._has_settings = False
-        self._events: list[Event] = []
+        self._events: list[StreamEvent] = []
         self._decoder = Decoder()
         self._last_id = 0
         self._allowed = CONNECTION_WINDOW_BYTES
@@ -267,7 +267,7 @@ class Http2:
 
     # Reading
 
-    def receive(self, data: bytes, now_s: float, most: int = maxsize) -> list[Event]:
+    def receive(self, data: bytes, now_s: float, most: int = maxsize) -> list[StreamEvent]:
         """Process received bytes, and return their events in order. Raises nothing: errors set `is_over`.
 
         Args:

@@ -27,7 +27,7 @@ from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.remoting import dispatch
 from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.server import Listening, Server
-from rocketlet.broker.sessions import Event, GroupChanged
+from rocketlet.broker.sessions import GroupChanged, SessionEvent
 from rocketlet.client import Message, Producer, RocketletError
 from rocketlet.protocol.bodies import GroupConfig, TopicConfig
 from rocketlet.protocol.codes import RequestCode
@@ -569,7 +569,7 @@ class World:
         """Patch brokers and clients as the plan wants them."""
         send_event = RemotingConnection.send_event
 
-        def sending(connection: RemotingConnection, event: Event) -> None:
+        def sending(connection: RemotingConnection, event: SessionEvent) -> None:
             if not isinstance(event, GroupChanged) or self.rng.random() >= self.plan.lost_notifications:
                 send_event(connection, event)
 

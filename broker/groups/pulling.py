@@ -681,10 +681,10 @@ class CheckedPulls:
         if flags & PULL_SUSPEND:
             first = max(first, group_queue.group.offset(*group_queue.key) or 0)
         limit, room = pull_limits(checked.limit, checked.max_bytes)
-        is_settled = not flags & PULL_COMMIT_OFFSET
+        is_admitted = not flags & PULL_COMMIT_OFFSET
         entries = partial(self._store.entries_ahead, queue)
         answer = None if checked.is_unfiltered else partial(self._answer, encode, checked, queue)
-        return _new_tuple(PullSource, (entries, answer, queue.begin, queue.next, first, room, limit, is_settled))
+        return _new_tuple(PullSource, (entries, answer, queue.begin, queue.next, first, room, limit, is_admitted))
 
     def _answer(
         self,

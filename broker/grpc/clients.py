@@ -31,7 +31,7 @@ from ..config import (
     Limits,
 )
 from ..pops.requests import PopClient
-from ..sessions import ClientRequest, Event, GrpcClientStats, Session
+from ..sessions import ClientRequest, GrpcClientStats, Session, SessionEvent
 from ..store.files import StoreFull
 from ..tls import ClientTransport
 from .schema import (
@@ -58,7 +58,7 @@ log = structlog.get_logger("rocketlet.grpc")
 
 
 _numbers = itertools.count(1)
-SendEvent = Callable[["GrpcClient", Event], None]
+SendEvent = Callable[["GrpcClient", SessionEvent], None]
 _Key = tuple[str, str]  # account, client id
 
 
@@ -126,7 +126,7 @@ class GrpcClient:
     def is_closed(self) -> bool:
         return self._is_gone or self.connection.is_closed
 
-    def send_event(self, event: Event) -> None:
+    def send_event(self, event: SessionEvent) -> None:
         """Send the event on the client's Telemetry stream. Nothing is sent without an open stream, or if gRPC has no command
         for the event."""
         self._send_event(self, event)

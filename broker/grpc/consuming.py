@@ -37,7 +37,7 @@ from ..config import (
 from ..messages.sending import max_attempts
 from ..pops.pool import Receive
 from ..pops.requests import AckStatus, Delivered, PopRequest, PopResult, Why
-from ..sessions import Event, LiteTaken, OutcomeWanted, Refusal
+from ..sessions import LiteTaken, OutcomeWanted, Refusal, SessionEvent
 from ..store.files import StoreError
 from .clients import GrpcCall, GrpcClient, HandlerContext, set_status
 from .lite import LITE_CLIENTS, bind_lite_group, fill_lite
@@ -596,7 +596,7 @@ def notify_termination(context: HandlerContext, call: GrpcCall, request: Any) ->
     return response
 
 
-def tell(do: Callable[[Work[None]], object], client: GrpcClient, event: Event) -> None:
+def tell(do: Callable[[Work[None]], object], client: GrpcClient, event: SessionEvent) -> None:
     """Send an event on a client's Telemetry stream, if it is open: a check of a half message to a producer, a lite topic that
     another client has taken over to a lite consumer. Other events are not sent."""
     call = client.stream

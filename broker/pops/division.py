@@ -22,7 +22,7 @@ from ..groups.reading import shares_queues
 from ..groups.settings import RequestModes
 from ..messages.topics import Topics
 from ..runtime import Adoption, Clock, Runtime, Timer
-from ..sessions import ClientRequest, Event, Reports, Session
+from ..sessions import ClientRequest, Reports, Session, SessionEvent
 from ..store.journals import LeaseKey
 from .deliveries import DeliveryState
 from .pool import QueuePool, is_queue_pool
@@ -578,7 +578,7 @@ class PopMember:
         self._session: Session | None = None
         self._charged_bytes = 0
 
-    def send_event(self, event: Event) -> None:
+    def send_event(self, event: SessionEvent) -> None:
         self._divided.check_soon()
 
     def send_request(self, number: int, request: ClientRequest) -> None:

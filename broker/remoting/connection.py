@@ -36,8 +36,8 @@ from ..memory import Memory
 from ..runtime import Moment, OnePerIteration, Turns
 from ..sessions import (
     ClientRequest,
-    Event,
     Reports,
+    SessionEvent,
 )
 from ..tls import Client, Decryption
 from .events import encode_event, encode_request
@@ -340,7 +340,7 @@ class RemotingConnection(Client):
                 self._had_much = True
                 self._host.memory.count(self)
 
-    def send_event(self, event: Event) -> None:
+    def send_event(self, event: SessionEvent) -> None:
         self.write([encode_event(event)])
 
     def send_request(self, number: int, request: ClientRequest) -> None:

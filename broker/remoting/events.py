@@ -32,7 +32,6 @@ from ..messages.transactions import CHECK_TIMES
 from ..sessions import (
     Answer,
     ClientRequest,
-    Event,
     ForwardedRequest,
     GroupChanged,
     HandlingWanted,
@@ -41,6 +40,7 @@ from ..sessions import (
     OffsetsWanted,
     OutcomeWanted,
     RunningWanted,
+    SessionEvent,
 )
 
 _opaques = itertools.count(1)
@@ -53,7 +53,7 @@ class Content(NamedTuple):
     body: bytes = b""
 
 
-def encode_event(event: Event) -> bytes:
+def encode_event(event: SessionEvent) -> bytes:
     """Return the frame of a one-way request."""
     code, ext, body = _event_content(event)
     return encode(Frame(code, next(_opaques) & MAX_OPAQUE, ext, body, ONEWAY_FLAG))
@@ -69,7 +69,7 @@ def read_response(frame: Frame) -> Answer:
     return Answer(frame.code == 0, frame.body, frame)
 
 
-def _event_content(event: Event) -> Content:
+def _event_content(event: SessionEvent) -> Content:
     match event:
         case GroupChanged():
             return Content(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, _group_changed(event))

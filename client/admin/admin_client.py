@@ -1003,7 +1003,7 @@ class OffsetChange:
 # lease has one owner: it starts with `locked` and ends with one of `ENDS`.
 
 
-Event = Mapping[str, Any]
+GroupEvent = Mapping[str, Any]
 
 ENDS: Final = frozenset(("unlocked", "lock lost", "lock expired"))
 CAUSES: Final = frozenset(("joined", "left", "leaving", "closed", "expired", "subscribed"))
@@ -1072,7 +1072,7 @@ def changes(before: Mapping[Queue, str], after: Mapping[Queue, str], ms: int) ->
 
 
 def ownerships(
-    events: Sequence[Event], topic: str, now_ms: int, owners: Mapping[Queue, str] = MappingProxyType({})
+    events: Sequence[GroupEvent], topic: str, now_ms: int, owners: Mapping[Queue, str] = MappingProxyType({})
 ) -> list[Ownership]:
     """Return the ownerships of a topic's queues, oldest first.
 
@@ -1101,13 +1101,13 @@ def ownerships(
     return done + list(open_since.values())
 
 
-def hand_overs(events: Sequence[Event]) -> list[HandOver]:
+def hand_overs(events: Sequence[GroupEvent]) -> list[HandOver]:
     """Return the changes of queues' owners, oldest first. If the previous owner acquires a queue again, that is not a
     change."""
-    ended: dict[Queue, Event] = {}
+    ended: dict[Queue, GroupEvent] = {}
     newest: dict[Queue, int] = {}
     found: list[HandOver] = []
-    causes: dict[str, list[Event]] = {}
+    causes: dict[str, list[GroupEvent]] = {}
     for event in events:
         if event["event"] in CAUSES:
             causes.setdefault(str(event["broker"]), []).append(event)
@@ -1128,13 +1128,13 @@ def hand_overs(events: Sequence[Event]) -> list[HandOver]:
     return found
 
 
-def _with_first(known: HandOver, event: Event) -> HandOver:
+def _with_first(known: HandOver, event: GroupEvent) -> HandOver:
     if event["event"] == "first pull":
         return replace(known, pulled_ms=int(event["ms"]))
     return replace(known, committed_ms=int(event["ms"]))
 
 
-def _hand_over(queue: Queue, before: Event, locked: Event, causes: Sequence[Event]) -> HandOver:
+def _hand_over(queue: Queue, before: GroupEvent, locked: GroupEvent, causes: Sequence[GroupEvent]) -> HandOver:
     ended_ms = int(before["ms"])
     found = HandOver(
         queue, str(before["client"]), str(locked["client"]), str(before["event"]), ended_ms, int(locked["ms"])
@@ -1145,13 +1145,13 @@ def _hand_over(queue: Queue, before: Event, locked: Event, causes: Sequence[Even
     return replace(found, cause=str(cause["event"]), cause_client=str(cause["client"]), cause_ms=int(cause["ms"]))
 
 
-def _causing(causes: Sequence[Event], ended_ms: int) -> Iterator[Event]:
+def _causing(causes: Sequence[GroupEvent], ended_ms: int) -> Iterator[GroupEvent]:
     """Return the changes of the group before the end of a lease, newest first. A closed connection has the same time as
     the end of its leases, so changes in the same ms are included."""
     return (event for event in reversed(causes) if int(event["ms"]) <= ended_ms)
 
 
-def _queue(event: Event) -> Queue | None:
+def _queue(event: GroupEvent) -> Queue | None:
     if "topic" not in event or "queue" not in event:
         return None
     return Queue(str(event["topic"]), str(event["broker"]), int(event["queue"]))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from ...client.admin.admin_client import CAUSES, Event, HandOver, LiteGroup, hand_overs, ownerships
+from ...client.admin.admin_client import CAUSES, GroupEvent, HandOver, LiteGroup, hand_overs, ownerships
 from ...client.admin.diagnosis import lite_topic_of
 from ...protocol import names
 from ...protocol.names import Queue
@@ -245,7 +245,7 @@ def _waited_for(item: HandOver) -> str:
     return ", ".join(parts)
 
 
-def _event_text(event: Event) -> tuple[int, str]:
+def _event_text(event: GroupEvent) -> tuple[int, str]:
     """Return the time of an event and a text about it."""
     queue = f"{event['topic']}@{event['broker']}:{event['queue']}" if "queue" in event and "topic" in event else ""
     words = _TOLD.get(event["event"])

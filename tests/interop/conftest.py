@@ -20,7 +20,7 @@ from rocketlet.broker.remoting import events
 from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.remoting.dispatch import Dispatch
 from rocketlet.broker.server import Listening, Server
-from rocketlet.broker.sessions import ClientRequest, Event
+from rocketlet.broker.sessions import ClientRequest, SessionEvent
 from rocketlet.client import Consumer, Producer
 from rocketlet.protocol.codes import Language
 from rocketlet.protocol.frame import FrameReader
@@ -102,7 +102,7 @@ def proofs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
                 seen.add((frame.code, client))
         serve(dispatch, connection)
 
-    def sending_event(connection: RemotingConnection, event: Event) -> None:
+    def sending_event(connection: RemotingConnection, event: SessionEvent) -> None:
         seen.update((frame.code, client) for frame in FrameReader().feed(events.encode_event(event)))
         send_event(connection, event)
 

@@ -33,13 +33,13 @@ from rocketlet.protocol.hpack import encode as encode_hpack
 from rocketlet.protocol.http2 import (
     Aborted,
     ErrorCode,
-    Event,
     FrameType,
     Http2,
     MalformedRequest,
     Opened,
     Received,
     Stream,
+    StreamEvent,
     check_trailers,
     content_length,
     encode,
@@ -57,7 +57,7 @@ def call(stream_id: int, *, end: bool = False, block: bytes = BLOCK) -> bytes:
     return http2.headers_frames(stream_id, block, end, limits.MAX_HTTP2_FRAME_BYTES)
 
 
-def begun(data: bytes = b"") -> tuple[Http2, list[Event]]:
+def begun(data: bytes = b"") -> tuple[Http2, list[StreamEvent]]:
     server = Http2()
     server.receive(HELLO, 0.0)
     server.take()
@@ -175,7 +175,7 @@ def test_reads_of_any_size_have_the_same_events(sizes: list[int], most: int) -> 
     assert pieces.take() == whole.take()
 
 
-def _shown(event: Event) -> tuple[object, ...]:
+def _shown(event: StreamEvent) -> tuple[object, ...]:
     return (type(event).__name__, event.stream.id, *event[1:])
 
 

@@ -28,7 +28,7 @@ from rocketlet.broker.pops.pools import Pools
 from rocketlet.broker.pops.pops import DeadLetterWriter, Pops
 from rocketlet.broker.pops.requests import AckStatus, PopClient, PopRequest, PopResult
 from rocketlet.broker.runtime import MovableClock, Runtime, Turns, run
-from rocketlet.broker.sessions import Event, GroupChanged, Session
+from rocketlet.broker.sessions import GroupChanged, Session, SessionEvent
 from rocketlet.broker.store.journals import Frames
 from rocketlet.protocol.bodies import ConsumerData, GroupConfig, Route, TopicConfig
 from rocketlet.protocol.group_bodies import LockRequest
@@ -64,7 +64,7 @@ class FakeSession(PopMember):
     def __init__(self) -> None:
         super().__init__(cast("Divided", None))
 
-    def send_event(self, event: Event) -> None:
+    def send_event(self, event: SessionEvent) -> None:
         pass
 
 
