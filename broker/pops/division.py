@@ -8,7 +8,7 @@ from typing import Protocol
 
 import structlog
 
-from ...protocol.allocation import AVG, AVG_BY_CIRCLE, CONSISTENT_HASH, STICKY, Strategy, subscribe_queues
+from ...protocol.allocation import AVG, COMPUTED, STICKY, subscribe_queues
 from ...protocol.bodies import ConsumerData, Route
 from ...protocol.group_bodies import POP, SHARED_OWNER, LockRequest
 from ...protocol.names import Queue, Subscription
@@ -48,9 +48,6 @@ log = structlog.get_logger("rocketlet.pops")
 #
 # The pool acquires a queue like a Rocketlet member: after the owner has unlocked it or its lease has ended, or after a
 # foreign reader is drained of it.
-
-
-_STRATEGIES: dict[str, Strategy] = {item.name: item for item in (AVG, AVG_BY_CIRCLE, CONSISTENT_HASH)}
 
 
 class PoolOwner(Protocol):
@@ -350,7 +347,7 @@ class Division:
         members = group.members.values() if group is not None else ()
         names = {member.data.strategy for member in members if not member.pops} - {None}
         name = names.pop() if len(names) == 1 else None
-        return name if name in (*_STRATEGIES, STICKY.name) else AVG.name
+        return name if name in (*COMPUTED, STICKY.name) else AVG.name
 
     # Dividing
 
@@ -452,7 +449,7 @@ class Division:
             shares = [group.share(client_id, topic) for client_id in popping]
             allocated = [queue for share in shares if share is not None for queue in share.of(topic)]
         else:
-            strategy = _STRATEGIES.get(self._strategy(group), AVG)
+            strategy = COMPUTED.get(self._strategy(group), AVG)
             order, queues = list(group.order(topic)), self._queues(group, topic, route)
             allocated = [queue for client_id in popping for queue in strategy.allocate(client_id, queues, order)]
         return {queue.queue_id for queue in allocated if queue.broker_name == self._broker_name}
