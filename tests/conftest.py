@@ -254,9 +254,9 @@ async def nodes(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator
 
 
 @pytest.fixture
-async def node(nodes: Nodes) -> Node:
-    """One broker with its own name server."""
-    return await nodes.start()
+async def node(nodes: Nodes, request: pytest.FixtureRequest) -> Node:
+    """One broker with its own name server. With the marker `still`, its clock stands until the test advances it."""
+    return await nodes.start(clock=MovableClock(stands=request.node.get_closest_marker("still") is not None))
 
 
 @pytest.fixture

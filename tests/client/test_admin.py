@@ -466,8 +466,7 @@ def test_change_of_a_group_keeps_the_fields_of_other_brokers() -> None:
     assert altered == {**altered, **table, "strict": True}
 
 
-async def test_brokers_report_their_state_and_take_settings(nodes: Nodes) -> None:
-    node = await nodes.start()
+async def test_brokers_report_their_state_and_take_settings(node: Node) -> None:
     async with AdminClient(node.address) as admin:
         (broker,) = await admin.brokers()
         assert broker.name == "broker-a"

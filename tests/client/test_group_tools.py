@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rocketlet.broker.config import LEASE_SWEEP_S, ORPHAN_S
-from rocketlet.broker.runtime import MovableClock
 from rocketlet.client import AdminClient, BrokerRefused, ConfigError, Consumer, Producer, rebalanced
 from rocketlet.client.admin.admin_client import rebalanced_by
 from rocketlet.client.config import ClientLimits
@@ -282,9 +281,8 @@ async def test_a_foreign_member_that_gets_a_queue_back_from_one_of_ours_reads_al
     assert node.broker.watch.double_readers == 0
 
 
-async def test_a_queue_that_nobody_reads_is_named(nodes: Nodes, connect: Connect) -> None:
-    node = await nodes.start(clock=MovableClock(stands=True))
-    wire = await connect(node.address)
+@pytest.mark.still
+async def test_a_queue_that_nobody_reads_is_named(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 2)
     await send(wire)
     await join(wire, "c1")

@@ -17,7 +17,6 @@ from typing import Any
 
 import orjson
 import pytest
-from rocketlet.broker.runtime import MovableClock
 from rocketlet.client import (
     AdminClient,
     ConfigError,
@@ -186,9 +185,8 @@ async def test_a_failure_is_logged_with_its_traceback_and_what_was_returned(
     assert all("offset" in record.getMessage() for record in failures)
 
 
-async def test_a_queue_that_stands_is_named(nodes: Nodes, connect: Connect, caplog: pytest.LogCaptureFixture) -> None:
-    node = await nodes.start()
-    await create_topic(await connect(node.address), "t", 1)
+async def test_a_queue_that_stands_is_named(node: Node, wire: Wire, caplog: pytest.LogCaptureFixture) -> None:
+    await create_topic(wire, "t", 1)
     await fill(node, 1)
     release = threading.Event()
     caplog.set_level(logging.INFO)
@@ -209,11 +207,10 @@ async def test_a_queue_that_stands_is_named(nodes: Nodes, connect: Connect, capl
 
 
 async def test_a_handler_that_blocks_the_loop_is_named_and_its_queue_continues(
-    nodes: Nodes, connect: Connect, caplog: pytest.LogCaptureFixture
+    node: Node, wire: Wire, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each second in which nothing ran is seen, even if other work continues just then."""
-    node = await nodes.start()
-    await create_topic(await connect(node.address), "t", 1)
+    await create_topic(wire, "t", 1)
     handled: list[bytes] = []
 
     async def handle(message: Message) -> None:
@@ -231,9 +228,8 @@ async def test_a_handler_that_blocks_the_loop_is_named_and_its_queue_continues(
         await eventually(lambda: handled == [b"blocks", b"x"])
 
 
-async def test_a_listener_may_raise_anything(nodes: Nodes, caplog: pytest.LogCaptureFixture, connect: Connect) -> None:
-    node = await nodes.start()
-    await create_topic(await connect(node.address), "t", 2)
+async def test_a_listener_may_raise_anything(node: Node, wire: Wire, caplog: pytest.LogCaptureFixture) -> None:
+    await create_topic(wire, "t", 2)
     await fill(node, 4)
     handled: list[bytes] = []
 
@@ -1129,11 +1125,11 @@ async def test_consumer_continues_after_all_its_tasks_were_cancelled(
         await producer.stop()
 
 
+@pytest.mark.still
 async def test_consumer_retries_after_a_delay_that_is_a_level(
-    nodes: Nodes, connect: Connect, caplog: pytest.LogCaptureFixture
+    node: Node, wire: Wire, caplog: pytest.LogCaptureFixture
 ) -> None:
-    node = await nodes.start(clock=MovableClock(stands=True))
-    await create_topic(await connect(node.address), "t", 1)
+    await create_topic(wire, "t", 1)
     attempts: list[int] = []
 
     async def later(message: Message) -> RetryLater | None:

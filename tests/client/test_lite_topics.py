@@ -8,7 +8,6 @@ from typing import Any
 import orjson
 import pytest
 from rocketlet import sync
-from rocketlet.broker.runtime import MovableClock
 from rocketlet.client import (
     Access,
     BrokerRefused,
@@ -350,9 +349,9 @@ async def test_subscriptions_are_restored_after_a_restart_of_the_broker(nodes: N
         await eventually(lambda: inbox.bodies == [b"1", b"2"])
 
 
-async def test_subscriptions_are_repeated_before_the_broker_drops_them(nodes: Nodes) -> None:
-    clock = MovableClock(stands=True)
-    node = await nodes.start(clock=clock)
+@pytest.mark.still
+async def test_subscriptions_are_repeated_before_the_broker_drops_them(node: Node) -> None:
+    clock = node.clock
     ready(node)
     inbox = Inbox()
     limits = ClientLimits(lite_sync_interval_s=0.01)

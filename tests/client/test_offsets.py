@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from rocketlet.broker.runtime import MovableClock
 from rocketlet.client import AdminClient, Consumer, Message, Producer, Reject
 from rocketlet.client.config import At, ClientLimits
 from rocketlet.client.consuming.queues import OffsetCommitter, ProcessQueue
@@ -23,7 +22,7 @@ from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.names import Queue
 from rocketlet.testing import Broker
 
-from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
+from ..conftest import PATIENCE_S, Node, Wire, create_topic, eventually
 from ..support.requests import send
 from ..support.turns import passed
 
@@ -101,12 +100,11 @@ STORED_S = (0, 0, 1, 1, 1, 3, 3, 3, 3, 3)
 
 
 @pytest.mark.parametrize("expired", [0, 3])
+@pytest.mark.still
 async def test_a_time_is_the_first_message_stored_then_or_later_whichever_the_broker_names(
-    nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch, expired: int
+    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch, expired: int
 ) -> None:
     """Brokers name the nearest message: the one before, or any of those with the same time."""
-    node = await nodes.start(clock=MovableClock(stands=True))
-    wire = await connect(node.address)
     await create_topic(wire, "t", 1)
     began_ms = node.clock.time_ms()
     for number, stored_s in enumerate(STORED_S):

@@ -101,8 +101,7 @@ async def test_a_name_server_that_has_just_restarted_and_knows_no_topic_does_not
             assert (await producer.send("t", b"x")).status == "ok"
 
 
-async def test_a_send_in_an_outage_ends_with_its_time_or_immediately_without_retries(nodes: Nodes) -> None:
-    node = await nodes.start()
+async def test_a_send_in_an_outage_ends_with_its_time_or_immediately_without_retries(node: Node) -> None:
     async with (
         Producer(node.address, timeout_s=PATIENCE_S) as patient,
         Producer(node.address, timeout_s=PATIENCE_S, retries=0) as hasty,

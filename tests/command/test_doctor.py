@@ -586,9 +586,7 @@ async def test_dead_letters_have_a_cure(node: Node, wire: Wire) -> None:
     assert "rocketlet messages replay g" in finding.cure
 
 
-async def test_permissions_groups_switched_off_and_brokers_that_are_away(nodes: Nodes, connect: Connect) -> None:
-    node = await nodes.start()
-    wire = await connect(node.address)
+async def test_permissions_groups_switched_off_and_brokers_that_are_away(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", perm=4)
     async with AdminClient(node.address) as admin:
         await admin.create_group(GroupConfig("g", consume_enable=False))

@@ -199,8 +199,7 @@ async def test_what_brokers_register_is_limited_at_its_edge(
     assert codes == [0] * known + [1] * (4 - known)
 
 
-async def test_administration_can_be_confined_to_the_brokers_machine(nodes: Nodes) -> None:
-    node = await nodes.start()
+async def test_administration_can_be_confined_to_the_brokers_machine(node: Node) -> None:
     server = Server(
         Listening("127.0.0.1", 0, admin_is_local=True), broker=node.broker, routes=node.broker.name_servers.local
     )

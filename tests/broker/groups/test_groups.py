@@ -11,7 +11,6 @@ import pytest
 from rocketlet.broker.config import IDLE_LIMIT_S, LIMITS, MAX_REFUSED, REFUSED_S, SWEEP_INTERVAL_S
 from rocketlet.broker.groups.group import ConsumerGroup
 from rocketlet.broker.nameserver import Routes
-from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.server import Listening, Server
 from rocketlet.client.admin.admin_client import AdminClient
 from rocketlet.client.admin.diagnosis import ObservationTimes, diagnose
@@ -213,10 +212,10 @@ async def test_blocking_pull_with_its_own_subscription_gets_nothing_from_a_lease
 
 
 @pytest.mark.parametrize("flags", [SUSPEND, SUBSCRIBED | SUSPEND])
+@pytest.mark.still
 async def test_held_pull_gets_nothing_when_the_queue_is_leased_meanwhile(
-    nodes: Nodes, connect: Connect, flags: int
+    node: Node, connect: Connect, flags: int
 ) -> None:
-    node = await nodes.start(clock=MovableClock(stands=True))
     ours, stranger = await connect(node.address), await connect(node.address)
     await create_topic(ours, "t", 1)
     await join(ours, "c1", strategy="AVG")

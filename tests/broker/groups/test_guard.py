@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 from rocketlet.broker.config import GUARD_QUIET_S, LIMITS, TOLD_AGAIN
-from rocketlet.broker.runtime import MovableClock
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.headers import CreateTopic, write
 from rocketlet.protocol.message import decode_records
 
-from ...conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
+from ...conftest import PATIENCE_S, Connect, Node, Wire, create_topic, eventually
 from ...support.draining import FLAGS, members_of
 from ...support.requests import SUBSCRIBED, commit, join, members, pull, send
 
@@ -22,10 +21,7 @@ COMMITS = 0x1
 BROADCASTING = "BROADCASTING"
 
 
-@pytest.fixture
-async def node(nodes: Nodes) -> Node:
-    """A broker whose clock moves only when a test moves it."""
-    return await nodes.start(clock=MovableClock(stands=True))
+pytestmark = pytest.mark.still
 
 
 async def _read(wire: Wire, *, offset: int = 0, commit_offset: int = 0, queue: int = 0, **fields: Any) -> Frame:

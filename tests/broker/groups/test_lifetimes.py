@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import pytest
 from rocketlet.broker.config import GUARD_QUIET_S, LIMITS
-from rocketlet.broker.runtime import MovableClock
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.message import decode_records
 
-from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually
+from ...conftest import Connect, Node, Wire, create_topic, eventually
 from ...support.draining import FLAGS
 from ...support.requests import SUBSCRIBED, SUSPEND, ack, commit, join, lock, pop, popped, pull, send
 
-
-@pytest.fixture
-async def node(nodes: Nodes) -> Node:
-    """A broker whose clock moves only when a test moves it."""
-    return await nodes.start(clock=MovableClock(stands=True))
+pytestmark = pytest.mark.still
 
 
 async def _held(node: Node, wire: Wire, topic: str = "t", *, offset: int = 0, flags: int = SUSPEND | SUBSCRIBED) -> int:

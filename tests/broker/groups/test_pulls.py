@@ -385,8 +385,8 @@ async def test_a_pull_that_had_to_wait_for_its_subscription_gets_an_error_if_tha
     assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "the disk does not answer")
 
 
-async def test_nothing_is_kept_for_who_hung_up_while_a_pull_waited(nodes: Nodes, connect: Connect) -> None:
-    node = await nodes.start(clock=MovableClock(stands=True))
+@pytest.mark.still
+async def test_nothing_is_kept_for_who_hung_up_while_a_pull_waited(node: Node, connect: Connect) -> None:
     member, gone = await connect(node.address), await connect(node.address)
     await create_topic(member, "t")
     await heartbeat(member)

@@ -15,7 +15,7 @@ from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.message import decode_records
 from rocketlet.testing import Broker
 
-from ...conftest import Connect, Nodes, Wire, eventually
+from ...conftest import Connect, Node, Wire, eventually
 from ...support.handlers import Inbox
 from ...support.requests import SUBSCRIBED, SUSPEND, beat, pop, popped, pull, send
 from ...support.topics import put
@@ -51,9 +51,9 @@ async def bodies(wire: Wire, offset: int, **fields: object) -> list[bytes]:
     return [record.body for record in decode_records(answer.body)] if answer.code == 0 else []
 
 
-async def test_pulls_wait_for_tokens_until_the_rate_is_changed(nodes: Nodes, connect: Connect) -> None:
-    clock = MovableClock(stands=True)
-    node = await nodes.start(clock=clock)
+@pytest.mark.still
+async def test_pulls_wait_for_tokens_until_the_rate_is_changed(node: Node, connect: Connect) -> None:
+    clock = node.clock
     wire, tool = await connect(node.address), await connect(node.address)
     put(node, queues=1)
     node.broker.group_configs.put(GroupConfig("g", rate="2/s"))
@@ -86,10 +86,9 @@ def decode_bodies(answer: object) -> list[bytes]:
     return [record.body for record in decode_records(answer.body)]  # type: ignore[attr-defined]
 
 
-async def test_receives_wait_for_tokens(nodes: Nodes, connect: Connect) -> None:
-    clock = MovableClock(stands=True)
-    node = await nodes.start(clock=clock)
-    wire = await connect(node.address)
+@pytest.mark.still
+async def test_receives_wait_for_tokens(node: Node, wire: Wire) -> None:
+    clock = node.clock
     put(node, queues=1)
     node.broker.group_configs.put(GroupConfig("g", rate="2/s"))
     for number in range(6):
@@ -163,8 +162,7 @@ async def any_limited(admin: AdminClient) -> bool:
     return [report["limited"] for report in reports] == [["t"]]
 
 
-async def test_rate_is_refused_for_brokers_that_do_not_have_it(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    node = await nodes.start()
+async def test_rate_is_refused_for_brokers_that_do_not_have_it(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.broker.group_configs.put(GroupConfig("g"))
     async with AdminClient(node.address) as admin:
 

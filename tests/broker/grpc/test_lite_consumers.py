@@ -289,9 +289,8 @@ async def test_subscriptions_over_the_limit_of_the_broker_are_refused(node: Node
     await sync(two, "b")
 
 
-async def test_subscriptions_end_180_s_after_the_last_synchronization(nodes: Nodes, dial: Dial) -> None:
-    node = await nodes.start(clock=MovableClock(stands=True))
-    client = await dial(node.address)
+@pytest.mark.still
+async def test_subscriptions_end_180_s_after_the_last_synchronization(node: Node, client: GrpcClient) -> None:
     ready(node)
     await sync(client, "a")
     for _ in range(2):
@@ -348,9 +347,8 @@ async def test_offset_option_sets_the_offset_of_the_group(
     assert bodies(await receive(client)) == left
 
 
-async def test_offset_option_finds_messages_by_time(nodes: Nodes, dial: Dial) -> None:
-    node = await nodes.start(clock=MovableClock(stands=True))
-    client = await dial(node.address)
+@pytest.mark.still
+async def test_offset_option_finds_messages_by_time(node: Node, client: GrpcClient) -> None:
     ready(node)
     await send(client, "a", b"0")
     node.clock.advance(10)
@@ -403,9 +401,10 @@ async def test_batch_of_many_lite_topics_keeps_the_order_of_each(node: Node, cli
     assert found == {name: [b"1", b"2"] for name in names}
 
 
-async def test_only_messages_that_were_not_acknowledged_are_redelivered_in_order(nodes: Nodes, dial: Dial) -> None:
-    node = await nodes.start(clock=MovableClock(stands=True))
-    client = await dial(node.address)
+@pytest.mark.still
+async def test_only_messages_that_were_not_acknowledged_are_redelivered_in_order(
+    node: Node, client: GrpcClient
+) -> None:
     ready(node)
     await send(client, "a", b"1", b"2", b"3", b"4")
     await sync(client, "a")
@@ -415,9 +414,10 @@ async def test_only_messages_that_were_not_acknowledged_are_redelivered_in_order
     assert attempts(await receive(client)) == [(b"1", 2), (b"3", 2)]
 
 
-async def test_message_that_was_returned_is_redelivered_at_its_time_before_later_ones(nodes: Nodes, dial: Dial) -> None:
-    node = await nodes.start(clock=MovableClock(stands=True))
-    client = await dial(node.address)
+@pytest.mark.still
+async def test_message_that_was_returned_is_redelivered_at_its_time_before_later_ones(
+    node: Node, client: GrpcClient
+) -> None:
     ready(node)
     await send(client, "a", b"1", b"2")
     await sync(client, "a")
@@ -432,9 +432,8 @@ async def test_message_that_was_returned_is_redelivered_at_its_time_before_later
     assert attempts(await receive(client)) == [(b"1", 3)]
 
 
-async def test_suspended_batch_counts_no_attempt(nodes: Nodes, dial: Dial) -> None:
-    node = await nodes.start(clock=MovableClock(stands=True))
-    client = await dial(node.address)
+@pytest.mark.still
+async def test_suspended_batch_counts_no_attempt(node: Node, client: GrpcClient) -> None:
     ready(node)
     await send(client, "a", b"1", b"2")
     await sync(client, "a")
@@ -537,9 +536,10 @@ async def test_messages_are_settled_by_the_handle_when_a_client_leaves_out_the_l
     assert attempts(await receive(client)) == [(b"1", 2)]
 
 
-async def test_broker_extends_the_time_of_a_lite_message_while_its_client_has_contact(nodes: Nodes, dial: Dial) -> None:
-    node = await nodes.start(clock=MovableClock(stands=True))
-    client = await dial(node.address)
+@pytest.mark.still
+async def test_broker_extends_the_time_of_a_lite_message_while_its_client_has_contact(
+    node: Node, client: GrpcClient
+) -> None:
     ready(node)
     await send(client, "a", b"1")
     await sync(client, "a")
@@ -754,9 +754,8 @@ async def test_synchronizations_of_a_client_on_two_connections_are_carried_out_o
 # Expiration
 
 
-async def test_lite_topic_expires_at_its_time_and_starts_at_0_again(nodes: Nodes, dial: Dial) -> None:
-    node = await nodes.start(clock=MovableClock(stands=True))
-    client = await dial(node.address)
+@pytest.mark.still
+async def test_lite_topic_expires_at_its_time_and_starts_at_0_again(node: Node, client: GrpcClient) -> None:
     ready(node, minutes=3)
     await send(client, "a", b"1")
     await send(client, "b", b"1")
@@ -777,9 +776,8 @@ async def test_lite_topic_expires_at_its_time_and_starts_at_0_again(nodes: Nodes
     assert await ack(client, found) == [OK]
 
 
-async def test_lite_topic_is_kept_while_a_subscribed_group_has_messages_left(nodes: Nodes, dial: Dial) -> None:
-    node = await nodes.start(clock=MovableClock(stands=True))
-    client = await dial(node.address)
+@pytest.mark.still
+async def test_lite_topic_is_kept_while_a_subscribed_group_has_messages_left(node: Node, client: GrpcClient) -> None:
     ready(node, minutes=1)
     await send(client, "a", b"1")
     await sync(client, "a")
@@ -792,8 +790,8 @@ async def test_lite_topic_is_kept_while_a_subscribed_group_has_messages_left(nod
     assert list(node.broker.lites.of(PARENT)) == []
 
 
-async def test_messages_that_expire_unread_are_counted_and_logged(nodes: Nodes, dial: Dial) -> None:
-    node = await nodes.start(clock=MovableClock(stands=True))
+@pytest.mark.still
+async def test_messages_that_expire_unread_are_counted_and_logged(node: Node, dial: Dial) -> None:
     node.clock.advance(180)
     client = await dial(node.address)
     ready(node, minutes=1)
@@ -835,10 +833,8 @@ async def test_unread_lite_topic_is_kept_when_its_client_comes_back_after_a_rest
 
 
 @pytest.mark.parametrize("wildcard", ["false", "true"])
-async def test_unread_lite_topic_is_kept_when_its_only_client_reconnects(
-    nodes: Nodes, dial: Dial, wildcard: str
-) -> None:
-    node = await nodes.start(clock=MovableClock(stands=True))
+@pytest.mark.still
+async def test_unread_lite_topic_is_kept_when_its_only_client_reconnects(node: Node, dial: Dial, wildcard: str) -> None:
     node.clock.advance(180)
     ready(node, minutes=1, lite_sub_wildcard=wildcard)
     names = () if wildcard == "true" else ("a",)

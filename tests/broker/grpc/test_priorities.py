@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from google.protobuf import timestamp_pb2
 from rocketlet.broker.config import LEVEL_WAIT_S, MAX_PRIORITY
-from rocketlet.broker.runtime import MovableClock
 from rocketlet.protocol import properties as props
 from rocketlet.protocol.bodies import GroupConfig
 
@@ -67,9 +66,8 @@ async def test_returned_message_comes_after_all_waiting_ones_unless_the_topic_sa
     assert [item.body for item in await receive(client)] == [b"3", b"1"]
 
 
-async def test_retried_message_does_not_starve_while_new_messages_keep_coming(nodes: Nodes, dial: Dial) -> None:
-    node = await nodes.start(clock=MovableClock(stands=True))
-    client = await dial(node.address)
+@pytest.mark.still
+async def test_retried_message_does_not_starve_while_new_messages_keep_coming(node: Node, client: GrpcClient) -> None:
     put(node, message_type=PRIORITY)
     await joined(client)
     await send(client, 0)
@@ -81,11 +79,10 @@ async def test_retried_message_does_not_starve_while_new_messages_keep_coming(no
     assert [item.body for _ in range(2) for item in await receive(client, count=1)] == [b"0", b"3"]
 
 
+@pytest.mark.still
 async def test_urgent_message_whose_visibility_timeout_expires_comes_before_waiting_ones_if_the_topic_says_so(
-    nodes: Nodes, dial: Dial
+    node: Node, client: GrpcClient
 ) -> None:
-    node = await nodes.start(clock=MovableClock(stands=True))
-    client = await dial(node.address)
     put(node, message_type=PRIORITY, retried_first=True)
     await joined(client)
     await send(client, 3, 2, *[0] * 5)
@@ -113,9 +110,8 @@ async def test_urgent_messages_are_received_first_after_a_restart(nodes: Nodes, 
     assert [item.body for item in await receive(client)] == [b"2", b"2", b"1", b"0"]
 
 
-async def test_low_level_does_not_starve_while_urgent_messages_keep_coming(nodes: Nodes, dial: Dial) -> None:
-    node = await nodes.start(clock=MovableClock(stands=True))
-    client = await dial(node.address)
+@pytest.mark.still
+async def test_low_level_does_not_starve_while_urgent_messages_keep_coming(node: Node, client: GrpcClient) -> None:
     put(node, message_type=PRIORITY)
     await joined(client)
     await send(client, *[0] * 3, *[1] * 2, *[3] * 20)
@@ -136,9 +132,8 @@ async def test_low_level_does_not_starve_while_urgent_messages_keep_coming(nodes
     assert [await pop() for _ in range(2)] == [b"0", b"3"]
 
 
-async def test_level_that_is_served_does_not_precede_an_urgent_message_later(nodes: Nodes, dial: Dial) -> None:
-    node = await nodes.start(clock=MovableClock(stands=True))
-    client = await dial(node.address)
+@pytest.mark.still
+async def test_level_that_is_served_does_not_precede_an_urgent_message_later(node: Node, client: GrpcClient) -> None:
     put(node, message_type=PRIORITY)
     await joined(client)
     await send(client, *[0] * 10)
@@ -218,9 +213,8 @@ async def test_message_that_contradicts_priorities_is_refused(node: Node, client
         assert stored(node) == []
 
 
-async def test_delayed_message_keeps_its_priority(nodes: Nodes, dial: Dial) -> None:
-    node = await nodes.start(clock=MovableClock(stands=True))
-    client = await dial(node.address)
+@pytest.mark.still
+async def test_delayed_message_keeps_its_priority(node: Node, client: GrpcClient) -> None:
     put(node)
     due = timestamp_pb2.Timestamp()
     due.FromMilliseconds(node.clock.time_ms() + 5000)

@@ -255,8 +255,8 @@ async def timed(node: Node, client: GrpcClient, after_ms: int) -> Any:
     return answer.entries[0]
 
 
-async def test_a_message_is_delivered_at_its_time_to_the_millisecond(nodes: Nodes, dial: Dial) -> None:
-    node = await nodes.start(clock=MovableClock(stands=True))
+@pytest.mark.still
+async def test_a_message_is_delivered_at_its_time_to_the_millisecond(node: Node, dial: Dial) -> None:
     put(node)
     await timed(node, await dial(node.address), 5500)
     node.clock.advance(5.499)
@@ -324,8 +324,8 @@ async def test_a_transaction_is_rolled_back(node: Node, client: GrpcClient) -> N
     assert (stored(node), node.broker.transactions.waiting) == ([], 0)
 
 
-async def test_a_producer_is_asked_for_an_outcome_that_does_not_come(nodes: Nodes, dial: Dial) -> None:
-    node = await nodes.start(clock=MovableClock(stands=True))
+@pytest.mark.still
+async def test_a_producer_is_asked_for_an_outcome_that_does_not_come(node: Node, dial: Dial) -> None:
     put(node)
     client = await dial(node.address)
     settings = schema.Settings(client_type=1)

@@ -14,7 +14,6 @@ from rocketlet.broker.config import (
     Limits,
 )
 from rocketlet.broker.grpc import schema, server
-from rocketlet.broker.runtime import MovableClock
 from rocketlet.protocol.bodies import GroupConfig, TopicConfig, Work
 from rocketlet.protocol.config import MAX_BODY_BYTES
 from rocketlet.testing.ports import free_port
@@ -382,8 +381,8 @@ async def test_answers_have_names_as_the_client_gave_them(both: Node, client: Gr
     assert both.broker.topics.get("teamC%t") is not None
 
 
-async def test_a_transaction_belongs_to_its_namespace(nodes: Nodes, dial: Dial) -> None:
-    node = await nodes.start(clock=MovableClock(stands=True))
+@pytest.mark.still
+async def test_a_transaction_belongs_to_its_namespace(node: Node, dial: Dial) -> None:
     put(node, "teamA%t", queues=1)
     put(node, "teamB%t", queues=1)
     client = await dial(node.address)

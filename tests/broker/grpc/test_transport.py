@@ -99,8 +99,7 @@ async def test_a_broker_that_has_tls_disabled_makes_none(nodes: Nodes, dial: Dia
         await dial(node.address, tls=trusting())
 
 
-async def test_grpc_may_have_a_port_of_its_own(nodes: Nodes, dial: Dial) -> None:
-    node = await nodes.start()
+async def test_grpc_may_have_a_port_of_its_own(node: Node, dial: Dial) -> None:
     async with Server(Listening("127.0.0.1", free_port(), grpc_port=0), broker=None, routes=Routes()) as server:
         assert server.grpc_port not in (None, server.port)
         client = await dial(f"127.0.0.1:{server.grpc_port}")
@@ -208,9 +207,7 @@ async def test_a_client_that_breaks_the_protocol_gets_the_reason(node: Node, cli
     assert client.goaway == 6
 
 
-async def test_a_broker_that_stops_sends_goaway(nodes: Nodes, dial: Dial) -> None:
-    node = await nodes.start()
-    client = await dial(node.address)
+async def test_a_broker_that_stops_sends_goaway(node: Node, client: GrpcClient) -> None:
     await client.call("QueryRoute", route("t"))
     await node.stop()
     await asyncio.wait_for(client.is_lost.wait(), 60)

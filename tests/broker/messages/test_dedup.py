@@ -92,9 +92,8 @@ async def test_repeated_send_gets_the_first_result_and_is_not_stored(nodes: Node
     ],
 )
 async def test_messages_that_are_not_deduplicated_are_refused_by_name(
-    nodes: Nodes, connect: Connect, fields: dict[str, Any], what: str
+    node: Node, connect: Connect, fields: dict[str, Any], what: str
 ) -> None:
-    node = await nodes.start()
     put(node, dedup="10m")
     wire = await connect(node.address)
     refused = await send(wire, **fields)
@@ -105,9 +104,8 @@ async def test_messages_that_are_not_deduplicated_are_refused_by_name(
 
 
 async def test_id_of_a_message_that_was_not_stored_is_not_known(
-    nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    node: Node, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = await nodes.start()
     put(node, dedup="10m")
     wire = await connect(node.address)
     kept = result(await send_id(wire, "kept"))
@@ -124,10 +122,9 @@ async def test_id_of_a_message_that_was_not_stored_is_not_known(
 
 
 @pytest.mark.limits(max_dedup_ids=16)
-async def test_oldest_ids_of_the_largest_topic_are_forgotten_at_the_limit(nodes: Nodes, connect: Connect) -> None:
-    clock = MovableClock(stands=True)
-    node = await nodes.start(clock=clock)
-    wire = await connect(node.address)
+@pytest.mark.still
+async def test_oldest_ids_of_the_largest_topic_are_forgotten_at_the_limit(node: Node, wire: Wire) -> None:
+    clock = node.clock
     put(node, dedup="80s")
     put(node, "small", dedup="80s")
     small = result(await send_id(wire, "small", topic="small"))

@@ -483,8 +483,7 @@ def owners_mixed_groups(node: Node) -> Counter[str]:
     return Counter(node.broker.groups.owners("g").values())
 
 
-async def test_who_pulls_and_who_pops_share_a_topic_and_hand_queues_over(nodes: Nodes, connect: Connect) -> None:
-    node = await nodes.start()
+async def test_who_pulls_and_who_pops_share_a_topic_and_hand_queues_over(node: Node, connect: Connect) -> None:
     await create_topic(await connect(node.address), "t", queues=8)
     inbox, got, sent = Inbox(), list[bytes](), list[bytes]()
 
@@ -528,9 +527,8 @@ async def test_shared_consumer_that_joins_where_a_consumer_pulls_is_one_member(n
 
 
 async def test_a_member_in_order_gets_nothing_that_clients_which_popped_have_acknowledged(
-    nodes: Nodes, connect: Connect
+    node: Node, connect: Connect
 ) -> None:
-    node = await nodes.start()
     node.broker.group_configs.put(GroupConfig("g", consume_orderly=True))
     wire = await connect(node.address)
     await create_topic(wire, "t", queues=1)

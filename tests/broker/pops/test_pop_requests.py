@@ -51,9 +51,9 @@ async def test_the_checks_are_in_apache_s_order(nodes: Nodes, connect: Connect) 
     assert await faults(wire) == ResponseCode.POLLING_TIMEOUT
 
 
-async def test_a_deleted_group_is_not_created_by_what_it_has_in_flight(nodes: Nodes, connect: Connect) -> None:
+@pytest.mark.still
+async def test_a_deleted_group_is_not_created_by_what_it_has_in_flight(node: Node, connect: Connect) -> None:
     """It came back with default settings when its messages expired."""
-    node = await nodes.start(clock=MovableClock(stands=True))
     wire, other = await connect(node.address), await connect(node.address)
     await create_topic(wire, "t", 1)
     await send(wire, b"a")
@@ -107,10 +107,8 @@ async def test_messages_carry_their_handles_and_are_gone_when_acknowledged(wire:
     assert find("\x02".join(record.properties for record in records), "KEYS") == "k"
 
 
-async def test_a_receive_is_answered_when_a_message_comes_or_its_time_is_up(nodes: Nodes, connect: Connect) -> None:
-    clock = MovableClock()
-    node = await nodes.start(clock=clock)
-    wire = await connect(node.address)
+async def test_a_receive_is_answered_when_a_message_comes_or_its_time_is_up(node: Node, wire: Wire) -> None:
+    clock = node.clock
     await create_topic(wire, "t")
     first = wire.send(RequestCode.POP_MESSAGE, pop(pollTime=15_000))
     second = wire.send(RequestCode.POP_MESSAGE, pop(pollTime=15_000))
@@ -122,12 +120,8 @@ async def test_a_receive_is_answered_when_a_message_comes_or_its_time_is_up(node
     assert (await wire.answer(second)).code == ResponseCode.POLLING_TIMEOUT
 
 
-async def test_what_fails_is_redelivered_with_its_count_and_the_same_handle_until_then(
-    nodes: Nodes, connect: Connect
-) -> None:
-    clock = MovableClock()
-    node = await nodes.start(clock=clock)
-    wire = await connect(node.address)
+async def test_what_fails_is_redelivered_with_its_count_and_the_same_handle_until_then(node: Node, wire: Wire) -> None:
+    clock = node.clock
     await create_topic(wire, "t")
     await send(wire, b"a")
     (record,) = await popped(wire)
@@ -203,10 +197,8 @@ async def test_many_are_acknowledged_in_one_request_by_their_bits(wire: Wire) ->
         assert (await wire.call(RequestCode.BATCH_ACK_MESSAGE, body=junk)).code == ResponseCode.SYSTEM_ERROR
 
 
-async def test_a_notification_takes_nothing(nodes: Nodes, connect: Connect) -> None:
-    clock = MovableClock()
-    node = await nodes.start(clock=clock)
-    wire = await connect(node.address)
+async def test_a_notification_takes_nothing(node: Node, wire: Wire) -> None:
+    clock = node.clock
     await create_topic(wire, "t")
     asked = {"consumerGroup": "g", "topic": "t", "queueId": -1, "pollTime": 5000, "bornTime": 0}
     none = wire.send(RequestCode.NOTIFICATION, asked)
@@ -223,10 +215,8 @@ async def test_a_notification_takes_nothing(nodes: Nodes, connect: Connect) -> N
     assert len(await popped(wire)) == 1
 
 
-async def test_what_is_peeked_at_fits_into_an_answer(nodes: Nodes, connect: Connect) -> None:
+async def test_what_is_peeked_at_fits_into_an_answer(node: Node, wire: Wire) -> None:
     """One large message of each queue: 32 of them have 128 MiB, which no frame takes."""
-    node = await nodes.start()
-    wire = await connect(node.address)
     await create_topic(wire, "t", 8)
     asked = {"consumerGroup": "g", "topic": "t", "queueId": -1, "maxMsgNums": 32}
     await wire.call(RequestCode.PEEK_MESSAGE, asked)  # a group begins at the end
@@ -236,8 +226,7 @@ async def test_what_is_peeked_at_fits_into_an_answer(nodes: Nodes, connect: Conn
     assert len(list(decode_records(peeked.body))) == 2
 
 
-async def test_a_receive_of_a_client_that_is_gone_takes_nothing(nodes: Nodes, connect: Connect) -> None:
-    node = await nodes.start()
+async def test_a_receive_of_a_client_that_is_gone_takes_nothing(node: Node, connect: Connect) -> None:
     wire, other = await connect(node.address), await connect(node.address)
     await create_topic(wire, "t")
     other.send(RequestCode.POP_MESSAGE, pop(pollTime=15_000))
@@ -316,8 +305,7 @@ async def test_popped_message_stays_invisible_no_longer_than_its_timeout_when_th
     assert [record.body for record in await popped(wire)] == [b"a"]
 
 
-async def test_members_that_pull_what_others_pop_get_their_share(nodes: Nodes, connect: Connect) -> None:
-    node = await nodes.start()
+async def test_members_that_pull_what_others_pop_get_their_share(node: Node, connect: Connect) -> None:
     popper, puller = await connect(node.address), await connect(node.address)
     await create_topic(popper, "t")
     await send(popper, b"a", queue=0)
@@ -393,11 +381,9 @@ async def test_lag_is_what_is_not_finished_wherever_it_lies(wire: Wire, node: No
 
 
 async def test_administration_sees_who_shares_the_messages_and_no_queue_without_a_reader(
-    nodes: Nodes, connect: Connect
+    node: Node, wire: Wire
 ) -> None:
-    clock = MovableClock()
-    node = await nodes.start(clock=clock)
-    wire = await connect(node.address)
+    clock = node.clock
     await create_topic(wire, "t")
     await send(wire, b"a")
     (record,) = await popped(wire)
@@ -486,11 +472,10 @@ async def test_a_receive_ends_when_its_client_unregisters(node: Node, wire: Wire
     assert (await wire.answer(waiting)).code == ResponseCode.POLLING_TIMEOUT
 
 
+@pytest.mark.still
 async def test_attempts_of_members_that_pulled_a_message_count_for_its_limit_when_it_is_popped(
-    nodes: Nodes, connect: Connect
+    node: Node, wire: Wire
 ) -> None:
-    node = await nodes.start(clock=MovableClock(stands=True))
-    wire = await connect(node.address)
     node.broker.group_configs.put(GroupConfig("g", retry_max_times=3))
     await create_topic(wire, "%RETRY%g", 1)
     await send(wire, b"a", topic="%RETRY%g", reconsume_times=2)

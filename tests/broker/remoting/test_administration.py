@@ -10,7 +10,7 @@ import pytest
 from rocketlet.broker.config import Limits
 from rocketlet.broker.groups.settings import GroupConfigs
 from rocketlet.broker.messages.topics import Topics
-from rocketlet.broker.runtime import MovableClock, Runtime
+from rocketlet.broker.runtime import Runtime
 from rocketlet.broker.store.index import ConsumeQueue
 from rocketlet.protocol import admin_bodies, bodies, names
 from rocketlet.protocol.admin_bodies import QueueProgress
@@ -177,11 +177,8 @@ async def test_statistics_count_what_went_through(wire: Wire) -> None:
     assert "TOPIC_PUT_NUMS" in (answer.remark or "")
 
 
-async def test_the_rate_of_a_day_is_that_of_the_time_since_midnight_or_the_start(
-    nodes: Nodes, connect: Connect
-) -> None:
-    node = await nodes.start(clock=MovableClock(stands=True))
-    wire = await connect(node.address)
+@pytest.mark.still
+async def test_the_rate_of_a_day_is_that_of_the_time_since_midnight_or_the_start(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t")
     for _ in range(5):
         await send(wire)

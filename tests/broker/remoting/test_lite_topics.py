@@ -12,7 +12,6 @@ from rocketlet.broker.config import LITE_READS, LITE_SYNC_S, MAX_QUERY_ENTRIES, 
 from rocketlet.broker.messages.lite import LiteTopic
 from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.remoting.pops import lite_group_info
-from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.store.index import ConsumeQueue
 from rocketlet.client import AdminClient, BrokerRefused
 from rocketlet.protocol.admin_bodies import decode_consume_stats
@@ -211,10 +210,9 @@ async def test_pop_waits_until_a_message_arrives(node: Node, wire: Wire, connect
     assert bodies(list(decode_records((await wire.answer(waiting)).body))) == [b"1"]
 
 
-async def test_changed_invisible_time_redelivers_and_counts_unless_suspended(nodes: Nodes, connect: Connect) -> None:
-    clock = MovableClock(stands=True)
-    node = await nodes.start(clock=clock)
-    wire = await connect(node.address)
+@pytest.mark.still
+async def test_changed_invisible_time_redelivers_and_counts_unless_suspended(node: Node, wire: Wire) -> None:
+    clock = node.clock
     ready(node)
     await fill(wire, "a", b"1")
     await sync(wire, "a")
@@ -305,12 +303,9 @@ async def test_subscription_is_checked(nodes: Nodes, connect: Connect, fields: d
 
 
 @pytest.mark.limits(max_lite_syncs_per_s=2)
-async def test_synchronizations_beyond_the_rate_are_refused_until_the_next_second(
-    nodes: Nodes, connect: Connect
-) -> None:
-    clock = MovableClock(stands=True)
-    node = await nodes.start(clock=clock)
-    wire = await connect(node.address)
+@pytest.mark.still
+async def test_synchronizations_beyond_the_rate_are_refused_until_the_next_second(node: Node, wire: Wire) -> None:
+    clock = node.clock
     ready(node)
     assert [(await sync(wire, "a")).code for _ in range(3)] == [0, 0, ResponseCode.SYSTEM_BUSY]
     clock.advance(1)
@@ -318,8 +313,8 @@ async def test_synchronizations_beyond_the_rate_are_refused_until_the_next_secon
 
 
 @pytest.mark.limits(max_lite_syncs_per_s=4)
-async def test_one_address_may_use_half_of_the_synchronizations_and_refused_ones_do_not_count(nodes: Nodes) -> None:
-    node = await nodes.start(clock=MovableClock(stands=True))
+@pytest.mark.still
+async def test_one_address_may_use_half_of_the_synchronizations_and_refused_ones_do_not_count(node: Node) -> None:
     ready(node)
     greedy, other = Peer(node.server, 1, "10.0.0.1"), Peer(node.server, 1, "10.0.0.2")
 
@@ -442,11 +437,9 @@ async def test_whole_set_of_a_client_takes_no_lite_topic_from_another_client(
     assert (bodies(await popped(other)), bodies(await popped(wire))) == ([], [b"1"])
 
 
-async def test_messages_of_a_closed_connection_come_back_when_their_time_is_over(
-    nodes: Nodes, connect: Connect
-) -> None:
-    clock = MovableClock(stands=True)
-    node = await nodes.start(clock=clock)
+@pytest.mark.still
+async def test_messages_of_a_closed_connection_come_back_when_their_time_is_over(node: Node, connect: Connect) -> None:
+    clock = node.clock
     wire, other = await connect(node.address), await connect(node.address)
     ready(node)
     await fill(wire, "a", b"1")
@@ -661,8 +654,8 @@ async def test_client_that_unsubscribes_does_not_recreate_its_deleted_group(
 
 
 @pytest.mark.parametrize("event", ["unsubscribed", "closed", "expired"])
-async def test_subscriptions_of_a_client_that_left_are_removed_in_pieces(nodes: Nodes, event: str) -> None:
-    node = await nodes.start(clock=MovableClock(stands=True))
+@pytest.mark.still
+async def test_subscriptions_of_a_client_that_left_are_removed_in_pieces(node: Node, event: str) -> None:
     ready(node, lite_sub_model="Exclusive", lite_sub_client_quota="-1")
     names = tuple(f"n{number}" for number in range(2 * SLICE))
     peer, other = Peer(node.server, 1), Peer(node.server, 2)
@@ -712,10 +705,9 @@ async def test_deleted_lite_topic_takes_the_offsets_of_its_groups_with_it(node: 
     assert bodies(await popped(wire)) == [b"2"]
 
 
-async def test_offset_in_a_lite_topic_is_found_by_its_time(nodes: Nodes, connect: Connect) -> None:
-    clock = MovableClock(stands=True)
-    node = await nodes.start(clock=clock)
-    wire = await connect(node.address)
+@pytest.mark.still
+async def test_offset_in_a_lite_topic_is_found_by_its_time(node: Node, wire: Wire) -> None:
+    clock = node.clock
     ready(node)
     await fill(wire, "a", b"1", b"2")
     clock.advance(10)
@@ -761,10 +753,9 @@ async def report(wire: Wire, code: RequestCode, **fields: Any) -> Any:
     return orjson.loads(found.body)
 
 
-async def test_reports_describe_lite_topics_with_their_clients_and_groups(nodes: Nodes, connect: Connect) -> None:
-    clock = MovableClock(stands=True)
-    node = await nodes.start(clock=clock)
-    wire = await connect(node.address)
+@pytest.mark.still
+async def test_reports_describe_lite_topics_with_their_clients_and_groups(node: Node, wire: Wire) -> None:
+    clock = node.clock
     ready(node)
     start_ms = clock.time_ms()
     await fill(wire, "a", b"1", b"2", b"3")

@@ -15,7 +15,6 @@ from rocketlet.broker.config import (
     Limits,
 )
 from rocketlet.broker.remoting.messages import store_batch
-from rocketlet.broker.runtime import MovableClock
 from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.codes import RequestCode as Code
@@ -83,9 +82,8 @@ async def test_a_deletion_is_answered_when_it_is_on_the_device(nodes: Nodes, con
     assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
 
 
-async def test_a_request_that_has_not_begun_when_the_broker_stops_is_closed(nodes: Nodes) -> None:
+async def test_a_request_that_has_not_begun_when_the_broker_stops_is_closed(node: Node) -> None:
     """Else Python says that it was never awaited, which is an error here."""
-    node = await nodes.start()
     peer = Peer(node.server, 1)
     peer.send(encode(Frame(Code.DELETE_TOPIC_IN_BROKER, 1, {"topic": "t"})))
     await node.broker.tasks.stop()
@@ -93,11 +91,10 @@ async def test_a_request_that_has_not_begun_when_the_broker_stops_is_closed(node
     peer.hang_up()
 
 
+@pytest.mark.still
 async def test_a_pull_that_waits_for_a_heartbeat_is_counted_charged_and_answered_at_the_end(
-    nodes: Nodes, connect: Connect
+    node: Node, wire: Wire
 ) -> None:
-    node = await nodes.start(clock=MovableClock(stands=True))
-    wire = await connect(node.address)
     await create_topic(wire, "t")
     await heartbeat(wire)
     (connection,) = node.server.connections

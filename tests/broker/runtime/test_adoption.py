@@ -201,8 +201,7 @@ def test_queue_whose_lease_cannot_be_adopted_is_granted_to_nobody_for_a_lease(tm
     assert again.lock(wanted, peer())
 
 
-async def test_only_the_user_of_the_broker_may_read_its_files(nodes: Nodes, connect: Connect) -> None:
-    node = await nodes.start()
+async def test_only_the_user_of_the_broker_may_read_its_files(node: Node, connect: Connect) -> None:
     await used(node, connect)
     await node.stop()
     readable = [path for path in node.config.data_dir.rglob("*") if path.is_file() and path.stat().st_mode & 0o077]

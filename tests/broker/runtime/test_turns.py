@@ -493,9 +493,8 @@ async def test_large_requests_of_many_clients_have_their_turns(node: Node, monke
     await node.broker.turns.done()
 
 
-async def test_half_messages_are_asked_for_one_by_one(nodes: Nodes, connect: Connect) -> None:
-    node = await nodes.start(clock=MovableClock(stands=True))
-    wire = await connect(node.address)
+@pytest.mark.still
+async def test_half_messages_are_asked_for_one_by_one(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t")
     for _ in range(20):
         await half(wire)
@@ -688,9 +687,8 @@ async def test_a_clock_that_is_not_moved_continues_on_its_own() -> None:
     await eventually(lambda: seen == [1])
 
 
-async def test_every_delay_level_comes_when_the_clock_is_moved(nodes: Nodes, connect: Connect) -> None:
-    node = await nodes.start(clock=MovableClock(stands=True))
-    wire = await connect(node.address)
+@pytest.mark.still
+async def test_every_delay_level_comes_when_the_clock_is_moved(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 1)
     queue = node.broker.store.queue("t", 0)
     for level, delay_ms in enumerate(DELAY_LEVELS_MS, 1):

@@ -27,7 +27,7 @@ from rocketlet.command.tools.backup import copied
 from rocketlet.command.tools.fsck import fsck
 from rocketlet.protocol.message import BEGIN_BYTES, BEGIN_MARK, CHECKSUM_BYTES, MAX_RECORD_BYTES
 
-from ...conftest import Nodes, eventually
+from ...conftest import Node, Nodes, eventually
 from ...support import forged
 from ...support.handlers import Inbox
 from ...support.stores import TOPICS, append_to_log, bodies, filled, kill, open_store, put, reopened
@@ -840,8 +840,7 @@ async def test_a_segment_that_retention_deletes_meanwhile_is_no_hole(
     assert [finding for finding in inspect(tmp_path / "copy") if finding.fault] == []
 
 
-async def test_what_is_not_whole_gets_no_name(nodes: Nodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    node = await nodes.start()
+async def test_what_is_not_whole_gets_no_name(node: Node, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with Producer(node.address) as producer:
         for _ in range(10):
             await producer.send("t", b"x" * 100)
