@@ -45,7 +45,7 @@ from rocketlet.protocol.settings import encode_group_change
 from rocketlet.testing.ports import free_port
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
-from ..support.handlers import Inbox
+from ..support.handlers import Inbox, fill
 from ..support.metrics import samples
 from ..support.requests import commit, send, value
 
@@ -68,9 +68,7 @@ async def test_a_topic_is_made_described_changed_and_deleted(node: Node, admin: 
     await admin.create_topic("orders", queues=3)
     assert await admin.topics() == ["orders"]
     assert "TBW102" in await admin.topics(system=True)
-    async with Producer(node.address) as producer:
-        for number in range(10):
-            await producer.send("orders", b"%d" % number)
+    await fill(node, 10, "orders")
     found = await admin.topic("orders")
     assert found.messages == 10
     assert sorted(found.ranges) == [Queue("orders", "broker-a", number) for number in range(3)]
@@ -217,9 +215,7 @@ async def test_a_group_shows_its_members_owners_and_lag_and_keeps_lag_without_me
     node: Node, admin: AdminClient
 ) -> None:
     await admin.create_topic("orders", queues=4)
-    async with Producer(node.address) as producer:
-        for number in range(8):
-            await producer.send("orders", b"%d" % number)
+    await fill(node, 8, "orders")
     seen: list[Message] = []
     async with Consumer(node.address, "shipping", "orders", seen.append, start="first") as consumer:
         await rebalanced(node.address, "shipping", members=1)
@@ -230,9 +226,7 @@ async def test_a_group_shows_its_members_owners_and_lag_and_keeps_lag_without_me
         mine = {queue: owner for queue, owner in group.owners.items() if queue.topic == "orders"}
         assert set(mine) == {queue for queue in consumer.assignment() if queue.topic == "orders"}
         assert set(mine.values()) == {consumer.client_id}
-    async with Producer(node.address) as producer:
-        for number in range(5):
-            await producer.send("orders", b"%d" % number)
+    await fill(node, 5, "orders")
     group = await admin.group("shipping")
     assert group.members == ()
     assert group.lag == 5
@@ -242,9 +236,7 @@ async def test_a_group_shows_its_members_owners_and_lag_and_keeps_lag_without_me
 
 async def test_offsets_are_previewed_and_set_with_and_without_members(node: Node, admin: AdminClient) -> None:
     await admin.create_topic("orders", queues=2)
-    async with Producer(node.address) as producer:
-        for number in range(10):
-            await producer.send("orders", b"%d" % number)
+    await fill(node, 10, "orders")
     await consume_all(node, "shipping", "orders", 10)
     ends = {queue: span.end for queue, span in (await admin.topic("orders")).ranges.items()}
     wanted = {queue: OffsetChange(end, 0) for queue, end in ends.items()}

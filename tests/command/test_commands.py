@@ -48,7 +48,7 @@ from rocketlet.testing import Broker, Fault
 
 from ..conftest import Node, Nodes, Wire, create_topic, eventually
 from ..support.accounts import ACCOUNTS, ADMIN, SECRETS, AccountsFile
-from ..support.handlers import Inbox
+from ..support.handlers import Inbox, fill
 from ..support.requests import send
 from ..support.topics import put
 from .conftest import Ran, Run
@@ -85,9 +85,7 @@ async def test_a_topic_is_created_listed_shown_and_deleted(run: Run) -> None:
 
 async def test_topic_gets_fewer_queues_only_with_a_flag_that_allows_unreadable_messages(run: Run, node: Node) -> None:
     await run("topics", "create", "orders", "--queues", "8")
-    async with Producer(node.address) as producer:
-        for number in range(16):
-            await producer.send("orders", b"%d" % number)
+    await fill(node, 16, "orders")
     await run("groups", "create", "shop")
     await run("offsets", "reset", "shop", "orders", "--to", "first", "--yes")
     existing = await run("topics", "create", "orders", "--json")
