@@ -230,8 +230,7 @@ async def told_of_growth(wire: Wire) -> None:
 async def test_a_member_whose_queue_list_is_stale_is_named(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 4)
     await join(wire, "c1", queue_counts={"broker-a": {"t": 3}, "elsewhere": {"t": 1}})
-    group = node.broker.groups.get("g")
-    assert group is not None
+    group = node.broker.groups.obtain("g")
     assert group.reported == {"c1 sees 3 queues of t at broker-a, there are 4"}
     await join(wire, "c1", queue_counts={"broker-a": {"t": 4}})
     assert group.reported == frozenset()

@@ -180,8 +180,7 @@ async def test_the_others_prepare_while_a_leaving_members_handlers_end(node: Nod
         await started.wait()
         async with Consumer(node.address, "g", "t", quick, start="first") as stays:
             leaving = asyncio.create_task(leaver.__aexit__())
-            group = node.broker.groups.get("g")
-            assert group is not None
+            group = node.broker.groups.obtain("g")
             await eventually(lambda: group.client_ids() == [stays.client_id])
             assert queue not in stays.assignment(), "the leaver still has it"
             release.set()

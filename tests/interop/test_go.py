@@ -194,8 +194,7 @@ async def test_gos_odd_habits_are_answered(cluster: Cluster, go: Run) -> None:
         await peer.started()
         node = cluster.nodes[0]
         await eventually(lambda: node.broker.groups.online("g") is not None)
-        group = node.broker.groups.get("g")
-        assert group is not None
+        group = node.broker.groups.obtain("g")
         (member,) = group.members.values()
         assert member.language == 9
         assert member.subscriptions["t"].version > 10**18

@@ -67,8 +67,7 @@ async def test_what_one_broker_gives_the_other_one_knows(two: Two) -> None:
     await handles(one.b)
     await told(one.a, "c1", "c2")
     await told(newcomer.a, "c1", "c2")
-    group = two.b.broker.groups.get("g")
-    assert group is not None
+    group = two.b.broker.groups.obtain("g")
     await eventually(
         lambda: [found.ids for item in group.members if (found := group.issued_to(item))] == [["c1", "c2"]] * 2
     )

@@ -188,8 +188,7 @@ class World:
 
     @property
     def group(self) -> ConsumerGroup:
-        group = self.groups.get("g")
-        assert group is not None
+        group = self.groups.obtain("g")
         return group
 
     def gives(self, session: RemotingConnection, members: MemberList) -> MemberList:
@@ -505,8 +504,7 @@ async def test_members_that_are_notified_later_are_passed_over_in_pieces(
 ) -> None:
     peers = await joined_given(node, MEMBERS)
     await settle(node)
-    group = node.broker.groups.get("g")
-    assert group is not None
+    group = node.broker.groups.obtain("g")
     monkeypatch.setattr("rocketlet.broker.groups.drains.defer_notification", lambda *_: True)
     assert pieces(node.broker.notifications._notifying_members(group)) > MEMBERS // SLICE
     for member in peers:

@@ -203,8 +203,7 @@ async def test_who_reads_a_queue_follows_from_the_list_that_each_was_given(
     await eventually(lambda: node.broker.groups.obtain("g").is_drained("t", 0))
     await eventually(lambda: not drain_of(node.broker).is_finding)
     drain = drain_of(node.broker)
-    group = node.broker.groups.get("g")
-    assert group is not None
+    group = node.broker.groups.obtain("g")
     ids = {place: {group.members[peer].client_id for peer in peers} for place, peers in drain.moving.items()}
     assert ids == {("t", 0): {"c1"}, ("t", 1): {"c1", "c2"}}, (
         "c1 releases queue 1, and does not know that it is its own"
@@ -237,8 +236,7 @@ async def test_what_a_held_pull_says_is_not_asked_for_again(node: Node, wire: Wi
     await join(wire, "c1")
     assert await members(wire) == ["c1"]
     held = [wire.send(RequestCode.PULL_MESSAGE, pull(queue=queue, flags=FLAGS)) for queue in range(2)]
-    group = node.broker.groups.get("g")
-    assert group is not None
+    group = node.broker.groups.obtain("g")
     await eventually(lambda: [len(node.broker.held_pulls.of(member)) for member in group.members] == [2])
     await wire.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
     two = await connect(node.address)

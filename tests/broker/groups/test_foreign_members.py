@@ -71,8 +71,7 @@ class Group:
             if topic in self.topics(client_id) and queue in await claims(wire, client_id, topic, self.queues(topic))
             if await gets(wire, topic, queue)
         ]
-        group = self.node.broker.groups.get("g")
-        assert group is not None
+        group = self.node.broker.groups.obtain("g")
         index, count = group.place("a", topic)
         share = AVG.allocate_at(index, count, range(self.queues(topic))) if index >= 0 else []  # type: ignore[arg-type]
         return iter([*found, *(["a"] if queue in share else [])])  # type: ignore[comparison-overlap]
@@ -81,8 +80,7 @@ class Group:
         return self.node.broker.topics.queues_of(topic)
 
     def topics(self, client_id: str) -> set[str]:
-        group = self.node.broker.groups.get("g")
-        assert group is not None
+        group = self.node.broker.groups.obtain("g")
         return {
             topic
             for member in group.members.values()
@@ -516,8 +514,7 @@ async def test_a_pull_of_who_has_left_does_not_count_as_the_next_readers(
     await eventually(lambda: bool(drain_of(node.broker).gated))
     await two.call(RequestCode.UNREGISTER_CLIENT, {"clientID": "c2", "consumerGroup": "g"})
     assert (await two.answer(gated)).code == ResponseCode.PULL_NOT_FOUND
-    group = node.broker.groups.get("g")
-    assert group is not None
+    group = node.broker.groups.obtain("g")
     assert node.broker.groups.queue("g", "t", 1).reader in group.members
 
 
@@ -583,8 +580,7 @@ async def test_a_connection_that_replaces_another_reads_on_for_it(node: Node, wi
 
 
 def group_of(node: Node) -> ConsumerGroup:
-    group = node.broker.groups.get("g")
-    assert group is not None
+    group = node.broker.groups.obtain("g")
     return group
 
 

@@ -108,8 +108,7 @@ async def test_notifications_can_be_switched_off(node: Node, wire: Wire) -> None
     group = bodies.encode_group(GroupConfig("g", notify_enable=False))
     await wire.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group)
     await beat(wire, "c1")
-    changed = node.broker.groups.get("g")
-    assert changed is not None
+    changed = node.broker.groups.obtain("g")
     node.broker.notifications.notify(changed, list(changed.members))
     await node.broker.turns.done()
     assert await members(wire) == ["c1"]

@@ -75,8 +75,7 @@ class World:
 
     @property
     def group(self) -> ConsumerGroup:
-        group = self.groups.get("g")
-        assert group is not None
+        group = self.groups.obtain("g")
         return group
 
     def faults(self) -> list[str]:

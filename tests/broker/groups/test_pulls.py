@@ -527,8 +527,7 @@ async def test_a_pull_that_differs_in_more_than_its_offset_is_checked(node: Node
 async def test_a_foreign_members_pulls_commit_on_the_way(node: Node, wire: Wire) -> None:
     await filled(wire)
     await heartbeat(wire)
-    group = node.broker.groups.get("g")
-    assert group is not None
+    group = node.broker.groups.obtain("g")
     node.clock.advance(LIMITS.drained_wait_s)
     await eventually(lambda: not node.broker.groups.obtain("g").is_moving(next(iter(group.members))))
     checks = Checks(node)
@@ -609,8 +608,7 @@ async def _subscribed_to_something_else(node: Node, wire: Wire, other: Wire) -> 
 
 
 async def _said_a_later_version(node: Node, wire: Wire, other: Wire) -> None:
-    group = node.broker.groups.get("g")
-    assert group is not None
+    group = node.broker.groups.obtain("g")
     session = next(iter(group.members))
     group.foreign[session] = group.members[session]
     waits = wire.send(RequestCode.PULL_MESSAGE, pull(flags=0, sub_version=11))
@@ -629,21 +627,18 @@ async def _lease_expired(node: Node, wire: Wire, other: Wire) -> None:
 
 
 async def _drained(node: Node, wire: Wire, other: Wire) -> None:
-    group = node.broker.groups.get("g")
-    assert group is not None
+    group = node.broker.groups.obtain("g")
     node.broker.draining.begin_change(group)
 
 
 async def _bound(node: Node, wire: Wire, other: Wire) -> None:
-    group = node.broker.groups.get("g")
-    assert group is not None
+    group = node.broker.groups.obtain("g")
     group.is_uneven = True
     node.broker.draining.allotment.put(group, {})
 
 
 async def _told_of_itself_alone(node: Node, wire: Wire, other: Wire) -> None:
-    group = node.broker.groups.get("g")
-    assert group is not None
+    group = node.broker.groups.obtain("g")
     session = next(iter(group.members))
     node.broker.draining.allotment.issue(node.broker.groups.obtain("g"), session, "c1", ALONE)
     assert node.broker.groups.obtain("g").is_moving(session)

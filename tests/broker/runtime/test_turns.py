@@ -478,8 +478,7 @@ async def test_large_requests_of_many_clients_have_their_turns(node: Node, monke
     peers[3].hang_up()
     monkeypatch.undo()
     await node.broker.turns.done()
-    group = node.broker.groups.get("g")
-    assert group is not None
+    group = node.broker.groups.obtain("g")
     assert len(group.members) == 3, "one that is gone is no member"
     for peer in peers[:3]:
         assert [frame.opaque for frame in peer.received() if frame.is_response] == [1, 2]

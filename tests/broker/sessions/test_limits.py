@@ -119,8 +119,7 @@ async def test_what_strangers_ask_a_group_for_is_not_kept(wire: Wire, node: Node
     for number in range(50):
         ext = {"consumerGroup": "g", "topic": f"x-{number}", "detail": "share"}
         assert (await wire.call(Code.GET_CONSUMER_LIST_BY_GROUP, ext)).code in (0, 1)
-    group = node.broker.groups.get("g")
-    assert group is not None
+    group = node.broker.groups.obtain("g")
     assert list(group.topics) == ["t"]
 
 
@@ -132,8 +131,7 @@ async def test_a_member_that_sees_queues_without_end_keeps_nobody_waiting(wire: 
     liar = consumer("g", "t", strategy="STICKY", queue_counts=counts, assigned=(*claims, Queue("u", "b", 1)))
     counts.pop("broker-999")
     assert (await wire.call(Code.HEART_BEAT, body=beat("c1", liar))).code == 0
-    group = node.broker.groups.get("g")
-    assert group is not None
+    group = node.broker.groups.obtain("g")
     assert group.seen_queues("t").of_brokers == {"broker-a": 4}
     sticky = group.topics["t"].sticky
     assert sticky is not None
@@ -152,8 +150,7 @@ async def test_of_more_queues_than_the_broker_shares_out_members_do_so_themselve
         await create_topic(wire, topic, queues)
     sticky = consumer("g", "few", "many", strategy="STICKY", queue_counts={"broker-a": {"few": 3, "many": 4}})
     assert (await wire.call(Code.HEART_BEAT, body=beat("c1", sticky))).code == 0
-    group = node.broker.groups.get("g")
-    assert group is not None
+    group = node.broker.groups.obtain("g")
     assert group.share("c1", "few") is not None
     assert group.share("c1", "many") is None
 
@@ -166,8 +163,7 @@ async def test_a_strict_group_finds_who_differs_without_a_check_of_all(node: Nod
     for number, item in enumerate(peers):
         item.send(encode(Frame(Code.HEART_BEAT, 1, {}, beat(f"c{number}", consumer()))))
         assert item.received()[0].code == 0
-    group = node.broker.groups.get("g")
-    assert group is not None
+    group = node.broker.groups.obtain("g")
     assert len(group._of_shape) == 1
     peers[0].send(encode(Frame(Code.HEART_BEAT, 1, {}, beat("c0", consumer("g", "t", "u")))))
     (refused,) = [item for item in peers[0].received() if item.is_response]
@@ -193,8 +189,7 @@ async def test_a_stranger_gets_the_newest_subscription_also_after_a_change(node:
         return found.expression if found is not None else ""
 
     assert [say("a", 5), say("b", 6), say("c", 6), say("d", 9)] == ["a", "b", "b", "d"]
-    group = node.broker.groups.get("g")
-    assert group is not None
+    group = node.broker.groups.obtain("g")
     assert group.subscription(None, "x") is None
     assert "x" not in group.topics
     one.hang_up()
