@@ -310,8 +310,8 @@ class World:
     def _watch_locks(self, broker: BrokerController) -> None:
         lock = broker.locks.lock
 
-        def noted(request: LockRequest, connection: Any, *, has_had: bool = False) -> dict[Queue, int]:
-            epochs = lock(request, connection, has_had=has_had)
+        def noted(request: LockRequest, session: Any, *, has_had: bool = False) -> dict[Queue, int]:
+            epochs = lock(request, session, has_had=has_had)
             for queue, epoch in epochs.items():
                 owner = self._owners.get((queue, epoch), request.client_id)
                 if epoch < self._granted.get(queue, 0):

@@ -657,7 +657,7 @@ def broker_config(broker: BrokerController, connection: RemotingConnection, fram
 def update_broker_config(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     """UPDATE_BROKER_CONFIG: apply all settings, or none if one is invalid. Changes last until the broker stops."""
     wanted = admin_bodies.decode_properties(frame.body)
-    changes: dict[str, object] = {}
+    changes: dict[str, Any] = {}
     for name, text in wanted.items():
         if name not in _SETTINGS:
             remark = f"{name} cannot be changed while the broker runs; these can: {', '.join(_SETTINGS)}"
