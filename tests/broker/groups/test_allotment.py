@@ -188,8 +188,7 @@ class World:
 
     @property
     def group(self) -> ConsumerGroup:
-        group = self.groups.obtain("g")
-        return group
+        return self.groups.obtain("g")
 
     def gives(self, session: RemotingConnection, members: MemberList) -> MemberList:
         self.allotment.issue(self.group, session, self.group.members[session].client_id, members)

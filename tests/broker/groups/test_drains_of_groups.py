@@ -129,8 +129,7 @@ class World:
 
     @property
     def group(self) -> ConsumerGroup:
-        group = self.groups.obtain("g")
-        return group
+        return self.groups.obtain("g")
 
     @property
     def drain(self) -> Drain:

@@ -580,8 +580,7 @@ async def test_a_connection_that_replaces_another_reads_on_for_it(node: Node, wi
 
 
 def group_of(node: Node) -> ConsumerGroup:
-    group = node.broker.groups.obtain("g")
-    return group
+    return node.broker.groups.obtain("g")
 
 
 # A restarted broker does not know Apache's members until their next heartbeat. Their queues stay theirs until then.

@@ -75,8 +75,7 @@ class World:
 
     @property
     def group(self) -> ConsumerGroup:
-        group = self.groups.obtain("g")
-        return group
+        return self.groups.obtain("g")
 
     def faults(self) -> list[str]:
         return [event["fault"] for event in self.history.of("g") if "fault" in event]

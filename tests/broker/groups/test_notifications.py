@@ -83,8 +83,7 @@ class World:
 
     @property
     def group(self) -> ConsumerGroup:
-        group = self.groups.obtain("g")
-        return group
+        return self.groups.obtain("g")
 
     def tells(self) -> int:
         """The timers go off, and all turns are taken; how many there were."""
