@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 import structlog
 
@@ -44,6 +44,7 @@ from . import disk
 from . import log as marks
 from .files import Folder, OpenFiles, StoreError, StoreFailed, StoreFull, read_state, replace_state
 from .index import TAIL_ENTRIES, ConsumeQueue, Reader, Search
+from .journals import AppendedFile
 from .log import CommitLog, Damage, Marks
 from .recovery import Recovered, Recovery, checkpoint_text, read_checkpoint
 
@@ -595,15 +596,6 @@ def _flags(sys_flag: int, born_host: bytes, store_host: bytes) -> int:
 
 
 Action = Callable[[], None]
-
-
-class AppendedFile(Protocol):
-    """A file that grows by appends. `written` increases with each append."""
-
-    @property
-    def written(self) -> int: ...
-
-    def syncs(self) -> list[Call]: ...
 
 
 class Flusher:
