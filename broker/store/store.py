@@ -641,7 +641,7 @@ class Flusher:
         journal contains."""
         if self._store.fault is not None:
             return []
-        return [call for source in (*self._sources, self._store) for call in source.syncs()]
+        return [*(call for source in self._sources for call in source.syncs()), *self._store.syncs()]
 
     def _failed(self, error: OSError) -> None:
         self._store.fail(f"written data cannot be synced: {error.strerror}")
