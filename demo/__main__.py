@@ -42,11 +42,11 @@ from .accounting import (
     received_count,
 )
 from .flights import TOTAL, read_flights
-from .page import Moment, write_page
+from .page import write_page
 from .processes import Child, java_fault
 from .replay import TOPIC, create_topic
 from .screen import Screen
-from .timeline import Sample, double_owned_ms, panel_of, read_told
+from .timeline import Mark, Sample, double_owned_ms, panel_of, read_told
 
 QUEUES = 8
 MOST_PER_S = 6000.0
@@ -76,7 +76,7 @@ class Job:
         self._owners: dict[Queue, str] = {}
         self.rate = min(MOST_PER_S, flights / LEAST_S)
         self.names: dict[str, str] = {}
-        self.marks: list[Moment] = []
+        self.marks: list[Mark] = []
         self.events: list[dict[str, Any]] = []
         self.samples: list[Sample] = []
         self.children: list[Child] = []
@@ -129,7 +129,7 @@ class Job:
         )
 
     def mark(self, text: str) -> None:
-        self.marks.append(Moment(int(time.time() * 1000), text))
+        self.marks.append(Mark(int(time.time() * 1000), text))
 
     # The course of events
 
@@ -308,7 +308,7 @@ class Job:
         for event in self.events:
             if event["event"] == "joined" and event["client"] not in self.names:
                 self.marks = [mark for mark in self.marks if mark.text != SPARK_JOINS]
-                self.marks.append(Moment(int(event["ms"]), SPARK_JOINS))
+                self.marks.append(Mark(int(event["ms"]), SPARK_JOINS))
         told = read_told(self.folder.glob("notes-*.jsonl"), TOPIC)
         panel = panel_of(spans, self.marks, names, events=events, told=told, samples=self.samples)
         page = self.output / "rebalance.html"

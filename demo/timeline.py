@@ -20,6 +20,14 @@ _ENDED: Final = {"lock lost": "its connection closed", "lock expired": "its leas
 
 
 @dataclass(frozen=True, slots=True)
+class Mark:
+    """A moment: somebody joined, left or was killed."""
+
+    ms: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """How many messages were sent and handled at a moment."""
 
@@ -64,7 +72,7 @@ def read_told(paths: Iterable[Path], topic: str) -> list[Told]:
 
 def panel_of(
     owned: Sequence[Ownership],
-    marks: Sequence[Moment],
+    marks: Sequence[Mark],
     names: Mapping[str, str],
     *,
     events: Sequence[Mapping[str, Any]] = (),
@@ -154,7 +162,7 @@ def _waited_ms(hand_over: Told | None) -> float:
     return 0.0 if hand_over is None else float(hand_over.fields["drain_ms"]) + float(hand_over.fields["commit_ms"])
 
 
-def _cause(before: Ownership, marks: Sequence[Moment], end: str) -> tuple[str, ...]:
+def _cause(before: Ownership, marks: Sequence[Mark], end: str) -> tuple[str, ...]:
     """The last event before the queue was free; a member's own log tells of its end a little later."""
     earlier = [mark for mark in marks if mark.ms <= before.end_ms + 50]
     cause = max(earlier, key=lambda mark: mark.ms, default=None)

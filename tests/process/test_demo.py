@@ -15,9 +15,9 @@ import orjson
 import pytest
 from rocketlet.client import Consumer, Message
 from rocketlet.client.admin.admin_client import Ownership
-from rocketlet.demo.page import Moment, Panel, Span, write_page
+from rocketlet.demo.page import Panel, Span, write_page
 from rocketlet.demo.replay import TOPIC, replay
-from rocketlet.demo.timeline import Sample, Told, panel_of, read_told, strips_of
+from rocketlet.demo.timeline import Mark, Sample, Told, panel_of, read_told, strips_of
 
 from bench.churn import Handled, Run
 from bench.versus import panel_of as panel_of_run
@@ -108,7 +108,7 @@ TOLD = [
 
 def test_spans_say_offsets_and_gaps_what_they_waited_for() -> None:
     events = [{"broker": "broker-a", "queue": 2, "topic": "t", "ms": 3000, "event": "lock lost", "client": "id-2"}]
-    marks = [Moment(2900, "ben is killed"), Moment(1980, "ben joins")]
+    marks = [Mark(2900, "ben is killed"), Mark(1980, "ben joins")]
     panel = panel_of(OWNED, marks, NAMES, events=events, told=TOLD)
     assert panel.queues == ["broker-a:0", "broker-a:2", "broker-a:10"], "numbers, not texts"
     waits = "waited for: handlers 12.5 ms, commit 1.5 ms, unlock 0.5 ms"
@@ -155,7 +155,7 @@ def test_a_page_without_spans_is_refused(tmp_path: Path) -> None:
 def test_a_browser_draws_it_whatever_members_are_called(tmp_path: Path) -> None:
     assert CHROMIUM is not None
     nasty = "</script><b>ada</b>"
-    panel = panel_of(OWNED, [Moment(1500, nasty)], {**NAMES, "id-1": nasty}, told=TOLD)
+    panel = panel_of(OWNED, [Mark(1500, nasty)], {**NAMES, "id-1": nasty}, told=TOLD)
     page = tmp_path / "page.html"
     write_page(page, "Rocketlet & <friends>", [panel], "the summary")
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", page.as_uri()]
@@ -167,7 +167,7 @@ def test_a_browser_draws_it_whatever_members_are_called(tmp_path: Path) -> None:
 
 
 async def test_labels_do_not_overlap_on_a_phone_and_rates_and_hand_overs_are_explained(tmp_path: Path) -> None:
-    marks = [Moment(1100 + 150 * number, f"member number {number} joins") for number in range(9)]
+    marks = [Mark(1100 + 150 * number, f"member number {number} joins") for number in range(9)]
     samples = [Sample(1000 + 250 * index, 100 * index, 20 * index if index < 9 else 100 * index) for index in range(17)]
     write_page(tmp_path / "page.html", "x", [panel_of(OWNED, marks, NAMES, told=TOLD, samples=samples)], "")
     async with windows_of(tmp_path.as_uri(), tmp_path) as windows:
