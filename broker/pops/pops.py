@@ -987,9 +987,7 @@ class JournalWriter:
     def commit_soon(self, deliveries: QueueDeliveries) -> None:
         """Commit the queue's offset with the next write, if it has moved."""
         self._touched[deliveries] = None
-        if not self._is_writing:
-            self._is_writing = True
-            self._clock.call_soon(self.write)
+        self.write_soon()
 
     def write_soon(self) -> None:
         if not self._is_writing:

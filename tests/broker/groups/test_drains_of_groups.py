@@ -106,7 +106,7 @@ class World:
     def do(self, work: Any) -> None:
         finish(work)
 
-    def do_some(self, work: Any, pieces: int) -> None:
+    def do_some(self, work: Any, pieces: int = 0) -> None:
         finish(work)
 
     async def found(self) -> None:
