@@ -347,7 +347,10 @@ class LiteQueues:
         is_scanned: True once a scan for lite topics with messages has begun, which only a wildcard group needs.
         awaited: the number of its entries in `LeftSubscribers.since_s`.
         idle: deliveries that are not needed now, in the order in which they were finished.
+        is_in_order: False, because a lite topic is in order whatever the group's settings are (`QueueDeliveries.is_lite`).
     """
+
+    is_divided = is_in_order = False
 
     def __init__(
         self,
@@ -416,15 +419,6 @@ class LiteQueues:
     def is_pinned(self) -> bool:
         """True while the pool has subscribers, or awaits some that have left, so that it is not removed."""
         return bool(self.subscribers) or self.awaited > 0
-
-    @property
-    def is_divided(self) -> bool:
-        return False
-
-    @property
-    def is_in_order(self) -> bool:
-        """False, because a lite topic is in order whatever the group's settings are (`QueueDeliveries.is_lite`)."""
-        return False
 
     def opened(self) -> Collection[QueueDeliveries]:
         return self.deliveries.values()
@@ -542,8 +536,7 @@ class LiteQueues:
         else:
             self.idle[deliveries] = None
 
-    def refresh(self, deliveries: QueueDeliveries) -> None:
-        self.rotate(deliveries)
+    refresh = rotate
 
     def held(self, receive: Receive) -> None:
         subscriber = self.join(receive.request.client)

@@ -117,19 +117,22 @@ def firsts(ready: OrderedDict[Ready, None]) -> Iterator[Ready]:
 
 
 class PoolQueues(Protocol):
-    """The queues of a pool: which of them a receive tries next, and which receive is served next."""
+    """The queues of a pool: which of them a receive tries next, and which receive is served next.
+
+    Attributes:
+        is_divided: True if members pull some of the topic's queues.
+        is_pinned: True if the pool stays although no client receives now.
+        is_in_order: True if messages wait for unfinished ones of their message group.
+    """
 
     @property
-    def is_divided(self) -> bool:
-        """True if members pull some of the topic's queues."""
+    def is_divided(self) -> bool: ...
 
     @property
-    def is_pinned(self) -> bool:
-        """True if the pool stays although no client receives now."""
+    def is_pinned(self) -> bool: ...
 
     @property
-    def is_in_order(self) -> bool:
-        """True if messages wait for unfinished ones of their message group."""
+    def is_in_order(self) -> bool: ...
 
     def opened(self) -> Collection[QueueDeliveries]:
         """Return the deliveries of the queues that a receive has tried."""
@@ -296,6 +299,8 @@ class PoppedQueues:
         member_ids: the member id of each client in a divided pool.
     """
 
+    is_pinned = False
+
     def __init__(self, source: QueueSource, pool: QueuePool) -> None:
         self._source = source
         self.pool = pool
@@ -314,10 +319,6 @@ class PoppedQueues:
     @property
     def is_divided(self) -> bool:
         return self.owned is not None
-
-    @property
-    def is_pinned(self) -> bool:
-        return False
 
     @property
     def is_in_order(self) -> bool:
