@@ -239,7 +239,7 @@ class Pulling:
             )
             if self._held_pulls.hold(held, min(header.suspend_timeout_millis / 1000, MAX_HOLD_S)):
                 return None
-        return self._read(pull, group_queue, queue, subscription, matches)
+        return self._read(pull, read, group_queue, queue, subscription, matches)
 
     def kept(self, pull: Pull, generation: int) -> CheckedPull | None:
         """Return a pull that just got messages, to be cached; `generation` was read before it. Return None if the pull
@@ -475,7 +475,7 @@ class Pulling:
         if self._store.queues.get((queue.topic, queue.queue_id)) is not queue:
             return Refusal(Reason.NO_TOPIC, f"topic[{queue.topic}] not exist, it was deleted")
         try:
-            return self._read(pull, group_queue, queue, subscription, matches)
+            return self._read(pull, read, group_queue, queue, subscription, matches)
         except (StoreError, MessageError) as error:
             log.error("pull_failed", topic=header.topic, queue=header.queue_id, reason=str(error))
             return error
@@ -483,6 +483,7 @@ class Pulling:
     def _read(
         self,
         pull: Pull,
+        read: Read,
         group_queue: GroupQueue,
         queue: ConsumeQueue,
         subscription: Subscription | None,
@@ -495,12 +496,11 @@ class Pulling:
             return Pulled(PullStatus.RECREATED, begin, begin, end)
         if begin <= offset < end:
             looks = SCAN_WORDS // matches.words if matches is not None else 0
-            group = self._groups.get(header.consumer_group)
-            bucket = self._bucket(group, header) if group is not None else None
+            bucket = read.bucket
             now_s = self._clock.monotonic_s() if bucket is not None else 0.0
             limit = pull.limit if bucket is None else min(pull.limit, max(bucket.available(now_s), 1))
             found = self._store.fetch(queue, offset, limit, subscription, matches, header.max_msg_bytes, looks)
-            ahead = group.finished_ahead(header.topic, header.queue_id) if group is not None else None
+            ahead = read.group.finished_ahead(*read.key)
             if ahead is not None and found.messages and offset < ahead.end:
                 found = _without(found, ahead)
             if found.messages:
