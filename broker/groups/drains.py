@@ -217,7 +217,7 @@ class Allotment:
                 if not self.reserve(here):
                     return
                 taken += here
-                found[topic] = owners_of(group.order(topic), queues, self._broker_name)
+                found[topic] = owners_of((yield from group.ordering(topic)), queues, self._broker_name)
         finally:
             self.unreserve(taken)
         if group.change != change:
