@@ -994,6 +994,8 @@ class Notifications:
     def _notifying_members(self, group: ConsumerGroup) -> Work[None]:
         if not self._may_notify(group):
             return
+        for topic in list(group.topics):  # before the first member gets its place among the others
+            yield from group.ordering(topic)
         notified = 0
         for number, (at, member) in enumerate(list(group.members.items()), 1):
             if at in group.members and not (member.is_foreign and defer_notification(group, at)):
