@@ -143,7 +143,7 @@ class Dispatch:
                     if (times := self._times.get(frame.code)) is not None:
                         times.observe(began_s - former_s)
                     if code == _PULL_MESSAGE:
-                        connection.pulls.name(connection, data, at)
+                        connection.pulls.name(connection, data, at, frame)
                     if not isinstance(reply, list):  # a check for a list is faster than one for a generator
                         if reply is not None and self._answer_later(connection, frame, reply, out):
                             out = []

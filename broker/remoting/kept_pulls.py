@@ -14,6 +14,10 @@ from .responses import reply_type
 _Place = tuple[ExtValue, ExtValue, ExtValue]  # group, topic, queue id as the client writes them
 
 
+def _place(frame: Frame) -> _Place:
+    return frame.ext["consumerGroup"], frame.ext["topic"], frame.ext["queueId"]
+
+
 class KeptPulls:
     """The last checked pull of each group and queue, up to `MAX_CHECKED_PULLS`; the oldest is dropped first. Pulls are
     charged to their session. `named` has them by the bytes of the header without the offsets."""
@@ -21,24 +25,25 @@ class KeptPulls:
     __slots__ = ("_names", "_new", "named")
 
     def __init__(self) -> None:
-        self._new: tuple[_Place, CheckedPull] | None = None  # a pull that was kept since the last call of `name`
+        self._new: tuple[Frame, CheckedPull] | None = None  # a pull that was kept since the last call of `name`
         self._names: dict[_Place, bytes] = {}
         self.named: dict[bytes, CheckedPull] = {}
 
     def keep(self, session: Session, frame: Frame, checked: CheckedPull | None) -> None:
-        """Forget the last pull of the group and queue. The next call of `name` keeps this one in its place, unless `checked`
-        is None, or its response has another encoding."""
-        ext = frame.ext
-        place = ext["consumerGroup"], ext["topic"], ext["queueId"]
-        self._forget(session, place)
-        self._new = (place, checked) if checked and reply_type(frame) == frame.serialize_type else None
+        """Forget the last pull of the group and queue. A call of `name` with the same frame keeps this one in its place, unless
+        `checked` is None, or its response has another encoding."""
+        self._forget(session, _place(frame))
+        self._new = (frame, checked) if checked and reply_type(frame) == frame.serialize_type else None
 
-    def name(self, session: Session, data: bytes, at: int) -> None:
-        """Let the compiled module repeat the pull at a position of received bytes, if it was just kept and the module can
-        read it (`fast.pull_key`)."""
+    def name(self, session: Session, data: bytes, at: int, frame: Frame) -> None:
+        """Let the compiled module repeat the pull of a frame, which is at a position of received bytes, if it was just kept and
+        the module can read it (`fast.pull_key`)."""
         if self._new is None:
             return
-        (place, checked), self._new = self._new, None
+        (kept, checked), self._new = self._new, None
+        if kept is not frame:  # a pull of another kind, or one that was answered in a later turn
+            return
+        place = _place(frame)
         key = fast.pull_key(data, at, MAX_REQUEST_HEADER_BYTES)
         if key is None:
             return

@@ -725,6 +725,22 @@ async def test_next_pull_is_not_checked_after_a_change_of_others(
     assert checks.count == changed
 
 
+@compiled
+async def test_pull_that_the_module_does_not_repeat_gives_its_queue_to_no_other_pull(node: Node, wire: Wire) -> None:
+    for topic in ("a", "b"):
+        await create_topic(wire, topic)
+        await send(wire, topic.encode(), topic=topic)
+
+    async def pulled(code: int, topic: str, offset: int) -> list[bytes]:
+        header = pull(topic, offset=offset) | {"consumerGroup": f"of-{topic}"}
+        return [record.body for record in decode_records((await wire.call(code, header)).body)]
+
+    for _ in range(2):
+        assert await pulled(RequestCode.LITE_PULL_MESSAGE, "a", 0) == [b"a"]
+        assert await pulled(RequestCode.PULL_MESSAGE, "b", 1) == []
+    assert await pulled(RequestCode.PULL_MESSAGE, "b", 0) == [b"b"]
+
+
 async def test_each_pull_is_checked_while_clients_of_its_group_pop_its_topic(node: Node, wire: Wire) -> None:
     await filled(wire)
     checks = Checks(node)
@@ -783,8 +799,8 @@ def test_connection_keeps_charged_pulls_of_as_many_queues_as_the_limit_says() ->
     keys = [key_of(frame) for frame in frames]
     for frame in frames:
         pulls.keep(session, frame, checked)
-        pulls.name(session, encode(frame), 0)
-        pulls.name(session, encode(frames[0]), 0)  # was not kept
+        pulls.name(session, encode(frame), 0, frame)
+        pulls.name(session, encode(frames[0]), 0, frames[0])  # was not kept
     kept = [*keys[1:-2], keys[-1]]
     assert list(pulls.named) == kept, "the oldest makes room, and a queue has one pull"
     assert peer.charged_bytes == MAX_CHECKED_PULLS * CHECKED_PULL_BYTES + sum(map(len, kept))
