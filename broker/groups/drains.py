@@ -881,6 +881,8 @@ class ForeignMemberLists:
         for session in notified:
             drain.kept.pop(session, None)
         self._notify(group, [item for item in notified if item in group.members])
+        if group.drain is not drain or not drain.is_over:
+            return
         ids = yield from group.listing()
         if group.drain is drain and drain.is_over:
             self._all_notified(group, drain, ids)

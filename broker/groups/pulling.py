@@ -345,7 +345,7 @@ class Pulling:
         meanwhile, and so must not become the reader."""
         session, header = pull.session, pull.header
         group = self._groups.get(header.consumer_group)
-        if group is None or (was_member and session not in group.members):
+        if group is None or session.is_closed or (was_member and session not in group.members):
             answer(_nothing_new(header))
             return
         key, now_s = (header.topic, header.queue_id), self._clock.monotonic_s()

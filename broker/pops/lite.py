@@ -389,7 +389,7 @@ class LiteQueues:
         subscriber, most = self.subscribers.get(request.client), self._source.limits.max_unfinished_of_lite_client
         if subscriber is None or len(subscriber.held) + request.count <= most:
             return min(request.count, most)
-        return max(most - subscriber.holds(), 0)
+        return min(request.count, max(most - subscriber.holds(), 0))
 
     def delivered(self, client: PopClient, deliveries: Iterable[Delivery]) -> None:
         subscriber = self.subscribers.get(client)

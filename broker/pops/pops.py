@@ -69,8 +69,8 @@ log = structlog.get_logger("rocketlet.pops")
 # ------------------------------------------------------------------------------
 # Messages shared among the clients of a group: each message is in flight to one client at a time.
 #
-# A protocol server passes in a `Receive`, and gets its result immediately, or by `Receive.respond` or `fail`. One write to
-# the journal serves the acknowledgements of an event-loop iteration. Their responses follow once it has ended or failed.
+# A protocol server passes in a `Receive`, and gets its result immediately, or by `Receive.respond`. One write to the
+# journal serves the acknowledgements of an event-loop iteration. Their responses follow once it has ended or failed.
 
 
 _UNBURIED_HINT = "the messages stay in flight, and the broker retries every second; free disk space, or delete topics"
@@ -150,7 +150,7 @@ class Pops:
 
     def receive(self, receive: Receive) -> PopResult | None:
         """Return the result of a receive, or None if it waits for a message. A receive that waited gets its result by
-        `respond`, or an error by `fail`, unless it was cancelled.
+        `respond`, unless it was cancelled.
 
         The caller passes messages that do not reach their client to `put_back`.
 

@@ -30,14 +30,14 @@ class KeptPulls:
         self.named: dict[bytes, CheckedPull] = {}
 
     def keep(self, session: Session, frame: Frame, checked: CheckedPull | None) -> None:
-        """Forget the last pull of the group and queue. A call of `name` with the same frame keeps this one in its place, unless
-        `checked` is None, or its response has another encoding."""
+        """Forget the last pull of the group and queue. A call of `name` with the same frame keeps this one in its place,
+        unless `checked` is None, or its response has another encoding."""
         self._forget(session, _place(frame))
         self._new = (frame, checked) if checked and reply_type(frame) == frame.serialize_type else None
 
     def name(self, session: Session, data: bytes, at: int, frame: Frame) -> None:
-        """Let the compiled module repeat the pull of a frame, which is at a position of received bytes, if it was just kept and
-        the module can read it (`fast.pull_key`)."""
+        """Let the compiled module repeat the pull of a frame, which is at a position of received bytes, if it was just kept
+        and the module can read it (`fast.pull_key`)."""
         if self._new is None:
             return
         (kept, checked), self._new = self._new, None

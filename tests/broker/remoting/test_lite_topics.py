@@ -513,6 +513,17 @@ async def test_client_with_too_many_unacknowledged_messages_gets_no_more(
     assert bodies(await popped(wire)) == [b"2"]
 
 
+@pytest.mark.limits(max_unfinished_of_lite_client=3)
+async def test_client_near_its_limit_gets_no_more_than_it_requests(node: Node, wire: Wire) -> None:
+    ready(node)
+    for name in "abcdef":
+        await fill(wire, name, b"1")
+    await sync(wire, *"abcdef")
+    for _ in range(4):
+        (message,) = await popped(wire, maxMsgNum=1)
+        await wire.call(RequestCode.ACK_MESSAGE, place(message))
+
+
 @pytest.mark.limits(max_unfinished_of_lite_client=1)
 async def test_waiting_pop_of_a_client_at_its_limit_blocks_no_other_client(
     node: Node, wire: Wire, connect: Connect
