@@ -218,7 +218,10 @@ class AdminClient:
                 broker does not support `dedup`.
         """
         fault = names.topic_fault(name)
-        given = _checked_topic(settings, NewTopicSettings)
+        unset = [
+            key for key, default in (("message_type", ""), ("retried_first", False)) if settings.get(key) == default
+        ]
+        given = _checked_topic({key: value for key, value in settings.items() if key not in unset}, NewTopicSettings)
         for setting, kind in (("lite_expiration_min", "LITE"), ("retried_first", "PRIORITY")):
             if given.get(setting) and given.get("message_type") != kind:
                 got = settings.get("message_type", "")
@@ -821,10 +824,11 @@ _NO_RATE: Final = "hands out messages as fast as members read; lower the concurr
 
 def _checked_topic(settings: Mapping[str, Any], known: type[NewTopicSettings]) -> dict[str, Value]:
     """Return the settings of a topic that have a value. Raise ConfigError for an invalid or unknown one. Apache's brokers
-    accept any number of queues, but clients could not decode the route then."""
+    accept any number of queues, but clients could not decode the route then. Permissions of topics there may have a
+    further bit (inherit), which stays where a topic is copied."""
     _check_known(settings, known)
-    given = {name: value for name, value in settings.items() if value is not None and value != ""}
-    rows = [row for row in TOPIC_SETTINGS if row.argument in given]
+    given = {name: value for name, value in settings.items() if value is not None}
+    rows = [row for row in TOPIC_SETTINGS if row.argument in given and row.argument != "perm"]
     fault = next(filter(None, (row.fault(given[row.argument], row.argument) for row in rows)), None)
     if fault:
         raise ConfigError(fault)

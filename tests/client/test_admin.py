@@ -94,6 +94,13 @@ async def test_created_topic_keeps_its_settings_and_gets_its_queue_count_on_new_
     assert copied == kept
 
 
+async def test_topic_may_have_the_further_permission_of_apaches_brokers(node: Node, admin: AdminClient) -> None:
+    created = await admin.create_topic("orders", perm=7, message_type="", retried_first=False)
+    assert created == {"broker-a": TopicConfig("orders", 4, 4, 7)}
+    await admin.change_topic("orders", perm=5)
+    assert node.broker.topics.get("orders") == TopicConfig("orders", 4, 4, 5)
+
+
 async def test_change_of_a_topic_leaves_the_settings_that_are_not_named(node: Node, admin: AdminClient) -> None:
     before = TopicConfig("orders", 4, 4, 6, "MULTI_TAG", 2, message_type="FIFO")
     node.broker.topics.put(before, node.broker.store.end)
@@ -110,6 +117,7 @@ async def test_change_of_a_topic_leaves_the_settings_that_are_not_named(node: No
     [
         ({"queues": 0}, "queues: got '0'; expected 1 to 65536"),
         ({"read_queues": 65537}, "read_queues: got '65537'; expected 1 to 65536"),
+        ({"message_type": ""}, "message_type: got ''; expected"),
         ({"read_queues": 3}, "read_queues is 3 and producers send to 4 queues"),
         ({"queues": 4, "brokers": ["broker-z"]}, "no broker is named broker-z"),
     ],
