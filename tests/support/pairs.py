@@ -12,7 +12,7 @@ from unittest import mock
 
 from rocketlet.broker import runtime
 from rocketlet.broker.broker import BrokerController
-from rocketlet.broker.config import BrokerConfig
+from rocketlet.broker.config import BATCH_TURN_BYTES, BATCH_TURN_MESSAGES, BrokerConfig
 from rocketlet.broker.messages import sending
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.remoting import connection, dispatch
@@ -138,12 +138,17 @@ class Node:
 
 @contextlib.contextmanager
 def still() -> Iterator[None]:
-    """No piece of work is ever over, and the broker chooses the first queue: chance decides nothing."""
+    """No piece of work is ever over, and the broker chooses the first queue: chance decides nothing. Batches that are stored
+    in pieces without the compiled module are not taken by it, because they would be answered, and get their marks, with
+    the sends before them."""
     clock = SimpleNamespace(**vars(time) | {"perf_counter": lambda: 0.0})
+    body, properties, _, _, *pieces = sending._RUN_LIMITS
+    limits = body, properties, BATCH_TURN_BYTES, BATCH_TURN_MESSAGES, *pieces
     with (
         mock.patch.object(runtime, "time", clock),
         mock.patch.object(dispatch, "time", clock),
         mock.patch.object(connection, "time", clock),
+        mock.patch.object(sending, "_RUN_LIMITS", limits),
         mock.patch.object(sending, "random", SimpleNamespace(randrange=lambda count: 0)),
     ):
         yield
