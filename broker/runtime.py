@@ -187,16 +187,16 @@ class Turns:
     """
     Args:
         call_soon: Makes a call in the next event-loop iteration.
-        at_once: how many pieces `do_some` does immediately.
+        limits: say how many pieces `do_some` does immediately.
     """
 
     def __init__(
         self,
         turn_s: float = TURN_S,
         call_soon: Callable[..., object] | None = None,
-        at_once: int = LIMITS.affected_at_once,
+        limits: Limits = LIMITS,
     ) -> None:
-        self._at_once = at_once
+        self._at_once = limits.affected_at_once
         self.turn_s = turn_s
         self._call_soon = call_soon or MACHINE.call_soon
         self._own: deque[Work[Any]] = deque()
@@ -714,7 +714,7 @@ class Runtime:
         self.limits = limits
         self.generation = generation if generation is not None else Generation()
         self.tasks = tasks if tasks is not None else Tasks(clock)
-        self.turns = turns if turns is not None else Turns(call_soon=clock.call_soon, at_once=limits.affected_at_once)
+        self.turns = turns if turns is not None else Turns(call_soon=clock.call_soon, limits=limits)
 
 
 # ------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ class Server:
         self._connections: dict[RemotingConnection, None] = {}
         self._last_is_gone: asyncio.Event | None = None  # set to an event when the server closes its connections
         self._server: asyncio.Server | None = None
-        self._turns = broker.turns if broker is not None else Turns()
+        self._turns = broker.turns if broker is not None else Turns(limits=served.limits)
         self.handshakes = Handshakes(served.limits)
         dispatch = Dispatch(
             broker, routes, self._turns, acl, admin_is_local=listening.admin_is_local, limits=served.limits

@@ -15,6 +15,7 @@ from rocketlet.client.wire.cluster import ClusterView
 from rocketlet.protocol.codes import SYS_COMPRESSED, SYS_COMPRESSION_ZLIB
 from rocketlet.protocol.frame import Frame, FrameReader, encode
 from rocketlet.protocol.group_bodies import TopicExtent, encode_extents
+from rocketlet.protocol.headers import BrokerTimes, write
 from rocketlet.protocol.message import MessageError, decode_record, encode_host, encode_record
 from rocketlet.protocol.names import Queue
 
@@ -131,8 +132,8 @@ async def test_unreadable_record_ends_the_task_or_is_left_out_when_losses_are_ac
         assert await batches_of([Task((replace(span_of(address), fail_on_data_loss=False),))]) == [[0, 2]]
 
 
-async def seen_in(answer: Frame) -> BrokerOffsets:
-    async with answering(answer) as address:
+async def seen_in(extents: bytes) -> BrokerOffsets:
+    async with answering(Frame(0, ext=write(BrokerTimes(1, 1)), body=extents)) as address:
         cluster = ClusterView(address)
         cluster._masters["b"] = address
         try:
@@ -143,7 +144,7 @@ async def seen_in(answer: Frame) -> BrokerOffsets:
 
 async def test_of_what_a_broker_returns_only_what_was_requested_is_kept() -> None:
     many = TopicExtent("id", 0, (1,) * 9, (2,) * 9)
-    seen = await seen_in(Frame(0, body=encode_extents({"t": many, "u": many})))
+    seen = await seen_in(encode_extents({"t": many, "u": many}))
     assert seen.extents == {Queue("t", "b", 0): Extent(1, 2)}
     assert seen.absent == {Queue("t", "b", 9)}
 
@@ -153,7 +154,7 @@ async def test_of_what_a_broker_returns_only_what_was_requested_is_kept() -> Non
 )
 async def test_extents_that_cannot_be_read_are_an_error_of_ours(body: bytes) -> None:
     with pytest.raises(AnswerUnreadable):
-        await seen_in(Frame(0, body=body))
+        await seen_in(body)
 
 
 # A task's pulls, against a broker in the same process: no Spark session.
