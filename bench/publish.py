@@ -55,10 +55,10 @@ TITLES: Final[Sequence[tuple[str, str]]] = (
     (r"foreign pulls of 32 (\w+) (\d+) requests_per_s", r"pulls of 32, \1 headers, \2 in flight, requests/s"),
     (r"spark read_(4|64) rows_per_s", r"`spark`: rows read, \1 queues, rows/s"),
     (r"spark read_(\d+) rows_per_s", r"rows read, \1 queues, rows/s"),
-    (r"spark read_(\d+)_properties rows_per_s", r"rows read with properties, \1 queues, rows/s"),
+    (r"spark read_(\d+)_with_properties rows_per_s", r"rows read with properties, \1 queues, rows/s"),
     (r"spark write rows_per_s", r"`spark`: rows written, rows/s"),
-    (r"spark read_4 broker_us_per_row", r"processor time of a row read, the broker's, µs"),
-    (r"spark write broker_us_per_row", r"processor time of a row written, the broker's, µs"),
+    (r"spark read_4 broker_cpu_us_per_row", r"processor time of a row read, the broker's, µs"),
+    (r"spark write broker_cpu_us_per_row", r"processor time of a row written, the broker's, µs"),
 )
 Rounds = dict[str, dict[str, list[Mapping[str, float]]]]
 
