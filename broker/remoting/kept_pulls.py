@@ -4,6 +4,7 @@ compiled module serves such a pull without a further check until the generation 
 from __future__ import annotations
 
 from ...protocol import fast
+from ...protocol.codes import RequestCode
 from ...protocol.config import MAX_REQUEST_HEADER_BYTES
 from ...protocol.frame import ExtValue, Frame
 from ..config import CHECKED_PULL_BYTES, MAX_CHECKED_PULLS
@@ -31,9 +32,12 @@ class KeptPulls:
 
     def keep(self, session: Session, frame: Frame, checked: CheckedPull | None) -> None:
         """Forget the last pull of the group and queue. A call of `name` with the same frame keeps this one in its place,
-        unless `checked` is None, or its response has another encoding."""
+        unless `checked` is None, its response has another encoding, or the module does not repeat such frames: `name` is
+        not called for them, and they may be large."""
         self._forget(session, _place(frame))
-        self._new = (frame, checked) if checked and reply_type(frame) == frame.serialize_type else None
+        is_plain = frame.code == RequestCode.PULL_MESSAGE and not frame.body
+        is_kept = is_plain and reply_type(frame) == frame.serialize_type
+        self._new = (frame, checked) if checked and is_kept else None
 
     def name(self, session: Session, data: bytes, at: int, frame: Frame) -> None:
         """Let the compiled module repeat the pull of a frame, which is at a position of received bytes, if it was just kept
