@@ -387,9 +387,9 @@ class LiteQueues:
         """Return how many messages a receive may pop, so that its client, if it is a subscriber, has up to
         `max_unfinished_of_lite_client` in flight that it has not delayed."""
         subscriber, most = self.subscribers.get(request.client), self._source.limits.max_unfinished_of_lite_client
-        if subscriber is None or len(subscriber.held) + request.count <= most:
-            return min(request.count, most)
-        return min(request.count, max(most - subscriber.holds(), 0))
+        if subscriber is not None and len(subscriber.held) + request.count > most:
+            most = max(most - subscriber.holds(), 0)
+        return min(request.count, most)
 
     def delivered(self, client: PopClient, deliveries: Iterable[Delivery]) -> None:
         subscriber = self.subscribers.get(client)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import chain
@@ -536,7 +536,7 @@ class AdminClient:
         Raises:
             ConfigError: no broker knows the group, or there is no such setting.
         """
-        _check_known(changes, GroupSettings)
+        _check_known(changes, (*GroupSettings.__annotations__, "lite"))
         masters = await self.masters()
         known = await self._group_tables(name, masters)
         if not known:
@@ -826,7 +826,7 @@ def _checked_topic(settings: Mapping[str, Any], known: type[NewTopicSettings]) -
     """Return the settings of a topic that have a value. Raise ConfigError for an invalid or unknown one. Apache's brokers
     accept any number of queues, but clients could not decode the route then. Permissions of topics there may have a
     further bit (inherit), which stays where a topic is copied."""
-    _check_known(settings, known)
+    _check_known(settings, known.__annotations__)
     given = {name: value for name, value in settings.items() if value is not None}
     rows = [row for row in TOPIC_SETTINGS if row.argument in given and row.argument != "perm"]
     fault = next(filter(None, (row.fault(given[row.argument], row.argument) for row in rows)), None)
@@ -835,10 +835,10 @@ def _checked_topic(settings: Mapping[str, Any], known: type[NewTopicSettings]) -
     return given
 
 
-def _check_known(settings: Mapping[str, object], known: type[NewTopicSettings | GroupSettings]) -> None:
-    unknown = sorted(settings.keys() - known.__annotations__.keys())
+def _check_known(settings: Mapping[str, object], known: Collection[str]) -> None:
+    unknown = sorted(settings.keys() - set(known))
     if unknown:
-        raise ConfigError(f"{unknown[0]}: no such setting; use {', '.join(known.__annotations__)}")
+        raise ConfigError(f"{unknown[0]}: no such setting; use {', '.join(known)}")
 
 
 def _changed(config: TopicConfig, settings: TopicSettings) -> TopicConfig:
