@@ -10,7 +10,8 @@ from typing import Final, cast
 
 import uvloop
 
-BODY_BYTES: Final = 1024
+from .runner import BODY_BYTES
+
 ANSWER: Final = b"." * 100
 
 

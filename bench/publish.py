@@ -162,6 +162,8 @@ def main() -> int:
             middle = Calibration(*(runner.median(values) for values in zip(*machine, strict=True)))
             print(f"{bench} {run['date']}: {middle}; {run['rejected_rounds']} rounds rejected")
         made = rows(bench, together(runs), f"{runs[-1]['date'][:10]}, {options.machine}")
+        if not made:
+            print(f"{bench}: no case has a title; add its cases to TITLES")
         page, left = merge(page, made)
         print("\n".join(left))
     README.write_text(page)

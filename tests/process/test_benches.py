@@ -138,6 +138,19 @@ async def test_rounds_are_repeated_until_enough_of_them_count(monkeypatch: pytes
     assert (figures.rejected, len(figures.calibrations)) == (2, 5)
 
 
+async def test_all_rounds_are_shown_when_none_of_them_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    speeds = iter([USUAL, SLOW, USUAL])
+    monkeypatch.setattr(calibration, "calibrate", lambda: next(speeds))
+    measured = count(1)
+
+    async def measure() -> runner.Values:
+        return {"sends_per_s": float(next(measured))}
+
+    figures = await runner.alternate(2, {"rocketlet": {"1": measure}})
+    assert figures.runs == {"rocketlet": {"1": [{"sends_per_s": 1.0}, {"sends_per_s": 2.0}]}}
+    assert figures.rejected == 2
+
+
 def test_calibration_measures_each_probe() -> None:
     assert all(value > 0 for value in calibration.calibrate())
 
