@@ -6,7 +6,7 @@ broker       the parts of a broker, and its timers
 runtime      clock, tasks, deferred work
 machine      the default memory budget, file descriptors, files that an operator edits
 config       every setting and limit
-sessions     connected clients, whichever protocol they use
+sessions/    connected clients, whichever protocol they use
 memory       the memory that all connections may hold together
 access       accounts and permissions
 nameserver   the name server's routes

@@ -25,7 +25,8 @@ from ..protocol.headers import Signer
 from .config import MAX_ACL_FILE_BYTES
 from .machine import Unsettled, Watched, is_readable_by_all, replace_file
 from .runtime import Generation
-from .sessions import Recent, Reports, Session
+from .sessions.reports import Recent, Reports
+from .sessions.session import Session
 
 log = structlog.get_logger("rocketlet.acl")
 

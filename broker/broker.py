@@ -57,7 +57,12 @@ from .pops.pools import Pools
 from .pops.pops import DeadLetterWriter, Pops
 from .pops.progress import GroupProgress
 from .runtime import MACHINE, Clock, Device, FairQueue, Histogram, Job, LiveConfig, Runtime, Timer, run
-from .sessions import Clients, GroupChanged, GrpcClientStats, Recent, Session
+from .sessions.clients import Clients
+from .sessions.events import GroupChanged
+from .sessions.grpc_stats import GrpcClientStats
+from .sessions.reports import Recent
+from .sessions.requests import ClientRequests
+from .sessions.session import Session
 from .store.files import Save, StoreFull
 from .store.index import ConsumeQueue
 from .store.journals import POPS_JOURNAL, Frames
@@ -126,6 +131,7 @@ class BrokerController:
         self.callers = GrpcClientStats(clock)
         self.turned_away = Recent(clock)
         self.clients = Clients(self.runtime, acl)
+        self.client_requests = ClientRequests(self.runtime)
         self.name_servers = NameServers(config.name_servers, routes, self.tls, signer)
         self.peers = Peers(self.runtime, self.tls, signer)
 
@@ -204,7 +210,7 @@ class BrokerController:
             self.held_pulls,
             self.filters,
             self.statistics,
-            self.clients,
+            self.client_requests,
             self.groups,
             self.group_configs,
             self.locks,
@@ -367,6 +373,7 @@ class BrokerController:
         self.locks.connection_gone(session)
         self.held_pulls.drop(session)
         self.clients.drop(session)
+        self.client_requests.drop(session)
         self.watch.connection_gone(session)
 
     def check_receive(

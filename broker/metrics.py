@@ -25,6 +25,7 @@ from prometheus_client.core import (
     Metric,
 )
 
+from ..host.address import is_loopback
 from ..protocol import names
 from ..protocol.bodies import SLICE, Work
 from ..protocol.codes import RequestCode
@@ -35,7 +36,6 @@ from .memory import Memory
 from .messages.topics import GOT, PUT
 from .nameserver import Routes
 from .runtime import Histogram
-from .sessions import is_loopback
 from .tls import Tls
 
 log = structlog.get_logger("rocketlet.metrics")
@@ -556,7 +556,7 @@ class MetricsPort:
         self._answer_s = limits.metrics_answer_s
         self._no_response = f"the event loop has not responded for {self._answer_s:g} s"
         self._measured = measured
-        self._is_local = host == "localhost" or is_loopback(host)
+        self._is_local = is_loopback(host)
         self._loop = asyncio.get_running_loop()
         registry = CollectorRegistry(auto_describe=False)
         registry.register(self)

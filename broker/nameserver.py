@@ -10,13 +10,15 @@ from typing import Final
 import msgspec
 import structlog
 
+from ..host.address import is_loopback
 from ..protocol import names
 from ..protocol.admin_bodies import Departed
 from ..protocol.bodies import LOOKS, SLICE, BrokerData, DataVersion, QueueData, Route, TopicConfig, Work
 from ..protocol.codes import PERM_READ_WRITE, PERM_WRITE
 from .config import DEPARTED_KEPT_S, LIMITS, LimitExceeded, Limits
 from .runtime import MACHINE, Clock
-from .sessions import AddressShares, Session, is_loopback
+from .sessions.session import Session
+from .sessions.shares import AddressShares
 
 log = structlog.get_logger("rocketlet.nameserver")
 

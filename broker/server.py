@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeVar,
 
 import structlog
 
+from ..host.address import is_loopback
 from ..protocol.bodies import SLICE, Work
 from .access import Acl
 from .broker import BrokerController
@@ -36,7 +37,8 @@ from .nameserver import Routes
 from .remoting.connection import RemotingConnection
 from .remoting.dispatch import Dispatch
 from .runtime import MACHINE, Moment, OnePerIteration, Tasks, Turns
-from .sessions import Reports, Session, is_loopback
+from .sessions.reports import Reports
+from .sessions.session import Session
 from .tls import Client, ClientTransport, Tls, TlsRecords
 
 if TYPE_CHECKING:
@@ -174,7 +176,7 @@ class Server:
 
     async def _start(self) -> None:
         loop = asyncio.get_running_loop()
-        if self._host != "localhost" and not is_loopback(self._host):
+        if not is_loopback(self._host):
             hint = (
                 "give --acl, so that only accounts with permission can read, write and administrate"
                 if self._acl is None

@@ -33,7 +33,8 @@ from .config import (
     SELF_SIGNED_DAYS,
 )
 from .machine import Unsettled, Watched
-from .sessions import Recent, Reports, Session
+from .sessions.reports import Recent, Reports
+from .sessions.session import Session
 
 log = structlog.get_logger("rocketlet.tls")
 

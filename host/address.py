@@ -1,7 +1,8 @@
-"""The address of this machine in its network."""
+"""Addresses of this machine."""
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 
 
@@ -14,3 +15,11 @@ def local_address() -> str:
         except OSError:
             return "127.0.0.1"
         return str(probe.getsockname()[0])
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if only this machine reaches an address or host name."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

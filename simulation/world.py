@@ -27,7 +27,7 @@ from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.remoting import dispatch
 from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.server import Listening, Server
-from rocketlet.broker.sessions import GroupChanged, SessionEvent
+from rocketlet.broker.sessions.events import GroupChanged, SessionEvent
 from rocketlet.client import Message, Producer, RocketletError
 from rocketlet.protocol.bodies import GroupConfig, TopicConfig
 from rocketlet.protocol.codes import RequestCode

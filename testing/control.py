@@ -25,8 +25,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ..broker.config import LimitExceeded
-from ..broker.sessions import is_loopback
 from ..client.errors import RocketletError
+from ..host.address import is_loopback
 from ..web.server import WebServer
 from . import openapi
 from .config import MAX_BODY_BYTES, STOP_S
@@ -58,7 +58,7 @@ class Control:
     def __init__(self, rig: Rig, host: str, port: int) -> None:
         self._socket = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         self.port: int = self._socket.getsockname()[1]
-        app = application(rig, is_local=host == "localhost" or is_loopback(host))
+        app = application(rig, is_local=is_loopback(host))
         self._server = WebServer(app, self._socket, stop_s=STOP_S)
 
     async def __aenter__(self) -> Self:

@@ -88,16 +88,16 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "command.cli": "command.plumbing command.serving root",
         "command.completion": "command.cli",
         "demo": "bench client command spark",  # bench.peers: Apache's brokers, in a clone of the repository
-        "testing": "broker client root web",  # the root for its version
+        "testing": "broker client host root web",  # the root for its version
         "broker.config": "",
         "broker.runtime": "broker.config",
         "broker.machine": "broker.config broker.runtime",
         "broker.store": "host broker.config broker.runtime",
-        "broker.sessions": "broker.config broker.runtime",
+        "broker.sessions": "host broker.config broker.runtime",
         "broker.memory": "broker.config",
         "broker.tls": "broker.config broker.machine broker.sessions host",
         "broker.access": "broker.config broker.machine broker.runtime broker.sessions host",
-        "broker.nameserver": "broker.config broker.runtime broker.sessions",
+        "broker.nameserver": "host broker.config broker.runtime broker.sessions",
         "broker.messages": "broker.config broker.runtime broker.sessions broker.store",
         "broker.cluster": "broker.access broker.config broker.messages broker.nameserver broker.runtime broker.tls",
         "broker.groups": "broker.config broker.messages broker.runtime broker.sessions broker.store",
@@ -106,15 +106,15 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "broker.store",
         "broker.broker": "broker.access broker.cluster broker.config broker.groups broker.groups.pulling broker.machine "
         "broker.messages broker.nameserver broker.pops broker.runtime broker.sessions broker.store broker.tls",
-        "broker.metrics": "broker.broker broker.config broker.memory broker.messages broker.nameserver broker.runtime "
+        "broker.metrics": "host broker.broker broker.config broker.memory broker.messages broker.nameserver broker.runtime "
         "broker.sessions broker.tls",
         "broker.remoting": "broker.access broker.broker broker.config broker.groups broker.groups.pulling "
         "broker.machine broker.memory broker.messages broker.nameserver broker.pops broker.runtime broker.sessions "
         "broker.store broker.tls host",
         "broker.grpc": "broker.access broker.broker broker.config broker.messages broker.pops broker.runtime "
         "broker.sessions broker.store broker.tls",
-        "broker.server": "broker.access broker.broker broker.config broker.grpc broker.machine broker.memory broker.metrics "
-        "broker.nameserver broker.remoting broker.runtime broker.sessions broker.tls",
+        "broker.server": "host broker.access broker.broker broker.config broker.grpc broker.machine broker.memory "
+        "broker.metrics broker.nameserver broker.remoting broker.runtime broker.sessions broker.tls",
     }.items()
 }
 IMPURE = frozenset(

@@ -31,7 +31,9 @@ from ..config import (
 )
 from ..messages.held_pulls import HeldPulls, Until
 from ..runtime import Clock, Runtime
-from ..sessions import GroupChanged, Recent, Session
+from ..sessions.events import GroupChanged
+from ..sessions.reports import Recent
+from ..sessions.session import Session
 from .agreement import Agreement, PeerLinks
 from .group import ConsumerGroup, ConsumerGroups, Owners
 from .members import ALONE, History, Issued, MemberList

@@ -26,7 +26,8 @@ from ..config import (
 from ..messages.held_pulls import HeldPull
 from ..messages.topics import MessageChanges
 from ..runtime import Runtime, Timer
-from ..sessions import Reason, Refusal, Session
+from ..sessions.refusal import Reason, Refusal
+from ..sessions.session import Session
 from ..store.journals import LeaseKey
 from .members import (
     ALONE,

@@ -15,7 +15,7 @@ from ...protocol.group_bodies import LockRequest
 from ...protocol.names import Queue
 from ..config import HANDOVER_LEASE_S, LEASE_SWEEP_S, PLACE_BYTES, STANDSTILL_S
 from ..runtime import Job, Runtime
-from ..sessions import Session
+from ..sessions.session import Session
 from ..store.index import ConsumeQueue
 from ..store.journals import Change, LeaseJournal, LeaseKey, PreviousRunLease
 from .group import NO_QUEUE, ConsumerGroup, ConsumerGroups, ForeignReader, GroupQueue, QueueCounts, QueueLease

@@ -27,10 +27,13 @@ from ..config import (
     MEMBER_BYTES,
     PLACE_BYTES,
     REBALANCE_REST_S,
+    SUBSCRIPTION_BYTES,
+    TAG_BYTES,
     Limits,
 )
 from ..runtime import Clock, Histogram, Runtime
-from ..sessions import Recent, Session, subscription_bytes
+from ..sessions.reports import Recent
+from ..sessions.session import Session
 from ..store.journals import LeaseKey
 
 log = structlog.get_logger("rocketlet.groups")
@@ -43,6 +46,13 @@ log = structlog.get_logger("rocketlet.groups")
 POPS: Final = "CONSUME_POP"  # the kind of a member that pops messages and pulls no queue
 
 Shape = frozenset[tuple[str, str]]  # topics and expressions, of long ones their summaries
+
+
+def subscription_bytes(subscription: Subscription) -> int:
+    """Return about how much memory a subscription takes, in bytes. Characters beyond Latin-1 take two or four."""
+    text = getsizeof(subscription.expression)
+    tags = len(subscription.tags)
+    return SUBSCRIPTION_BYTES + text + (text + TAG_BYTES * tags if tags else 0)
 
 
 @dataclass(slots=True, eq=False)

@@ -18,7 +18,7 @@ from ..config import GUARD_POLL_S, GUARD_QUIET_S, MAX_HOLD_S, ORPHAN_S, PLACE_BY
 from ..messages.held_pulls import HeldPull, HeldPulls, Until
 from ..messages.topics import Topics
 from ..runtime import Job, Runtime
-from ..sessions import Session
+from ..sessions.session import Session
 from ..store.files import StoreFull, read_state, replace_state
 from ..store.index import ConsumeQueue
 from ..store.journals import Journal

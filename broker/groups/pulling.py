@@ -48,13 +48,17 @@ from ..messages.held_pulls import HeldPull, HeldPulls, Until
 from ..messages.topics import Statistics, Topics
 from ..pops.pops import Pops
 from ..runtime import Generation, Runtime
-from ..sessions import Answer, Clients, ForwardedRequest, Reason, Refusal, RunningWanted, Session, subscription_bytes
+from ..sessions.events import Answer, ForwardedRequest, RunningWanted
+from ..sessions.refusal import Reason, Refusal
+from ..sessions.requests import ClientRequests
+from ..sessions.session import Session
 from ..store.files import StoreError, StoreFull
 from ..store.index import ConsumeQueue, Fetched, pull_limits
 from ..store.store import Store
 from .drains import Draining, has_handled_all
 from .group import NO_QUEUE, ConsumerGroup, ConsumerGroups, FinishedAhead, GroupQueue
 from .leases import Locks
+from .members import subscription_bytes
 from .offsets import Offsets, ReaderGuard, Watch
 from .rates import Rates, TokenBucket
 from .reading import ALLOWED, MoveTo, Read, ReadKind, Refuse, Wait, WaitReason, is_guarded, is_lasting, may_read
@@ -141,7 +145,7 @@ class Pulling:
         held_pulls: HeldPulls,
         filters: Filters,
         statistics: Statistics,
-        clients: Clients,
+        requests: ClientRequests,
         groups: ConsumerGroups,
         group_configs: GroupConfigs,
         locks: Locks,
@@ -168,7 +172,7 @@ class Pulling:
         self._guard = guard
         self._pops = pops
         self._commits = commits
-        self._probe = SubscriptionProbe(groups, clients)
+        self._probe = SubscriptionProbe(groups, requests)
         self.checked = CheckedPulls(self._store, statistics, groups.generation, commits)
 
     def pull(self, pull: Pull, ask_who: Callable[[], None] | None = None, attempt: int = 1) -> Pulled | None:
@@ -861,18 +865,18 @@ class Commits:
 
 
 class SubscriptionProbe:
-    def __init__(self, groups: ConsumerGroups, clients: Clients) -> None:
+    def __init__(self, groups: ConsumerGroups, requests: ClientRequests) -> None:
         self._groups = groups
-        self._clients = clients
+        self._requests = requests
 
     def request(self, session: Session, group_name: str) -> None:
         """Request the versions of a foreign member's subscriptions, unless a request is open."""
         group = self._groups.get(group_name)
         member = group.foreign.get(session) if group else None
-        if member is not None and not self._clients.has_open_request(session):
+        if member is not None and not self._requests.has_open(session):
             wanted = RunningWanted(ForwardedRequest(group_name, member.client_id, {}))
             with suppress(LimitExceeded):
-                self._clients.request(session, wanted, partial(self._answered, session, group_name), by=session)
+                self._requests.send(session, wanted, partial(self._answered, session, group_name), by=session)
 
     def _answered(self, session: Session, group_name: str, reply: Answer | None) -> None:
         group = self._groups.get(group_name)

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from ...protocol.codes import PULL_SUBSCRIPTION, PULL_SUSPEND
 from ...protocol.names import TOOLS_GROUP
-from ..sessions import Session
+from ..sessions.session import Session
 from .group import NO_QUEUE, ConsumerGroup, GroupQueue
 from .members import Member
 from .rates import TokenBucket

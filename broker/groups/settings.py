@@ -16,7 +16,7 @@ from ...protocol.names import SYSTEM_GROUP_PREFIX, IllegalName, group_fault
 from ...protocol.settings import group_settings_fault
 from ..config import LimitExceeded
 from ..runtime import Job, Runtime
-from ..sessions import Reason, Refusal
+from ..sessions.refusal import Reason, Refusal
 from ..store.files import StoreFull, read_state, replace_state, write_state
 from ..store.journals import Journal
 from .group import ConsumerGroups

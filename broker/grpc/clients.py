@@ -31,7 +31,9 @@ from ..config import (
     Limits,
 )
 from ..pops.requests import PopClient
-from ..sessions import ClientRequest, GrpcClientStats, Session, SessionEvent
+from ..sessions.events import ClientRequest, SessionEvent
+from ..sessions.grpc_stats import GrpcClientStats
+from ..sessions.session import Session
 from ..store.files import StoreFull
 from ..tls import ClientTransport
 from .schema import (

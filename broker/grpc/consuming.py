@@ -37,7 +37,8 @@ from ..config import (
 from ..messages.sending import max_attempts
 from ..pops.pool import Receive
 from ..pops.requests import AckStatus, Delivered, PopRequest, PopResult, Why
-from ..sessions import LiteTaken, OutcomeWanted, Refusal, SessionEvent
+from ..sessions.events import LiteTaken, OutcomeWanted, SessionEvent
+from ..sessions.refusal import Refusal
 from ..store.files import StoreError
 from .clients import GrpcCall, GrpcClient, HandlerContext, set_status
 from .lite import LITE_CLIENTS, bind_lite_group, fill_lite

@@ -13,7 +13,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from ...protocol import names
 from ...protocol.config import MAX_SUBSCRIPTIONS
 from ..access import Need, Permission, group, topic
-from ..sessions import Reason, Refusal
+from ..sessions.refusal import Reason, Refusal
 
 # ------------------------------------------------------------------------------
 # The messages of package apache.rocketmq.v2, loaded from `service.binpb`.

@@ -34,7 +34,9 @@ from ..config import (
     LimitExceeded,
 )
 from ..runtime import MACHINE
-from ..sessions import AddressShares, GrpcClientStats, Refusal
+from ..sessions.grpc_stats import GrpcClientStats
+from ..sessions.refusal import Refusal
+from ..sessions.shares import AddressShares
 from ..store.files import StoreError
 from ..tls import ClientTransport
 from . import clients, consuming, lite, producing, schema
@@ -366,6 +368,7 @@ class GrpcServer:
                 broker.pops.connection_lost(client.pop_client, heard_s)
             if not client.connections:
                 broker.clients.drop(client)
+                broker.client_requests.drop(client)
                 if client.group:
                     broker.clock.call_later(CLIENT_GONE_S, self._look_for, client)
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from ...protocol import properties as props
 from ...protocol.config import MAX_PROPERTY_BYTES
 from ...protocol.message import Record, tried
-from ..sessions import Reason, Refusal
+from ..sessions.refusal import Reason, Refusal
 from ..store.index import ConsumeQueue
 from ..store.store import Store
 from .topics import MessageChanges

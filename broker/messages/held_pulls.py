@@ -19,7 +19,8 @@ import structlog
 from ...protocol.bodies import SLICE, Work
 from ...protocol.names import Subscription
 from ..runtime import Arrivals, Runtime, Timeouts, Timer
-from ..sessions import AddressShares, Session
+from ..sessions.session import Session
+from ..sessions.shares import AddressShares
 from ..store.index import ConsumeQueue
 
 log = structlog.get_logger("rocketlet.pulls")

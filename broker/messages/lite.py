@@ -21,7 +21,8 @@ from ...protocol.bodies import SLICE, TopicConfig, Work, joined
 from ...protocol.message import MessageError, born_host_in, decode_host, offset_in, properties_in, split_records
 from ..config import BULK_PULL_BYTES, BULK_PULL_MESSAGES, LITE_READS
 from ..runtime import Adoption, Runtime
-from ..sessions import AddressShares, Reason, Refusal
+from ..sessions.refusal import Reason, Refusal
+from ..sessions.shares import AddressShares
 from ..store.files import read_state
 from ..store.index import ConsumeQueue
 from ..store.journals import Journal

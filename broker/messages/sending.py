@@ -35,7 +35,7 @@ from ..config import (
     REGION,
     BrokerConfig,
 )
-from ..sessions import Reason, Refusal
+from ..sessions.refusal import Reason, Refusal
 from ..store.index import ConsumeQueue
 from .appender import Appender, property_bytes, with_real_queue
 from .dedup import Deduplication, FirstMessage, key_of

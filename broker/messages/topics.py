@@ -20,7 +20,7 @@ from ...protocol.bodies import LOOKS, DataVersion, TopicConfig, Work, finish, jo
 from ...protocol.codes import MAX_PERM, PERM_INHERIT, PERM_READ, PERM_READ_WRITE, PERM_WRITE
 from ..config import MAX_QUEUES_PER_TOPIC, SAMPLE_INTERVAL_S, BrokerConfig, LimitExceeded, within
 from ..runtime import Job, Runtime
-from ..sessions import Reason, Refusal
+from ..sessions.refusal import Reason, Refusal
 from ..store.files import StoreError, StoreFull, find_state, replace_state, write_state
 from ..store.index import ConsumeQueue
 from ..store.journals import Journal

@@ -32,7 +32,8 @@ from ...protocol.message import Record
 from ...protocol.names import tag_code
 from ..config import MAX_TRANSACTION_TIMEOUT_S
 from ..runtime import Job, LiveConfig, Runtime, SingleTimer
-from ..sessions import Clients, OutcomeWanted
+from ..sessions.clients import Clients
+from ..sessions.events import OutcomeWanted
 from ..store.files import Damaged, Save, StoreFull, read_state
 from ..store.index import ConsumeQueue
 from ..store.store import RetentionTime

@@ -22,7 +22,9 @@ from ..groups.reading import shares_queues
 from ..groups.settings import RequestModes
 from ..messages.topics import Topics
 from ..runtime import Adoption, Clock, Runtime, Timer
-from ..sessions import ClientRequest, Reports, Session, SessionEvent
+from ..sessions.events import ClientRequest, SessionEvent
+from ..sessions.reports import Reports
+from ..sessions.session import Session
 from ..store.journals import LeaseKey
 from .deliveries import DeliveryState
 from .pool import QueuePool, is_queue_pool

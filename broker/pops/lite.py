@@ -20,7 +20,8 @@ from ..config import LITE_READS, LITE_SUBSCRIPTION_BYTES, LITE_SYNC_S, MAX_POP_M
 from ..messages.lite import LiteTopic, LiteTopics
 from ..messages.topics import Topics
 from ..runtime import Job, Runtime, run
-from ..sessions import AddressShares, Session
+from ..sessions.session import Session
+from ..sessions.shares import AddressShares
 from ..store.files import Damaged, StoreFull, replace_state
 from ..store.index import ConsumeQueue
 from .deliveries import DeliveriesOf, Delivery, DeliveryState, PopPart, TakenDelivery

@@ -28,7 +28,10 @@ from ..config import LITE_EXPIRED_AT_ONCE, LITE_SYNC_S, LITE_SYNCED_NAME_BYTES, 
 from ..groups.settings import GroupConfigs
 from ..messages.lite import LiteTopic
 from ..runtime import Clock, Runtime, Timer
-from ..sessions import AddressShares, LiteTaken, Reason, Refusal, Session
+from ..sessions.events import LiteTaken
+from ..sessions.refusal import Reason, Refusal
+from ..sessions.session import Session
+from ..sessions.shares import AddressShares
 from ..store.files import StoreFull
 from .lite import LitePool, LiteSubscriber, Payer, is_lite_pool
 from .pools import Pools

@@ -25,7 +25,8 @@ from ..groups.group import ConsumerGroup, FinishedAhead
 from ..groups.offsets import Offsets
 from ..messages.topics import Topics
 from ..runtime import Clock, Runtime, Timer
-from ..sessions import AddressShares, Session
+from ..sessions.session import Session
+from ..sessions.shares import AddressShares
 from ..store.index import ConsumeQueue
 from ..store.store import Store
 from .deliveries import DeliveriesOf, Delivery, DeliveryState, PopPart, TopicMessages

@@ -41,7 +41,9 @@ from ..messages.lite import LiteTopic
 from ..messages.sending import is_last_attempt, sent_back
 from ..messages.topics import Statistics, Topics
 from ..runtime import Adoption, Arrivals, Clock, Job, Runtime, Timeouts, Timer, run
-from ..sessions import Reason, Recent, Refusal, Reports, Session
+from ..sessions.refusal import Reason, Refusal
+from ..sessions.reports import Recent, Reports
+from ..sessions.session import Session
 from ..store.files import Damaged, StoreError, StoreFull
 from ..store.index import ConsumeQueue
 from .deliveries import Delivery, DeliveryState, KeptQueue, TakenDelivery

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ...protocol.names import Subscription
 from ..config import FILTER_WORD_BYTES, MAX_POP_BYTES
-from ..sessions import Session, subscription_bytes
+from ..groups.members import subscription_bytes
+from ..sessions.session import Session
 
 if TYPE_CHECKING:
     from ..messages.filters import Filter

@@ -71,7 +71,7 @@ from ..groups.members import Member, shown
 from ..machine import resident_bytes
 from ..messages.topics import GOT, GOT_BYTES, PUT, PUT_BYTES, SENT_BACK, Rate, Statistics, Totals
 from ..runtime import Histogram
-from ..sessions import Answer, ForwardedRequest, HandlingWanted, OffsetsReset, OffsetsWanted, RunningWanted
+from ..sessions.events import Answer, ForwardedRequest, HandlingWanted, OffsetsReset, OffsetsWanted, RunningWanted
 from ..store.files import StoreFull
 from ..store.index import ConsumeQueue
 from .connection import RemotingConnection
@@ -382,7 +382,7 @@ def consumer_status(broker: BrokerController, connection: RemotingConnection, fr
 
     wanted = OffsetsWanted(header.group, header.topic)
     for client_id, peer in asked.items():
-        broker.clients.request(peer, wanted, partial(answered, client_id), by=connection)
+        broker.client_requests.send(peer, wanted, partial(answered, client_id), by=connection)
     return None
 
 
@@ -423,7 +423,7 @@ def forward(broker: BrokerController, connection: RemotingConnection, frame: Fra
 
     asked = ForwardedRequest(header.consumer_group, header.client_id, fields)
     wanted = RunningWanted(asked) if record is None else HandlingWanted(asked, record)
-    broker.clients.request(member, wanted, answered, by=connection)
+    broker.client_requests.send(member, wanted, answered, by=connection)
     return None
 
 

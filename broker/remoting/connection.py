@@ -34,11 +34,8 @@ from ..config import (
 )
 from ..memory import Memory
 from ..runtime import Moment, OnePerIteration, Turns
-from ..sessions import (
-    ClientRequest,
-    Reports,
-    SessionEvent,
-)
+from ..sessions.events import ClientRequest, SessionEvent
+from ..sessions.reports import Reports
 from ..tls import Client, Decryption
 from .events import encode_event, encode_request
 from .kept_pulls import KeptPulls

@@ -10,6 +10,7 @@ from typing import Final
 
 import structlog
 
+from ...host.address import is_loopback
 from ...protocol import fast
 from ...protocol.bodies import BodyError, Work
 from ...protocol.codes import ONEWAY_FLAG, RESPONSE_FLAG, RequestCode, ResponseCode, request_name
@@ -24,7 +25,8 @@ from ..config import KEPT_FRAME_BYTES, LARGE_REQUEST_BYTES, LIMITS, PIECE_S, UNW
 from ..messages.sending import LongBatch
 from ..nameserver import Routes
 from ..runtime import Histogram, Turns
-from ..sessions import AddressShares, Refusal, is_loopback
+from ..sessions.refusal import Refusal
+from ..sessions.shares import AddressShares
 from ..store.files import StoreError, StoreFull
 from ..store.store import Flusher
 from . import accounts, administration, groups, messages, permissions, pops
@@ -169,7 +171,7 @@ class Dispatch:
         """Pass on a client's response to a request of the broker. Return the time at which the next request starts."""
         if self._broker is None:
             return began_s
-        self._broker.clients.answer(connection, frame.opaque, read_response(frame))
+        self._broker.client_requests.answer(connection, frame.opaque, read_response(frame))
         return time.perf_counter()
 
     def _answer_later(self, connection: RemotingConnection, frame: Frame, reply: Reply, out: Buffers) -> bool:

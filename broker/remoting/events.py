@@ -29,7 +29,7 @@ from ...protocol.headers import (
 from ...protocol.message import Record, encode_record
 from ..messages.appender import real_queue
 from ..messages.transactions import CHECK_TIMES
-from ..sessions import (
+from ..sessions.events import (
     Answer,
     ClientRequest,
     ForwardedRequest,

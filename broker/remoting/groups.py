@@ -47,7 +47,8 @@ from ..broker import BrokerController
 from ..config import MAX_RUNNING_INFO_BYTES, LimitExceeded
 from ..groups.group import NO_QUEUE, ConsumerGroup
 from ..groups.members import shape_of
-from ..sessions import Answer, ForwardedRequest, Refusal, RunningWanted
+from ..sessions.events import Answer, ForwardedRequest, RunningWanted
+from ..sessions.refusal import Refusal
 from ..store.index import ConsumeQueue
 from .connection import RemotingConnection
 from .responses import Buffers, ResponseError, answer, small
@@ -432,11 +433,11 @@ Place = tuple[str, str, int]  # group, topic, queue id
 
 def ask_who(broker: BrokerController, connection: RemotingConnection, frame: Frame, place: Place) -> None:
     """Query the running info of a client that pulls a queue, unless a request to it is in flight or too many are."""
-    if not broker.clients.has_open_request(connection):
+    if not broker.client_requests.has_open(connection):
         wanted = RunningWanted(ForwardedRequest(place[0], broker.groups.queue(*place).last_reader_id or "", {}))
         answered = partial(_answered, broker, connection, place, frame.language, frame.version)
         with suppress(LimitExceeded):
-            broker.clients.request(connection, wanted, answered, by=connection)
+            broker.client_requests.send(connection, wanted, answered, by=connection)
 
 
 def _answered(

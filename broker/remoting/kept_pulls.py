@@ -9,7 +9,7 @@ from ...protocol.config import MAX_REQUEST_HEADER_BYTES
 from ...protocol.frame import ExtValue, Frame
 from ..config import CHECKED_PULL_BYTES, MAX_CHECKED_PULLS
 from ..groups.pulling import CheckedPull
-from ..sessions import Session
+from ..sessions.session import Session
 from .responses import reply_type
 
 _Place = tuple[ExtValue, ExtValue, ExtValue]  # group, topic, queue id as the client writes them

@@ -58,7 +58,8 @@ from ..groups.pulling import Pull, Pulled, PullFault, PullStatus
 from ..messages.appender import property_bytes
 from ..messages.later import Recall, RecallFault, recalling
 from ..messages.sending import too_large
-from ..sessions import Answer, Refusal, ReplyWanted
+from ..sessions.events import Answer, ReplyWanted
+from ..sessions.refusal import Refusal
 from ..store.files import StoreError, StoreFailed, StoreFull
 from ..store.index import Search
 from .connection import RemotingConnection
@@ -325,7 +326,7 @@ def send_reply(broker: BrokerController, connection: RemotingConnection, frame: 
 
     push = _push(header, text, _host(connection.born_host), _host(store.store_host), now_ms)
     body, frame = frame.body, small(frame)  # the client's response may take seconds, so keep only what is needed
-    broker.clients.request(waiting, ReplyWanted(push, body), answered, by=connection)
+    broker.client_requests.send(waiting, ReplyWanted(push, body), answered, by=connection)
     return None
 
 

@@ -22,10 +22,7 @@ from ...protocol.frame import (
     encode_head,
     encode_msgpack,
 )
-from ..sessions import (
-    Reason,
-    Refusal,
-)
+from ..sessions.refusal import Reason, Refusal
 
 Buffer = bytes | memoryview
 Buffers = list[Buffer]

@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.util
-import ipaddress
 import os
 import signal
 import socket
@@ -21,6 +20,7 @@ import structlog
 from ...client.errors import ConfigError, RocketletError
 from ...client.wire.connection import Access
 from ...console.config import DEFAULT_PORT
+from ...host.address import is_loopback
 from ..config import NAME_SERVER, NAME_SERVER_VARIABLE
 from ..plumbing import logs, numbers
 from ..plumbing.access import access_of, add_client_options
@@ -110,7 +110,7 @@ def _sessions(options: argparse.Namespace, side: str) -> Sessions | None:
         from ...console.login import Sessions, read_users
 
         return Sessions(read_users(logins))
-    if not (no_login or _is_loopback(host)):
+    if not (no_login or is_loopback(host)):
         raise ConfigError(
             f"{option}host: other machines reach {host}, and the console has no users; give {option}logins FILE, or "
             f"{option}no-login if a proxy with a login is in front of it"
@@ -204,7 +204,7 @@ async def _serving(
         raise ConfigError("the console needs its extra: pip install '.[console]'")
     from ...console.server import ConsoleServer
 
-    if sessions is None and not _is_loopback(host):
+    if sessions is None and not is_loopback(host):
         hint = "it has no login: whoever reaches it can do what its keys can; put a proxy with a login before it"
         log.warning("console_open", host=host, read_only=read_only, hint=hint)
     async with ConsoleServer(
@@ -212,10 +212,3 @@ async def _serving(
         folder=folder,
     ) as server:  # fmt: skip
         yield server.url
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from ...broker.config import BrokerConfig
-from ...broker.sessions import is_loopback
+from ...host.address import is_loopback
 
 if TYPE_CHECKING:  # loaded when a broker is controlled
     from ...broker.nameserver import Networks
@@ -37,7 +37,7 @@ async def controlled(
     from ...testing.control import Control
     from ...testing.rig import Rig
 
-    if options.control_host != "localhost" and not is_loopback(options.control_host):
+    if not is_loopback(options.control_host):
         log.warning(
             "control_open_to_other_machines", host=options.control_host, port=options.control_port,
             hint="anybody who reaches it can delete everything",

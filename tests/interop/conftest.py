@@ -20,7 +20,7 @@ from rocketlet.broker.remoting import events
 from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.remoting.dispatch import Dispatch
 from rocketlet.broker.server import Listening, Server
-from rocketlet.broker.sessions import ClientRequest, SessionEvent
+from rocketlet.broker.sessions.events import ClientRequest, SessionEvent
 from rocketlet.client import Consumer, Producer
 from rocketlet.protocol.codes import Language
 from rocketlet.protocol.frame import FrameReader

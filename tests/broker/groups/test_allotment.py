@@ -20,7 +20,7 @@ from rocketlet.broker.groups.reading import Read, ReadKind, Refuse, may_read
 from rocketlet.broker.groups.stages import Drain
 from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.runtime import MovableClock, Runtime
-from rocketlet.broker.sessions import Session
+from rocketlet.broker.sessions.session import Session
 from rocketlet.protocol import names
 from rocketlet.protocol.allocation import AVG, AVG_BY_CIRCLE, CONSISTENT_HASH, Averagely, Strategy, TopicQueues
 from rocketlet.protocol.bodies import SLICE, BrokerData, ConsumerData, QueueData, Route, finish

@@ -22,7 +22,8 @@ from rocketlet.broker.groups.members import History
 from rocketlet.broker.groups.stages import Drain, DrainStage
 from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.runtime import MovableClock, Runtime, run
-from rocketlet.broker.sessions import Reports, Session
+from rocketlet.broker.sessions.reports import Reports
+from rocketlet.broker.sessions.session import Session
 from rocketlet.protocol import group_bodies
 from rocketlet.protocol.allocation import TopicQueues
 from rocketlet.protocol.bodies import LOOKS, BrokerData, ConsumerData, GroupConfig, QueueData, Route, finish

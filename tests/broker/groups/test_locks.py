@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from rocketlet.broker.runtime import MovableClock
-from rocketlet.broker.sessions import Session
+from rocketlet.broker.sessions.session import Session
 from rocketlet.protocol import group_bodies
 from rocketlet.protocol.bodies import finish
 from rocketlet.protocol.codes import RequestCode, ResponseCode

@@ -22,7 +22,7 @@ from rocketlet.broker.groups.group import ConsumerGroup
 from rocketlet.broker.groups.members import History, finding_faults, size_of
 from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.runtime import MovableClock, Runtime
-from rocketlet.broker.sessions import Refusal
+from rocketlet.broker.sessions.refusal import Refusal
 from rocketlet.protocol.bodies import LOOKS, ConsumerData, Work, finish
 from rocketlet.protocol.group_bodies import BrokerShare
 from rocketlet.protocol.names import Queue, Subscription

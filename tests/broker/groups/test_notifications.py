@@ -14,7 +14,7 @@ from rocketlet.broker.groups.members import History, Rebalances
 from rocketlet.broker.groups.stages import Drain
 from rocketlet.broker.metrics import Collector
 from rocketlet.broker.runtime import MovableClock, Runtime
-from rocketlet.broker.sessions import GroupChanged
+from rocketlet.broker.sessions.events import GroupChanged
 from rocketlet.client import AdminClient
 from rocketlet.client.admin import diagnosis
 from rocketlet.protocol.bodies import SLICE, WRITES, ConsumerData, TopicConfig, finish

@@ -21,7 +21,7 @@ from rocketlet.broker.groups.members import ALONE
 from rocketlet.broker.groups.pulling import CheckedPull, Pull
 from rocketlet.broker.remoting.kept_pulls import KeptPulls
 from rocketlet.broker.runtime import MovableClock
-from rocketlet.broker.sessions import Session
+from rocketlet.broker.sessions.session import Session
 from rocketlet.broker.store.files import Unreadable
 from rocketlet.protocol import bodies, fast
 from rocketlet.protocol.admin_bodies import encode_running_info

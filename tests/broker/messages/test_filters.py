@@ -14,7 +14,7 @@ from rocketlet.broker import config
 from rocketlet.broker.config import MAX_FILTER_WORDS
 from rocketlet.broker.messages import filters
 from rocketlet.broker.messages.filters import FilterError, parse_filter
-from rocketlet.broker.sessions import Refusal
+from rocketlet.broker.sessions.refusal import Refusal
 from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.codes import ResponseCode
 from rocketlet.protocol.group_bodies import encode_client_check

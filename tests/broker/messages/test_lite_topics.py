@@ -19,7 +19,7 @@ from rocketlet.broker.config import BATCH_TURN_MESSAGES, LITE_EXPIRED_AT_ONCE, B
 from rocketlet.broker.messages.lite import LiteTopic
 from rocketlet.broker.messages.sending import LongBatch
 from rocketlet.broker.runtime import MovableClock, Timer
-from rocketlet.broker.sessions import Reason, Refusal
+from rocketlet.broker.sessions.refusal import Reason, Refusal
 from rocketlet.broker.store.files import Damaged, StoreFull
 from rocketlet.broker.store.store import Retention
 from rocketlet.protocol import properties as props

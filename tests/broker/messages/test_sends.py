@@ -16,7 +16,7 @@ from rocketlet.broker.config import (
 )
 from rocketlet.broker.messages.sending import LongBatch, _pieces_of_short
 from rocketlet.broker.runtime import MovableClock
-from rocketlet.broker.sessions import Refusal
+from rocketlet.broker.sessions.refusal import Refusal
 from rocketlet.protocol import bodies
 from rocketlet.protocol.bodies import GroupConfig, Heartbeat, TopicConfig
 from rocketlet.protocol.codes import RequestCode, ResponseCode

@@ -9,7 +9,8 @@ import pytest
 from rocketlet.broker.config import MAX_POP_MESSAGES, POOL_IDLE_S, POP_CLIENT_SILENT_S, LimitExceeded
 from rocketlet.broker.pops.lite_subscriptions import LiteSync
 from rocketlet.broker.pops.requests import AckStatus, PopClient, Why
-from rocketlet.broker.sessions import Refusal, Session
+from rocketlet.broker.sessions.refusal import Refusal
+from rocketlet.broker.sessions.session import Session
 from rocketlet.protocol.bodies import GroupConfig, TopicConfig, finish
 from rocketlet.protocol.group_bodies import LiteAction
 

@@ -28,7 +28,8 @@ from rocketlet.broker.pops.pools import Pools
 from rocketlet.broker.pops.pops import DeadLetterWriter, Pops
 from rocketlet.broker.pops.requests import AckStatus, PopClient, PopRequest, PopResult
 from rocketlet.broker.runtime import MovableClock, Runtime, Turns, run
-from rocketlet.broker.sessions import GroupChanged, Session, SessionEvent
+from rocketlet.broker.sessions.events import GroupChanged, SessionEvent
+from rocketlet.broker.sessions.session import Session
 from rocketlet.broker.store.journals import Frames
 from rocketlet.protocol.bodies import ConsumerData, GroupConfig, Route, TopicConfig
 from rocketlet.protocol.group_bodies import LockRequest

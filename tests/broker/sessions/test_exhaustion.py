@@ -13,7 +13,7 @@ from rocketlet.broker.config import IDLE_LIMIT_S, LARGE_HOLDING_BYTES, SWEEP_INT
 from rocketlet.broker.machine import default_budget
 from rocketlet.broker.memory import Memory
 from rocketlet.broker.remoting.connection import RemotingConnection
-from rocketlet.broker.sessions import AddressShares
+from rocketlet.broker.sessions.shares import AddressShares
 from rocketlet.protocol.bodies import TopicConfig, finish
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame, encode
