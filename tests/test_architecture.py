@@ -106,8 +106,8 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "broker.store",
         "broker.broker": "broker.access broker.cluster broker.config broker.groups broker.groups.pulling broker.machine "
         "broker.messages broker.nameserver broker.pops broker.runtime broker.sessions broker.store broker.tls",
-        "broker.metrics": "host broker.broker broker.config broker.memory broker.messages broker.nameserver broker.runtime "
-        "broker.sessions broker.tls",
+        "broker.metrics": "host broker.broker broker.config broker.memory broker.messages broker.nameserver "
+        "broker.runtime broker.tls",
         "broker.remoting": "broker.access broker.broker broker.config broker.groups broker.groups.pulling "
         "broker.machine broker.memory broker.messages broker.nameserver broker.pops broker.runtime broker.sessions "
         "broker.store broker.tls host",
