@@ -14,7 +14,7 @@ from functools import lru_cache
 from ipaddress import IPv4Address, ip_address
 from pathlib import Path
 from threading import Lock
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -645,7 +645,8 @@ def _numbers(host: str) -> tuple[int, ...]:
 
 _VERSION: Final = "dataVersion"
 
-Document = dict[str, Any]
+Document = dict[str, object]
+"""A mapping in the file: of the file itself, and of each account. `read_policy` has checked its values."""
 
 
 class _Unsettled(AclError):
@@ -727,13 +728,13 @@ class AclFile:
     # Changes by mqadmin
 
     @property
-    def entries(self) -> Sequence[Mapping[str, Any]]:
+    def entries(self) -> list[Document]:
         """The accounts as they were in the file when it was last read or written, including secrets."""
-        return self._document.get(ACCOUNTS) or ()
+        return _accounts(self._document)
 
     @property
     def white_addresses(self) -> list[str]:
-        return [str(text) for text in self._document.get(GLOBAL_WHITE) or ()]
+        return [str(text) for text in lines_of(self._document, GLOBAL_WHITE)]
 
     @property
     def version(self) -> DataVersion:
@@ -742,13 +743,12 @@ class AclFile:
         timestamp, counter = first.get("timestamp"), first.get("counter")
         return DataVersion(timestamp if isinstance(timestamp, int) else 0, counter if isinstance(counter, int) else 0)
 
-    def put_account(self, entry: Mapping[str, Any]) -> None:
+    def put_account(self, entry: Mapping[str, object]) -> None:
         """Add an account, or change the fields of an existing one. Fields that are missing in `entry` are not changed, but a
         new secret removes the previous one. Raises AclError."""
 
         def change(document: Document) -> None:
-            accounts = document.get(ACCOUNTS) or []
-            document[ACCOUNTS] = accounts
+            document[ACCOUNTS] = accounts = _accounts(document)
             known = next((account for account in accounts if str(account["accessKey"]) == entry["accessKey"]), None)
             if known is None:
                 accounts.append(dict(entry))
@@ -764,7 +764,7 @@ class AclFile:
         """Change an account's entry in the file. Raises AclError, including for an account that does not exist."""
 
         def change(document: Document) -> None:
-            entry = next((item for item in document.get(ACCOUNTS) or () if str(item["accessKey"]) == access_key), None)
+            entry = next((item for item in _accounts(document) if str(item["accessKey"]) == access_key), None)
             if entry is None:
                 raise AclError(f"there is no account {access_key[:100]}")
             change_entry(entry)
@@ -777,7 +777,7 @@ class AclFile:
         def change(document: Document) -> None:
             if access_key not in self.policy.accounts:
                 raise AclError(f"there is no account {access_key[:100]}")
-            document[ACCOUNTS] = [entry for entry in document[ACCOUNTS] if str(entry["accessKey"]) != access_key]
+            document[ACCOUNTS] = [entry for entry in _accounts(document) if str(entry["accessKey"]) != access_key]
 
         self._change(change)
 
@@ -814,6 +814,17 @@ class AclFile:
             raise AclError(f"cannot write {self.path}: {error.strerror}") from None
         self._put(policy, document)
         self._watched.written()
+
+
+def lines_of(entry: Mapping[str, object], name: str) -> list[object]:
+    """Return the lines of a checked mapping's list; an empty list if it has none."""
+    found = entry.get(name)
+    return found if isinstance(found, list) else []
+
+
+def _accounts(document: Document) -> list[Document]:
+    """Return the accounts of a document, which can be changed."""
+    return [entry for entry in lines_of(document, ACCOUNTS) if isinstance(entry, dict)]
 
 
 def _line_text(error: Exception) -> str:

@@ -7,13 +7,14 @@ import contextlib
 import ipaddress
 import socket
 import sys
-from collections.abc import Coroutine, Iterable, Iterator, Sized
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sized
 from importlib.metadata import version
-from socketserver import ThreadingMixIn
+from socketserver import BaseRequestHandler, ThreadingMixIn
 from threading import Lock, Thread
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 from urllib.parse import urlsplit
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from wsgiref.types import StartResponse, WSGIEnvironment
 
 import structlog
 from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
@@ -488,6 +489,10 @@ class Measured(Protocol):
     async def readiness(self) -> str | None: ...
 
 
+_Accepted = socket.socket | tuple[bytes, socket.socket]
+"""What a socketserver accepts: a connection, or of UDP a packet with its socket."""
+
+
 class _Threads(ThreadingMixIn, WSGIServer):
     """A WSGI server with a thread for each connection.
 
@@ -498,27 +503,27 @@ class _Threads(ThreadingMixIn, WSGIServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, *arguments: Any) -> None:
-        self._open: dict[socket.socket, None] = {}
+    def __init__(self, address: tuple[str, int], handler: Callable[..., BaseRequestHandler]) -> None:
+        self._open: dict[_Accepted, socket.socket] = {}
         self._changing = Lock()
-        super().__init__(*arguments)
+        super().__init__(address, handler)
 
-    def process_request(self, request: Any, client_address: Any) -> None:
+    def get_request(self) -> tuple[socket.socket, object]:
+        accepted, address = super().get_request()
         with self._changing:
             if len(self._open) >= MAX_METRICS_CONNECTIONS:
-                oldest = next(iter(self._open))
-                del self._open[oldest]
+                oldest = self._open.pop(next(iter(self._open)))
                 with contextlib.suppress(OSError):  # its client has disconnected
                     oldest.shutdown(socket.SHUT_RDWR)  # its thread receives the end of the stream, and closes it
-            self._open[request] = None
-        super().process_request(request, client_address)
+            self._open[accepted] = accepted
+        return accepted, address
 
-    def shutdown_request(self, request: Any) -> None:
+    def shutdown_request(self, request: _Accepted) -> None:
         with self._changing:
             self._open.pop(request, None)
         super().shutdown_request(request)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request: _Accepted, client_address: object) -> None:
         """Log defects, but no errors of a client such as a disconnect."""
         if not isinstance(sys.exc_info()[1], OSError):
             log.exception("metrics_request_failed")
@@ -576,10 +581,9 @@ class MetricsPort:
 
     def collect(self) -> list[Metric]:
         """Return the metrics for prometheus-client, in its thread."""
-        found: list[Metric] = self._ask(self._measured.snapshot())
-        return found
+        return self._ask(self._measured.snapshot())
 
-    def _ask(self, work: Coroutine[Any, Any, Any]) -> Any:
+    def _ask(self, work: Coroutine[object, object, T]) -> T:
         """Run a coroutine in the event loop, from another thread. Raises TimeoutError if the loop does not respond; the
         coroutine is then cancelled."""
         asked = asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -589,7 +593,7 @@ class MetricsPort:
             asked.cancel()
             raise
 
-    def _answer(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+    def _answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         path = environ.get("PATH_INFO")
         host = str(environ.get("HTTP_HOST") or "")
         if self._is_local and host and not _is_own(host):
@@ -616,7 +620,7 @@ class MetricsPort:
         """Return the reason why the event loop does not respond or, with `is_ready`, why the process is not ready for
         clients; None without a reason."""
         try:
-            return self._ask(self._measured.readiness() if is_ready else asyncio.sleep(0))  # type: ignore[no-any-return] # a text, or None
+            return self._ask(self._measured.readiness() if is_ready else asyncio.sleep(0))
         except TimeoutError:
             return self._no_response
 

@@ -15,12 +15,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable,
 from concurrent.futures import ThreadPoolExecutor
 from heapq import heappop, heappush
 from math import ceil
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 import orjson
 import structlog
 
-from ..protocol.bodies import Work
+from ..protocol.bodies import BodyError, Work, shaped
 from .config import ADDRESS_SHARE, LIMITS, MAX_NAMED_CHARS, MOMENT_S, TURN_S, BrokerConfig, LimitExceeded, Limits
 
 log = structlog.get_logger("rocketlet.turns")
@@ -199,8 +199,8 @@ class Turns:
         self._at_once = limits.affected_at_once
         self.turn_s = turn_s
         self._call_soon = call_soon or MACHINE.call_soon
-        self._own: deque[Work[Any]] = deque()
-        self._of_clients: dict[str, deque[Work[Any]]] = {}  # by address, in the order of their turns
+        self._own: deque[Work[object]] = deque()
+        self._of_clients: dict[str, deque[Work[object]]] = {}  # by address, in the order of their turns
         self._is_own_turn = True
         self.waiting = 0
         self._alone: set[str] = set()
@@ -609,7 +609,7 @@ class LiveConfig:
 Entry = TypeVar("Entry")
 K = TypeVar("K")
 Item = TypeVar("Item")
-Shape = TypeVar("Shape", dict[str, Any], list[Any])
+Shape = TypeVar("Shape")
 
 
 class Adoption:
@@ -646,26 +646,21 @@ class Adoption:
             content = orjson.dumps(left, default=_shown, option=orjson.OPT_NON_STR_KEYS)
             self.set_aside(part, len(left), content, first)
 
-    def whole(self, part: str, value: object, shape: type[Shape], read: Callable[[Shape], T]) -> T:
-        """Read the value of a state file, of which no part can be adopted without the others, and return the result. If it
-        cannot be read, read an empty value instead.
+    def whole(self, part: str, value: object, shape: type[Shape]) -> Shape | None:
+        """Return the value of a state file in its type; None without a value, or if the value has another type.
 
         Args:
             part: the name of the state, which begins the name of the file.
             value: the value; None if there is no state file.
             shape: the type that the value must have.
-            read: reads a value, or raises an error. It accepts an empty value.
         """
+        if value is None:
+            return None
         try:
-            if isinstance(value, shape):
-                return read(value)
-            if value is not None:
-                raise TypeError(f"expected a {shape.__name__}, got a value of type {type(value).__name__}")
-        except MemoryError:
-            raise
-        except Exception as error:
+            return shaped(value, shape)
+        except BodyError as error:
             self.set_aside(part, 1, orjson.dumps(value), error)
-        return read(shape())
+            return None
 
     def set_aside(self, part: str, count: int, content: bytes, fault: Exception) -> None:
         """Keep and report entries that were not adopted.

@@ -134,7 +134,7 @@ def answers(name: str, shape: Any = Any) -> Callable[[Callable[[S], T]], Callabl
     return reads(name, shape, max_bytes=MAX_ANSWER_BYTES, max_dialect_bytes=MAX_ANSWER_BYTES)
 
 
-def shaped(value: Any, shape: type[S]) -> S:
+def shaped(value: object, shape: type[S]) -> S:
     """Convert a decoded JSON value, for example from a state file, to a shape. Raises BodyError."""
     try:
         return msgspec.convert(value, shape, strict=False)
@@ -461,7 +461,7 @@ class TopicShape(Shape):
     attributes: Any = None  # topics of other brokers may have more attributes
 
 
-def read_topic(data: Any) -> TopicConfig:
+def read_topic(data: object) -> TopicConfig:
     """Return the topic of a JSON object that is decoded already. Raises BodyError."""
     return topic_of(shaped(data, TopicShape))
 
@@ -728,7 +728,7 @@ DEFAULT_LITE_QUOTA: Final = 2000
 DEFAULT_PRIORITY_FACTOR: Final = 100
 
 
-def read_group(data: Any) -> GroupConfig:
+def read_group(data: object) -> GroupConfig:
     """Return the settings of a JSON object that is decoded already. Raises BodyError."""
     return shaped(data, GroupConfig)
 

@@ -785,7 +785,7 @@ class ConsumerGroup:
 class _NoQueue(GroupQueue):
     """Stands for a queue of which its group has no state. Its fields cannot be set."""
 
-    def __setattr__(self, name: str, value: Any) -> NoReturn:
+    def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(f"{name}: the queue is a placeholder; use ConsumerGroups.obtain_queue")
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from operator import itemgetter
 from sys import getsizeof
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import structlog
 
@@ -437,11 +437,13 @@ LOCKED: Final = "locked"
 
 # Of a lease there are the most events. A tuple takes half of a dictionary's memory; the names of the details are one
 # object for all events of a kind.
-HistoryEvent = tuple[Any, ...]  # the names of the details, time in ms, event, client id, details
+Detail = str | int
+HistoryEvent = tuple[tuple[str, ...], int, str, str, *tuple[Detail, ...]]
+"""The names of the details, time in ms, event, client id, details."""
 _OF_LEASE: Final = ("topic", "queue", "epoch")
 
 
-def shown(event: HistoryEvent) -> dict[str, Any]:
+def shown(event: HistoryEvent) -> dict[str, Detail]:
     """Return an event as it is reported: `{"ms", "event", "client", ...}`."""
     names, ms, kind, client, *details = event
     return {"ms": ms, "event": kind, "client": client, **dict(zip(names, details, strict=True))}
@@ -465,7 +467,7 @@ class History:
         self._bytes = 0
         self.rebalances = Rebalances(runtime)
 
-    def add(self, group: str, event: str, client: str, **detail: Any) -> None:
+    def add(self, group: str, event: str, client: str, **detail: Detail) -> None:
         self._put(group, (_shared(tuple(detail)), self._clock.time_ms(), event, client, *map(_short, detail.values())))
 
     def record_member_change(self, group: TimedGroup, event: str, client: str, members: int) -> None:
@@ -500,7 +502,7 @@ class History:
         if events:
             self._bytes -= _bytes_of(events.popleft())
 
-    def of(self, group: str) -> list[dict[str, Any]]:
+    def of(self, group: str) -> list[dict[str, Detail]]:
         """Return the events of a group that are still kept, as they are reported."""
         return list(map(shown, self.since(group)))
 
@@ -519,7 +521,7 @@ def _shared(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-def _short(detail: Any) -> Any:
+def _short(detail: Detail) -> Detail:
     return detail[:HISTORY_TEXT_CHARS] if isinstance(detail, str) else detail
 
 

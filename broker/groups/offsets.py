@@ -7,12 +7,12 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import orjson
 import structlog
 
-from ...protocol.bodies import LOOKS, SLICE, Work, joined
+from ...protocol.bodies import LOOKS, SLICE, Work, joined, shaped
 from ...protocol.names import IllegalName, group_fault
 from ..config import GUARD_POLL_S, GUARD_QUIET_S, MAX_HOLD_S, ORPHAN_S, PLACE_BYTES, LimitExceeded
 from ..messages.held_pulls import HeldPull, HeldPulls, Until
@@ -55,6 +55,15 @@ _IDENTITIES = "identities"
 _POPPED = "popped"  # always {}: earlier releases take it for a group's offsets
 
 
+class _HandedOver(NamedTuple):
+    """A line of the journal: queues of a group in a topic that were handed over, with their offsets."""
+
+    topic: str
+    group: str
+    identity: str
+    offsets: list[tuple[int, int]]
+
+
 class Offsets:
     """The committed offsets of all groups, kept in memory and saved to the disk at intervals. A group has them by topic
     (`TopicOffsets`).
@@ -74,20 +83,20 @@ class Offsets:
         self.is_unsaved = False
         self._dirty = False
         self._count = 0
-        state = self._adoption.whole("offsets", read_state(path), dict, dict[str, Any])
-        self._saved_rewinds = self._adoption.whole("rewinds", state.pop(_REWINDS, None), dict, dict[str, Any])
-        identities = self._adoption.whole("topics of offsets", state.pop(_IDENTITIES, None), dict, dict[str, Any])
+        state = self._adoption.whole("offsets", read_state(path), dict[str, object]) or {}
+        self._saved_rewinds = self._adoption.whole("rewinds", state.pop(_REWINDS, None), dict[str, int]) or {}
+        identities = self._adoption.whole("topics of offsets", state.pop(_IDENTITIES, None), dict[str, str]) or {}
         self._saved_identities = list(identities.items())
         self.has_pops = state.pop(_POPPED, None) is not None  # True if a group has ever popped: its journal exists then
         self._adoption.each("offsets", state.items(), self._adopt)
         self._saved_rewinds = {}
 
-    def _adopt(self, entry: tuple[str, Any]) -> None:
+    def _adopt(self, entry: tuple[str, object]) -> None:
         """Adopt the offsets of a group in a topic."""
         key, queues = entry
         topic, _, name = key.partition("@")
-        offsets = {int(number): int(offset) for number, offset in queues.items()}
-        rewinds = int(self._saved_rewinds.get(key, 0))
+        offsets = shaped(queues, dict[int, int])
+        rewinds = self._saved_rewinds.get(key, 0)
         item = self._obtain(self._groups.obtain(name), topic)
         item.offsets, item.rewinds = offsets, rewinds
         self._count += len(offsets)
@@ -112,12 +121,12 @@ class Offsets:
         entries = chain.from_iterable(line if isinstance(line, list) else (line,) for line in lines)
         self._adoption.each("handed-over offsets", entries, partial(self._apply, deleted))
 
-    def _apply(self, deleted: Container[str], entry: Any) -> None:
+    def _apply(self, deleted: Container[str], entry: object) -> None:
         """Adopt the offsets of queues that were handed over."""
-        topic, name, saved, offsets = entry
-        if not self._is_former(topic, saved, deleted):
-            for queue_id, offset in [(int(queue_id), int(offset)) for queue_id, offset in offsets]:
-                self.put(name, topic, queue_id, offset)
+        found = shaped(entry, _HandedOver)
+        if not self._is_former(found.topic, found.identity, deleted):
+            for queue_id, offset in found.offsets:
+                self.put(found.group, found.topic, queue_id, offset)
 
     def _is_former(self, topic: str, saved: str, deleted: Container[str]) -> bool:
         identity = self._identity_of(topic)
@@ -336,7 +345,7 @@ class Offsets:
         yield None
         rewinds: dict[str, int] = {}
         entries = yield from joined(self.encoded(rewinds))
-        popped: dict[str, Any] = {_POPPED: {}} if self.has_pops else {}
+        popped: dict[str, object] = {_POPPED: {}} if self.has_pops else {}
         rest = orjson.dumps({_REWINDS: rewinds, _IDENTITIES: identities, **popped})
         content = b"{%b%b%b" % (entries, b"," if entries else b"", rest[1:])
         yield partial(replace_state, self._path, content, sync=is_synced)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import orjson
 import structlog
@@ -66,11 +65,11 @@ class GroupConfigs:
         self._generation = runtime.generation
         self._groups = groups
         self._count = 0
-        saved = runtime.adoption.whole("groups", read_state(path), list, list[Any])
+        saved = runtime.adoption.whole("groups", read_state(path), list[object]) or []
         runtime.adoption.each("groups", (*saved, *self.journal.read()), self._adopt)
 
-    def _adopt(self, item: Any) -> None:
-        if "deleted" in item:
+    def _adopt(self, item: object) -> None:
+        if isinstance(item, dict) and "deleted" in item:
             self._remove(item["deleted"])
         else:
             self._store(_checked(read_group(item)))
@@ -199,7 +198,7 @@ class RequestModes:
         state = read_state(path)
         runtime.adoption.each("request modes", () if state is None else (state,), self._adopt)
 
-    def _adopt(self, state: Any) -> None:
+    def _adopt(self, state: object) -> None:
         self._modes = {(mode.group, mode.topic): mode for mode in decode_request_modes(orjson.dumps(state))}
 
     def __iter__(self) -> Iterator[RequestMode]:

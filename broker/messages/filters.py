@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum, auto
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -391,6 +391,7 @@ class _Parser:
 
 Value = str | int | float | bool | None
 Term = Callable[[Mapping[str, str]], Value]
+Comparison = Callable[[float, float], bool]
 
 MAX_LONG: Final = 2**63 - 1
 
@@ -491,14 +492,14 @@ def negated(term: Term) -> Term:
     return opposite
 
 
-def compared(left: Term, compare: Callable[[Any, Any], bool], right: Term) -> Term:
+def compared(left: Term, compare: Comparison, right: Term) -> Term:
     def ordered(properties: Mapping[str, str]) -> Value:
         first, second = left(properties), right(properties)
         if first is None or second is None:
             return None
         if isinstance(first, str):
             first = _number_of(first, second)
-        elif isinstance(second, str):
+        if isinstance(second, str):
             second = _number_of(second, first)
         if first != first or second != second:  # Java orders NaN after all other numbers
             return compare(first != first, second != second)

@@ -7,13 +7,14 @@ from enum import Enum
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import orjson
 import structlog
+from msgspec import Struct
 
 from ...protocol import properties as props
-from ...protocol.bodies import Work
+from ...protocol.bodies import Work, shaped
 from ...protocol.message import HandleError, RecallHandle, Record, decode_handle
 from ...protocol.names import NOTES_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC, tag_code
 from ..config import (
@@ -80,8 +81,8 @@ def stage_due(record: Record, topics: Topics, appender: Appender) -> bool:
     return True
 
 
-def _progress(value: dict[str, Any]) -> dict[int, int]:
-    return {int(level): int(offset) for level, offset in value.items()}
+_Progress = dict[int, int]
+"""The first offset of each delay level that is not delivered yet; of the level `_NOTES` the next note."""
 
 
 class Delays:
@@ -108,10 +109,10 @@ class Delays:
     def _load(self) -> dict[int, int]:
         """Return the saved progress, or that of the last note if the notes differ from those at the time of the save:
         there may be later ones, or a power failure may have removed some."""
-        saved = self._adoption.whole("progress of delays", read_state(self._path), dict, _progress)
+        saved = self._adoption.whole("progress of delays", read_state(self._path), _Progress) or {}
         known = saved.pop(_NOTES, 0)
         last = list(self._notes.since(self._notes.next - 1)) if known != self._notes.next else []
-        return _progress(last[0]) if last else saved
+        return shaped(last[0], _Progress) if last else saved
 
     def start(self) -> None:
         for level in range(1, len(self._levels_ms) + 1):
@@ -297,23 +298,36 @@ def without_time(text: str) -> str:
     return text
 
 
-class _TimerProgress(NamedTuple):
-    """The state file of the messages with a delivery time. See the attributes of `Timers`."""
+class _TimerProgress(Struct):
+    """The state file of the messages with a delivery time. See the attributes of `Timers`. `delivered` has the time in ms
+    and the offset of the last delivered message."""
 
-    delivered: int
-    taken: int
+    delivered: tuple[int, int] = (0, 0)
+    taken: int = 0
+    carried: int = 0
+    behind: list[int] = []
+    notes: int = 0
+    waiting: int = 0
+    bytes: int = 0
+
+
+class _TimerNote(Struct):
+    """A note of the messages with a delivery time: those that no longer wait, as in `Timers._stage_note`."""
+
+    delivered: tuple[int, int]
     carried: int
-    behind: set[int]
-    notes: int
-    waiting: int
+    done: list[int]
+    count: int
     bytes: int
 
 
-def _timer_progress(state: dict[str, Any]) -> _TimerProgress:
-    due_ms, offset = state.get("delivered", (0, 0))
-    taken, carried, *counts = (int(state.get(key, 0)) for key in ("taken", "carried", "notes", "waiting", "bytes"))
-    behind = {int(offset) for offset in state.get("behind", ())}
-    return _TimerProgress(key_of(int(due_ms), int(offset)), taken, carried, behind, *counts)
+class _RecalledMessage(NamedTuple):
+    """An entry of the recalled messages. `end` is the end of the queue at the time of the recall."""
+
+    due_ms: int
+    topic: str
+    unique_key: str
+    end: int
 
 
 class Timers:
@@ -336,9 +350,9 @@ class Timers:
         self._latest = _NOTHING  # the last key that was taken from the schedule
         self._dirty = False
         self.set_aside = 0
-        saved = runtime.adoption.whole("progress of timers", read_state(self._path), dict, _timer_progress)
+        saved = runtime.adoption.whole("progress of timers", read_state(self._path), _TimerProgress) or _TimerProgress()
         end = self.queue.next
-        self._delivered = saved.delivered
+        self._delivered = key_of(*saved.delivered)
         self._taken = min(saved.taken, end)
         # messages below this offset were delivered, or stored again at the log's end
         self._carried = min(saved.carried, end)
@@ -351,7 +365,7 @@ class Timers:
         # By delivery time, topic and unique key of a recalled message: the end of the queue at the time of the recall. All
         # copies before it are recalled, because a kill during `carrying` may leave two copies of a message.
         self._recalled: dict[tuple[int, str, str], int] = {}
-        recalled = runtime.adoption.whole("recalled messages", read_state(self._recalled_path), list, list[Any])
+        recalled = runtime.adoption.whole("recalled messages", read_state(self._recalled_path), list[object]) or []
         runtime.adoption.each("recalled messages", (*recalled, *self.journal.read()), self._adopt_recalled)
         self._kept = len(self._recalled)  # number of recalled messages at the last save; some may be past their time
         done, count, size = self._read_notes(saved.notes)
@@ -361,9 +375,9 @@ class Timers:
         self._add_new(done)
         self._wait_for_less(count, size)
 
-    def _adopt_recalled(self, item: Any) -> None:
-        due_ms, topic, key, end = item
-        self._recalled[int(due_ms), str(topic), str(key)] = int(end)
+    def _adopt_recalled(self, item: object) -> None:
+        found = shaped(item, _RecalledMessage)
+        self._recalled[found.due_ms, found.topic, found.unique_key] = found.end
 
     def _read_notes(self, first: int) -> tuple[set[int], int, int]:
         """Apply the notes since the progress was saved. Return the offsets of messages that were delivered since, the
@@ -371,12 +385,12 @@ class Timers:
         notes, done, count, size = self._notes, set[int](), 0, 0
         if notes.next < first:  # a power failure removed the end of the log, including delivered messages
             for note in notes.since(notes.next - 1):
-                self._delivered = min(self._delivered, key_of(*note["delivered"]))
-        for note in notes.since(first):
-            self._delivered = max(self._delivered, key_of(*note["delivered"]))
-            self._carried = max(self._carried, min(note["carried"], self.queue.next))
-            done.update(note["done"])
-            count, size = count + note["count"], size + note["bytes"]
+                self._delivered = min(self._delivered, key_of(*shaped(note, _TimerNote).delivered))
+        for note in (shaped(value, _TimerNote) for value in notes.since(first)):
+            self._delivered = max(self._delivered, key_of(*note.delivered))
+            self._carried = max(self._carried, min(note.carried, self.queue.next))
+            done.update(note.done)
+            count, size = count + note.count, size + note.bytes
             self._dirty = True
         self._behind = {offset for offset in self._behind - done if offset >= self._carried}
         return done, count, size
@@ -743,11 +757,11 @@ class Notes:
         """The number of the next note."""
         return self._queue.next
 
-    def stage(self, value: Any) -> None:
+    def stage(self, value: object) -> None:
         """Stage a note together with the staged messages."""
         self._appender.stage(self._queue, orjson.dumps(value), b"", 0, 0, 0, self._store.now_ms, self._store.store_host)
 
-    def since(self, number: int) -> Iterator[Any]:
+    def since(self, number: int) -> Iterator[object]:
         """Yield the values of a note and of all later notes, oldest first. Unreadable notes are logged and skipped."""
         queue = self._queue
         for offset in range(max(number, queue.begin), queue.next):

@@ -9,15 +9,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from operator import itemgetter
 from pathlib import Path
 from sys import intern
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from zlib import crc32
 
 import orjson
 import structlog
+from msgspec import Struct
 
 from ...protocol import names
 from ...protocol import properties as props
-from ...protocol.bodies import SLICE, TopicConfig, Work, joined
+from ...protocol.bodies import SLICE, TopicConfig, Work, joined, shaped
 from ...protocol.message import MessageError, born_host_in, decode_host, offset_in, properties_in, split_records
 from ..config import BULK_PULL_BYTES, BULK_PULL_MESSAGES, LITE_READS
 from ..runtime import Adoption, Runtime
@@ -200,7 +201,7 @@ class LiteChanges:
 
 
 class DeletedLite(NamedTuple):
-    """A lite topic that was deleted since the state file was written.
+    """A lite topic that was deleted since the state file was written, which is a line of the journal.
 
     Attributes:
         identity: the id of its parent topic.
@@ -214,11 +215,11 @@ class DeletedLite(NamedTuple):
     end: int
 
 
-class SavedDeletions(NamedTuple):
+class SavedDeletions(Struct):
     """The deletions that the state file has of a parent topic: of each queue the offset and the lite topics."""
 
     identity: str
-    queues: dict[int, tuple[int, Mapping[str, int]]]
+    queues: dict[int, tuple[int, dict[str, int]]]
 
 
 class LiteFile:
@@ -235,27 +236,18 @@ class LiteFile:
         self.journal = Journal(path)
         self.saved: dict[str, SavedDeletions] = {}
         self.deleted: list[DeletedLite] = []
-        content = adoption.whole("lite topics", read_state(path), dict, dict[str, Any])
+        content = adoption.whole("lite topics", read_state(path), dict[str, object]) or {}
         self.offsets = {key: value for key, value in content.items() if "@" in key}
         deletions = ((key, value) for key, value in content.items() if "@" not in key)
         adoption.each("deleted lite topics", deletions, self._adopt_saved)
         adoption.each("deleted lite topics", self.journal.read(), self._adopt_line)
 
-    def _adopt_saved(self, entry: tuple[str, Any]) -> None:
+    def _adopt_saved(self, entry: tuple[str, object]) -> None:
         parent, kept = entry
-        queues: dict[int, tuple[int, Mapping[str, int]]] = {}
-        for queue_id, (before, firsts) in kept["queues"].items():
-            if not all(isinstance(first, int) for first in firsts.values()):
-                raise TypeError("the offset of a lite topic is not a number")
-            queues[int(queue_id)] = int(before), firsts
-        self.saved[parent] = SavedDeletions(kept["identity"], queues)
+        self.saved[parent] = shaped(kept, SavedDeletions)
 
-    def _adopt_line(self, line: Any) -> None:
-        match line:
-            case [str(parent), str(identity), str(name), int(queue_id), int(end)]:
-                self.deleted.append(DeletedLite(parent, identity, name, queue_id, end))
-            case _:
-                raise ValueError("expected the fields of a deleted lite topic")
+    def _adopt_line(self, line: object) -> None:
+        self.deleted.append(shaped(line, DeletedLite))
 
     def clear(self) -> None:
         """Free the memory of what was read."""

@@ -10,13 +10,14 @@ from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import orjson
 import structlog
+from msgspec import Struct
 
 from ...protocol import names
-from ...protocol.bodies import LOOKS, DataVersion, TopicConfig, Work, finish, joined, read_topic, topic_json
+from ...protocol.bodies import LOOKS, DataVersion, TopicConfig, Work, finish, joined, read_topic, shaped, topic_json
 from ...protocol.codes import MAX_PERM, PERM_INHERIT, PERM_READ, PERM_READ_WRITE, PERM_WRITE
 from ..config import MAX_QUEUES_PER_TOPIC, SAMPLE_INTERVAL_S, BrokerConfig, LimitExceeded, within
 from ..runtime import Job, Runtime
@@ -54,16 +55,26 @@ def _queues(topic: TopicConfig | None) -> int:
     return max(topic.read_queues, topic.write_queues) if topic is not None else 0
 
 
-def _sections(value: dict[str, Any]) -> tuple[list[Any], dict[str, Any], bool]:
-    """Return the topics and the deletions of the state file, and True if it is not empty. Raises ValueError."""
-    match value:
-        case {"topics": list(topics), "deleted": dict(deleted)}:
-            return topics, deleted, True
-        case {"topics": list(topics)} if "deleted" not in value:
-            return topics, {}, True
-        case {} if not value:
-            return [], {}, False
-    raise ValueError("the file has no list of topics, or its deletions are not a dict")
+class _SavedTopics(Struct):
+    """The state file: topics, and by name the end of the log at the time of each deletion."""
+
+    topics: list[object]
+    deleted: dict[str, object] = {}
+
+
+class _SavedTopic(Struct, rename="camel"):
+    """The fields of a topic in the state file and its journal that name servers do not get."""
+
+    since: int
+    identity: str
+    lite_since: int | None = None
+
+
+class _DeletedTopic(Struct):
+    """The deletion of a topic in the journal."""
+
+    deleted: str
+    at: int
 
 
 class MessageChanges:
@@ -136,30 +147,29 @@ class Topics:
     def _load(self) -> None:
         state = find_state(self._path, is_derivable=True)
         changes = self.journal.read()
-        items, deleted, is_readable = self._adoption.whole("topics", state.value, dict, _sections)
+        saved = self._adoption.whole("topics", state.value, _SavedTopics)
+        items, deleted = (saved.topics, saved.deleted) if saved is not None else ([], {})
         is_current = state.is_current if state.value is not None else bool(changes)
-        self.is_current = self.journal.is_whole and is_current and (is_readable or state.value is None)
+        self.is_current = self.journal.is_whole and is_current and (saved is not None or state.value is None)
         self._adoption.each("deleted topics", deleted.items(), self._adopt_deletion)
         self._adoption.each("topics", (*items, *changes), self._adopt_item)
 
-    def _adopt_deletion(self, entry: tuple[str, Any]) -> None:
+    def _adopt_deletion(self, entry: tuple[str, object]) -> None:
         name, position = entry
-        self.deleted[name] = int(position)
+        self.deleted[name] = shaped(position, int)
 
-    def _adopt_item(self, item: Any) -> None:
-        if "deleted" in item:
-            name = item["deleted"]
-            if not isinstance(name, str):
-                raise TypeError("the name of a deleted topic is not a string")
-            self._forget(name, int(item["at"]))
+    def _adopt_item(self, item: object) -> None:
+        if isinstance(item, dict) and "deleted" in item:
+            deletion = shaped(item, _DeletedTopic)
+            self._forget(deletion.deleted, deletion.at)
             return
-        topic, since, lite_since = _checked(read_topic(item)), int(item["since"]), item.get("liteSince")
-        if lite_since is not None:
-            self._lite_since[topic.name] = int(lite_since)
+        topic, saved = _checked(read_topic(item)), shaped(item, _SavedTopic)
+        if saved.lite_since is not None:
+            self._lite_since[topic.name] = saved.lite_since
         self._put_in_memory(topic)
         self.deleted.pop(topic.name, None)
-        self._since[topic.name] = since
-        self._identities[topic.name] = str(item["identity"])
+        self._since[topic.name] = saved.since
+        self._identities[topic.name] = saved.identity
 
     def queues_of(self, name: str) -> int:
         """Return the number of readable queues of a topic."""
@@ -378,7 +388,7 @@ class Topics:
         """Increase the version, because name servers accept topics only with a new version."""
         self.version = DataVersion(self._clock.time_ms(), self.version.counter + 1)
 
-    def _append(self, change: dict[str, Any]) -> None:
+    def _append(self, change: Mapping[str, object]) -> None:
         if self._is_behind:
             self._save()
         self._increase_version()
@@ -408,7 +418,7 @@ class Topics:
             replace_state, self._path, b'{"topics":[%b],"deleted":%b}' % (content, orjson.dumps(self.deleted))
         )
 
-    def _json(self, topic: TopicConfig) -> dict[str, Any]:
+    def _json(self, topic: TopicConfig) -> dict[str, object]:
         found = topic_json(topic) | {"since": self._since.get(topic.name, 0), "identity": self.identity(topic.name)}
         lite_since = self._lite_since.get(topic.name)
         return found if lite_since is None else found | {"liteSince": lite_since}

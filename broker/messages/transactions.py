@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from functools import partial
 from heapq import heapify, heappop, heappush, heapreplace
 from pathlib import Path
-from typing import Any
 
 import orjson
 import structlog
+from msgspec import Struct
 
 from ...protocol import names
 from ...protocol import properties as props
@@ -73,10 +73,13 @@ def half_properties(text: str, topic: str, queue_id: int) -> str:
     return text
 
 
-def _progress(state: dict[str, Any]) -> tuple[int, int, dict[int, int]]:
-    """Return the first half message and the first outcome to read, and how often half messages were checked, by offset."""
-    checks = {int(offset): int(count) for offset, count in state.get("checks", {}).items()}
-    return int(state.get("half", 0)), int(state.get("op", 0)), checks
+class _Progress(Struct):
+    """The state file: the first half message and the first outcome to read, and how often half messages were checked, by
+    offset."""
+
+    half: int = 0
+    op: int = 0
+    checks: dict[int, int] = {}
 
 
 @dataclass(slots=True)
@@ -147,18 +150,18 @@ class Transactions:
 
     def _load(self) -> None:
         value = read_state(self._path, is_derivable=True)
-        first, first_op, checks = self._adoption.whole("checks of transactions", value, dict, _progress)
+        saved = self._adoption.whole("checks of transactions", value, _Progress) or _Progress()
         store, halves, ops = self._store, self.half_queue, self._op_queue
-        self._op_begin = min(max(first_op, ops.begin), ops.next)
+        self._op_begin = min(max(saved.op, ops.begin), ops.next)
         resolved = set(self._resolved(range(self._op_begin, ops.next)))
         last = max(ops.begin, ops.next - self._limits.max_outcomes_read)
         if last < self._op_begin:
             list(self._resolved(range(last, self._op_begin)))
-        for offset in range(max(first, halves.begin), halves.next):
+        for offset in range(max(saved.half, halves.begin), halves.next):
             position, size, _ = halves.entry(offset)
             if offset not in resolved and size:
                 stored_ms = store.store_time_ms(halves, offset)
-                self._halves[offset] = Half(position, stored_ms, checks.get(offset, 0))
+                self._halves[offset] = Half(position, stored_ms, saved.checks.get(offset, 0))
         # Their records are not read here, so those that are to be checked later are scheduled again when they are due.
         now_s, now_ms, timeout_s = (
             self._clock.monotonic_s(),

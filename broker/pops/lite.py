@@ -8,13 +8,14 @@ from functools import partial
 from heapq import heappop, heappush
 from itertools import chain
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, TypeAlias, TypeGuard
+from typing import Final, NamedTuple, TypeAlias, TypeGuard
 
 import orjson
 import structlog
+from msgspec import Struct
 
 from ...protocol.admin_bodies import LiteTopicLag
-from ...protocol.bodies import SLICE, Work, joined
+from ...protocol.bodies import SLICE, Work, joined, shaped
 from ...protocol.message import Record, decode_record
 from ..config import LITE_READS, LITE_SUBSCRIPTION_BYTES, LITE_SYNC_S, MAX_POP_MESSAGES, LimitExceeded, Limits
 from ..messages.lite import LiteTopic, LiteTopics
@@ -65,6 +66,14 @@ class GroupLiteOffsets(dict[str, int]):
         self.payers: Counter[Payer] = Counter()
 
 
+class _SavedOffsets(Struct):
+    """The state file's entry of a group in the lite topics of a parent topic: the id of the parent, and offsets by lite
+    topic."""
+
+    identity: str
+    offsets: dict[str, int]
+
+
 class LiteOffsets:
     """The committed offsets of all groups in lite topics, by group and parent topic.
 
@@ -103,13 +112,13 @@ class LiteOffsets:
             except StoreFull as error:
                 log.error("save_failed", reason=str(error))
 
-    def _adopt(self, entry: tuple[str, Any]) -> None:
+    def _adopt(self, entry: tuple[str, object]) -> None:
         """Adopt the offsets of a group in the lite topics of a parent topic."""
         key, kept = entry
         parent, _, group = key.partition("@")
-        if group and kept["identity"] == self._topics.identity(parent) and self._topics.get(parent) is not None:
-            offsets = {name: int(offset) for name, offset in kept["offsets"].items()}
-            self.all[group, parent] = GroupLiteOffsets(offsets)
+        saved = shaped(kept, _SavedOffsets)
+        if group and saved.identity == self._topics.identity(parent) and self._topics.get(parent) is not None:
+            self.all[group, parent] = GroupLiteOffsets(saved.offsets)
 
     def _clamp(self, lites: LiteTopics, group: str, parent: str, offsets: dict[str, int]) -> None:
         """Remove the offsets of lite topics that are gone, and set back offsets after messages that were lost."""

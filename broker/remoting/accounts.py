@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable
+from typing import Final
 
 import orjson
 import structlog
@@ -27,7 +27,7 @@ from ...protocol.headers import (
     read,
     write,
 )
-from ..access import AclError, AclFile, Permission
+from ..access import AclError, AclFile, Document, Permission, lines_of
 from ..broker import BrokerController
 from .connection import RemotingConnection
 from .permissions import identify as prove
@@ -58,14 +58,14 @@ async def put_account(broker: BrokerController, connection: RemotingConnection, 
     """UPDATE_AND_CREATE_ACL_CONFIG: create or change an account. Fields that are not given stay unchanged, except
     `admin`, which becomes false, as with Apache's broker, and the previous secret, which ends with a new one."""
     header = read(PutAccount, frame.ext)
-    given: dict[str, Any] = {
+    given: Document = {
         "whiteRemoteAddress": header.white_remote_address,
         "defaultTopicPerm": header.default_topic_perm or None,
         "defaultGroupPerm": header.default_group_perm or None,
         "topicPerms": _parts(header.topic_perms),
         "groupPerms": _parts(header.group_perms),
     }
-    entry: dict[str, Any] = {"accessKey": header.access_key, "admin": header.admin}
+    entry: Document = {"accessKey": header.access_key, "admin": header.admin}
     # without one, the secret stays, as with Apache's broker (PlainPermissionManager.updateAccessConfig)
     if header.secret_key:
         entry["secretKey"] = header.secret_key
@@ -191,13 +191,11 @@ _TEXTS: Final = {
 }
 _EVERY: Final = "*"
 
-Entry = dict[str, Any]
-
 
 async def create_user(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     name, user = read(UserName, frame.ext).username, admin_bodies.decode_user(frame.body)
     file = _file(broker, ResponseCode.SYSTEM_ERROR)
-    entry: Entry = {"accessKey": name, "secretKey": user.password, "admin": _is_super(user)}
+    entry: Document = {"accessKey": name, "secretKey": user.password, "admin": _is_super(user)}
 
     def change() -> None:
         if name in file.policy.accounts:
@@ -212,7 +210,7 @@ async def update_user(broker: BrokerController, connection: RemotingConnection, 
     """AUTH_UPDATE_USER: change a user. Fields that are not given stay unchanged."""
     name, user = read(UserName, frame.ext).username, admin_bodies.decode_user(frame.body)
     file = _file_with(broker, name)
-    entry: Entry = {"accessKey": name}
+    entry: Document = {"accessKey": name}
     if user.user_type:
         entry["admin"] = _is_super(user)
     else:
@@ -269,12 +267,12 @@ def _is_super(user: UserAccount) -> bool:
     return kind == _SUPER
 
 
-def _user_of(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _user_of(entry: Document) -> dict[str, object]:
     kind = "Super" if entry.get("admin") else "Normal"
     return {"username": str(entry["accessKey"]), "userType": kind, "userStatus": "enable"}
 
 
-def _entry(file: AclFile, name: str) -> Mapping[str, Any]:
+def _entry(file: AclFile, name: str) -> Document:
     return next(entry for entry in file.entries if str(entry["accessKey"]) == name)
 
 
@@ -322,10 +320,8 @@ def get_acl(broker: BrokerController, connection: RemotingConnection, frame: Fra
 def list_acls(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     header = read(AclFilter, frame.ext)
     found = [_acl_of(entry, header.resource_filter or "") for entry in _file(broker, ResponseCode.SYSTEM_ERROR).entries]
-    return answer(
-        frame,
-        body=encode_json([acl for acl in found if acl["policies"] and (header.subject_filter or "") in acl["subject"]]),
-    )
+    wanted = header.subject_filter or ""
+    return answer(frame, body=encode_json([acl for acl in found if acl["policies"] and wanted in str(acl["subject"])]))
 
 
 _Change = tuple[str, str, Permission | None]
@@ -344,7 +340,7 @@ async def _change_permissions(
     return await _changed(frame, ResponseCode.SYSTEM_ERROR, change)
 
 
-def _apply(entry: Entry, changes: Iterable[_Change]) -> None:
+def _apply(entry: Document, changes: Iterable[_Change]) -> None:
     for kind, resource, permission in changes:
         single, default = _FIELDS[kind]
         if resource == _EVERY:
@@ -352,24 +348,24 @@ def _apply(entry: Entry, changes: Iterable[_Change]) -> None:
             if permission is not None:
                 entry[default] = _TEXTS[permission]
             continue
-        lines = [line for line in entry.get(single) or [] if str(line).partition("=")[0].strip() != resource]
+        lines = [line for line in lines_of(entry, single) if str(line).partition("=")[0].strip() != resource]
         entry[single] = lines if permission is None else [*lines, f"{resource}={_TEXTS[permission]}"]
 
 
-def _permissions(entry: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def _permissions(entry: Document) -> list[tuple[str, str, str]]:
     """Return the permissions of an account: for each, `topic` or `group`, the name or `*`, and the permission as
     text."""
     found: list[tuple[str, str, str]] = []
     for kind, (single, default) in _FIELDS.items():
         if entry.get(default):
             found.append((kind, _EVERY, str(entry[default])))
-        for line in entry.get(single) or ():
+        for line in lines_of(entry, single):
             resource, _, text = str(line).partition("=")
             found.append((kind, resource.strip(), text.strip()))
     return found
 
 
-def _acl_of(entry: Mapping[str, Any], part: str = "") -> dict[str, Any]:
+def _acl_of(entry: Document, part: str = "") -> dict[str, object]:
     """Return an account's permissions in the form of 5.x, for resources whose text contains `part`."""
     entries = []
     for kind, resource, text in _permissions(entry):

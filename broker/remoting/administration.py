@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import asdict
 from functools import partial
 from itertools import chain
 from struct import iter_unpack
-from typing import Any, Final
+from typing import Final
 
 import orjson
 import structlog
@@ -574,7 +574,7 @@ def history_of(broker: BrokerController, name: str, since_ms: int = 0, *, lag: b
     for topic in broker.progress.topics_of(name) if lag else ():
         messages, oldest_ms, in_hand = yield from broker.progress.lag(name, topic)
         progress.append({"topic": topic, "messages": messages, "oldestMs": oldest_ms, "inHand": in_hand})
-    events: list[dict[str, object]] = []
+    events: list[Mapping[str, object]] = []
     for number, event in enumerate(broker.history.since(name, since_ms), 1):
         events.append(shown(event))
         if number % SLICE == 0:
@@ -610,7 +610,7 @@ def all_consumer_offsets(broker: BrokerController, connection: RemotingConnectio
 
 # The settings that may be changed while the broker runs: by Apache's name, the field of BrokerConfig, the conversion
 # from text, and the minimum and maximum.
-_SETTINGS: dict[str, tuple[str, Callable[[str], Any], float, float]] = {
+_SETTINGS: dict[str, tuple[str, Callable[[str], float], float, float]] = {
     "brokerPermission": ("permission", int, 0, MAX_PERM),
     "autoCreateTopicEnable": ("auto_create_topics", lambda text: text == "true", 0, 1),
     "autoCreateSubscriptionGroup": ("auto_create_groups", lambda text: text == "true", 0, 1),
@@ -627,7 +627,7 @@ def all_delay_offsets(broker: BrokerController, connection: RemotingConnection, 
 
 def settings(config: BrokerConfig) -> dict[str, object]:
     """Return the settings that Apache's broker has, too, by Apache's names."""
-    ours = {item.name: getattr(config, item.name) for item in fields(config)}
+    ours = asdict(config)
     apache = {
         "brokerName": config.name,
         "brokerClusterName": config.cluster,
@@ -657,17 +657,17 @@ def broker_config(broker: BrokerController, connection: RemotingConnection, fram
 def update_broker_config(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     """UPDATE_BROKER_CONFIG: apply all settings, or none if one is invalid. Changes last until the broker stops."""
     wanted = admin_bodies.decode_properties(frame.body)
-    changes: dict[str, Any] = {}
+    changed = asdict(broker.config)
     for name, text in wanted.items():
         if name not in _SETTINGS:
             remark = f"{name} cannot be changed while the broker runs; these can: {', '.join(_SETTINGS)}"
             return answer(frame, ResponseCode.NO_PERMISSION, remark=remark)
         field, convert, low, high = _SETTINGS[name]
         try:
-            changes[field] = within(name, convert(text), low, high)
+            changed[field] = within(name, convert(text), low, high)
         except (ValueError, OverflowError):
             raise BodyError(f"{name}: {text[:40]!r} is not a number") from None
-    broker.change_config(replace(broker.config, **changes))
+    broker.change_config(BrokerConfig(**changed))
     log.info("settings_changed", **wanted)
     return answer(frame)
 

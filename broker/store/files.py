@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import orjson
 import structlog
@@ -111,11 +111,11 @@ class State(NamedTuple):
     """The value of a state file, or None if there is none; and True if it is the newest value that was written, as far
     as is known."""
 
-    value: Any
+    value: object
     is_current: bool
 
 
-def read_state(path: Path, *, is_derivable: bool = False) -> Any:
+def read_state(path: Path, *, is_derivable: bool = False) -> object:
     """Return the JSON value of a state file, or of its previous copy if the file is damaged or missing; None if neither
     exists.
 
@@ -164,7 +164,7 @@ def state_fault(path: Path) -> str | None:
     return None
 
 
-def _state_of(data: bytes) -> Any:
+def _state_of(data: bytes) -> object:
     """Return the value in a state file's bytes. Raises ValueError."""
     value, mark, found = data.rpartition(_SUM_MARK)
     if not mark:
@@ -174,7 +174,7 @@ def _state_of(data: bytes) -> Any:
     return orjson.loads(value)
 
 
-def write_state(path: Path, value: Any, *, sync: bool = True) -> None:
+def write_state(path: Path, value: object, *, sync: bool = True) -> None:
     """Replace a state file by the JSON of a small value, like `replace_state`."""
     replace_state(path, encode_json(value), sync=sync)
 

@@ -11,7 +11,7 @@ from itertools import accumulate, chain, compress, count
 from operator import add, ne
 from pathlib import Path
 from struct import Struct
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import orjson
 import structlog
@@ -54,6 +54,9 @@ from ..config import (
 from . import disk
 from .files import Damaged, OpenFiles, StoreError
 from .log import Buffer, CommitLog, SegmentedFile
+
+Repeated = TypeVar("Repeated")
+"""A checked pull that is repeated; the store does not look into it."""
 
 log = structlog.get_logger("rocketlet.store")
 
@@ -381,8 +384,8 @@ class Reader:
         self,
         data: bytes,
         at: int,
-        checked: Mapping[bytes, object],
-        admit: Callable[[Any, int, int], fast.PullSource | None],
+        checked: Mapping[bytes, Repeated],
+        admit: Callable[[Repeated, int, int], fast.PullSource | None],
         max_bytes: int,
     ) -> fast.ServedPulls | None:
         """Serve up to 64 pulls from a position of the data on that repeat checked ones, with the compiled module, until

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from struct import Struct
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import orjson
 import structlog
@@ -138,11 +138,11 @@ class Journal(AppendedFile):
         self.lines = 0
         self.is_whole = True
 
-    def read(self) -> list[Any]:
+    def read(self) -> list[object]:
         """Return the changes, oldest first, up to the first damaged or incomplete one. The file is truncated there,
         even if intact lines follow. Raises StoreError."""
         data = self._read()
-        values: list[Any] = []
+        values: list[object] = []
         for line in data.splitlines(keepends=True):
             try:
                 values.append(_value(line))
@@ -155,7 +155,7 @@ class Journal(AppendedFile):
         self.lines = len(values)
         return values
 
-    def append(self, value: Any) -> None:
+    def append(self, value: object) -> None:
         """Append a change. Raises StoreFull."""
         content = encode_json(value)
         self._append(b"%08x %b\n" % (zlib.crc32(content), content))
@@ -188,7 +188,7 @@ class Journal(AppendedFile):
         self._truncate()
 
 
-def _value(line: bytes) -> Any:
+def _value(line: bytes) -> object:
     """Return the value of a line. Raises ValueError."""
     mark, content = line[:8], line[9:-1]
     if line[-1:] != b"\n" or mark != b"%08x" % zlib.crc32(content):
@@ -400,7 +400,7 @@ class PreviousRunLease(NamedTuple):
     is_reader: bool = False
 
 
-def _changes(value: Any) -> list[Any]:
+def _changes(value: object) -> list[object]:
     """Return the value of a file or a line, which must be a list of changes. Raises ValueError if it is not."""
     if not isinstance(value, list):
         raise ValueError("the leases are not a list")
@@ -460,9 +460,9 @@ class LeaseJournal:
                 self._apply(change, 0)
             was_written = self._written_at or disk.is_there(self._sound_path)
             is_current = not was_written or disk.is_there(self._path.with_suffix(".journal"))
-            lines = self._journal.read()
+            lines = list(map(_changes, self._journal.read()))
             self._saved_epoch = self.epoch
-            for change in chain.from_iterable(map(_changes, lines)):
+            for change in chain.from_iterable(lines):
                 self._apply(change, self._saved_epoch)
         except (StoreError, ValueError) as error:
             return str(error)
@@ -477,7 +477,7 @@ class LeaseJournal:
             return "the machine crashed while the broker was running"
         return "the disk accepted no writes before the broker ended" if disk.is_there(self._lacking_path) else ""
 
-    def _apply(self, change: Any, saved_epoch: int) -> None:
+    def _apply(self, change: object, saved_epoch: int) -> None:
         """Apply a change. Raises ValueError.
 
         Args:
@@ -496,7 +496,7 @@ class LeaseJournal:
             case _:
                 raise self._invalid_entry()
 
-    def _apply_to_lease(self, key: LeaseKey, change: Any, saved_epoch: int) -> None:
+    def _apply_to_lease(self, key: LeaseKey, change: object, saved_epoch: int) -> None:
         match change:
             case [str(client_id), int(epoch)]:
                 if epoch > saved_epoch:

@@ -15,8 +15,11 @@ from collections.abc import Callable
 from functools import partial
 from hashlib import blake2s
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from msgspec import Struct
+
+from ...protocol.bodies import BodyError, shaped
 from ...protocol.checksum import crc32
 from ...protocol.config import MAX_PROPERTY_BYTES, MAX_TOPIC_CHARS
 from ...protocol.message import (
@@ -599,6 +602,12 @@ _HASH_BYTES: Final = 9
 _KEY_BYTES: Final = 16
 
 
+class _SavedMarks(Struct):
+    """The content of `marks.json`."""
+
+    epochs: list[tuple[int, str]]
+
+
 class Marks:
     """The keys of marks, by the position from which on they are used.
 
@@ -606,10 +615,10 @@ class Marks:
         state: content of `marks.json`; None, and anything unexpected, means no keys
     """
 
-    def __init__(self, state: Any = None) -> None:
+    def __init__(self, state: object = None) -> None:
         try:
-            epochs = [(int(begin), bytes.fromhex(key)) for begin, key in state["epochs"]]
-        except (TypeError, KeyError, ValueError):
+            epochs = [(begin, bytes.fromhex(key)) for begin, key in shaped(state, _SavedMarks).epochs]
+        except (BodyError, ValueError):
             epochs = []
         self._epochs = sorted(epochs)
         self._key = self._epochs[-1][1] if self._epochs else b""

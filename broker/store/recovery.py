@@ -7,10 +7,12 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import orjson
+from msgspec import Struct
 
+from ...protocol.bodies import BodyError, shaped
 from ...protocol.message import FIXED_BYTES, Record
 from ...protocol.names import counted, topic_fault
 from . import log as marks
@@ -85,12 +87,22 @@ class Checkpoint(NamedTuple):
     end: int
 
 
-def read_checkpoint(state: Any) -> Checkpoint | None:
+class _SavedCheckpoint(Struct):
+    """The state file of a checkpoint."""
+
+    position: int
+    begin: int
+    end: int
+    queues: dict[str, tuple[int, ...]]
+
+
+def read_checkpoint(state: object) -> Checkpoint | None:
     """Return the checkpoint in the value of a state file; None if it is invalid."""
     try:
-        queues = {_key(name): _queue_state(found) for name, found in state["queues"].items()}
-        return Checkpoint(int(state["position"]), int(state["begin"]), queues, int(state["end"]))
-    except (TypeError, KeyError, ValueError, AttributeError, IndexError):
+        saved = shaped(state, _SavedCheckpoint)
+        queues = {_key(name): _queue_state(found) for name, found in saved.queues.items()}
+        return Checkpoint(saved.position, saved.begin, queues, saved.end)
+    except (BodyError, ValueError):
         return None
 
 
@@ -99,7 +111,7 @@ def _key(name: str) -> tuple[str, int]:
     return topic, int(number)
 
 
-def _queue_state(found: Any) -> QueueCheckpoint:
+def _queue_state(found: tuple[int, ...]) -> QueueCheckpoint:
     begin, end, *sums = found
     return QueueCheckpoint(begin, end, dict(zip(sums[::2], sums[1::2], strict=True)))
 
@@ -420,7 +432,7 @@ def _log_and_indexes(folder: Folder, files: OpenFiles) -> Iterator[RecoveryFindi
         yield _finding(f"queue {topic}:{number}", index)
 
 
-def _state_of(folder: Folder, name: str) -> Any:
+def _state_of(folder: Folder, name: str) -> object:
     for end in (".json", ".old"):
         path = folder.path / f"{name}{end}"
         if state_fault(path) is None:

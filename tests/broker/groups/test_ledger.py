@@ -367,13 +367,12 @@ def made(folder: Path, identity: str = "id", groups: ConsumerGroups | None = Non
     return Offsets(Runtime(limits=Limits(**limits)), folder / "offsets.json", groups or make_groups(), topics)
 
 
-def save(offsets: Offsets, folder: Path) -> dict[str, Any] | None:
-    """The text that is written; None if nothing is."""
+def save(offsets: Offsets, folder: Path) -> Any:
+    """The value that is written; None if nothing is."""
     path = folder / "offsets.json"
     path.unlink(missing_ok=True)
     run(offsets.saving())
-    saved: dict[str, Any] | None = read_state(path)
-    return saved
+    return read_state(path)
 
 
 def test_what_was_put_is_kept_by_group_topic_and_queue(tmp_path: Path) -> None:

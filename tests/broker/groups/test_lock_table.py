@@ -110,7 +110,7 @@ class Table:
         self.locks.renew(())
 
     def events(self) -> list[str]:
-        return [event["event"] for event in self.history.of("g")]
+        return [str(event["event"]) for event in self.history.of("g")]
 
 
 @pytest.fixture

@@ -78,7 +78,7 @@ class World:
         return self.groups.obtain("g")
 
     def faults(self) -> list[str]:
-        return [event["fault"] for event in self.history.of("g") if "fault" in event]
+        return [str(event["fault"]) for event in self.history.of("g") if "fault" in event]
 
 
 @pytest.fixture

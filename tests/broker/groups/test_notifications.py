@@ -100,7 +100,7 @@ class World:
         drain.lose([(("t", 0), member)], 0.0, 0.0)  # type: ignore[list-item]
 
     def notified(self) -> list[int]:
-        return [event["members"] for event in self.history.of("g") if event["event"] == "notified"]
+        return [int(event["members"]) for event in self.history.of("g") if event["event"] == "notified"]
 
 
 @pytest.fixture
@@ -217,7 +217,7 @@ def test_members_are_notified_that_a_topic_has_grown(world: World) -> None:
     world.queues = 3
     world.notifications.topic_changed(TopicConfig("t", 3, 3))
     world.tells()
-    assert any("sees 2 queues of t" in event.get("fault", "") for event in world.history.of("g"))
+    assert any("sees 2 queues of t" in str(event.get("fault")) for event in world.history.of("g"))
 
 
 def test_a_large_group_is_notified_of_a_topic_in_turns(world: World) -> None:

@@ -61,7 +61,7 @@ class World:
         return self.watch.orphaned().total()
 
     def events(self, kind: str) -> list[str]:
-        return [event["fault"] for event in self.history.of("g") if event["event"] == kind]
+        return [str(event["fault"]) for event in self.history.of("g") if event["event"] == kind]
 
 
 @pytest.fixture

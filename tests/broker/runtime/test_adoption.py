@@ -29,7 +29,7 @@ def entry_added(name: str, entry: Any) -> Callable[[Path], None]:
 
     def add(folder: Path) -> None:
         path = folder / name
-        value = read_state(path)
+        value: Any = read_state(path)
         write_state(path, {**(value or {}), **entry})
 
     return add

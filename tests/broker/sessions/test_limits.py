@@ -223,7 +223,7 @@ def test_history_is_limited_in_all_and_in_its_words() -> None:
         history.add(f"g{number % 6}", "disagreement", "c", fault="x" * 5000, number=number)
     kept = [event for group in range(6) for event in history.of(f"g{group}")]
     assert 5 <= len(kept) <= 10
-    assert {len(event["fault"]) for event in kept} == {1000}
+    assert {len(str(event["fault"])) for event in kept} == {1000}
     assert history.of("g3")[-1]["number"] == 39
     for number in range(40):
         history.add("one", "joined", "c", number=number)
@@ -246,7 +246,7 @@ def test_history_takes_no_more_memory_than_it_counts() -> None:
     tracemalloc.stop()
     assert leases - before < limits.history_bytes
     assert texts - before < 1.1 * limits.history_bytes
-    assert history.of("g0")[-1]["fault"].startswith("04998")
+    assert str(history.of("g0")[-1]["fault"]).startswith("04998")
 
 
 @pytest.mark.limits(max_sampled=12, max_counted_reads=3)

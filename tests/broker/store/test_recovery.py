@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -171,7 +172,7 @@ def test_an_index_does_not_point_behind_a_log_whose_end_is_zeros(tmp_path: Path,
         (index,) = (tmp_path / "consumequeue" / "t" / "0").iterdir()
         index.write_bytes(bytes(index.stat().st_size))
     else:  # because messages came while the checkpoint was written
-        state = read_state(tmp_path / "checkpoint.json")
+        state: Any = read_state(tmp_path / "checkpoint.json")
         write_state(tmp_path / "checkpoint.json", state | {"position": data.rfind(b"body-250")})
     store, found = reopened(tmp_path)
     assert found.torn_bytes > len(data) - end
@@ -587,7 +588,8 @@ def test_keys_of_what_has_expired_are_forgotten(tmp_path: Path) -> None:
         store.expire(older_than_s=0, total_bytes=3000)
         begin = store.begin
         kill(store)
-    epochs = read_state(tmp_path / "marks.json")["epochs"]
+    marks: Any = read_state(tmp_path / "marks.json")
+    epochs = marks["epochs"]
     assert len(epochs) < 12
     assert epochs[0][0] <= begin
     assert (tmp_path / "marks.json").stat().st_mode & 0o077 == 0
@@ -619,7 +621,7 @@ def test_offsets_that_no_log_can_have_are_not_given_entries(tmp_path: Path) -> N
     assert bodies(store, "u") == [b"u-0", b"u-1"]
     assert found.lost == ()
     store.checkpoint()
-    state = read_state(tmp_path / "checkpoint.json")
+    state: Any = read_state(tmp_path / "checkpoint.json")
     kill(store)
     state["queues"]["u@0"][1] = 2**40
     write_state(tmp_path / "checkpoint.json", state)
