@@ -98,8 +98,10 @@ class Tap:
             connection.frozen += b"".join(raw for _, raw in frames)
             return
         passed: list[bytes] = []
+        unserved_bytes = connection.unserved_bytes
         for frame, raw in frames:
-            if frame.flag & RESPONSE_FLAG:
+            if unserved_bytes > 0 or frame.flag & RESPONSE_FLAG:
+                unserved_bytes -= len(raw)
                 passed.append(raw)
                 continue
             seen = _fields_of(frame, client)
@@ -110,9 +112,8 @@ class Tap:
                 connection.expected[frame.opaque] = (request, after)
                 passed.append(raw)
                 continue
-            self._pass(connection, passed)
-            passed = []
             if fault.action == "close":
+                self._pass(connection, passed)
                 connection.abort()
                 return
             if fault.action == "answer" and not frame.flag & ONEWAY_FLAG:
@@ -120,10 +121,15 @@ class Tap:
                 connection.write(answer(frame, fault.response, remark=fault.remark))
         self._pass(connection, passed)
 
-    def _pass(self, connection: RemotingConnection, requests: list[bytes]) -> None:
-        connection.requests.put_back(b"".join(requests))
-        if connection.requests.has_frame:
+    def _pass(self, connection: TappedConnection, passed: list[bytes]) -> None:
+        """Let the broker serve requests. It serves for a limited time in each event-loop iteration, and then calls `serve`
+        for the rest, which must be neither recorded nor subject to faults again."""
+        requests = connection.requests
+        incomplete_bytes = len(requests.data) - requests.at
+        requests.put_back(b"".join(passed))
+        if requests.has_frame:
             self._serve(connection)
+        connection.unserved_bytes = len(requests.data) - requests.at - incomplete_bytes
 
     def _record(self, connection: RemotingConnection, frame: Frame, seen: Seen) -> Request:
         request = Request(
@@ -211,9 +217,10 @@ class TappedConnection(RemotingConnection):
         expected: requests whose responses are pending, by opaque id, with the fault that will act on the response
         frozen: requests of a frozen client
         unsent: bytes for a frozen client
+        unserved_bytes: size of the next requests that the tap has recorded, and that the broker has not served yet
     """
 
-    __slots__ = ("client", "expected", "frozen", "tap", "unsent")
+    __slots__ = ("client", "expected", "frozen", "tap", "unsent", "unserved_bytes")
 
     def __init__(self, host: Host, *, is_external: bool = False, is_vip: bool = False) -> None:
         super().__init__(host, is_external=is_external, is_vip=is_vip)
@@ -221,6 +228,7 @@ class TappedConnection(RemotingConnection):
         self.expected: dict[int, tuple[Request | None, Fault | None]] = {}
         self.frozen = b""
         self.unsent: list[bytes] = []
+        self.unserved_bytes = 0
         self.tap: Tap | None = None
 
     def write(self, buffers: Buffers) -> None:

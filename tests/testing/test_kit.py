@@ -36,6 +36,7 @@ from rocketlet.client import (
 from rocketlet.protocol import bodies
 from rocketlet.protocol.bodies import ConsumerData, Heartbeat, Route
 from rocketlet.protocol.codes import RequestCode, ResponseCode
+from rocketlet.protocol.frame import Frame, encode
 from rocketlet.protocol.names import parse_subscription
 from rocketlet.testing import Broker, BrokerUnderTest, Cluster, Fault, UnknownGroup, UnknownTopic, clock, loop_thread
 from rocketlet.testing.loop import CheckedLoop
@@ -324,6 +325,16 @@ async def test_faults_act_on_the_nth_request_and_by_chance(rocketlet: BrokerUnde
     rocketlet.faults.add(by_chance)
     assert 5 < len(first) < 25
     assert await send(30) == first, "a seed repeats"
+
+
+async def test_requests_of_several_iterations_are_recorded_once(rocketlet: BrokerUnderTest, connect: Connect) -> None:
+    """The broker serves them in several event-loop iterations. A fault counts each of them once, too."""
+    rocketlet.faults.add(Fault.answer("GET_BROKER_CLUSTER_INFO", response="SYSTEM_BUSY", nth=1501, times=None))
+    wire = await connect(rocketlet.address)
+    wire.write(b"".join(encode(Frame(RequestCode.GET_BROKER_CLUSTER_INFO, number)) for number in range(2000)))
+    answers = [(await wire.answer(number)).code for number in range(2000)]
+    assert answers == [0] * 1500 + [ResponseCode.SYSTEM_BUSY] * 500
+    assert [request.response for request in rocketlet.requests_of("GET_BROKER_CLUSTER_INFO")] == answers
 
 
 async def test_a_client_gets_other_queues_than_the_rest(rocketlet: BrokerUnderTest) -> None:
