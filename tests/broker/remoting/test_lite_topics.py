@@ -669,7 +669,7 @@ async def test_client_that_unsubscribes_does_not_recreate_its_deleted_group(
 async def test_subscriptions_of_a_client_that_left_are_removed_in_pieces(node: Node, event: str) -> None:
     ready(node, lite_sub_model="Exclusive", lite_sub_client_quota="-1")
     names = tuple(f"n{number}" for number in range(2 * SLICE))
-    peer, other = Peer(node.server, 1), Peer(node.server, 2)
+    peer = Peer(node.server, 1)
 
     def change(client_id: str, action: LiteAction, *names: str) -> bytes:
         body = encode_lite_subscription(LiteSubscription(action, client_id, "g", "t", names))
@@ -687,6 +687,7 @@ async def test_subscriptions_of_a_client_that_left_are_removed_in_pieces(node: N
         node.clock.advance(LITE_SYNC_S + 1)
         node.broker.pops.lite.expire()
     assert node.broker.pops.lite.count > 0
+    other = Peer(node.server, 2)  # the broker closes connections that were idle while the clock advanced
     other.send(change("c2", LiteAction.COMPLETE_ADD, names[-1]))
     await node.broker.turns.done()
     assert node.broker.pops.lite.count == 1
