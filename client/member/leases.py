@@ -693,11 +693,12 @@ class MemberLocks:
     # Unlocks
 
     async def unlock(self, queue: Queue, epoch: int = 0) -> None:
-        """Unlock a queue. Raise nothing; without a response the queue stays in doubt."""
+        """Unlock a queue. Raise nothing; without a response, or if this is cancelled, the queue stays in doubt."""
+        self.doubt([queue])
         in_flight = [asking for asking, queues in self._in_flight.items() if queue in queues]
         if in_flight:
             await asyncio.wait(in_flight)
-        self.doubt([queue])
+            self.doubt([queue])  # the broker may have locked the queue just now
         try:
             connection = await self._cluster.broker(queue.broker_name)
         except RocketletError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import pytest
@@ -98,7 +99,7 @@ async def test_an_unlock_does_not_overtake_a_lock_that_is_under_way(locks: Apach
         await eventually(lambda: len(held.waiting) > 1)
         leaving = asyncio.create_task(leaver.stop())
         await has_left(leaver)
-        await apache.served(RequestCode.GET_ROUTEINFO_BY_TOPIC, 10)
+        await apache.served(RequestCode.GET_ROUTEINFO_BY_TOPIC, 2)
         locks.run = at_once
         held.let_go()
         await leaving
@@ -115,7 +116,7 @@ async def test_an_unlock_does_not_overtake_a_lock_that_was_given_up(locks: Apach
     await eventually(lambda: len(held.waiting) > 1)  # it has asked again
     leaving = asyncio.create_task(leaver.stop())
     await has_left(leaver)
-    await apache.served(RequestCode.GET_ROUTEINFO_BY_TOPIC, 10)  # meanwhile its other requests arrive
+    await apache.served(RequestCode.GET_ROUTEINFO_BY_TOPIC, 2)  # meanwhile its other requests arrive
     locks.run = at_once
     held.let_go()
     await leaving
@@ -228,6 +229,26 @@ async def stopped_in_vain(node: Node, access: Access) -> None:
 async def test_a_stop_that_is_cancelled_ends_the_member_at_apaches_broker(locks: ApacheLocks, apache: Node) -> None:
     await stopped_in_vain(apache, AS_APACHES)
     await eventually(lambda: not locks.owners())
+
+
+async def test_a_stop_that_is_cancelled_while_locks_are_renewed_unlocks_all(locks: ApacheLocks, apache: Node) -> None:
+    """Apache's broker would process an unlock before the renewal, so unlocks wait for its response."""
+    await fill(apache, 1)
+    held = Held(LOCK)
+    async with AsyncExitStack() as stack:
+        limits = replace(CLIENT_LIMITS, lock_interval_s=0.0, lease_tick_s=0.01)
+        consumer = await stack.enter_async_context(member(apache, limits=limits))
+        await consumer.assigned()
+        locks.run = held.run
+        await eventually(lambda: bool(held.waiting))
+        stopping = asyncio.create_task(consumer.stop())
+        await eventually(lambda: any(task.get_name().startswith("hand over") for task in asyncio.all_tasks()))
+        await passed()
+        assert locks.owners()
+        stopping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stopping
+        await eventually(lambda: not locks.owners())
 
 
 async def test_a_stop_that_is_cancelled_ends_the_member(node: Node) -> None:
