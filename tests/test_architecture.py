@@ -27,8 +27,8 @@ from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.names import Queue
 
 from .support import habits
+from .support.sources import ROOT, body, docstring, nodes, text_of, texts
 
-ROOT = Path(__file__).parents[1]
 PACKAGES = tuple("adapters broker client command console demo host migration protocol spark sync testing web".split())
 PROGRAMS = ("bench", "campaigns", "examples", "simulation")
 """Programs of ours that are no part of `rocketlet`. No part of it knows them, or the tests."""
@@ -151,8 +151,8 @@ Sources = Mapping[str, str]
 
 
 @cache
-def _nodes(text: str) -> list[ast.AST]:
-    return list(ast.walk(ast.parse(text)))
+def _imports(text: str) -> tuple[ast.Import | ast.ImportFrom, ...]:
+    return tuple(node for node in nodes(text) if isinstance(node, ast.Import | ast.ImportFrom))
 
 
 Import = tuple[str, str]
@@ -161,11 +161,9 @@ Import = tuple[str, str]
 @pytest.fixture(scope="module")
 def sources() -> dict[str, str]:
     """The text of every module of the package, by its name without `rocketlet.`."""
-    found = {"": (ROOT / "__init__.py").read_text()}
-    for package in (*PACKAGES, *PROGRAMS):
-        for path in (ROOT / package).rglob("*.py"):
-            parts = path.relative_to(ROOT).with_suffix("").parts
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.read_text()
+    found = {"": text_of(ROOT / "__init__.py")}
+    for path, text in texts(*PACKAGES, *PROGRAMS).items():
+        found[path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")] = text
     return found
 
 
@@ -184,7 +182,7 @@ def imports(sources: Sources) -> Iterator[Import]:
     packages = {name.rpartition(".")[0] for name in sources} | {""}
     for module, text in sources.items():
         package = module if module in packages else module.rpartition(".")[0]
-        for node in _nodes(text):
+        for node in _imports(text):
             if isinstance(node, ast.ImportFrom):
                 base = _base(package, node)
                 if base is None:
@@ -192,7 +190,7 @@ def imports(sources: Sources) -> Iterator[Import]:
                 for alias in node.names:
                     target = f"{base}.{alias.name}".lstrip(".")
                     yield module, target if target in sources else base
-            elif isinstance(node, ast.Import):
+            else:
                 for alias in node.names:
                     if alias.name.split(".")[0] in ("rocketlet", *BESIDE):
                         yield module, alias.name.removeprefix("rocketlet").removeprefix(".")
@@ -254,10 +252,10 @@ def circle(sources: Sources) -> list[str]:
 def foreign_imports(text: str) -> set[str]:
     """The top names of what is imported that is not ours."""
     found: set[str] = set()
-    for node in _nodes(text):
+    for node in _imports(text):
         if isinstance(node, ast.Import):
             found |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and not node.level:
+        elif not node.level:
             found.add((node.module or "").split(".")[0])
     return found
 
@@ -268,7 +266,7 @@ def disk_faults(sources: Sources) -> list[str]:
         if not module.startswith("broker") or module in TOUCH_THE_DISK:
             continue
         faults += [f"{module} imports {name}" for name in sorted(foreign_imports(text) & DISK_MODULES)]
-        for node in _nodes(text):
+        for node in nodes(text):
             if isinstance(node, ast.Call):
                 name = getattr(node.func, "attr", None) or getattr(node.func, "id", "")
                 if name in DISK_CALLS:
@@ -279,7 +277,7 @@ def disk_faults(sources: Sources) -> list[str]:
 def _targets(module: str, text: str) -> Iterator[str]:
     """Each name that a module imports of ours, with its module."""
     package = module.rpartition(".")[0]
-    for node in _nodes(text):
+    for node in _imports(text):
         if isinstance(node, ast.ImportFrom) and (base := _base(package, node)) is not None:
             yield from (f"{base}.{alias.name}".lstrip(".") for alias in node.names)
 
@@ -298,7 +296,7 @@ def protocol_faults(sources: Sources) -> list[str]:
             if is_of_protocol or target in NAMES_OF_PROTOCOLS or target.rpartition(".")[0] in NAMES_OF_PROTOCOLS:
                 faults.append(f"{module} imports {target}")
         faults += [f"{module} imports {name}" for name in sorted(foreign_imports(text) & MODULES_OF_PROTOCOLS)]
-        used = [node.attr for node in _nodes(text) if isinstance(node, ast.Attribute)]
+        used = [node.attr for node in nodes(text) if isinstance(node, ast.Attribute)]
         faults += [f"{module} uses asyncio.{name}" for name in used if name in CLASSES_OF_ASYNCIO]
     return faults
 
@@ -423,7 +421,7 @@ def test_docstring_of_every_package_describes_its_modules(sources: Sources) -> N
     for module in sources:
         package, _, name = module.rpartition(".")
         if package and package in sources:
-            text = ast.get_docstring(ast.parse(sources[package])) or ""
+            text = docstring(sources[package])
             words = {word.strip(",/") for line in text.splitlines() for word in line.split("  ")[0].split()}
             if name not in words:
                 missing.append(f"{package}/__init__.py does not describe {name}")
@@ -434,7 +432,7 @@ def test_docstring_of_a_package_names_no_missing_module(sources: Sources) -> Non
     packages = {module.rpartition(".")[0] for module in sources} - {""}
     stale: list[str] = []
     for package in packages & sources.keys():
-        text = ast.get_docstring(ast.parse(sources[package])) or ""
+        text = docstring(sources[package])
         for line in text.splitlines()[1:]:
             names, gap, _ = line.partition("  ")
             if gap and names.strip():
@@ -487,7 +485,7 @@ def test_the_architecture_page_names_no_missing_function() -> None:
 def definitions(path: Path) -> set[str]:
     """Return the classes, functions and methods of a module, methods with their class."""
     found = set()
-    for node in ast.parse(path.read_text()).body:
+    for node in body(text_of(path)):
         if isinstance(node, ast.ClassDef):
             methods = [item for item in node.body if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef)]
             found |= {node.name} | {f"{node.name}.{item.name}" for item in methods}
@@ -653,7 +651,7 @@ def test_docstring_of_every_folder_of_tests_describes_its_shared_modules() -> No
         package = path.parent / "__init__.py"
         if path.stem in ("__init__", "conftest") or path.stem.startswith("test_") or not package.exists():
             continue
-        if not re.search(rf"^(\w+, )*{path.stem}\b", ast.get_docstring(ast.parse(package.read_text())) or "", re.M):
+        if not re.search(rf"^(\w+, )*{path.stem}\b", docstring(text_of(package)), re.M):
             missing.append(f"{package.relative_to(ROOT)} does not describe {path.stem}")
     assert missing == []
 
@@ -684,17 +682,17 @@ def test_private_accesses_and_sleeps_are_no_more_than_the_committed_counts() -> 
     ],
 )
 def test_a_private_access_is_found(text: str) -> None:
-    assert len(list(habits.private_accesses(ast.parse(text)))) == 1
+    assert len(list(habits.private_accesses(text))) == 1
 
 
 def test_names_of_the_tests_and_of_python_are_no_private_accesses() -> None:
-    tree = ast.parse("class Reader:\n    def read(self):\n        self._lines = []\nreader._lines\nnode.__dict__")
-    own = set(habits.defined(tree))
-    assert [name for _, name in habits.private_accesses(tree) if name not in own] == []
+    text = "class Reader:\n    def read(self):\n        self._lines = []\nreader._lines\nnode.__dict__"
+    own = set(habits.defined(text))
+    assert [name for _, name in habits.private_accesses(text) if name not in own] == []
 
 
 @pytest.mark.parametrize(
     ("text", "count"), [("time.sleep(1)", 1), ("await asyncio.sleep(pause_s)", 1), ("await asyncio.sleep(0)", 0)]
 )
 def test_a_sleep_is_found_unless_it_is_of_length_0(text: str, count: int) -> None:
-    assert len(list(habits.sleeps(ast.parse(f"async def f():\n    {text}")))) == count
+    assert len(list(habits.sleeps(f"async def f():\n    {text}"))) == count

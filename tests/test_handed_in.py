@@ -5,19 +5,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from .support.sources import nodes, texts
+
 USUAL = {"broker": "LIMITS", "client": "CLIENT_LIMITS"}
 
 Sources = Mapping[str, str]
-
-
-def sources_of(*rooms: str) -> Sources:
-    paths = (path for room in rooms for path in sorted((ROOT / room).rglob("*.py")))
-    return {str(path.relative_to(ROOT)): path.read_text() for path in paths}
 
 
 @pytest.fixture(params=sorted(USUAL))
@@ -27,14 +22,14 @@ def room(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def sources(room: str) -> Sources:
-    return sources_of(room)
+    return texts(room)
 
 
 def limited(sources: Sources) -> dict[str, int]:
     """The classes that take limits, and which of their positional parameters these are."""
     found: dict[str, int] = {}
     for text in sources.values():
-        for node in ast.walk(ast.parse(text)):
+        for node in nodes(text):
             if isinstance(node, ast.ClassDef):
                 for item in node.body:
                     if isinstance(item, ast.FunctionDef) and item.name == "__init__":
@@ -47,14 +42,13 @@ def forgotten(sources: Sources, usual: str) -> Iterator[str]:
     """Where such a class is made without them, and where the usual limits are read."""
     classes = limited(sources)
     for module, text in sources.items():
-        tree = ast.parse(text)
-        defaults = {id(value) for node in ast.walk(tree) if isinstance(node, ast.arguments) for value in node.defaults}
-        defaults |= {
-            id(value) for node in ast.walk(tree) if isinstance(node, ast.arguments) for value in node.kw_defaults
-        }
-        options = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Option")
-        defaults |= {id(value) for option in options for value in option.args}
-        for node in ast.walk(tree):
+        defaults: set[int] = set()
+        for node in nodes(text):
+            if isinstance(node, ast.arguments):
+                defaults |= {id(value) for value in (*node.defaults, *node.kw_defaults)}
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Option":
+                defaults |= {id(value) for value in node.args}
+        for node in nodes(text):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in classes:
                 is_given = any(keyword.arg == "limits" for keyword in node.keywords)
                 if not is_given and len(node.args) <= classes[node.func.id]:
@@ -92,7 +86,7 @@ def test_a_part_without_limits_and_a_use_of_the_default_ones_are_found(room: str
 def planted_calls(sources: Sources) -> Iterator[str]:
     """Where a method, a lambda or another function of this object is put into an attribute of another one."""
     for module, text in sources.items():
-        for of_class in (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)):
+        for of_class in (node for node in nodes(text) if isinstance(node, ast.ClassDef)):
             methods = {item.name for item in of_class.body if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef)}
             for node in ast.walk(of_class):
                 if isinstance(node, ast.Assign):
@@ -120,7 +114,7 @@ def _method_of(value: ast.expr) -> str | None:
 
 @pytest.fixture(scope="module")
 def wired() -> Sources:
-    return sources_of("broker", "client", "testing")
+    return texts("broker", "client", "testing")
 
 
 def test_functions_are_handed_in_when_a_part_is_made(wired: Sources) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from .support.sources import ROOT, body, nodes, text_of, texts
+
 ROOMS = (
     "broker",
     "client",
@@ -33,24 +34,23 @@ JUSTIFIED = frozenset(("AdminClient", "Consumer", "LiteConsumer", "Producer", "R
 """The classes of `sync` stand for the client's, by the same names on purpose, and task queues have a RocketletBroker each."""
 
 
-def classes(texts: Mapping[str, str]) -> dict[str, list[str]]:
+def classes(sources: Mapping[str, str]) -> dict[str, list[str]]:
     """The modules of each public class, by its name."""
     found: dict[str, list[str]] = defaultdict(list)
-    for module, text in texts.items():
-        for node in ast.parse(text).body:
+    for module, text in sources.items():
+        for node in body(text):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found[node.name].append(module)
     return found
 
 
-def doubles(texts: Mapping[str, str]) -> set[str]:
-    return {name for name, modules in classes(texts).items() if len(modules) > 1}
+def doubles(sources: Mapping[str, str]) -> set[str]:
+    return {name for name, modules in classes(sources).items() if len(modules) > 1}
 
 
 @pytest.fixture(scope="module")
 def product() -> dict[str, str]:
-    paths = (path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
-    return {str(path.relative_to(ROOT)): path.read_text() for path in paths}
+    return texts(*ROOMS)
 
 
 def test_public_class_name_has_one_meaning(product: dict[str, str]) -> None:
@@ -94,12 +94,13 @@ PATCHED = {
 
 def patched(text: str) -> Iterator[str]:
     """Constants with a unit or a bound in their name that a test puts another value in, by a text or beside a module."""
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes(text):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in PATCHING:
             for argument in node.args[:2]:
-                name = ast.unparse(argument).strip("f'\"").rpartition(".")[2]
-                if isinstance(argument, ast.Constant | ast.JoinedStr) and re.fullmatch(LIMIT, name):
-                    yield name
+                if isinstance(argument, ast.Constant | ast.JoinedStr):
+                    name = ast.unparse(argument).strip("f'\"").rpartition(".")[2]
+                    if re.fullmatch(LIMIT, name):
+                        yield name
 
 
 LIMIT = (
@@ -108,10 +109,7 @@ LIMIT = (
 
 
 def test_limits_are_handed_in_and_not_patched() -> None:
-    counts = {
-        str(path.relative_to(ROOT / "tests")): len(list(patched(path.read_text())))
-        for path in sorted((ROOT / "tests").rglob("*.py"))
-    }
+    counts = {path.removeprefix("tests/"): len(list(patched(text))) for path, text in texts("tests").items()}
     assert {module: count for module, count in counts.items() if count} == PATCHED, "hand in Limits or ClientLimits"
 
 
@@ -140,7 +138,7 @@ NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
 def odd_events(source: str) -> Iterator[tuple[int, str]]:
     """Lines and events of calls such as `log.info(...)` whose first argument is not such a name."""
-    for call in ast.walk(ast.parse(source)):
+    for call in nodes(source):
         if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in LEVELS):
             continue
         if isinstance(call.func.value, ast.Name) and call.func.value.id == "log":
@@ -149,12 +147,12 @@ def odd_events(source: str) -> Iterator[tuple[int, str]]:
                 yield call.lineno, ast.unparse(call)
 
 
-@pytest.mark.parametrize("folder", ["broker", "client", "command", "console", "demo", "migration", "spark", "sync"])
-def test_events_are_stable_names(folder: str) -> None:
-    files = sorted((ROOT / folder).rglob("*.py"))
-    assert files
-    odd = [f"{path.relative_to(ROOT)}:{line}: {call}" for path in files for line, call in odd_events(path.read_text())]
-    assert not odd
+def test_events_are_stable_names() -> None:
+    for folder in ("broker", "client", "command", "console", "demo", "migration", "spark", "sync"):
+        modules = texts(folder)
+        assert modules
+        odd = [f"{path}:{line}: {call}" for path, text in modules.items() for line, call in odd_events(text)]
+        assert not odd
 
 
 def test_an_event_that_is_a_sentence_or_computed_is_found() -> None:
@@ -199,7 +197,7 @@ def sentences(text: str) -> Iterator[str]:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             yield token.string
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes(text):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.count(" ") > 1:
             yield node.value
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
@@ -218,7 +216,7 @@ def test_no_private_word_is_used() -> None:
         str(path.relative_to(ROOT)): words
         for package in PACKAGES
         for path in sorted((ROOT / package).rglob("*.py"))
-        if path != Path(__file__) and (words := banned_words(path.read_text()))
+        if path != Path(__file__) and (words := banned_words(text_of(path)))
     }
     assert used == {}, "write the word of the glossary (tests/test_names.py, BANNED) instead"
 

@@ -7,7 +7,7 @@ forged      bytes that look like records
 topics, stores, clocks   topics of a node, stores without a broker, clocks that tests set
 locks, apache_locks      locks without a broker; those of Apache's broker
 examples    how many examples a slow Hypothesis test gets
-habits      counts private accesses and sleeps of tests
+habits, sources   private accesses and sleeps of tests; all modules, parsed once
 pacing      pauses of load generators and of faults at random moments
 agreement, browser   one broker's half of an agreement, and the machine's Chromium
 draining, two_brokers, sick_cluster   foreign members, two brokers, and a cluster with everything that can be ill

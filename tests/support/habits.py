@@ -12,9 +12,9 @@ import ast
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
-TESTS = Path(__file__).parents[1]
+from .sources import nodes, texts
+
 MOST_PRIVATE_ACCESSES = 96
 MOST_SLEEPS = 1
 """The committed counts, which only become smaller."""
@@ -26,9 +26,9 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__") and name not in PUBLIC
 
 
-def defined(tree: ast.AST) -> Iterator[str]:
+def defined(text: str) -> Iterator[str]:
     """Yield the private names that a module defines: functions, variables, and attributes of `self`."""
-    for node in ast.walk(tree):
+    for node in nodes(text):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -49,9 +49,9 @@ def _called(node: ast.Call) -> str:
     )
 
 
-def private_accesses(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def private_accesses(text: str) -> Iterator[tuple[int, str]]:
     """Yield the line and the name of each private access."""
-    for node in ast.walk(tree):
+    for node in nodes(text):
         if isinstance(node, ast.Attribute) and is_private(node.attr) and not _is_own(node.value):
             yield node.lineno, node.attr
         elif isinstance(node, ast.ImportFrom):
@@ -61,9 +61,9 @@ def private_accesses(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, text) for text in (one.rpartition(".")[2] for one in texts) if is_private(text))
 
 
-def sleeps(tree: ast.AST) -> Iterator[int]:
+def sleeps(text: str) -> Iterator[int]:
     """Yield the line of each sleep."""
-    for node in ast.walk(tree):
+    for node in nodes(text):
         if isinstance(node, ast.Call) and _called(node) == "sleep":
             length = node.args[0] if node.args else None
             if not isinstance(length, ast.Constant) or length.value:
@@ -72,13 +72,14 @@ def sleeps(tree: ast.AST) -> Iterator[int]:
 
 def found() -> tuple[list[str], list[str]]:
     """Return the places of private accesses and of sleeps in all tests."""
-    trees = {path: ast.parse(path.read_text()) for path in sorted(TESTS.rglob("*.py"))}
-    shared = {name for path, tree in trees.items() if not path.name.startswith("test_") for name in defined(tree)}
+    modules = texts("tests")
+    is_shared = {path: not path.rpartition("/")[2].startswith("test_") for path in modules}
+    shared = {name for path, text in modules.items() if is_shared[path] for name in defined(text)}
     private, slept = list[str](), list[str]()
-    for path, tree in trees.items():
-        place, own = path.relative_to(TESTS), shared | set(defined(tree))
-        private += [f"{place}:{line} {name}" for line, name in private_accesses(tree) if name not in own]
-        slept += [f"{place}:{line}" for line in sleeps(tree)]
+    for path, text in modules.items():
+        own = shared | set(defined(text))
+        private += [f"{path}:{line} {name}" for line, name in private_accesses(text) if name not in own]
+        slept += [f"{path}:{line}" for line in sleeps(text)]
     return private, slept
 
 
