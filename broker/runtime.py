@@ -598,6 +598,10 @@ class LiveConfig:
 
 
 # ------------------------------------------------------------------------------
+# What every part of a broker runs on, in one object.
+
+
+# ------------------------------------------------------------------------------
 # State files of an earlier run, which may have anything in them: they may be older, restored, or edited by hand. Only one
 # entry is lost by one fault, so that the broker starts.
 
@@ -677,10 +681,6 @@ class Adoption:
 
 def _shown(value: object) -> object:
     return list(value) if isinstance(value, tuple | set) else repr(value)
-
-
-# ------------------------------------------------------------------------------
-# What every part of a broker runs on, in one object.
 
 
 class Runtime:

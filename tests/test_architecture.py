@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from rocketlet.broker.groups import stages
+from rocketlet.broker.groups import owners, stages
 from rocketlet.broker.groups.stages import Drain
 from rocketlet.broker.pops import deliveries
 from rocketlet.broker.remoting.dispatch import BROKER_REQUESTS, NAME_SERVER_REQUESTS, SENDS
@@ -518,6 +518,16 @@ class _InTable:
         self.state = deliveries.TRANSITIONS[self.state, event]
 
 
+@dataclass
+class _Owned:
+    """A queue whose owner changes by its table."""
+
+    state: owners.OwnerState
+
+    def transition(self, event: owners.OwnerEvent) -> None:
+        self.state = owners.OWNER_TRANSITIONS[self.state, event]
+
+
 def _drain(stage: stages.DrainStage) -> Drain:
     made = Drain(0.0)
     made.stage = stage
@@ -577,6 +587,24 @@ MACHINES = {
         FINDING -        -           AGREEING -        NOTIFIED DRAINING
         FINDING -        -           -        NOTIFIED NOTIFIED AGREEING
         FINDING DRAINING AGREEING    -        -        -        NOTIFIED
+        """,
+    ),
+    "owner": Machine(
+        owners,
+        owners.OwnerState,
+        owners.OwnerEvent,
+        _Owned,
+        "state",
+        """
+        grant  lock        reconnect   disconnect unlock  expire  close read        release lose        restart
+        LEASED LOCKED      -           -          -       -       -     FOREIGN     -       -           FREE    FREE
+        LEASED LOCKED      LEASED      LEASED     FREE    FREE    FREE  -           -       -           LEASED  LEASED
+        LEASED LOCKED      LOCKED      -          FREE    FREE    -     LOCKED_FOREIGN -    -           -       LOCKED
+        LEASED LOCKED_FOREIGN -        -          -       -       -     FOREIGN     FREE    LOST        AWAITED FOREIGN
+        LEASED LOCKED_FOREIGN LOCKED_FOREIGN -    FOREIGN FOREIGN -     LOCKED_FOREIGN LOCKED LOCKED_LOST -     LOCKED_FOREIGN
+        LEASED LOCKED      AWAITED     AWAITED    FREE    FREE    FREE  FOREIGN     -       -           -       AWAITED
+        LEASED LOCKED_LOST -           -          -       -       -     FOREIGN     FREE    -           -       LOST
+        LEASED LOCKED_LOST LOCKED_LOST -          LOST    LOST    -     LOCKED_FOREIGN LOCKED -         -       LOCKED_LOST
         """,
     ),
     "delivery": Machine(

@@ -45,6 +45,7 @@ from .members import (
     size_of,
     stale_counts,
 )
+from .owners import NO_OWNER
 from .stages import NO_PEERS, Drain, QueueKey
 
 log = structlog.get_logger("rocketlet.groups")
@@ -55,47 +56,8 @@ log = structlog.get_logger("rocketlet.groups")
 # state left.
 
 
-@dataclass(slots=True)
-class QueueLease:
-    """A lease of a queue by a client or by the pools of a group that pops; or the reservation of a queue for the
-    foreign member that read it before a restart.
-
-    Attributes:
-        session: None after a restart, and after the broker has closed the connection, until the client is back.
-        handover: True for a lease of a Rocketlet client or of a group's pools, with an epoch, and for a reservation.
-            False for a lock of Apache's clients, which fences no commit.
-        former_end: for a lease from before a restart, the end of its queue when this run began; 0 if its topic was
-            deleted. None once its owner has pulled.
-        is_awaited: True if it is no lease: the queue is reserved for the foreign member that read it before a restart.
-        waiters: the members that are notified when the queue is free.
-    """
-
-    client_id: str
-    session: Session | None
-    epoch: int
-    handover: bool
-    renewed_s: float
-    has_pulled: bool = False
-    has_committed: bool = False
-    former_end: int | None = None
-    is_awaited: bool = False
-    waiters: dict[Session, None] = field(default_factory=dict)
-
-    def is_over(self, now_s: float) -> bool:
-        return now_s - self.renewed_s > (HANDOVER_LEASE_S if self.handover else LOCK_LEASE_S)
-
-    def belongs_to(self, session: Session, epoch: int | None) -> bool:
-        """Return True if a connection of the owner's client id is the owner. Apache's locks know only the id.
-
-        An id alone may be copied, or be that of a client whose previous socket has not closed yet: such a connection has
-        to wait. A client that names the epoch was granted the lease, and may use another connection; requests on its
-        previous connection may arrive later, and must not move the lease back. A renewal by an epoch that has ended must
-        fail, because its sender would continue to read what another member had meanwhile (docs/decisions, 6). An owner from
-        before a restart that does not name its epoch never received it, and gets another one.
-        """
-        if self.session is session or not self.handover:
-            return epoch in (None, self.epoch)
-        return epoch == self.epoch and (self.session is None or self.session.number < session.number)
+# in place of a dict of its own in each of a million groups with an offset alone
+_NONE: Final[Any] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -118,19 +80,6 @@ class Contest:
     wanted_s: float
     waiting: list[HeldPull] = field(default_factory=list)
     timer: Timer | None = None
-
-
-class ForeignReader(NamedTuple):
-    """The foreign member that pulled a queue last.
-
-    Attributes:
-        epoch: the epoch of its entry in the ledger, by which the queue is reserved for the member after a restart.
-        is_lost: True if its connection has closed. The ledger then has no entry.
-    """
-
-    client_id: str
-    epoch: int
-    is_lost: bool = False
 
 
 class FinishedAhead(NamedTuple):
@@ -175,97 +124,81 @@ class TopicOffsets:
 
 
 class GroupQueue:
-    """A queue of a topic in a group: its lease and its reader.
+    """A queue of a topic in a group: its owner, and what stands beside the owner.
 
     Attributes:
         key: topic and queue id.
         lease_key: group, topic and queue id.
-        lease: the lease or lock of its owner.
-        reader: the connection that pulled last.
+        owner: the owner; only `Locks` changes it.
+        renewed_s: when the lease, lock or reservation was granted or renewed last.
+        waiters: the members that are notified when the lease, lock or reservation has ended; None if no member ever waited.
+        former_end: the highest offset that the owner may have reached, if its lease is from before a restart: the end of the
+            queue when this run began; 0 if its topic was deleted. None once the owner has pulled. Messages that the owner
+            read after this offset were lost, and new messages get their offsets, which the owner must not skip.
+        is_pull_recorded: True if the history has the first pull of the lease's owner.
+        is_commit_recorded: True if the history has the first commit of the lease's owner.
+        reader: the connection that pulled last, even beside the owner.
         previous_reader: the connection that pulled before the reader.
         reader_since_s: when the reader pulled first.
         given_offset: up to which offset the reader, if it is foreign, was given messages.
         has_committed: True if the reader has committed an offset of the queue.
-        foreign_reader: the foreign member that pulled last, also after its connection has closed, until another client
-            reads or leases the queue.
         passed: messages that matched no subscription while a pull of the reader was held: the first offset, and the offset
             after the last one. None without any.
         contest: another client wants to read the queue of its foreign reader.
-        version: increases when the lease or the contest changes, so that pulls are checked again.
+        version: increases when the owner or the contest changes, so that pulls are checked again.
     """
 
     __slots__ = (
         "contest",
-        "foreign_reader",
+        "former_end",
         "given_offset",
         "group",
         "has_committed",
+        "is_commit_recorded",
+        "is_pull_recorded",
         "key",
-        "lease",
         "lease_key",
+        "owner",
         "passed",
         "previous_reader",
         "reader",
         "reader_since_s",
+        "renewed_s",
         "version",
+        "waiters",
     )
 
     def __init__(self, group: ConsumerGroup, key: QueueKey) -> None:
         self.group = group
         self.key = key
         self.lease_key: LeaseKey = (group.name, *key)
-        self.lease: QueueLease | None = None
+        self.owner = NO_OWNER
+        self.renewed_s = 0.0
+        self.waiters: dict[Session, None] | None = None
+        self.former_end: int | None = None
+        self.is_pull_recorded = self.is_commit_recorded = False
         self.reader: Session | None = None
         self.previous_reader: Session | None = None
         self.reader_since_s = 0.0
         self.given_offset = 0
         self.has_committed = False
-        self.foreign_reader: ForeignReader | None = None
         self.passed: tuple[int, int] | None = None
         self.contest: Contest | None = None
         self.version = 0
 
-    # Lease
-
-    def is_leased_to(self, session: Session) -> bool:
-        """Return True if this session has the lease of the queue, or its reservation from before a restart. Locks of
-        Apache's clients do not count."""
-        return self.lease is not None and self.lease.handover and self.lease.session is session
-
-    def is_leased_to_another(self, session: Session) -> bool:
-        """Return True if another session, or a client that is not connected, has the lease of the queue, or its
-        reservation from before a restart. Locks of Apache's clients do not count."""
-        return self.lease is not None and self.lease.handover and self.lease.session is not session
-
-    def is_owned_by(self, session: Session) -> bool:
-        """Return True if this client has the lease or lock of the queue."""
-        return self.lease is not None and self.lease.session is session
+    def is_over(self, now_s: float) -> bool:
+        """Return True if the lease, lock or reservation was not renewed in time."""
+        return now_s - self.renewed_s > (LOCK_LEASE_S if self.owner.is_locked else HANDOVER_LEASE_S)
 
     def commit_fault(self, session: Session, key: QueueKey, epoch: int | None) -> str | None:
         """Return why the lease forbids a commit; None if it allows it. Only leases fence commits."""
-        lease, (topic, queue_id) = self.lease, key
-        if lease is None or not lease.handover:
+        owner, (topic, queue_id) = self.owner, key
+        if owner.holder is None or not owner.is_leased:
             # Apache's clients send no epoch, and nothing fences them (ConsumerManageProcessor.updateConsumerOffset).
             return None if epoch is None else f"the queue {topic}:{queue_id} is not locked by this client"
-        if lease.session is not session or (epoch is not None and epoch != lease.epoch):
-            return f"the queue {topic}:{queue_id} is owned by {lease.client_id} (epoch {lease.epoch})"
+        if owner.holder.session is not session or (epoch is not None and epoch != owner.holder.epoch):
+            return f"the queue {topic}:{queue_id} is owned by {owner.holder.client_id} (epoch {owner.holder.epoch})"
         return None
-
-    @property
-    def former_end(self) -> int | None:
-        """The highest offset that the owner may have reached, if its lease is from before a restart or the topic was
-        deleted, until the owner has pulled; otherwise None. Messages that the owner read after this offset were lost,
-        and new messages get their offsets, which the owner must not skip."""
-        return None if self.lease is None else self.lease.former_end
-
-    # Reader
-
-    @property
-    def last_reader_id(self) -> str | None:
-        """The id of the foreign member that read the queue last, even before a restart; None if it has released the queue."""
-        if self.lease is not None and self.lease.is_awaited:
-            return self.lease.client_id
-        return self.foreign_reader.client_id if self.foreign_reader is not None else None
 
 
 # ------------------------------------------------------------------------------
@@ -299,8 +232,6 @@ class GroupPool(Protocol):
 Owners = Mapping[str, list[str]]  # by topic, the owner of each of its queues here, in their order
 _NOWHERE: Mapping[str, int] = {}
 _NOBODY: Mapping[Session, Member] = {}
-# in place of a dict of its own in each of a million groups with an offset alone
-_NONE: Final[Any] = MappingProxyType({})
 
 
 class ConsumerGroup:
@@ -309,9 +240,9 @@ class ConsumerGroup:
     Attributes:
         settings: the group's settings; None if it does not exist for administrators.
         offsets: the committed offsets, by topic.
-        queues: the queues with a lease or a reader.
-        awaited_readers: how many queues wait for their foreign readers from before a restart.
-        lost_readers: how many queues had foreign readers whose connections have closed.
+        queues: the queues with an owner or a reader.
+        missing_readers: how many queues have foreign readers that are not back yet, after a restart of the broker or a closed
+            connection.
         change: the number of the last change of members or topics; 0 without members.
         drain: the change that not all foreign members know yet.
         sync: what peer brokers have said about that change.
@@ -342,7 +273,6 @@ class ConsumerGroup:
         "_of_shape",
         "_places_of_all",
         "_strategies",
-        "awaited_readers",
         "bound_since_s",
         "change",
         "drain",
@@ -354,8 +284,8 @@ class ConsumerGroup:
         "issued",
         "issued_lists",
         "logged",
-        "lost_readers",
         "members",
+        "missing_readers",
         "name",
         "offsets",
         "owners",
@@ -378,8 +308,7 @@ class ConsumerGroup:
         self.settings: GroupConfig | None = None
         self.offsets: dict[str, TopicOffsets] = _NONE
         self.queues: dict[QueueKey, GroupQueue] = _NONE
-        self.awaited_readers = 0
-        self.lost_readers = 0
+        self.missing_readers = 0
         self.change = 0
         self.drain: Drain | None = None
         self.sync = NO_PEERS
@@ -561,11 +490,6 @@ class ConsumerGroup:
     def queue(self, topic: str, queue_id: int) -> GroupQueue:
         """Return what the group has of a queue, for reading: `NO_QUEUE` if it has nothing."""
         return self.queues.get((topic, queue_id), NO_QUEUE)
-
-    @property
-    def misses_readers(self) -> bool:
-        """True if foreign readers, from before a restart or with a connection that has closed, are not back yet."""
-        return bool(self.awaited_readers or self.lost_readers)
 
     def subscription(self, session: Session | None, topic: str) -> Subscription | None:
         """Return the subscription of this connection's member to a topic; without one, the newest subscription of the
@@ -792,6 +716,7 @@ class _NoQueue(GroupQueue):
         for name in GroupQueue.__slots__:
             object.__setattr__(self, name, None)
         object.__setattr__(self, "given_offset", 0)
+        object.__setattr__(self, "owner", NO_OWNER)
 
 
 NO_QUEUE: Final[GroupQueue] = _NoQueue()
@@ -926,10 +851,9 @@ class ConsumerGroups:
     def release_queue(self, queue: GroupQueue) -> None:
         """Delete the queue if nothing is known of it that a new object would not have, and its group then."""
         if (
-            queue.lease is not None
+            queue.owner is not NO_OWNER
             or queue.reader is not None
             or queue.previous_reader is not None
-            or queue.foreign_reader is not None
             or queue.contest is not None
         ):
             return
@@ -946,10 +870,11 @@ class ConsumerGroups:
                 self.release(group)
 
     def owners(self, name: str) -> dict[QueueKey, str]:
-        """Return the client ids of the owners of a group's queues."""
+        """Return the client ids with the leases, locks and reservations of a group's queues."""
         group = self._groups.get(name)
         queues = group.queues if group is not None else {}
-        return {key: queue.lease.client_id for key, queue in queues.items() if queue.lease is not None}
+        holders = ((key, queue.owner.holder) for key, queue in queues.items())
+        return {key: holder.client_id for key, holder in holders if holder is not None}
 
     def queues(self) -> list[GroupQueue]:
         return [queue for group in self._groups.values() for queue in group.queues.values()]

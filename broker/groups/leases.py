@@ -1,8 +1,7 @@
-"""Leases of queues (LOCK_BATCH_MQ, UNLOCK_BATCH_MQ): each queue of a group has one owner."""
+"""Changes the owners of queues: leases and locks (LOCK_BATCH_MQ, UNLOCK_BATCH_MQ), foreign readers, and their journal."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -17,9 +16,10 @@ from ..config import HANDOVER_LEASE_S, LEASE_SWEEP_S, PLACE_BYTES, STANDSTILL_S
 from ..runtime import Job, Runtime
 from ..sessions.session import Session
 from ..store.index import ConsumeQueue
-from ..store.journals import Change, LeaseJournal, LeaseKey, PreviousRunLease
-from .group import NO_QUEUE, ConsumerGroup, ConsumerGroups, ForeignReader, GroupQueue, QueueCounts, QueueLease
-from .members import History
+from ..store.journals import Change, LeaseChange, LeaseJournal, LeaseKey
+from .group import NO_QUEUE, ConsumerGroup, ConsumerGroups, GroupQueue, QueueCounts
+from .members import LOCKED, History
+from .owners import KEPT, MISSING, NO_OWNER, Claim, Owner, OwnerEvent, OwnerState, next_owner, replay
 from .reading import ALLOWED, Read, ReadKind, may_read
 from .stages import QueueKey
 
@@ -28,20 +28,12 @@ log = structlog.get_logger("rocketlet.groups")
 _new_tuple = tuple.__new__  # without the call of a named tuple's constructor, for each queue of a request
 
 
-def lines_of(queue: GroupQueue, lease: QueueLease) -> Iterator[Change]:
-    """Yield the lines in which the ledger keeps a lease."""
-    lease_key = queue.lease_key
-    yield (
-        reader_line(lease_key, lease.client_id, lease.epoch)
-        if lease.is_awaited
-        else (*lease_key, lease.client_id, lease.epoch)
-    )
-    if lease.former_end is not None:
-        yield *lease_key, lease.client_id, lease.epoch, lease.former_end
-
-
-def reader_line(lease_key: LeaseKey, client_id: str, epoch: int) -> Change:
-    return *lease_key, client_id, epoch, True
+# without the search of an enum for its member, for each queue of a request
+_LEASED, _AWAITED = OwnerState.LEASED, OwnerState.AWAITED
+_GRANT, _LOCK, _UNLOCK = OwnerEvent.GRANT, OwnerEvent.LOCK, OwnerEvent.UNLOCK
+_BEGINS = frozenset({_GRANT, _LOCK, OwnerEvent.READ})
+# what the history has of the end of a lease; otherwise the lease has expired
+_ENDED_TEXTS = {_UNLOCK: "unlocked", OwnerEvent.CLOSE: "lock lost"}
 
 
 # ------------------------------------------------------------------------------
@@ -60,7 +52,7 @@ def reader_line(lease_key: LeaseKey, client_id: str, epoch: int) -> Change:
 #
 # Foreign members take no lease. A broker that restarts knows of them with their next heartbeat, up to 30 s later
 # (Java's heartbeatBrokerInterval), while they still handle what they have. So the ledger keeps their client ids, too,
-# and a restarted broker reserves each queue for its reader (`is_awaited`). The reservation ends
+# and a restarted broker reserves each queue for its reader (AWAITED). The reservation ends
 #
 # - when that client sends a heartbeat as a member: it reads the queue, and is drained of it before the next one reads
 # - when its connection closes, or nothing has pulled or committed the queue for as long as a lease lasts
@@ -71,7 +63,7 @@ def reader_line(lease_key: LeaseKey, client_id: str, epoch: int) -> Change:
 
 
 class Locks:
-    """Grants, renews and ends the leases of all groups. `refused` counts locks beyond the limits.
+    """Changes the owners of the queues of all groups. `refused` counts locks beyond the limits.
 
     Args:
         topics: the number of queues of a topic; other queues are not locked.
@@ -97,9 +89,9 @@ class Locks:
         self._changes = groups.changes
         self._queues_of = topics.queues_of
         self._has_changed = False
-        self._count = 0  # leases
+        self._count = 0  # leases, locks and reservations
         self._waiting = 0  # number of waiting members, summed over queues
-        self._unknown: set[LeaseKey] = set()  # queues whose leases of the last run could not be adopted
+        self._unknown: set[LeaseKey] = set()  # queues whose owners of the last run could not be adopted
         self._reader_count = 0  # foreign readers, including those whose connections have closed
         self.refused = 0
         self._history = history
@@ -112,33 +104,26 @@ class Locks:
         self._held_until_s = -math.inf if ledger.is_known else since_s + HANDOVER_LEASE_S
         self._is_closed = False
         self.is_restarted = ledger.epoch > 0
-        runtime.adoption.each("leases", ledger.leases.items(), partial(self._adopt, queues))
+        runtime.adoption.each("leases", ledger.changes.items(), partial(self._adopt, queues))
         ledger.write()
-        ledger.leases.clear()
+        ledger.changes.clear()
 
-    def _adopt(self, queues: Mapping[QueueKey, ConsumeQueue], entry: tuple[LeaseKey, PreviousRunLease]) -> None:
-        """Adopt the lease of an owner, or the reservation of a foreign reader."""
-        (name, topic, queue_id), former = entry
-        self._unknown.add(entry[0])  # until the end of this method
-        found = queues.get((topic, queue_id))
-        end = found.next if found is not None else 0
-        if not former.is_reader and (former.end is None or end < former.end):
-            former = former._replace(end=end)
-            self._ledger.ended_at((name, topic, queue_id), former)
-        group = self.groups.obtain(name)
-        queue = self.groups.obtain_queue(group, (topic, queue_id))
-        queue.lease = lease = QueueLease(
-            former.client_id,
-            None,
-            former.epoch,
-            True,
-            self._began_s,
-            former_end=former.end,
-            is_awaited=former.is_reader,
-        )
-        group.awaited_readers += lease.is_awaited
-        self._count += 1
-        self._unknown.discard(entry[0])
+    def _adopt(self, queues: Mapping[QueueKey, ConsumeQueue], entry: tuple[LeaseKey, list[LeaseChange]]) -> None:
+        """Adopt the owner of a queue by its lines in the journal."""
+        lease_key, changes = entry
+        name, topic, queue_id = lease_key
+        self._unknown.add(lease_key)  # until the end of this method
+        owner, former_end = replay(changes)
+        if owner.holder is not None:
+            found = queues.get((topic, queue_id))
+            end = found.next if found is not None else 0
+            if owner.state is _LEASED and (former_end is None or end < former_end):
+                former_end = end
+                self._ledger.record((*lease_key, owner.holder.client_id, owner.holder.epoch, end))
+            queue = self.groups.obtain_queue(self.groups.obtain(name), (topic, queue_id))
+            self._set_owner(queue, owner)
+            queue.renewed_s, queue.former_end = self._began_s, former_end
+        self._unknown.discard(lease_key)
 
     def saving(self, *, closes: bool = False) -> Job[None]:
         """Save what `lock` and `unlock` have not saved. closes: grant nothing any more. Raises StoreFull; the next call
@@ -147,24 +132,76 @@ class Locks:
         if self._clock.monotonic_s() >= self._held_until_s:
             yield from self._ledger.saving(self._leases, closes=closes)
 
-    def _next_epoch(self) -> int:
-        self._epoch += 1
-        return self._epoch
-
     def _leases(self) -> tuple[Iterator[Change], int]:
-        """Return the leases and foreign readers as they are now, even if the iterator is used later, and the last
-        epoch."""
-        queues = self.groups.queues()
+        """Return the owners as they are now, even if the iterator is used later, and the last epoch."""
         # Apache's locks are not saved: its broker forgets them, too (RebalanceLockManager), and its clients lock
         # again within 20 s.
-        leases = [(queue, queue.lease) for queue in queues if queue.lease is not None and queue.lease.handover]
-        readers = [
-            (queue.lease_key, reader) for queue in queues if (reader := queue.foreign_reader) and not reader.is_lost
-        ]
-        return itertools.chain(
-            (line for queue, lease in leases for line in lines_of(queue, lease)),
-            (reader_line(lease_key, reader.client_id, reader.epoch) for lease_key, reader in readers),
-        ), self._epoch
+        owners = [(queue.lease_key, queue.owner, queue.former_end) for queue in self.groups.queues()]
+        return (line for key, owner, end in owners for line in _lines_of(key, owner, end)), self._epoch
+
+    # The mover
+
+    def _move(self, queue: GroupQueue, event: OwnerEvent, client_id: str = "", session: Session | None = None) -> None:
+        """Change the owner of a queue by an event, with everything that depends on the owner: what the journal and the
+        history have, and who waits. No other method changes the owner of a queue. Callers write the journal."""
+        before, former = queue.owner, queue.owner.holder
+        claim = None
+        if event in _BEGINS:
+            self._epoch += 1
+            claim = _new_tuple(Claim, (client_id, self._epoch, session))
+        elif event is OwnerEvent.RECONNECT and former is not None:
+            claim = former._replace(session=session)
+        owner = next_owner(before, event, claim)
+        self._set_owner(queue, owner)
+        holder = owner.holder
+        entry = owner.entry if owner.state in KEPT else None
+        former_entry = before.entry if before.state in KEPT else None
+        if entry is not None and entry != former_entry:  # it replaces the earlier one
+            self._ledger.record((*queue.lease_key, *entry))
+        elif entry is None and former_entry is not None:
+            self._ledger.record((*queue.lease_key, former_entry[1]), may_wait=event is not _UNLOCK)
+        has_ended = former is not None and (holder is None or holder.epoch != former.epoch)
+        if before.state is _LEASED and former is not None and has_ended:
+            self._has_changed = True
+            text = _ENDED_TEXTS.get(event, "lock expired")
+            self._history.changed_hands(text, queue.group, queue.lease_key, former.client_id, former.epoch)
+        elif before.state is _AWAITED and has_ended:
+            self._has_changed = True
+            self._changes.queue_released(queue.group, queue.key, None)
+        if owner.state is _LEASED and holder is not None and (former is None or has_ended):
+            self._has_changed = True
+            self._history.changed_hands(LOCKED, queue.group, queue.lease_key, holder.client_id, holder.epoch)
+        if holder is None and has_ended:
+            if queue.waiters:
+                self._notify_waiters(queue)
+            self.groups.release_queue(queue)
+
+    def _set_owner(self, queue: GroupQueue, owner: Owner) -> None:
+        """Set the owner of a queue, count it, and list the queue for its session."""
+        before, queue.owner = queue.owner, owner
+        queue.version += 1
+        holder, former = owner.holder, before.holder
+        self._count += (holder is not None) - (former is not None)
+        self._reader_count += (owner.reader is not None) - (before.reader is not None)
+        queue.group.missing_readers += (owner.state in MISSING) - (before.state in MISSING)
+        if holder is former:
+            return
+        if former is not None and former.session is not None:
+            self._unlist(former.session, queue)
+        if holder is not None and holder.session is not None:
+            self._list(holder.session, queue)
+        if holder is None or former is None or holder.epoch != former.epoch:
+            queue.former_end, queue.is_pull_recorded, queue.is_commit_recorded = None, False, False
+
+    def _notify_waiters(self, queue: GroupQueue) -> None:
+        """Notify the members that wait for a lease, lock or reservation that has ended."""
+        waiters, queue.waiters = queue.waiters or {}, None
+        self._waiting -= len(waiters)
+        for waiter in waiters:
+            self._unlist(waiter, queue)
+            self._changes.lease_freed(queue.group, waiter)
+
+    # Requests
 
     def lock(self, request: LockRequest, session: Session, *, has_had: bool = False) -> dict[Queue, int]:
         """Lock or renew queues that are free or the client's own. Return the queues that it holds now, with their epochs.
@@ -200,27 +237,25 @@ class Locks:
     ) -> int | None:
         topic, queue_id = key = wanted.topic, wanted.queue_id
         queue = group.queues.get(key)
-        lease = queue.lease if queue is not None else None
-        if queue is not None and lease is not None and not lease.is_over(now_s):
+        owner = queue.owner if queue is not None else NO_OWNER
+        holder = owner.holder
+        if queue is not None and holder is not None and not queue.is_over(now_s):
             epoch = request.epochs.get(wanted)
-            if lease.client_id == request.client_id and lease.belongs_to(session, epoch):
-                renewal = None if lease.handover else Read(session, group, key, ReadKind.RENEWAL)
+            if owner.belongs_to(request.client_id, session, epoch):
+                renewal = Read(session, group, key, ReadKind.RENEWAL) if owner.is_locked else None
                 if renewal is not None and may_read(renewal, now_s) is not ALLOWED:
-                    self._free(queue, lease, "unlocked")
+                    self._move(queue, _UNLOCK)
                     self._changes.queue_refused(group, key)
                     return None
-                lease.renewed_s = now_s
-                if lease.session is not session:
-                    self._unlist(lease.session, queue)
-                    lease.session = session
-                    self._list(session, queue)
-                    queue.version += 1
-                return lease.epoch
-            if lease.client_id != request.client_id or lease.session is not None or epoch is not None:
+                queue.renewed_s = now_s
+                if holder.session is not session:
+                    self._move(queue, OwnerEvent.RECONNECT, session=session)
+                return holder.epoch
+            if holder.client_id != request.client_id or holder.session is not None or epoch is not None:
                 if epoch is None:
                     # Notified when the queue is free: a hand-over would otherwise last until its next try. Apache's
                     # clients try every 20 s (RebalanceService.waitInterval).
-                    self._add_waiter(session, queue, lease)
+                    self._add_waiter(session, queue)
                 return None
         if wanted in request.epochs:
             return None  # a renewal does not acquire a lease: its sender must first release the queue
@@ -234,24 +269,15 @@ class Locks:
         if not has_had and may_read(read, now_s) is not ALLOWED:
             self._changes.queue_refused(group, key)
             return None
-        if not 0 <= queue_id < self._queues_of(topic) or not self._has_room(session, group, queue, lease):
+        if not 0 <= queue_id < self._queues_of(topic) or not self._has_room(session, group, queue):
             return None
         queue = self.groups.obtain_queue(group, key)
-        if lease is not None:
-            self._record_event("lock expired", queue, lease)
-            self._unlist(lease.session, queue)
-        else:
-            self._count += 1
-        self._epoch += 1
-        queue.lease = granted = QueueLease(request.client_id, session, self._epoch, request.handover, now_s)
-        if lease is not None:
-            # The members that waited for the previous owner wait for this one now.
-            granted.waiters = {waiter: None for waiter in lease.waiters if waiter is not session}
-            self._waiting -= len(lease.waiters) - len(granted.waiters)
-        queue.version += 1
-        self._list(session, queue)
-        self._record_event("locked", queue, granted)
-        return granted.epoch
+        if queue.waiters:  # the others that waited for the previous owner wait for this one now
+            self._remove_waiter(session, queue)
+        event = _GRANT if request.handover else _LOCK
+        self._move(queue, event, request.client_id, session)
+        queue.renewed_s = now_s
+        return self._epoch
 
     def unlock(self, request: LockRequest, session: Session) -> list[str]:
         """Free the locks that the client holds among the given queues. Return a text for each queue that was not freed."""
@@ -260,19 +286,19 @@ class Locks:
         queues = group.queues if group is not None else {}
         for item in request.queues:
             queue = queues.get((item.topic, item.queue_id), NO_QUEUE)
-            lease = queue.lease
-            if lease is None:
+            owner, holder = queue.owner, queue.owner.holder
+            if holder is None:
                 faults.append(f"{item.topic}:{item.queue_id} is not locked")
-            elif lease.client_id != request.client_id or (
+            elif holder.client_id != request.client_id or (
                 # the owner of a lease from before a restart may unlock, once its heartbeat has identified it
-                lease.handover and lease.session is not session and lease.session is not None
+                holder.session not in (session, None) and owner.is_leased
             ):
-                faults.append(f"{item.topic}:{item.queue_id} is locked by {lease.client_id} (epoch {lease.epoch})")
+                faults.append(f"{item.topic}:{item.queue_id} is locked by {holder.client_id} (epoch {holder.epoch})")
             # An unlock that was delayed must not free what its sender has locked again since.
-            elif request.epochs.get(item, lease.epoch) != lease.epoch:
-                faults.append(f"{item.topic}:{item.queue_id} has the epoch {lease.epoch} by now")
+            elif request.epochs.get(item, holder.epoch) != holder.epoch:
+                faults.append(f"{item.topic}:{item.queue_id} has the epoch {holder.epoch} by now")
             else:
-                self._free(queue, lease, "unlocked")
+                self._move(queue, _UNLOCK)
         self._ledger.write()
         self._report_change()
         return faults
@@ -288,42 +314,30 @@ class Locks:
     def _losing(self, session: Session, queues: Iterable[GroupQueue]) -> Work[None]:
         """End what a closed connection had, a queue per piece. Its client may have come back since."""
         for queue in queues:
-            lease = queue.lease
-            if lease is None:
-                continue
-            if session in lease.waiters:
-                del lease.waiters[session]
-                self._waiting -= 1
+            self._remove_waiter(session, queue)
             # Apache's locks outlive their connection, as on its broker, where only the member is dropped
             # (ClientHousekeepingService).
-            if lease.handover and lease.session is session:
-                if session.was_closed_by_client:
-                    self._free(queue, lease, "lock lost")
-                else:
-                    lease.session = None
-                    queue.version += 1
+            if queue.owner.is_leased_to(session):
+                self._move(queue, OwnerEvent.CLOSE if session.was_closed_by_client else OwnerEvent.DISCONNECT)
                 self._report_change()
             yield
 
     def owned_by(self, session: Session, name: str) -> list[GroupQueue]:
         """Return the queues of a group that a client owns."""
         queues = self._queues.get(session, ())
-        return [queue for queue in queues if queue.group.name == name and queue.is_owned_by(session)]
+        return [queue for queue in queues if queue.group.name == name and queue.owner.is_held_by(session)]
 
     def drained(self, queue: GroupQueue, session: Session) -> None:
         """Unlock a queue that moves away from a foreign reader, which has handled all of it. Apache's Go client does not
         unlock queues that it drops, and its lock would keep the next reader out for a minute."""
-        lease = queue.lease
-        if lease is not None and not lease.handover and lease.session is session:
-            self._free(queue, lease, "unlocked")
-            self._report_change()
+        if queue.owner.is_locked and queue.owner.is_held_by(session):
+            self._move(queue, _UNLOCK)
 
     def leave(self, session: Session, name: str, *, is_foreign: bool) -> None:
         """Free the queues that a member has not unlocked before it unregistered. A foreign member cannot lock queues
         any more."""
         for queue in self.owned_by(session, name):
-            if queue.lease is not None:
-                self._free(queue, queue.lease, "unlocked")
+            self._move(queue, _UNLOCK)
         self._ledger.write()
         self._report_change()
         if is_foreign:
@@ -347,23 +361,23 @@ class Locks:
         now_s, living = self._clock.monotonic_s(), set(connections)
         self._awake_s = now_s
         for queue in self.groups.queues():
-            if queue.lease is not None and queue.lease.session in living:
-                queue.lease.renewed_s = now_s
+            if queue.owner.holder is not None and queue.owner.holder.session in living:
+                queue.renewed_s = now_s
 
     def end(self, group: str, topic: str, queue_id: int) -> None:
         """End a lease before its time. Raises KeyError if the queue has no owner."""
         queue = self.groups.queue(group, topic, queue_id)
-        if queue.lease is None:
+        if queue.owner.holder is None:
             raise KeyError(group, topic, queue_id)
-        self._free(queue, queue.lease, "lock expired")
+        self._move(queue, OwnerEvent.EXPIRE)
         self._report_change()
 
     def expiring(self) -> Work[None]:
         """End the leases that were not renewed in time."""
         now_s = self._now_s()
         for number, queue in enumerate(self.groups.queues(), 1):
-            if queue.lease is not None and queue.lease.is_over(now_s):
-                self._free(queue, queue.lease, "lock expired")
+            if queue.owner.holder is not None and queue.is_over(now_s):
+                self._move(queue, OwnerEvent.EXPIRE)
                 self._report_change()
             if number % LOOKS == 0:
                 yield
@@ -378,8 +392,7 @@ class Locks:
                 "broker_stood_still", seconds=round(suspended_s, 1), hint="the leases were extended by that time"
             )
             for queue in self.groups.queues():
-                if queue.lease is not None:
-                    queue.lease.renewed_s += suspended_s
+                queue.renewed_s += suspended_s
             self._held_until_s += suspended_s
         self._awake_s = now_s
         return now_s
@@ -388,68 +401,65 @@ class Locks:
         """Adapt leases to the deletion of a topic: if the topic is recreated, new messages get the offsets of deleted
         ones, which owners must not skip. The change is in force when the method returns, and the returned job writes it
         to the disk."""
-        queues = [
-            (queue, queue.lease)
+        leases = [
+            (queue, queue.owner.holder)
             for group in self.groups.of_topic(topic)
             for queue in group.queues.values()
-            if queue.key[0] == topic and queue.lease is not None
+            if queue.key[0] == topic and queue.owner.holder is not None and queue.owner.state is _LEASED
         ]
-        leases = [(queue, lease) for queue, lease in queues if lease.handover and not lease.is_awaited]
-        for _, lease in leases:
-            lease.former_end = 0
+        for queue, _ in leases:
+            queue.former_end = 0
         self._changes.leases_changed()
         return self._noting_ends(leases)
 
-    def _noting_ends(self, leases: Sequence[tuple[GroupQueue, QueueLease]]) -> Job[None]:
-        for number, (queue, lease) in enumerate(leases, 1):
-            # otherwise the owner has already pulled from the recreated topic
-            if queue.lease is lease and lease.former_end == 0:
-                self._ledger.ended_at(queue.lease_key, PreviousRunLease(lease.client_id, lease.epoch, 0))
+    def _noting_ends(self, leases: Sequence[tuple[GroupQueue, Claim]]) -> Job[None]:
+        for number, (queue, claim) in enumerate(leases, 1):
+            # otherwise the owner has already pulled from the recreated topic, or another one has the queue
+            if queue.former_end == 0 and queue.owner.holder is not None and queue.owner.holder.epoch == claim.epoch:
+                self._ledger.record((*queue.lease_key, claim.client_id, claim.epoch, 0))
             if number % LOOKS == 0:
                 self._ledger.write()
                 yield None
         self._ledger.write()
 
     def clear_former_end(self, queue: GroupQueue) -> None:
-        """Remove the bound of the owner's offset, because the owner reads what this run has."""
-        lease = queue.lease
-        if lease is None or lease.former_end is None:
+        """Remove the bound of the owner's offset, because the owner reads what this run has. It is written before the
+        response, because messages that the owner reads from now on would otherwise be repeated."""
+        holder = queue.owner.holder
+        if holder is None or queue.former_end is None:
             return
-        lease.former_end = None
-        self._ledger.pulled(queue.lease_key, lease.client_id, lease.epoch)
+        queue.former_end = None
+        self._ledger.record((*queue.lease_key, holder.client_id, holder.epoch, None))
         self._ledger.write()
         self._changes.leases_changed()
 
     def record_pull(self, queue: GroupQueue) -> None:
         """Record the owner's first pull in the history."""
-        lease = queue.lease
-        if lease is not None and lease.handover and not lease.has_pulled:
-            lease.has_pulled = True
+        holder = queue.owner.holder
+        if holder is not None and queue.owner.is_leased and not queue.is_pull_recorded:
+            queue.is_pull_recorded = True
             name, topic, queue_id = queue.lease_key
-            self._history.add(name, "first pull", lease.client_id, topic=topic, queue=queue_id, epoch=lease.epoch)
+            self._history.add(name, "first pull", holder.client_id, topic=topic, queue=queue_id, epoch=holder.epoch)
 
     def record_commit(self, queue: GroupQueue, offset: int) -> int:
         """Return the offset to store: for a lease of a Rocketlet client, `former_end` at most, if that is set. Record the
         first commit during such a lease in the history."""
-        lease = queue.lease
-        if lease is None or not lease.handover:
+        holder = queue.owner.holder
+        if holder is None or not queue.owner.is_leased:
             return offset
-        if lease.former_end is not None:
-            offset = min(offset, lease.former_end)
-        if not lease.has_committed:
-            lease.has_committed = True
+        if queue.former_end is not None:
+            offset = min(offset, queue.former_end)
+        if not queue.is_commit_recorded:
+            queue.is_commit_recorded = True
             name, topic, queue_id = queue.lease_key
-            self._history.add(name, "first commit", lease.client_id, topic=topic, queue=queue_id, offset=offset)
+            self._history.add(name, "first commit", holder.client_id, topic=topic, queue=queue_id, offset=offset)
         return offset
 
     def leases_of(self, client_id: str) -> dict[LeaseKey, int]:
         """Return the epochs of a client's queues."""
-        leases = ((queue.lease_key, queue.lease) for queue in self.groups.queues())
-        return {
-            lease_key: lease.epoch
-            for lease_key, lease in leases
-            if lease is not None and lease.handover and not lease.is_awaited and lease.client_id == client_id
-        }
+        leases = (queue for queue in self.groups.queues() if queue.owner.state is _LEASED)
+        holders = ((queue.lease_key, queue.owner.holder) for queue in leases)
+        return {key: holder.epoch for key, holder in holders if holder is not None and holder.client_id == client_id}
 
     def __len__(self) -> int:
         return self._count
@@ -459,64 +469,45 @@ class Locks:
     def record_reader(self, queue: GroupQueue, client_id: str) -> None:
         """Write to the disk that a foreign member reads a queue, before the member gets messages, so that the queue
         is reserved for it after a restart. Beyond `max_locks` readers, nothing is written."""
-        known = queue.foreign_reader
-        if known is None and self._reader_count >= self._limits.max_locks:
+        owner = queue.owner
+        if owner.is_leased or (owner.reader is None and self._reader_count >= self._limits.max_locks):
             return
-        if known is None or known.is_lost or known.client_id != client_id:
-            self._set_reader(queue, reader := ForeignReader(client_id, self._next_epoch()))
-            self._ledger.read_by(queue.lease_key, client_id, reader.epoch)
+        if owner.is_missing or owner.last_reader_id != client_id:
+            self._move(queue, OwnerEvent.READ, client_id)
             self._ledger.write()
 
     def clear_reader(self, queue: GroupQueue) -> None:
         """Record that no foreign member reads the queue."""
-        known = queue.foreign_reader
-        if known is not None:
-            self._set_reader(queue, None)
-            if not known.is_lost:
-                self._ledger.freed(queue.lease_key, known.epoch)
+        if queue.owner.reader is not None:
+            self._move(queue, OwnerEvent.RELEASE)
 
     def lose_reader(self, queue: GroupQueue) -> None:
         """Handle the closed connection of a queue's reader. A foreign member may come back on another one."""
-        known = queue.foreign_reader
-        self.clear_reader(queue)
-        if known is not None and not known.is_lost:
-            self._set_reader(queue, known._replace(is_lost=True))
-
-    def _set_reader(self, queue: GroupQueue, reader: ForeignReader | None) -> None:
-        former, queue.foreign_reader = queue.foreign_reader, reader
-        self._reader_count += (reader is not None) - (former is not None)
-        queue.group.lost_readers += bool(reader and reader.is_lost) - bool(former and former.is_lost)
+        if queue.owner.reader is not None and not queue.owner.is_missing:
+            self._move(queue, OwnerEvent.LOSE)
 
     def renew_awaited(self, queue: GroupQueue, session: Session) -> None:
         """Renew the reservation of a queue for a client that is no member, and has pulled or committed the queue."""
-        lease = queue.lease
-        if lease is not None and lease.is_awaited and lease.session in (None, session):
-            lease.session, lease.renewed_s = session, self._clock.monotonic_s()
-            self._list(session, queue)
+        holder = queue.owner.holder
+        if holder is None or queue.owner.state is not _AWAITED or holder.session not in (session, None):
+            return
+        if holder.session is None:
+            self._move(queue, OwnerEvent.RECONNECT, session=session)
+        queue.renewed_s = self._clock.monotonic_s()
 
     def readers_back(self, group: ConsumerGroup, client_id: str) -> list[GroupQueue]:
-        """Return the queues that a client, which is a member again, has read since before, and free those that were
-        reserved."""
-        queues = list(group.queues.values())
-        back = [
-            item for item in queues if (known := item.foreign_reader) and known.is_lost and known.client_id == client_id
-        ]
+        """Return the queues that a client, which is a member again, has read since before. It is their reader again."""
+        back = [queue for queue in group.queues.values() if queue.owner.awaits(client_id)]
         for queue in back:
-            self._set_reader(queue, None)
-        for queue in queues:
-            lease = queue.lease
-            if lease is not None and lease.is_awaited and lease.client_id == client_id:
-                self._free(queue, lease, "reader back")
-                self._report_change()
-                back.append(queue)
+            self._move(queue, OwnerEvent.READ, client_id)
+        self._ledger.write()
+        self._report_change()
         return back
 
-    def _has_room(
-        self, session: Session, group: ConsumerGroup, queue: GroupQueue | None, former: QueueLease | None
-    ) -> bool:
+    def _has_room(self, session: Session, group: ConsumerGroup, queue: GroupQueue | None) -> bool:
         """Return True if one more lock may be granted."""
         held = self._queues.get(session, {})
-        is_full = former is None and self._count >= self._limits.max_locks
+        is_full = (queue is None or queue.owner.holder is None) and self._count >= self._limits.max_locks
         if not is_full and (queue in held or len(held) < self._limits.max_locks_of_connection):
             return True
         self.refused += 1
@@ -527,16 +518,23 @@ class Locks:
             log.warning("locks_refused", group=group.name, peer=session.peer, limit=limit, hint=hint)
         return False
 
-    def _add_waiter(self, session: Session, queue: GroupQueue, lease: QueueLease) -> None:
+    def _add_waiter(self, session: Session, queue: GroupQueue) -> None:
         """Record that a member waits for a queue. If too many do, the others retry on their own."""
         held = self._queues.get(session, {})
         is_full = self._waiting >= self._limits.max_lock_waiters or (
             queue not in held and len(held) >= self._limits.max_locks_of_connection
         )
-        if session not in lease.waiters and not is_full:
-            lease.waiters[session] = None
+        if queue.waiters is None:
+            queue.waiters = {}
+        if session not in queue.waiters and not is_full:
+            queue.waiters[session] = None
             self._waiting += 1
             self._list(session, queue)
+
+    def _remove_waiter(self, session: Session, queue: GroupQueue) -> None:
+        if queue.waiters and session in queue.waiters:
+            del queue.waiters[session]
+            self._waiting -= 1
 
     def _list(self, session: Session, queue: GroupQueue) -> None:
         held = self._queues.setdefault(session, {})
@@ -552,44 +550,16 @@ class Locks:
             if not held:
                 del self._queues[session]
 
-    def _free(self, queue: GroupQueue, lease: QueueLease, event: str) -> None:
-        queue.lease = None
-        queue.version += 1
-        self._count -= 1
-        self._record_event(event, queue, lease)
-        self._unlist(lease.session, queue)
-        self._waiting -= len(lease.waiters)
-        for waiter in lease.waiters:
-            self._unlist(waiter, queue)
-            self._changes.lease_freed(queue.group, waiter)
-        self.groups.release_queue(queue)
-
-    def _record_event(self, event: str, queue: GroupQueue, lease: QueueLease) -> None:
-        lease_key = queue.lease_key
-        if lease.is_awaited:
-            queue.group.awaited_readers -= 1
-            if event == "reader back":
-                self._set_reader(queue, ForeignReader(lease.client_id, lease.epoch))
-            else:
-                self._ledger.freed(lease_key, lease.epoch)
-            self._changes.queue_released(queue.group, queue.key, None)
-            self._has_changed = True
-            return
-        if not lease.handover:
-            return
-        if event == "locked":
-            self._ledger.granted(lease_key, lease.client_id, lease.epoch)
-            if queue.foreign_reader is not None:  # the line of the lease replaces that of the reader
-                self._set_reader(queue, None)
-        elif event == "unlocked":
-            self._ledger.unlocked(lease_key, lease.epoch)
-        else:
-            self._ledger.freed(lease_key, lease.epoch)
-        self._has_changed = True
-        self._history.changed_hands(event, queue.group, lease_key, lease.client_id, lease.epoch)
-
     def _report_change(self) -> None:
         """Report once what a request has changed, because it may have thousands of queues."""
         if self._has_changed:
             self._has_changed = False
             self._changes.leases_changed()
+
+
+def _lines_of(lease_key: LeaseKey, owner: Owner, former_end: int | None) -> Iterator[Change]:
+    """Yield the lines in which the ledger keeps an owner."""
+    if owner.entry is not None:
+        yield *lease_key, *owner.entry
+        if former_end is not None:
+            yield *lease_key, *owner.entry[:2], former_end

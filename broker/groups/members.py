@@ -468,7 +468,14 @@ class History:
         self.rebalances = Rebalances(runtime)
 
     def add(self, group: str, event: str, client: str, **detail: Detail) -> None:
-        self._put(group, (_shared(tuple(detail)), self._clock.time_ms(), event, client, *map(_short, detail.values())))
+        made: HistoryEvent = (
+            _shared(tuple(detail)),
+            self._clock.time_ms(),
+            event,
+            client,
+            *map(_short, detail.values()),
+        )
+        self._put(group, made, _bytes_of(made))
 
     def record_member_change(self, group: TimedGroup, event: str, client: str, members: int) -> None:
         """Record that a member of a group has joined or left, or has other subscriptions."""
@@ -479,10 +486,10 @@ class History:
         """Record a lease that began or ended. One request may contain 8,192 queues, so this method does as little as
         possible."""
         name, topic, queue_id = key
-        self._put(name, (_OF_LEASE, self._clock.time_ms(), event, client, topic, queue_id, epoch))
+        self._put(name, (_OF_LEASE, self._clock.time_ms(), event, client, topic, queue_id, epoch), HISTORY_EVENT_BYTES)
         self.rebalances.changed_hands(group, key, is_free=event != LOCKED)
 
-    def _put(self, group: str, event: HistoryEvent) -> None:
+    def _put(self, group: str, event: HistoryEvent, size: int) -> None:
         events = self._events.get(group)
         if events is None:
             events = self._events[group] = deque()
@@ -491,7 +498,7 @@ class History:
                 while forgotten:
                     self._drop_oldest(forgotten)
         events.append(event)
-        self._bytes += _bytes_of(event)
+        self._bytes += size
         self._order.append(events)
         if len(events) > self._limits.history_events:
             self._drop_oldest(events)

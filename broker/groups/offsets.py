@@ -410,7 +410,7 @@ class Watch:
         if member is not None and member.is_foreign:
             self._locks.record_reader(queue, member.client_id)
         is_back = session is before and last is not None and now_s - since_s < MAX_HOLD_S
-        if not is_back or queue.is_owned_by(session):
+        if not is_back or queue.owner.is_held_by(session):
             return queue
         other = group.members.get(last) if last is not None else None
         if member is not None and other is not None and _may_be_two(member, other):
@@ -501,7 +501,7 @@ class Watch:
                 orphaned = 0
                 for queue_id in range(self._queues_of(topic) if is_read else 0):
                     queue = group.queue(topic, queue_id)
-                    is_unread = queue.lease is None and queue.reader not in group.members
+                    is_unread = queue.owner.holder is None and queue.reader not in group.members
                     if is_unread and unread_count < self._limits.max_read_queues:
                         # The value is kept, because the garbage collector examines all new objects each second
                         known = subscribed.unread.get(queue_id) or Unread(now_s, is_named=False)

@@ -175,10 +175,10 @@ class Pulling:
         self._probe = SubscriptionProbe(groups, requests)
         self.checked = CheckedPulls(self._store, statistics, groups.generation, commits)
 
-    def pull(self, pull: Pull, request_membership: Callable[[], None] | None = None, attempt: int = 1) -> Pulled | None:
+    def pull(self, pull: Pull, ask_who: Callable[[], None] | None = None, attempt: int = 1) -> Pulled | None:
         """Return the result, or None if it comes later.
 
-        `request_membership` is called for a client that has sent no heartbeat, to request its running info. Raises Refusal,
+        `ask_who` is called for a client that has sent no heartbeat, to request its running info. Raises Refusal,
         LimitExceeded, and the store's errors for damaged records.
         """
         session, header, _, _ = pull
@@ -193,8 +193,8 @@ class Pulling:
             subscription = self._subscription(session, header, group)
         except Refusal as refusal:
             if refusal.reason in _RETRIED_REASONS and attempt < SUBSCRIPTION_POLLS:
-                if refusal.reason is Reason.UNKNOWN_MEMBER and request_membership is not None:
-                    request_membership()
+                if refusal.reason is Reason.UNKNOWN_MEMBER and ask_who is not None:
+                    ask_who()
                 elif attempt == 1:
                     self._probe.request(session, header.consumer_group)
                 held = self._waiting(pull, partial(self._retry, attempt=attempt + 1))
@@ -386,7 +386,7 @@ class Pulling:
     def _shows_the_end(read: Read, queue: GroupQueue) -> bool:
         """Return True if a pull shows that its reader knows the end of the queue: the owner's pull, or one without
         PULL_SUSPEND, as a Spark query makes it, which handles lost messages itself."""
-        return not read.flags & codes.PULL_SUSPEND or queue.is_leased_to(read.session)
+        return not read.flags & codes.PULL_SUSPEND or queue.owner.is_leased_to(read.session)
 
     # Checks
 
@@ -407,8 +407,7 @@ class Pulling:
     def _check_without_heartbeat(self, read: Read) -> None:
         """Check a client without a heartbeat, on a new connection or after a restart of the broker. Raises Refusal."""
         queue = read.group.queue(*read.key)
-        if queue.lease is not None:
-            self._locks.renew_awaited(queue, read.session)
+        self._locks.renew_awaited(queue, read.session)
         if may_read(read, self._clock.monotonic_s()) == Wait(WaitReason.HEARTBEAT):
             raise Refusal(
                 Reason.UNKNOWN_MEMBER,
@@ -773,8 +772,7 @@ class Commits:
         come from an administration tool."""
         if not may_be_tool and session not in group.members:
             queue = group.queues.get(key, NO_QUEUE)
-            if queue.lease is not None:
-                self._locks.renew_awaited(queue, session)
+            self._locks.renew_awaited(queue, session)
         kind = ReadKind.COMMIT if may_be_tool else ReadKind.MEMBER_COMMIT
         verdict = may_read(Read(session, group, key, kind, 0, offset, epoch), self._clock.monotonic_s())
         return verdict.reason if isinstance(verdict, Refuse) else None
@@ -788,7 +786,7 @@ class Commits:
         drain, end = group.drain, offset
         if drain is not None and not drain.is_over and offset > (group.offset(topic, queue_id) or 0):
             self._draining.record_progress(group, session)
-        if queue.lease is not None:
+        if queue.owner.is_leased:
             end = self._locks.record_commit(queue, offset)
         if end != offset:
             broker_log.warning(
@@ -814,7 +812,7 @@ class Commits:
         fault = self.fault(session, group, key, offset, None, may_be_tool=False)
         fault = fault or self.offset_fault(queue, key, offset)
         if fault is None:
-            by_owner = queue.lease is not None and queue.is_leased_to(session)
+            by_owner = queue.owner.is_leased_to(session)
             self.store(session, group, queue, key, offset, by_owner=by_owner)
 
     def passed(self, session: Session, name: str, key: QueueKey, begin: int, end: int) -> None:
@@ -837,11 +835,10 @@ class Commits:
 
     def offset_fault(self, queue: GroupQueue, key: QueueKey, offset: int) -> str | None:
         """Return why a queue does not have an offset; None if the offset is between the start and the end of the queue.
-        While a lease has a `former_end`, a higher offset is accepted, too, because the messages may have been lost.
+        While the queue has a `former_end`, a higher offset is accepted, too, because the messages may have been lost.
         Apache's broker accepts any number."""
-        lease = queue.lease
-        if lease is not None and lease.former_end is not None:
-            offset = min(offset, lease.former_end)
+        if queue.former_end is not None:
+            offset = min(offset, queue.former_end)
         found = self._store.queues.get(key)
         if found is not None and found.begin <= offset <= found.next:
             return None

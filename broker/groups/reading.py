@@ -10,6 +10,7 @@ from ...protocol.names import TOOLS_GROUP
 from ..sessions.session import Session
 from .group import NO_QUEUE, ConsumerGroup, GroupQueue
 from .members import Member
+from .owners import OwnerState
 from .rates import TokenBucket
 from .stages import QueueKey
 
@@ -140,7 +141,9 @@ def is_lasting(read: Read) -> bool:
     group, queue = read.group, read.group.queue(*read.key)
     if group.settings is not None and group.settings.has_rate:
         return False
-    if queue is NO_QUEUE or queue.contest is not None or queue.former_end is not None or group.awaited_readers:
+    if queue is NO_QUEUE or queue.contest is not None or queue.former_end is not None:
+        return False
+    if queue.owner.state is OwnerState.AWAITED:  # each pull renews the reservation
         return False
     return read.key[0] not in group.pools and not group.is_moving(read.session) and not _has_ahead(read)
 
@@ -161,7 +164,7 @@ def _may_pull(read: Read, now_s: float) -> Verdict:
         return Wait(WaitReason.OWN_DRAIN)
     if group.has_bound_members and group.is_owned_by_other(session, *key, now_s):
         return Wait(WaitReason.OWNER)
-    if queue.lease is not None and _is_leased_to_another(session, queue):
+    if queue.owner.is_leased and _is_leased_to_another(session, queue):
         return Wait(WaitReason.LEASE)
     if group.drain is not None and is_gated(group, session, key):
         return Wait(WaitReason.DRAIN)
@@ -171,7 +174,7 @@ def _may_pull(read: Read, now_s: float) -> Verdict:
     if committed is not None:
         return MoveTo(committed)
     end = queue.former_end
-    if end is not None and read.offset > end and queue.is_leased_to(session):
+    if end is not None and read.offset > end and queue.owner.is_leased_to(session):
         # Otherwise its offset would become valid as new messages are stored, and the member would never get those
         return MoveTo(end, is_lost=True)
     if read.bucket is not None and not read.bucket.available(now_s):
@@ -185,7 +188,7 @@ def _needs_heartbeat(read: Read, queue: GroupQueue) -> bool:
     (ConsumerManager.findSubscriptionData)."""
     if read.flags & PULL_SUBSCRIPTION:
         return False
-    return queue.last_reader_id is not None or queue.is_leased_to_another(read.session)
+    return queue.owner.last_reader_id is not None or queue.owner.is_leased_to_another(read.session)
 
 
 def is_moving_away(group: ConsumerGroup, session: Session, key: QueueKey) -> bool:
@@ -216,7 +219,7 @@ def must_wait_for_reader(session: Session, queue: GroupQueue) -> bool:
     reader = queue.reader
     if reader is None or reader is session or not is_guarded(queue, reader):
         return False
-    return shares_without_lock(queue.group, session) and not queue.is_owned_by(session)
+    return shares_without_lock(queue.group, session) and not queue.owner.is_held_by(session)
 
 
 def is_guarded(queue: GroupQueue, reader: Session) -> bool:
@@ -240,7 +243,7 @@ def _is_leased_to_another(session: Session, queue: GroupQueue) -> bool:
     owner. Foreign members notice changes of the group late. A client without a heartbeat may have been such a member
     before it lost its connection. Rocketlet members lock a queue before they pull it, and broadcasting members share
     no queues."""
-    return queue.is_leased_to_another(session) and shares_without_lock(queue.group, session)
+    return queue.owner.is_leased_to_another(session) and shares_without_lock(queue.group, session)
 
 
 def _overtaken_at(read: Read, now_s: float) -> int | None:
@@ -303,7 +306,7 @@ def _may_commit(read: Read, now_s: float) -> Verdict:
         return Refuse(
             f"clients of the group {group.name} pop {key[0]}, and only their acknowledgements move its offset"
         )
-    if queue.lease is not None or epoch is not None:
+    if queue.owner.is_leased or epoch is not None:
         fault = queue.commit_fault(session, key, epoch)
         if fault is not None:
             return Refuse(fault)

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -72,7 +73,7 @@ class AppendedFile:
             raise StoreFull(f"cannot write {self.path}: {error.strerror}") from error
         self.size += len(data)
         self.written += len(data)
-        self._unsynced.is_synced = False
+        self._unsynced.wrote()
         if self._since is not None:
             self._since.append(data)
 
@@ -80,7 +81,7 @@ class AppendedFile:
         self._unsynced.has_new_name |= self.written == 0
         descriptor = disk.open_file(self.path, disk.CREATE, disk.FILE_MODE)
         try:
-            disk.write_all(descriptor, data)
+            _write_all(descriptor, data)
         finally:
             disk.close(descriptor)
 
@@ -97,10 +98,16 @@ class AppendedFile:
             log.warning("journal_cut_failed", file=str(self.path), reason=error.strerror)
 
 
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[disk.write(descriptor, view) :]
+
+
 def _write_file(path: Path, data: bytes, mode: int, *, sync: bool) -> None:
     descriptor = disk.open_file(path, mode, disk.FILE_MODE)
     try:
-        disk.write_all(descriptor, data)
+        _write_all(descriptor, data)
         if sync:
             disk.sync(descriptor)
     finally:
@@ -243,10 +250,13 @@ class Frames(AppendedFile):
         self._append(framed(content))
 
     def _write(self, data: bytes) -> None:
+        _write_all(self._open(), data)
+
+    def _open(self) -> int:
         if self._descriptor is None:
             self._unsynced.has_new_name |= not disk.is_there(self.path)
             self._descriptor = disk.open_file(self.path, disk.CREATE, disk.FILE_MODE)
-        disk.write_all(self._descriptor, data)
+        return self._descriptor
 
     def renewing(self, contents: Iterable[bytes]) -> Job[None]:
         """Rewrite the file with the frames of `contents`, which are read one by one, followed by frames that are
@@ -365,7 +375,7 @@ def _content(data: bytes, position: int) -> bytes | None:
 
 
 LeaseKey = tuple[str, str, int]  # group, topic, queue id
-Change = tuple[str | int, ...]  # a lease as an entry of the state file or a line of the journal
+Change = tuple[str | int | None, ...]  # a lease as an entry of the state file or a line of the journal
 
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
@@ -377,18 +387,20 @@ def boot_id() -> str:
     return ""
 
 
-class PreviousRunLease(NamedTuple):
-    """A lease of an earlier run of the broker.
+class LeaseEntry(Enum):
+    LEASE = "a client has got the lease"
+    READER = "a foreign member reads the queue"
+    END = "the lease or the reader with this epoch has ended"
+    BOUND = "the end of the lease's queue when a later run of the broker started, or None"
 
-    Attributes:
-        end: end of the queue when a run started in which the owner has not pulled yet; None otherwise
-        is_reader: True if the entry is not a lease, but a foreign member that read the queue
-    """
 
-    client_id: str
+class LeaseChange(NamedTuple):
+    """An entry of an earlier run of the broker."""
+
+    entry: LeaseEntry
     epoch: int
+    client_id: str = ""
     end: int | None = None
-    is_reader: bool = False
 
 
 def _changes(value: object) -> list[object]:
@@ -402,7 +414,7 @@ class LeaseJournal:
     """The leases on disk.
 
     Attributes:
-        leases: leases of earlier runs
+        changes: the entries of earlier runs by queue, oldest first
         epoch: the last epoch granted
         is_known: False if the owners of the last run are unknown
     """
@@ -418,22 +430,22 @@ class LeaseJournal:
         self._written_at = ""
         # the epoch of the file, and the minimum that the journal requires of it
         self._saved_epoch = self._least_epoch = 0
-        self._changes: list[object] = []
-        self._freed: list[object] = []
+        self._due: list[object] = []  # entries that must be written before a response
+        self._late: list[object] = []
         self._count = 0  # entries in the journal
         self._saved = 0  # number of leases in the file
-        self.leases: dict[LeaseKey, PreviousRunLease] = {}
+        self.changes: dict[LeaseKey, list[LeaseChange]] = {}
         self.epoch = 0
         fault = self._read()
         is_unused = not fault and not disk.is_there(path) and not self._journal.lines
         self._is_lacking = bool(fault)
-        self._changes.append([self._boot, self._saved_epoch])
+        self._due.append([self._boot, self._saved_epoch])
         self.write()
         self._create(self._sound_path)
         self._is_unused = is_unused and not self._is_lacking  # nothing but the boot id of this run was ever written
         self.is_known = not self._is_lacking
         if not self.is_known:
-            self.leases.clear()
+            self.changes.clear()
             self._record_lack()
             log.warning(
                 "leases_unknown",
@@ -487,22 +499,20 @@ class LeaseJournal:
             case _:
                 raise self._invalid_entry()
 
-    def _apply_to_lease(self, key: LeaseKey, change: object, saved_epoch: int) -> None:
-        match change:
+    def _apply_to_lease(self, key: LeaseKey, entry: object, saved_epoch: int) -> None:
+        match entry:
             case [str(client_id), int(epoch)]:
-                if epoch > saved_epoch:
-                    self.leases[key] = PreviousRunLease(client_id, epoch)
+                change = LeaseChange(LeaseEntry.LEASE, epoch, client_id)
             case [str(client_id), int(epoch), True]:
-                if epoch > saved_epoch:
-                    self.leases[key] = PreviousRunLease(client_id, epoch, is_reader=True)
+                change = LeaseChange(LeaseEntry.READER, epoch, client_id)
             case [int(epoch)]:
-                if key in self.leases and self.leases[key].epoch == epoch:
-                    del self.leases[key]
+                change = LeaseChange(LeaseEntry.END, epoch)
             case [str(client_id), int(epoch), (int() | None) as end]:
-                if key in self.leases and self.leases[key].epoch == epoch:
-                    self.leases[key] = PreviousRunLease(client_id, epoch, end)
+                change = LeaseChange(LeaseEntry.BOUND, epoch, client_id, end)
             case _:
                 raise self._invalid_entry()
+        if epoch > saved_epoch or change.entry in (LeaseEntry.END, LeaseEntry.BOUND):
+            self.changes.setdefault(key, []).append(change)
         self.epoch = max(self.epoch, epoch)
 
     def _invalid_entry(self) -> ValueError:
@@ -510,39 +520,21 @@ class LeaseJournal:
 
     # Changes
 
-    def granted(self, key: LeaseKey, client_id: str, epoch: int) -> None:
-        """Record a granted lease. The record must be written before the response."""
-        self._changes.append([*key, client_id, epoch])
+    def record(self, change: Change, *, may_wait: bool = False) -> None:
+        """Record an entry, which `write` writes before the response.
 
-    def read_by(self, key: LeaseKey, client_id: str, epoch: int) -> None:
-        """Record that a foreign member reads a queue. The record must be written before the member gets messages."""
-        self._changes.append([*key, client_id, epoch, True])
-
-    def unlocked(self, key: LeaseKey, epoch: int) -> None:
-        """Record that a request has ended a lease. The record must be written before the response."""
-        self._changes.append([*key, epoch])
-
-    def freed(self, key: LeaseKey, epoch: int) -> None:
-        """Record that a lease has ended without a request. The record is written a moment later. A later grant may be
-        written first, because it has another epoch."""
-        self._freed.append([*key, epoch])
-
-    def ended_at(self, key: LeaseKey, previous: PreviousRunLease) -> None:
-        """Record the queue's end for a lease of an earlier run. The record must be written before anything is appended
-        to the queue."""
-        self._changes.append([*key, previous.client_id, previous.epoch, previous.end])
-
-    def pulled(self, key: LeaseKey, client_id: str, epoch: int) -> None:
-        """Record that the owner has pulled. The record must be written before the response, because messages that the
-        owner reads from now on would otherwise be repeated."""
-        self._changes.append([*key, client_id, epoch, None])
+        Args:
+            may_wait: True for the end of a lease without a request, which is written a moment later. A later grant may be
+                written first, because it has another epoch.
+        """
+        (self._late if may_wait else self._due).append(change)
 
     def write(self) -> None:
         """Write the recorded changes that must be on disk before a response. If the disk refuses, a renamed file
         reports this to the next run."""
-        changes, self._changes = self._changes, []
-        if changes:
-            self._append(changes)
+        due, self._due = self._due, []
+        if due:
+            self._append(due)
 
     def _append(self, changes: list[object]) -> None:
         self._is_unused = False
@@ -581,9 +573,9 @@ class LeaseJournal:
         Raises:
             StoreFull: the write is retried the next time
         """
-        freed, self._freed = self._freed, []
-        for first in range(0, len(freed), FREED_AT_ONCE):
-            self._append(freed[first : first + FREED_AT_ONCE])
+        late, self._late = self._late, []
+        for first in range(0, len(late), FREED_AT_ONCE):
+            self._append(late[first : first + FREED_AT_ONCE])
             yield None
         if closes and self._is_unused:
             self._journal.clear()  # a broker without members stops without waiting for the device

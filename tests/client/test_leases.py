@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from rocketlet.broker.groups.group import QueueLease as BrokerLease
+from rocketlet.broker.groups.owners import Claim
 from rocketlet.client import Consumer, Message, Producer
 from rocketlet.client.config import CLIENT_LIMITS, ClientLimits, PullLimits
 from rocketlet.client.consuming.handling import MessageHandler
@@ -37,8 +37,8 @@ QUEUE = Queue("t", "broker-a", 0)
 PLACE = ("t", 0)
 
 
-def lease_of(node: Node, queue_id: int = 0) -> BrokerLease:
-    lease = node.broker.groups.queue("g", "t", queue_id).lease
+def lease_of(node: Node, queue_id: int = 0) -> Claim:
+    lease = node.broker.groups.queue("g", "t", queue_id).owner.holder
     assert lease is not None
     return lease
 
@@ -82,7 +82,7 @@ def of_topic(consumer: Consumer) -> set[Queue]:
 
 
 def renewed_s(node: Node, queue_id: int = 0) -> float:
-    return lease_of(node, queue_id).renewed_s
+    return node.broker.groups.queue("g", "t", queue_id).renewed_s
 
 
 async def seen_renewals(node: Node, count: int, queue_id: int = 0) -> None:
@@ -226,7 +226,7 @@ async def test_a_queue_stays_its_owner_s_when_its_broker_gets_another_address(
         former, epoch = lock.session, lock.epoch
         port = node.address.rpartition(":")[2]
         node.broker.advertise(f"localhost:{port}", None)
-        await eventually(lambda: lock.session is not former)
+        await eventually(lambda: lease_of(node).session is not former)
         await send(node, 2)
         await eventually(lambda: node.broker.offsets.get("g", "t", 0) == 3)
         assert former is not None
@@ -919,11 +919,9 @@ async def test_a_hand_over_that_goes_alone_is_renewed_until_it_is_done(
         async with Consumer(node.address, "g", "t", Inbox(), start="first", limits=BY_EVENTS) as taker:
             await eventually(lambda: len(_of_topic(giver)) == 1)
             (moves,) = {Queue("t", "broker-a", 0), Queue("t", "broker-a", 1)} - _of_topic(giver)
-            lease = node.broker.groups.queue("g", "t", moves.queue_id).lease
-            assert lease is not None
-            before = lease.renewed_s
-            await eventually(lambda: lease.renewed_s > before)
-            assert lease.client_id == giver.client_id
+            before = renewed_s(node, moves.queue_id)
+            await eventually(lambda: renewed_s(node, moves.queue_id) > before)
+            assert lease_of(node, moves.queue_id).client_id == giver.client_id
             monkeypatch.undo()
             await eventually(lambda: _of_topic(taker) == {moves})
 

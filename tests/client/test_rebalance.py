@@ -214,7 +214,7 @@ async def test_a_killed_members_queues_move_immediately_and_only_uncommitted_mes
             for number in range(80, 96):
                 await producer.send("t", b"%d" % number)
         await eventually(lambda: len(watch.seen) == 96)
-        leases = [node.broker.groups.queue("g", "t", number).lease for number in range(QUEUES)]
+        leases = [node.broker.groups.queue("g", "t", number).owner.holder for number in range(QUEUES)]
         (connection,) = {lease.session for lease in leases if lease and lease.client_id == dies.client_id}
         assert connection is not None
         connection.abort()  # as when its process is killed

@@ -113,9 +113,10 @@ def make_locks(
     limits: Limits = LIMITS,
     groups: ConsumerGroups | None = None,
     queues: Mapping[QueueKey, ConsumeQueue] | None = None,
+    runtime: Runtime | None = None,
 ) -> Locks:
     """Locks alone; its list has the sessions that were notified of a free queue. end: where each queue ends."""
-    runtime = Runtime(clock, limits)
+    runtime = runtime or Runtime(clock, limits)
     history = History(runtime)
     changes = Changes(freed=lambda session, group: told.append(session) if told is not None else None)
     return Locks(

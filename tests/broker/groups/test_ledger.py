@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -114,6 +115,26 @@ def test_where_a_queue_ended_is_known_until_its_owner_has_pulled(
     assert make_locks(tmp_path, clock, end=12, limits=limits).groups.queue(*place).former_end == 12, (
         "11 was of the owner before"
     )
+
+
+def test_a_queue_whose_line_does_not_fit_is_set_aside_and_granted_when_earlier_leases_have_ended(
+    tmp_path: Path, clock: MovableClock
+) -> None:
+    locks = make_locks(tmp_path, clock)
+    epoch = handed_over(locks)[3]
+    other = LockRequest("c1", "g", (OTHER_QUEUE,), True)
+    kept = locks.lock(other, peer())[OTHER_QUEUE]
+    journals.Journal(tmp_path / "locks.json").append([["g", "t", 0, "c3", epoch - 1]])
+    runtime = Runtime(clock)
+    locks = make_locks(tmp_path, clock, runtime=runtime)
+    assert "1 of leases" in runtime.adoption.faults[0]
+    assert locks.groups.owners("g") == {("t", 1): "c1"}
+    assert locks.lock(replace(other, epochs={OTHER_QUEUE: kept}), peer()) == {OTHER_QUEUE: kept}
+    assert locks.lock(ONE, peer()) == {}
+    for _ in range(2):
+        clock.advance(HANDOVER_LEASE_S / 2)
+        locks.renew(())
+    assert locks.lock(ONE, peer())[QUEUE] > epoch
 
 
 def test_what_was_unlocked_is_free_after_a_kill(tmp_path: Path, clock: MovableClock) -> None:

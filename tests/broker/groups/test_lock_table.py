@@ -122,9 +122,9 @@ def table(tmp_path: Path) -> Table:
 def test_a_lock_lasts_its_time_and_no_longer(table: Table, *, handover: bool, lasts_s: float) -> None:
     table.lock("c1", peer(), handover=handover)
     table.sweeps(lasts_s)
-    assert table.locks.groups.queue("g", "t", 0).lease is not None
+    assert table.locks.groups.queue("g", "t", 0).owner.holder is not None
     table.sweeps(0.5)
-    assert table.locks.groups.queue("g", "t", 0).lease is None
+    assert table.locks.groups.queue("g", "t", 0).owner.holder is None
 
 
 def test_what_others_see_of_locks_is_new_with_each_owner_and_connection(table: Table) -> None:
@@ -251,7 +251,7 @@ def test_a_connection_that_is_gone_frees_what_its_client_has_ended(table: Table,
     table.lock("c3", two)  # waits, too
     one.was_closed_by_client = is_by_client
     table.locks.connection_gone(one)
-    assert (table.locks.groups.queue("g", "t", 0).lease is None) is is_by_client
+    assert (table.locks.groups.queue("g", "t", 0).owner.holder is None) is is_by_client
     assert table.told == ([two] if is_by_client else [])
     assert two.charged_bytes == PLACE_BYTES * (1 if is_by_client else 2), (
         "it has a queue, and waits until the other is free"
@@ -266,12 +266,12 @@ def test_only_its_foreign_reader_lets_a_queue_go(table: Table) -> None:
     table.lock("c1", one, handover=False)
     table.locks.drained(table.locks.groups.queue("g", "t", 0), peer())
     table.locks.drained(table.locks.groups.queue("g", "t", 1), one)
-    assert table.locks.groups.queue("g", "t", 0).lease is not None
+    assert table.locks.groups.queue("g", "t", 0).owner.holder is not None
     table.locks.drained(table.locks.groups.queue("g", "t", 0), one)
-    assert table.locks.groups.queue("g", "t", 0).lease is None
+    assert table.locks.groups.queue("g", "t", 0).owner.holder is None
     table.lock("c1", one)
     table.locks.drained(table.locks.groups.queue("g", "t", 0), one)
-    assert table.locks.groups.queue("g", "t", 0).lease is not None, "ours unlocks it"
+    assert table.locks.groups.queue("g", "t", 0).owner.holder is not None, "ours unlocks it"
 
 
 def test_leases_of_members_that_renew_last_as_long_again(table: Table) -> None:
@@ -302,7 +302,7 @@ def test_a_short_stall_extends_nothing(table: Table) -> None:
     table.sweeps(HANDOVER_LEASE_S - 1)
     table.clock.advance(LEASE_SWEEP_S + STANDSTILL_S)
     finish(table.locks.expiring())
-    assert table.locks.groups.queue("g", "t", 0).lease is None
+    assert table.locks.groups.queue("g", "t", 0).owner.holder is None
 
 
 def test_commits_are_fenced_by_the_owner_and_its_epoch(table: Table) -> None:
@@ -324,17 +324,20 @@ def test_who_has_a_lease_of_a_queue_is_known(table: Table) -> None:
     one, two = peer(), peer()
     locks, place = table.locks, ("g", "t", 0)
     queue = locks.groups.queue(*place)
-    assert not any(ask(one) for ask in (queue.is_leased_to_another, queue.is_leased_to, queue.is_owned_by))
+    assert not any(
+        ask(one) for ask in (queue.owner.is_leased_to_another, queue.owner.is_leased_to, queue.owner.is_held_by)
+    )
     (epoch,) = table.lock("c1", one).values()
     queue = locks.groups.queue(*place)
-    assert [queue.is_leased_to_another(item) for item in (one, two)] == [False, True]
-    assert [queue.is_leased_to(item) for item in (one, two)] == [True, False]
-    assert [queue.is_owned_by(item) for item in (one, two)] == [True, False]
+    assert [queue.owner.is_leased_to_another(item) for item in (one, two)] == [False, True]
+    assert [queue.owner.is_leased_to(item) for item in (one, two)] == [True, False]
+    assert [queue.owner.is_held_by(item) for item in (one, two)] == [True, False]
     assert (locks.leases_of("c1"), locks.leases_of("c2")) == ({place: epoch}, {})
     table.unlock("c1", one)
     table.lock("c1", one, handover=False)
     queue = locks.groups.queue(*place)
-    assert (queue.is_leased_to_another(two), queue.is_leased_to(one), queue.is_owned_by(one)) == (False, False, True)
+    owner = locks.groups.queue(*place).owner
+    assert (owner.is_leased_to_another(two), owner.is_leased_to(one), owner.is_held_by(one)) == (False, False, True)
     assert locks.leases_of("c1") == {}
 
 

@@ -291,13 +291,13 @@ def test_a_queue_that_a_foreign_member_read_is_kept_for_as_long_as_a_lease(tmp_p
     clock = MovableClock(stands=True)
     record_reader(make_locks(tmp_path, clock), "g", "t", 1, "c1")
     locks = make_locks(tmp_path, clock)
-    assert locks.groups.obtain("g").awaited_readers
+    assert locks.groups.obtain("g").missing_readers
     assert locked(locks, 0, 1) == {0}
     advance(locks, clock, HANDOVER_LEASE_S)
     assert locked(locks, 1) == set()
     advance(locks, clock, 0.01)
     assert locked(locks, 1) == {1}
-    assert not locks.groups.obtain("g").awaited_readers
+    assert not locks.groups.obtain("g").missing_readers
 
 
 def test_a_client_that_pulls_the_queue_keeps_it_and_others_do_not(tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ def test_a_reader_that_is_back_is_kept_over_the_next_restart_too(tmp_path: Path)
     assert locks.readers_back(locks.groups.obtain("g"), "c2") == []
     assert [queue.lease_key for queue in locks.readers_back(locks.groups.obtain("g"), "c1")] == [("g", "t", 1)]
     assert (locks.readers_back(locks.groups.obtain("g"), "c1"), locks.groups.owners("g")) == ([], {})
-    assert not locks.groups.obtain("g").awaited_readers
+    assert not locks.groups.obtain("g").missing_readers
     run(locks.saving(closes=True))
     again = make_locks(tmp_path, clock)
     assert again.groups.owners("g") == {("t", 1): "c1"}
@@ -365,17 +365,22 @@ def test_the_client_that_read_a_queue_last_is_known_until_somebody_else_reads_it
     locks = make_locks(tmp_path, MovableClock(stands=True))
     for number in range(3):
         record_reader(locks, "g", "t", number, "c1")
-        assert locks.groups.queue("g", "t", number).last_reader_id == "c1"
+        assert locks.groups.queue("g", "t", number).owner.last_reader_id == "c1"
         locks.lose_reader(locks.groups.queue("g", "t", number))
     locks.lose_reader(locks.groups.queue("g", "t", 3))
-    assert [locks.groups.queue("g", "t", number).last_reader_id for number in range(4)] == ["c1", "c1", "c1", None]
-    assert locks.groups.obtain("g").misses_readers
+    assert [locks.groups.queue("g", "t", number).owner.last_reader_id for number in range(4)] == [
+        "c1",
+        "c1",
+        "c1",
+        None,
+    ]
+    assert locks.groups.obtain("g").missing_readers
     record_reader(locks, "g", "t", 0, "c2")
     assert locked(locks, 1) == {1}
-    assert locks.groups.obtain("g").misses_readers
+    assert locks.groups.obtain("g").missing_readers
     locks.clear_reader(locks.groups.queue("g", "t", 2))
-    assert [locks.groups.queue("g", "t", number).last_reader_id for number in range(3)] == ["c2", None, None]
-    assert not locks.groups.obtain("g").misses_readers
+    assert [locks.groups.queue("g", "t", number).owner.last_reader_id for number in range(3)] == ["c2", None, None]
+    assert not locks.groups.obtain("g").missing_readers
 
 
 def test_no_more_lost_readers_are_kept_than_locks(tmp_path: Path) -> None:
@@ -383,4 +388,4 @@ def test_no_more_lost_readers_are_kept_than_locks(tmp_path: Path) -> None:
     for number in range(3):
         record_reader(locks, "g", "t", number, "c1")
         locks.lose_reader(locks.groups.queue("g", "t", number))
-    assert [locks.groups.queue("g", "t", number).last_reader_id for number in range(3)] == ["c1", "c1", None]
+    assert [locks.groups.queue("g", "t", number).owner.last_reader_id for number in range(3)] == ["c1", "c1", None]
