@@ -6,7 +6,8 @@ MODULE := .venv/module
 # A test that fails beside others is tried once more; the summary names it under RERUN, for it is a defect all the same.
 SIDE_BY_SIDE := -n auto --dist loadscope --no-loadscope-reorder --reruns 1
 # What the compiled module does is also tested in Python, in one process beside the other tests.
-WIRE_TESTS := tests/protocol tests/broker/messages tests/broker/remoting
+WIRE_TESTS := $(filter-out %/test_bodies.py %/test_http2.py %/test_filters.py %/test_lite_topics.py, \
+	$(wildcard tests/protocol/test_*.py tests/broker/messages/test_*.py tests/broker/remoting/test_*.py))
 # Some environments forbid bytecode. Tests start hundreds of processes, and each would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 

@@ -113,7 +113,7 @@ async def exhaustion(limit: Limit, seed: int, folder: Path, outcome: Outcome) ->
         outcome.figures["calm"] = honest.figures() | {"resident_mib": round(peer.resident_mib())}
         for number in limit:
             name = names[number % len(names)]
-            size = max(int(ATTACKS[name][1] * share), 2)
+            size = max(int(ATTACKS[name][1] * share), 1)
             if name not in LEAN:
                 outcome.figures[name] = await _figures(name, size, peer, honest, outcome, log)
                 continue

@@ -15,11 +15,11 @@ from campaigns.__main__ import CAMPAIGNS, last_line
 from campaigns.common import Outcome
 
 SHORT = {
-    "frames": 3000,
+    "frames": 1500,
     "calls": 2000,
-    "files": 100,
-    "power": 100,
-    "disk": 60,
+    "files": 50,
+    "power": 50,
+    "disk": 30,
     "kill": 3,
     "pop": 40,
     "descriptors": 2,

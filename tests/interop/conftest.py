@@ -380,9 +380,14 @@ class Cluster:
         )
 
 
-@pytest.fixture(params=[1, 2], ids=["one-broker", "two-brokers"])
+@pytest.fixture
 def brokers(request: pytest.FixtureRequest) -> int:
-    return int(request.param)
+    """Two, unless the test names another number, as those with `on_one_broker_and_two` do."""
+    return int(getattr(request, "param", 2))
+
+
+on_one_broker_and_two = pytest.mark.parametrize("brokers", [1, 2], ids=["one-broker", "two-brokers"], indirect=True)
+"""For a few tests of each client: what a client does otherwise is the same with a name server and brokers of its own."""
 
 
 @pytest.fixture
@@ -409,7 +414,7 @@ StartCluster = Callable[..., Any]
 
 @pytest.fixture
 async def cluster(start_cluster: StartCluster, brokers: int) -> Cluster:
-    """Once one process with name server and broker, once a name server and two brokers."""
+    """One process with name server and broker, or a name server and two brokers."""
     found = await start_cluster(brokers)
     assert isinstance(found, Cluster)
     return found

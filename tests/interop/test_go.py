@@ -12,7 +12,7 @@ from rocketlet.protocol.names import retry_topic
 from ..conftest import eventually
 from ..support.handlers import Inbox
 from ..support.pacing import pace
-from .conftest import Cluster, Program, Run, StartCluster, missing, own, tagged_messages_arrive
+from .conftest import Cluster, Program, Run, StartCluster, missing, on_one_broker_and_two, own, tagged_messages_arrive
 
 pytestmark = [
     pytest.mark.go,
@@ -22,6 +22,7 @@ pytestmark = [
 feature = pytest.mark.feature
 
 
+@on_one_broker_and_two
 @feature("Producers", "synchronous sends, compressed bodies, keys, tags, user properties with non-ASCII text")
 async def test_what_go_sends_python_receives(start_cluster: StartCluster, brokers: int, go: Run) -> None:
     """Go sends by the old codes 10 and 320, and never sets the one-way bit."""

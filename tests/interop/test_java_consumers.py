@@ -22,7 +22,18 @@ from rocketlet.testing import Broker
 from ..conftest import Connect, Nodes, create_topic, eventually
 from ..support.handlers import Inbox
 from ..support.pacing import pace, pass_real_time
-from .conftest import START_S, Cluster, Run, StartCluster, filled, missing, own, tagged_messages_arrive, waiting
+from .conftest import (
+    START_S,
+    Cluster,
+    Run,
+    StartCluster,
+    filled,
+    missing,
+    on_one_broker_and_two,
+    own,
+    tagged_messages_arrive,
+    waiting,
+)
 from .features import area
 
 pytestmark = [
@@ -39,6 +50,7 @@ async def send(cluster: Cluster, topic: str, bodies: Sequence[object], **options
             await producer.send(topic, str(body).encode(), **options)  # type: ignore[arg-type]
 
 
+@on_one_broker_and_two
 @pytest.mark.parametrize("mode", ["concurrently", "orderly", "broadcast"])
 @feature("concurrent, orderly and broadcasting consumption, filtered by several tags")
 async def test_what_python_sends_java_receives_once_and_by_tag(cluster: Cluster, java: Run, mode: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +16,9 @@ from rocketlet.protocol.properties import decode
 from bench import versions
 from bench.peers import Apache
 
-from ..conftest import eventually, made_once
+from ..conftest import eventually
 from ..support.handlers import Inbox
-from .conftest import START_S, Cluster, Run, StartCluster, missing
+from .conftest import START_S, Cluster, Run, StartCluster, missing, on_one_broker_and_two
 from .features import area
 from .systems import HEAP
 
@@ -31,6 +30,7 @@ pytestmark = [
 feature = area("Producers")
 
 
+@on_one_broker_and_two
 @feature("synchronous sends, compressed bodies, keys, tags, user properties with non-ASCII text")
 async def test_what_java_sends_python_receives(cluster: Cluster, java: Run) -> None:
     await cluster.create_topic("t")
@@ -202,33 +202,16 @@ async def errors(java: Run, name_server: str, broker: str) -> dict[str, tuple[st
     return {line[1]: (line[2], " ".join(line[3:])) for line in peer.found("ERROR")}
 
 
-@pytest.fixture
-async def codes_of_apache(
-    java: Run, tmp_path_factory: pytest.TempPathFactory, fetch_apache: Callable[[str], None]
-) -> dict[str, str]:
-    """The answers of Apache's broker; it is started once for all workers of pytest-xdist."""
-
-    async def ask(folder: Path) -> None:
-        async with Apache(folder, versions.APACHE, HEAP) as apache:
-            theirs = await errors(java, apache.address, apache.broker_address)
-        (folder / "codes.json").write_text(json.dumps({name: code for name, (code, _) in theirs.items()}))
-
-    def once() -> Path:
-        fetch_apache(versions.APACHE)
-        return made_once(tmp_path_factory, "apache-errors", lambda folder: asyncio.run(ask(folder)))
-
-    folder = await asyncio.to_thread(once)
-    found: dict[str, str] = json.loads((folder / "codes.json").read_text())
-    return found
-
-
 @feature(
     "errors: illegal and forbidden topics, no such topic or queue, too large; the codes are Apache's, side by side"
 )
 async def test_errors_have_the_codes_of_apaches_broker(
-    start_cluster: StartCluster, brokers: int, java: Run, codes_of_apache: dict[str, str]
+    cluster: Cluster, java: Run, tmp_path: Path, fetch_apache: Callable[[str], None]
 ) -> None:
-    cluster = await start_cluster(brokers)
+    await asyncio.to_thread(fetch_apache, versions.APACHE)
+    async with Apache(tmp_path, versions.APACHE, HEAP) as apache:
+        theirs = await errors(java, apache.address, apache.broker_address)
+    codes_of_apache = {name: code for name, (code, _) in theirs.items()}
     ours = await errors(java, cluster.address, cluster.nodes[0].address)
     # Apache's broker makes the topic and the group; ours takes the group's name for a mistake.
     assert codes_of_apache.pop("retry-group") == str(int(ResponseCode.SUCCESS))

@@ -11,7 +11,7 @@ from rocketlet.protocol.codes import RequestCode
 
 from ..conftest import Connect, Wire, eventually
 from ..support.handlers import Inbox
-from .conftest import Cluster, Run, missing, own, waiting
+from .conftest import Cluster, Run, missing, on_one_broker_and_two, own, waiting
 from .features import area
 from .mqadmin import Admin, admin_of, sent
 
@@ -36,6 +36,7 @@ async def consumed(cluster: Cluster, topic: str, count: int) -> None:
         await eventually(lambda: len(inbox.messages) == count)
 
 
+@on_one_broker_and_two
 @feature("clusterList, brokerStatus")
 async def test_the_cluster_and_its_brokers(cluster: Cluster, admin: Admin) -> None:
     await cluster.create_topic("t")

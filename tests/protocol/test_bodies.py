@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import orjson
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rocketlet.protocol import admin_bodies, bodies, config, group_bodies, headers, names
 from rocketlet.protocol.admin_bodies import decode_trace
@@ -36,6 +36,8 @@ from rocketlet.protocol.settings import (
     changed_group,
     encode_group_change,
 )
+
+from ..support.examples import examples
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(st.characters(exclude_categories=["Cs"])),
@@ -346,6 +348,7 @@ def _good_values(info: Any) -> st.SearchStrategy[Any]:
 
 @pytest.mark.parametrize("name", DECODERS)
 @given(data=st.data())
+@settings(max_examples=examples(30))
 def test_a_decoder_returns_what_it_says_or_refuses(name: str, data: st.DataObject) -> None:
     decode, shape = DECODERS[name]
     body = orjson.dumps(data.draw(values_of(shape)))
@@ -358,6 +361,7 @@ def test_a_decoder_returns_what_it_says_or_refuses(name: str, data: st.DataObjec
 
 @pytest.mark.parametrize("name", DECODERS)
 @given(body=st.binary(max_size=60) | st.sampled_from([b"[" * 100_000, b'{"clientID":' * 50_000, b'"\\ud800"', b"\xff"]))
+@settings(max_examples=examples(30))
 def test_no_bytes_break_a_decoder(name: str, body: bytes) -> None:
     try:
         DECODERS[name][0](body)

@@ -13,7 +13,7 @@ import pytest
 from simulation.weeks import grown
 
 ROOT = Path(__file__).parents[2]
-SEEDS = int(os.environ.get("SIMULATION_SEEDS", "75"))
+SEEDS = int(os.environ.get("SIMULATION_SEEDS", "45"))
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -70,18 +70,17 @@ def test_the_table_of_cases_names_tests_that_exist() -> None:
 
 
 def test_a_seed_replays_exactly() -> None:
-    one, two = run("0", "2", "--digest"), run("0", "2", "--digest")
-    digests = [line for line in one.stdout.splitlines() if not line.startswith("2 seeds")]
-    assert len(digests) == 2
-    assert digests == [line for line in two.stdout.splitlines() if not line.startswith("2 seeds")]
-    assert len(set(digests)) == 2
+    two, one = run("0", "2", "--digest"), run("0", "1", "--digest")
+    digests = [line for line in two.stdout.splitlines() if not line.startswith("2 seeds")]
+    assert len(set(digests)) == len(digests) == 2
+    assert one.stdout.splitlines()[0] == digests[0]
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("weather", [(), ("--stormy",)], ids=["calm", "stormy"])
 def test_nothing_grows_in_an_hour(weather: tuple[str, ...]) -> None:
     found = subprocess.run(
-        [sys.executable, "-m", "simulation.weeks", "--hours", "0.7", "--samples", "4", *weather],
+        [sys.executable, "-m", "simulation.weeks", "--hours", "0.5", "--samples", "4", *weather],
         env={**os.environ, "PYTHONHASHSEED": "0"},
         capture_output=True,
         text=True,

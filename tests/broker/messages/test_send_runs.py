@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rocketlet.broker.config import BATCH_RUN_BYTES, BATCH_RUN_MESSAGES, BATCH_TURN_BYTES, BATCH_TURN_MESSAGES
 from rocketlet.broker.store import disk
@@ -29,6 +29,7 @@ from rocketlet.protocol.message import encode_batch
 from ...conftest import Connect, Node, Nodes, Wire, create_topic
 from ...support.accounts import ACCOUNTS, AccountsFile, account, identified, tls_wire
 from ...support.certificates import Certificates
+from ...support.examples import examples
 from ...support.pairs import Pair
 from ...support.requests import SUBSCRIBED, SUSPEND, pull
 from ...support.topics import put
@@ -427,6 +428,7 @@ def reads(draw: st.DrawFn) -> bytes:
     topic=st.none() | TOPICS,
     deletes=st.integers(0, 9).map(lambda number: number == 0),
 )
+@settings(max_examples=examples(50))
 def test_compiled_and_python_store_and_answer_the_same(
     pair: tuple[asyncio.Runner, Pair], data: bytes, cuts: list[float], topic: TopicConfig | None, deletes: bool
 ) -> None:

@@ -506,5 +506,5 @@ def yielded(work: Any) -> Any:
 
 TestTimes = Times.TestCase
 TestTimes.settings = settings(
-    max_examples=examples(40), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(20), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
