@@ -23,7 +23,7 @@ from ..protocol import names
 from ..protocol.bodies import DataVersion
 from ..protocol.headers import Signer
 from .config import MAX_ACL_FILE_BYTES
-from .machine import Unsettled, Watched, is_readable_by_all, replace_file
+from .machine import BeingWritten, Watched, is_readable_by_all, replace_file
 from .runtime import Generation
 from .sessions.reports import Recent, Reports
 from .sessions.session import Session
@@ -649,7 +649,7 @@ Document = dict[str, object]
 """A mapping in the file: of the file itself, and of each account. `read_policy` has checked its values."""
 
 
-class _Unsettled(AclError):
+class _BeingWritten(AclError):
     """The file is still being written."""
 
 
@@ -688,7 +688,7 @@ class AclFile:
         """Load a changed file. Raises AclError; the previous accounts then stay in force."""
         try:
             self._load()
-        except _Unsettled:  # a later check finds it complete
+        except _BeingWritten:  # a later check finds it complete
             raise
         except AclError as error:
             log.error("acl_file_not_reloaded", file=str(self.path), reason=str(error))
@@ -698,9 +698,9 @@ class AclFile:
     def _load(self) -> None:
         """Read the file, and put its policy in force. Raises AclError."""
         try:
-            document = self._watched.take(self._read)
-        except Unsettled:
-            raise _Unsettled(f"{self.path} is being written; retry in a few seconds") from None
+            document = self._watched.read_unchanged(self._read)
+        except BeingWritten:
+            raise _BeingWritten(f"{self.path} is being written; retry in a few seconds") from None
         self._put(read_policy(document), document)
 
     def _put(self, policy: Policy, document: Document) -> None:

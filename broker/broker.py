@@ -56,7 +56,7 @@ from .pops.lite import LiteOffsets
 from .pops.pools import Pools
 from .pops.pops import DeadLetterWriter, Pops
 from .pops.progress import GroupProgress
-from .runtime import MACHINE, Clock, Device, FairQueue, Histogram, Job, LiveConfig, Runtime, Timer, run
+from .runtime import MACHINE, Clock, Device, FairQueue, Histogram, Job, LiveConfig, Runtime, SingleTimer, run
 from .sessions.clients import Clients
 from .sessions.events import GroupChanged
 from .sessions.grpc_stats import GrpcClientStats
@@ -113,7 +113,7 @@ class BrokerController:
         self.progress = GroupProgress(self.topics, self.store, self.offsets, self.pops.pools)
         self.registration = self._make_registration()
 
-        self._saving_locks: Timer | None = None
+        self._saving_handovers = SingleTimer(self.clock, self._save_handovers)
         self._saving: asyncio.Task[None] | None = None
         self._is_stopping = False
 
@@ -308,8 +308,7 @@ class BrokerController:
         no queues, because their members may come back after a restart. If the disk hangs, save nothing and leave the
         folder locked."""
         self._is_stopping = True
-        if self._saving_locks is not None:
-            self._saving_locks.cancel()
+        self._saving_handovers.cancel()
         self.peers.close()
         end_s = asyncio.get_running_loop().time() + self.limits.device_stop_s
         if self._saving is not None:  # the last save below might not repeat all that a cancelled save had begun
@@ -471,11 +470,10 @@ class BrokerController:
     def save_handovers_soon(self) -> None:
         """Save the leases that expired, and the offsets of queues that were handed over, together after SAVE_LOCKS_DELAY_S,
         so that they survive a kill of the broker."""
-        if self._saving_locks is None and not self._is_stopping:
-            self._saving_locks = self.clock.call_later(SAVE_LOCKS_DELAY_S, self._save_locks)
+        if not self._saving_handovers.is_set and not self._is_stopping:
+            self._saving_handovers.set(SAVE_LOCKS_DELAY_S)
 
-    def _save_locks(self) -> None:
-        self._saving_locks = None
+    def _save_handovers(self) -> None:
         self.offsets.write_handed_over()
         self.tasks.spawn(self.device.do(self._locks_saving()))
 

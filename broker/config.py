@@ -212,8 +212,6 @@ MAX_ATTEMPT_CHARS: Final = 1024  # characters of an attempt id that count; the r
 # successive extensions of a visibility timeout that the broker makes, as Apache's proxy
 RENEWAL_STEPS_S: Final = (60.0, 180.0, 300.0, 600.0, 1800.0, 3600.0)
 MAX_RENEWED_S: Final = 3 * 3600.0  # maximum time for which the broker extends a popped message, as Apache's proxy
-# a pop client that sends nothing for this long is gone, and its messages are no longer extended
-POP_CLIENT_SILENT_S: Final = 120.0
 # time without a pop, and with nothing in flight, after which members may pull a topic that clients popped
 POOL_IDLE_S: Final = 30.0
 POP_CLIENTS_POLL_INTERVAL_S: Final = 5.0  # interval at which silent pop clients are looked up
@@ -463,7 +461,8 @@ class Limits:
     # faults of a group that are logged in ten minutes; the group's history has further ones
     max_logged_faults: int = 20
     checked_at_once: int = 128  # members up to which a group is compared immediately at each change; others in pieces
-    # a member without a heartbeat, or a broker without a registration, for this long is removed
+    # a member without a heartbeat, a pop client that sends nothing, or a broker without a registration, for this long is
+    # removed; messages of such a pop client are no longer extended
     heartbeat_limit_s: float = 120.0
     history_events: int = 10_000  # events kept for one group
     history_groups: int = 1000  # groups with kept events

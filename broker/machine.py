@@ -169,7 +169,7 @@ State = tuple[int, int, int] | None
 T = TypeVar("T")
 
 
-class Unsettled(Exception):
+class BeingWritten(Exception):
     """The files have changed since the last two checks, so they may be incomplete because they are being written."""
 
 
@@ -186,7 +186,7 @@ class Watched:
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = tuple(paths)
-        self._taken = self._seen = self._still = self._states()
+        self._used = self._seen = self._still = self._states()
 
     def poll(self) -> bool:
         """Check the files. Return True if they should be read: they have changed, and are equal to those of the
@@ -200,21 +200,21 @@ class Watched:
     @property
     def has_changed(self) -> bool:
         """True if the last two equal checks found other files than those that are in use."""
-        return self._still != self._taken
+        return self._still != self._used
 
-    def take(self, read: Callable[[], T]) -> T:
-        """Return the result of `read`. Raises Unsettled if the files have changed since the last two checks."""
+    def read_unchanged(self, read: Callable[[], T]) -> T:
+        """Return the result of `read`. Raises BeingWritten if the files have changed since the last two checks."""
         still = self._still
         try:
             return read()
         finally:
             if self._states() != still:
-                raise Unsettled
-            self._taken = still
+                raise BeingWritten
+            self._used = still
 
     def written(self) -> None:
         """Record that this process has replaced the files."""
-        self._taken = self._seen = self._still = self._states()
+        self._used = self._seen = self._still = self._states()
 
     def _states(self) -> list[State]:
         return [_state(path) for path in self._paths]

@@ -137,7 +137,7 @@ class Collector:
         )
 
     async def _topics(self) -> list[Metric]:
-        broker, place = self._broker, self._labels
+        broker, labels = self._broker, self._labels
         put = self._counter("rocketlet_messages_put", "Messages stored in a topic since it was created", None, "topic")
         offset = self._gauge(
             "rocketmq_producer_offset", "Messages stored in a topic since it was created", None, "topic"
@@ -157,14 +157,14 @@ class Collector:
             rate = rates[kind, key]
             of_broker[kind] += rate
             if kind == PUT:
-                put.add_metric([*place, key], total)
-                offset.add_metric([*place, key], total)
-                tps.add_metric([*place, key], rate)
+                put.add_metric([*labels, key], total)
+                offset.add_metric([*labels, key], total)
+                tps.add_metric([*labels, key], rate)
                 stored.add_metric([*self._node_labels, key], total)
             else:
                 topic, _, group = key.rpartition("@")
-                got.add_metric([*place, topic, group], total)
-                got_tps.add_metric([*place, topic, group], rate)
+                got.add_metric([*labels, topic, group], total)
+                got_tps.add_metric([*labels, topic, group], rate)
                 taken.add_metric([*self._node_labels, topic, group], total)
             if number % SLICE == 0:
                 await asyncio.sleep(0)
@@ -261,18 +261,18 @@ class Collector:
         yield calls
 
     def _access(self) -> Iterator[Metric]:
-        broker, place = self._broker, self._labels
+        broker, labels = self._broker, self._labels
         refused = self._counter(
             "rocketlet_requests_refused", "Requests refused by access control, by reason", None, "reason"
         )
         for reason, count in (broker.acl.refused if broker.acl else {}).items():
-            refused.add_metric([*place, reason], count)
+            refused.add_metric([*labels, reason], count)
         yield refused
         previous = self._counter(
             "rocketlet_former_secret_used", "Requests signed with an account's formerSecretKey", None, "account"
         )
         for account, count in (broker.acl.former if broker.acl else {}).items():
-            previous.add_metric([*place, account], count)
+            previous.add_metric([*labels, account], count)
         yield previous
         expires = self._gauge(
             "rocketlet_certificate_expires_timestamp_seconds",
@@ -281,11 +281,11 @@ class Collector:
             "file",
         )
         for path, at_s in broker.tls.expires_s.items():
-            expires.add_metric([*place, path.name], at_s)
+            expires.add_metric([*labels, path.name], at_s)
         yield expires
         handshakes = self._counter("rocketlet_tls_handshakes", "TLS handshakes, by outcome", None, "outcome")
-        handshakes.add_metric([*place, "done"], broker.tls.handshakes)
-        handshakes.add_metric([*place, "failed"], broker.tls.failed_handshakes)
+        handshakes.add_metric([*labels, "done"], broker.tls.handshakes)
+        handshakes.add_metric([*labels, "failed"], broker.tls.failed_handshakes)
         yield handshakes
         yield self._counter(
             "rocketlet_tls_mismatches",
@@ -297,7 +297,7 @@ class Collector:
         return [*await self._members(), *await self._lags(), self._lost(), *self._ownership()]
 
     async def _members(self) -> list[Metric]:
-        broker, place = self._broker, self._labels
+        broker, labels = self._broker, self._labels
         members = self._gauge("rocketlet_group_members", "Members of a group", None, "group")
         faults = self._gauge(
             "rocketlet_group_disagreements", "Conflicts between settings of a group's members", None, "group"
@@ -324,7 +324,7 @@ class Collector:
                 (redelivered, group.redelivered if group else 0),
                 (dead, dead_queue.next - dead_queue.begin if dead_queue else 0),
             ):
-                family.add_metric([*place, name], value)
+                family.add_metric([*labels, name], value)
         return [members, faults, dead, in_flight, popping, redelivered]
 
     async def _lags(self) -> list[Metric]:

@@ -598,10 +598,6 @@ class LiveConfig:
 
 
 # ------------------------------------------------------------------------------
-# What every part of a broker runs on, in one object.
-
-
-# ------------------------------------------------------------------------------
 # State files of an earlier run, which may have anything in them: they may be older, restored, or edited by hand. Only one
 # entry is lost by one fault, so that the broker starts.
 
@@ -681,6 +677,10 @@ class Adoption:
 
 def _shown(value: object) -> object:
     return list(value) if isinstance(value, tuple | set) else repr(value)
+
+
+# ------------------------------------------------------------------------------
+# What every part of a broker runs on, in one object.
 
 
 class Runtime:

@@ -121,7 +121,7 @@ class Server:
         self._loading: asyncio.Task[None] | None = None
         self._tls = listening.tls or Tls()
         self._acl = acl
-        self._judged_by = acl.file.policy if acl is not None else None
+        self._policy = acl.file.policy if acl is not None else None
         self._external: asyncio.Server | None = None
         self._vip: asyncio.Server | None = None
         self._metrics: MetricsPort | None = None
@@ -284,7 +284,7 @@ class Server:
         return self._metrics.port if self._metrics else None
 
     def opened(self, connection: RemotingConnection) -> None:
-        fault, limit = self._refusal(connection)
+        fault, limit = self._reason_to_refuse(connection)
         if fault:
             if self._broker is not None:
                 self._broker.note_turned_away(connection.address, fault)
@@ -294,7 +294,7 @@ class Server:
         self._connections[connection] = None
         self._of_address[connection.address] += 1
 
-    def _refusal(self, connection: RemotingConnection) -> tuple[str, int]:
+    def _reason_to_refuse(self, connection: RemotingConnection) -> tuple[str, int]:
         """Return the reason to refuse a connection, and the limit; an empty reason if it is accepted, which may close another
         connection."""
         if len(self._connections) >= self.max_connections and not self._make_room(connection.address):
@@ -340,13 +340,13 @@ class Server:
             if settings is not None and settings.poll():
                 self._tasks.spawn(asyncio.to_thread(settings.load))
         if self._acl is not None:
-            self._judge_anew(self._acl)
+            self._end_outdated_waits(self._acl)
 
-    def _judge_anew(self, acl: Acl) -> None:
+    def _end_outdated_waits(self, acl: Acl) -> None:
         """End held pulls and waiting receives of accounts that have changed, so that their clients retry and are
         authorized again."""
-        before, self._judged_by = self._judged_by, acl.file.policy
-        if self._broker is not None and before is not None and before is not self._judged_by:
+        before, self._policy = self._policy, acl.file.policy
+        if self._broker is not None and before is not None and before is not self._policy:
             changed = [session for session in self._connections if acl.has_changed(session, before)]
             self._turns.do(self._broker.held_pulls.releasing(changed))
             self._turns.do(self._broker.pops.releasing(partial(acl.has_changed, before=before)))
@@ -465,13 +465,13 @@ class TlsDetector(asyncio.Protocol, Generic[C]):
         elif self.connection.is_encrypted:
             self._hand_over(data)
         elif data[0] != _HANDSHAKE:
-            self._take_plain(data)
+            self._accept_plain(data)
         elif not self._tls.is_offered:
             self._refuse_tls()
         else:
-            self._take_tls(data)
+            self._accept_tls(data)
 
-    def _take_plain(self, data: bytes) -> None:
+    def _accept_plain(self, data: bytes) -> None:
         assert self._transport is not None
         if self._tls.takes_plain:
             self._hand_over(data)
@@ -490,7 +490,7 @@ class TlsDetector(asyncio.Protocol, Generic[C]):
         self._transport.set_protocol(protocol)
         protocol.data_received(data)
 
-    def _take_tls(self, first: bytes) -> None:
+    def _accept_tls(self, first: bytes) -> None:
         assert self._transport is not None
         if len(first) > MAX_HELLO_BYTES:
             self.refuse("the client's hello is too long")
@@ -546,7 +546,7 @@ class TlsDetector(asyncio.Protocol, Generic[C]):
         # The first step of `start_tls`, which runs before this task continues, sets its protocol and connects it by
         # call_soon. Another call_soon after that runs before any further bytes are read.
         await asyncio.sleep(0)
-        loop.call_soon(self._take_records, raw, first)
+        loop.call_soon(self._intercept_records, raw, first)
         try:
             encrypted = await starting
         finally:
@@ -555,7 +555,7 @@ class TlsDetector(asyncio.Protocol, Generic[C]):
             raise ConnectionResetError("the connection was closed")
         self._use(encrypted)
 
-    def _take_records(self, raw: asyncio.Transport, first: bytes) -> None:
+    def _intercept_records(self, raw: asyncio.Transport, first: bytes) -> None:
         """Pass the client's bytes through `TlsRecords` from now on. The next handshake may then start."""
         if raw.is_closing():
             return

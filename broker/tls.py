@@ -32,7 +32,7 @@ from .config import (
     RECORDS_AT_ONCE,
     SELF_SIGNED_DAYS,
 )
-from .machine import Unsettled, Watched
+from .machine import BeingWritten, Watched
 from .sessions.reports import Recent, Reports
 from .sessions.session import Session
 
@@ -271,8 +271,8 @@ class Tls:
         self._watched = Watched((*paths, name_server_authority) if name_server_authority else paths)
         self._warned_s = -math.inf
         try:
-            self.expires_s, self.context, self.name_server_context = self._watched.take(self._read)
-        except Unsettled:
+            self.expires_s, self.context, self.name_server_context = self._watched.read_unchanged(self._read)
+        except BeingWritten:
             raise TlsError(f"{', '.join(map(str, paths))}: these TLS files are being written; start again") from None
         self.reports = Reports()
         self._turned_away = Recent()
@@ -304,8 +304,8 @@ class Tls:
         if not self._watched.has_changed:
             return
         try:
-            self.expires_s, self.context, self.name_server_context = self._watched.take(self._read)
-        except Unsettled:  # a later check finds them complete
+            self.expires_s, self.context, self.name_server_context = self._watched.read_unchanged(self._read)
+        except BeingWritten:  # a later check finds them complete
             pass
         except TlsError as error:
             log.error("certificate_not_reloaded", reason=str(error))
@@ -458,12 +458,12 @@ class TlsRecords(asyncio.Protocol):
 
     def _next(self) -> tuple[int, int]:
         """Return the number of records that start in the next bytes to decrypt, and the number of these bytes."""
-        rest, place, records = self._rest, self._reach, 0
-        while records < RECORDS_AT_ONCE and place + _HEAD_BYTES <= len(rest):
-            place += _HEAD_BYTES + (rest[place + 3] << 8 | rest[place + 4])
+        rest, end, records = self._rest, self._reach, 0
+        while records < RECORDS_AT_ONCE and end + _HEAD_BYTES <= len(rest):
+            end += _HEAD_BYTES + (rest[end + 3] << 8 | rest[end + 4])
             records += 1
-        size = min(place, len(rest))
-        self._reach = place - size
+        size = min(end, len(rest))
+        self._reach = end - size
         return records, size
 
     def _give(self, records: int, size: int) -> None:

@@ -356,7 +356,7 @@ class Timed:
         due_ms = self._due_ms[body] = broker.clock.time_ms() + delay_ms
         text = waiting_text(f"UNIQ_KEY\x01{body.decode()}", due_ms, "t", 3)
         put(broker, broker.timers.queue, body, text.encode(), due_ms)
-        broker.timers.take()
+        broker.timers.schedule_stored()
         self._work.sync(broker, lambda: self.acknowledged.add(body))
 
     def _recall(self, broker: BrokerController, body: bytes) -> None:

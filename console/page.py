@@ -35,6 +35,7 @@ from .console import Console
 from .form import Form
 from .guard import token
 from .jobs import JobNotFound
+from .login import Sessions
 
 FOLDER: Final = Path(__file__).parent
 LIVE: Final = "live_"
@@ -174,7 +175,7 @@ async def _events(request: Request, handler: Handler, console: Console) -> Async
     console.streams += 1
     sent: dict[str, str] = {}
     try:
-        while not console.closing.is_set():
+        while not console.closing.is_set() and _is_logged_in(request):
             try:
                 blocks = dict(_blocks(request, await handler(request)))
                 blocks["trouble"] = ""
@@ -185,6 +186,12 @@ async def _events(request: Request, handler: Handler, console: Console) -> Async
             await _pause(console)
     finally:
         console.streams -= 1
+
+
+def _is_logged_in(request: Request) -> bool:
+    """Return False once the session that opened the page has ended."""
+    sessions: Sessions | None = request.app.state.sessions
+    return sessions is None or sessions.user_of(request.state.cookie) is not None
 
 
 async def _pause(console: Console) -> None:

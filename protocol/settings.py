@@ -40,6 +40,7 @@ from .bodies import (
     read_group,
     reads,
 )
+from .codes import MAX_PERM
 from .config import MAX_RETRY_QUEUES, MAX_RETRY_TIMES, MAX_TOPIC_QUEUES
 from .names import topic_fault
 
@@ -295,7 +296,9 @@ def encode_group_change(table: Mapping[str, Any], changes: GroupSettings, remove
 # Settings of topics.
 
 
-_PERM_HELP: Final = "6 to write and read, 4 to read only, 2 to write only"
+_PERM_HELP: Final = (
+    "6 to write and read, 4 to read only, 2 to write only; 1 more for a template of topics that sends create"
+)
 _EXPIRATION_HELP: Final = "minutes without a message after which a lite topic is deleted, or -1 for never"
 _DEDUP_HELP: Final = "time, such as 10m, for which a send with the message id of an earlier one gets its result, or off"
 _NEW: Final = TopicConfig("")
@@ -307,7 +310,7 @@ TOPIC_SETTINGS: Final = (
     ResourceSetting(
         "readQueueNums", "read_queues", "", "queues that consumers read", "read-queues", 1, MAX_TOPIC_QUEUES
     ),
-    ResourceSetting("perm", "perm", _NEW.perm, _PERM_HELP, "perm", choices=(0, 2, 4, 6)),
+    ResourceSetting("perm", "perm", _NEW.perm, _PERM_HELP, "perm", least=0, most=MAX_PERM),
     ResourceSetting(
         MESSAGE_TYPE,
         "message_type",

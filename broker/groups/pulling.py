@@ -175,10 +175,10 @@ class Pulling:
         self._probe = SubscriptionProbe(groups, requests)
         self.checked = CheckedPulls(self._store, statistics, groups.generation, commits)
 
-    def pull(self, pull: Pull, ask_who: Callable[[], None] | None = None, attempt: int = 1) -> Pulled | None:
+    def pull(self, pull: Pull, request_membership: Callable[[], None] | None = None, attempt: int = 1) -> Pulled | None:
         """Return the result, or None if it comes later.
 
-        `ask_who` is called for a client that has sent no heartbeat, to request its running info. Raises Refusal,
+        `request_membership` is called for a client that has sent no heartbeat, to request its running info. Raises Refusal,
         LimitExceeded, and the store's errors for damaged records.
         """
         session, header, _, _ = pull
@@ -193,8 +193,8 @@ class Pulling:
             subscription = self._subscription(session, header, group)
         except Refusal as refusal:
             if refusal.reason in _RETRIED_REASONS and attempt < SUBSCRIPTION_POLLS:
-                if refusal.reason is Reason.UNKNOWN_MEMBER and ask_who is not None:
-                    ask_who()
+                if refusal.reason is Reason.UNKNOWN_MEMBER and request_membership is not None:
+                    request_membership()
                 elif attempt == 1:
                     self._probe.request(session, header.consumer_group)
                 held = self._waiting(pull, partial(self._retry, attempt=attempt + 1))

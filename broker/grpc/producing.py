@@ -39,6 +39,7 @@ from ..config import (
 from ..messages.appender import real_queue
 from ..messages.later import RecallFault, recalling
 from ..messages.sending import Placed
+from ..messages.transactions import CHECK_IMMUNITY
 from ..store.files import StoreError, StoreFull
 from .clients import GrpcCall, HandlerContext, accepted_types, set_status
 from .schema import (
@@ -215,13 +216,8 @@ TYPE_NAMES: Final = {
     PRIORITY: "PRIORITY",
 }
 
-SHARDING_KEY: Final = "__SHARDINGKEY"
-TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
-CHECK_IMMUNITY: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 BORN_HOST: Final = "__BORNHOST"
 TRACE_CONTEXT: Final = "TRACE_CONTEXT"
-DEAD_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
-DEAD_MESSAGE_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
 
 _MD5, _IDENTITY, GZIP = 2, 1, 2
 _GZIP_MAGIC: Final = b"\x1f\x8b"
@@ -291,9 +287,9 @@ def checked(message: Any, topic: str, now_ms: int, max_delay_ms: int = MAX_TIMER
     if is_half:
         _add_transaction(found, system)
     if system.HasField("delivery_timestamp"):
-        found[TIMER_DELIVER_MS] = str(_delivery_ms(system, now_ms, max_delay_ms))
+        found[props.TIMER_DELIVER_MS] = str(_delivery_ms(system, now_ms, max_delay_ms))
     group_key = _group_key(found, system)
-    kind = TRANSACTION if is_half else DELAY if TIMER_DELIVER_MS in found else FIFO if group_key else NORMAL
+    kind = TRANSACTION if is_half else DELAY if props.TIMER_DELIVER_MS in found else FIFO if group_key else NORMAL
     if system.HasField("priority"):
         kind = _add_priority(found, system, kind)
     if system.lite_topic:  # an empty value counts as a missing one, as with Apache's proxy
@@ -388,8 +384,8 @@ def _group_key(found: dict[str, str], system: Any) -> str:
         if not key.strip() or has_control(key) or len(key.encode()) > MAX_GROUP_KEY_BYTES:
             reason = f"the message group is blank, has control characters, or more than {MAX_GROUP_KEY_BYTES} bytes"
             raise StatusError(Code.ILLEGAL_MESSAGE_GROUP, reason)
-        found[SHARDING_KEY] = key
-    return found.get(SHARDING_KEY, "")
+        found[props.SHARDING_KEY] = key
+    return found.get(props.SHARDING_KEY, "")
 
 
 def is_gzip(sent: AcceptedMessage) -> bool:
@@ -478,16 +474,16 @@ def _fill_properties(system: Any, found: dict[str, str], record: Record, namespa
         system.tag = tag
     if keys := found.get(props.KEYS):
         system.keys.extend(keys.split(" "))
-    due = found.get(TIMER_DELIVER_MS, "")
+    due = found.get(props.TIMER_DELIVER_MS, "")
     if due.isdecimal() and len(due) <= 19:
         set_ms(system.delivery_timestamp, int(due))
-    if group_key := found.get(SHARDING_KEY):
+    if group_key := found.get(props.SHARDING_KEY):
         system.message_group = group_key
     if trace_context := found.get(TRACE_CONTEXT):
         system.trace_context = trace_context
-    if origin := found.get(DEAD_TOPIC):
+    if origin := found.get(props.DLQ_ORIGIN_TOPIC):
         system.dead_letter_queue.topic = names.without_namespace(origin, namespace)
-        system.dead_letter_queue.message_id = found.get(DEAD_MESSAGE_ID, "")
+        system.dead_letter_queue.message_id = found.get(props.DLQ_ORIGIN_MESSAGE_ID, "")
     is_half = found.get(props.TRANSACTION) == "true"
     is_timed = due != "" or props.DELAY in found
     priority = found.get(props.PRIORITY, "")

@@ -7,7 +7,7 @@ from enum import Enum
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import orjson
 import structlog
@@ -98,7 +98,7 @@ class Delays:
         self._appender = appender
         self._clock = runtime.clock
         self._store = appender.store
-        self._notes = Notes(appender, OF_DELAYS)
+        self._notes = Notes(appender, OF_DELAYS, _Progress)
         self.progress = self._load()
         self._timers: dict[int, Timer] = {}
         self._ahead_ms: dict[int, int] = {}  # how far the clock was ahead, in ms, when messages of a level were stored
@@ -112,10 +112,10 @@ class Delays:
         saved = self._adoption.whole("progress of delays", read_state(self._path), _Progress) or {}
         known = saved.pop(_NOTES, 0)
         last = list(self._notes.since(self._notes.next - 1)) if known != self._notes.next else []
-        return shaped(last[0], _Progress) if last else saved
+        return last[0] if last else saved
 
     def start(self) -> None:
-        for level in range(1, len(self._levels_ms) + 1):
+        for level in self.levels:
             if (SCHEDULE_TOPIC, level - 1) in self._store.queues:
                 self.expect(level)
 
@@ -139,7 +139,7 @@ class Delays:
         """Return the queue in which the messages of a level wait."""
         return self._store.queue(SCHEDULE_TOPIC, level - 1)
 
-    def place_of(self, level: int, topic: str, queue_id: int, text: str) -> tuple[ConsumeQueue, str, int]:
+    def prepare(self, level: int, topic: str, queue_id: int, text: str) -> tuple[ConsumeQueue, str, int]:
         """Return the queue in which a message waits, its properties there, and its due time (ms) for the index."""
         return self.queue(level), with_real_queue(text, topic, queue_id), self.due_ms(level, self._store.now_ms)
 
@@ -357,7 +357,7 @@ class Timers:
         # messages below this offset were delivered, or stored again at the log's end
         self._carried = min(saved.carried, end)
         self._behind = {offset for offset in saved.behind if offset < self._taken}
-        self._notes = Notes(appender, OF_TIMERS)
+        self._notes = Notes(appender, OF_TIMERS, _TimerNote)
         self.waiting = saved.waiting
         self.waiting_bytes = saved.bytes
         self._recalled_path = folder / "recalled.json"
@@ -385,8 +385,8 @@ class Timers:
         notes, done, count, size = self._notes, set[int](), 0, 0
         if notes.next < first:  # a power failure removed the end of the log, including delivered messages
             for note in notes.since(notes.next - 1):
-                self._delivered = min(self._delivered, key_of(*shaped(note, _TimerNote).delivered))
-        for note in (shaped(value, _TimerNote) for value in notes.since(first)):
+                self._delivered = min(self._delivered, key_of(*note.delivered))
+        for note in notes.since(first):
             self._delivered = max(self._delivered, key_of(*note.delivered))
             self._carried = max(self._carried, min(note.carried, self.queue.next))
             done.update(note.done)
@@ -426,7 +426,7 @@ class Timers:
             return True
         return key <= self._delivered and offset not in self._behind
 
-    def take(self) -> None:
+    def schedule_stored(self) -> None:
         """Add newly stored messages to the schedule, and set the timer again if another message is due first."""
         first = self._schedule.next
         self._add_new()
@@ -499,7 +499,7 @@ class Timers:
                 while (key := self._schedule.next) is not None and due_of(key) <= end_s * 1000:
                     if len(taken) >= limits.timer_deliveries_at_once or sum(done) >= limits.timer_delivery_bytes:
                         break
-                    self._schedule.take()
+                    self._schedule.remove_first()
                     taken.append(key)
                     # the key was added again after a failure, and a run contains it as well
                     is_again = key == self._latest
@@ -625,7 +625,7 @@ class Timers:
         self._wait_for_less(len(carried), total)
         self._behind = {kept for kept in self._behind if kept >= offset}
         self._dirty = True
-        self.take()
+        self.schedule_stored()
 
     def _carry_one(self, queue: ConsumeQueue, offset: int, due_ms: int) -> None:
         try:
@@ -738,15 +738,17 @@ def recalling(timers: Timers, broker_name: str, topic: str, text: str) -> Work[R
 # Queue ids of the topic NOTES_TOPIC: the progress of delay levels, and of timed messages
 OF_DELAYS: Final = 0
 OF_TIMERS: Final = 1
+Note = TypeVar("Note")
 
 
-class Notes:
-    """The notes of delay levels or of delivery times."""
+class Notes(Generic[Note]):
+    """The notes of delay levels or of delivery times, whose type is `shape`."""
 
-    def __init__(self, appender: Appender, queue_id: int) -> None:
+    def __init__(self, appender: Appender, queue_id: int, shape: type[Note]) -> None:
         self._appender = appender
         self._store = appender.store
         self._queue_id = queue_id
+        self._shape = shape
 
     @property
     def _queue(self) -> ConsumeQueue:
@@ -761,12 +763,12 @@ class Notes:
         """Stage a note together with the staged messages."""
         self._appender.stage(self._queue, orjson.dumps(value), b"", 0, 0, 0, self._store.now_ms, self._store.store_host)
 
-    def since(self, number: int) -> Iterator[object]:
+    def since(self, number: int) -> Iterator[Note]:
         """Yield the values of a note and of all later notes, oldest first. Unreadable notes are logged and skipped."""
         queue = self._queue
         for offset in range(max(number, queue.begin), queue.next):
             try:
-                yield orjson.loads(self._store.message(queue, offset).body)
+                yield shaped(orjson.loads(self._store.message(queue, offset).body), self._shape)
             except (Damaged, ValueError) as error:
                 hint = "messages of this note may be delivered again"
                 notes_log.error("delivery_note_unreadable", offset=offset, reason=str(error), hint=hint)

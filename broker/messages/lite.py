@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from sys import intern
@@ -105,14 +106,8 @@ class LiteTopic:
 
     def _trim(self) -> None:
         """Remove entries of messages that retention has deleted."""
-        low, count, end = 0, self._count, self.next
-        high = count
-        while low < high:
-            middle = (low + high) // 2
-            if self._entry(middle) < self.queue.begin:
-                low = middle + 1
-            else:
-                high = middle
+        count, end = self._count, self.next
+        low = bisect_left(range(count), self.queue.begin, key=self._entry)
         begin = self._offset(low) if low < count else end
         lost = begin - self._begin - low
         self._gaps = [(after, total - lost) for after, total in self._gaps if after > begin] or ()
@@ -435,7 +430,7 @@ class LiteTopics:
             reason = f"the topic {topic.name} accepts LITE messages only; give the message a lite topic"
             raise Refusal(Reason.ILLEGAL_MESSAGE, reason)
 
-    def place(self, parent: str, text: str, born_host: bytes, *, is_first: bool) -> StagedLite:
+    def prepare(self, parent: str, text: str, born_host: bytes, *, is_first: bool) -> StagedLite:
         """Return the place of a message in its lite topic. The lite topic is created when its first message is committed.
 
         Args:
@@ -515,10 +510,10 @@ class LiteTopics:
         parent_offset = lite.parent_offset(offset)
         return 0 if parent_offset is None else self._store.store_time_ms(lite.queue, parent_offset)
 
-    def earliest_ms(self, places: Mapping[ConsumeQueue, int]) -> Work[int]:
+    def earliest_ms(self, offsets: Mapping[ConsumeQueue, int]) -> Work[int]:
         """Return when the first of some messages of parent topics was stored, each by its queue and offset; 0 for none."""
         times: list[int] = []
-        for number, (queue, offset) in enumerate(places.items(), 1):
+        for number, (queue, offset) in enumerate(offsets.items(), 1):
             times.append(self._store.store_time_ms(queue, offset))
             if number % LITE_READS == 0:
                 yield
@@ -530,14 +525,8 @@ class LiteTopics:
 
     def first_not_before(self, lite: LiteTopic, time_ms: int) -> int:
         """Return the offset of the first message that was stored at that time or later; `next` if there is none."""
-        low, high = lite.begin, lite.next
-        while low < high:
-            middle = (low + high) // 2
-            if self.stored_ms(lite, middle) < time_ms:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        begin = lite.begin
+        return begin + bisect_left(range(begin, lite.next), time_ms, key=partial(self.stored_ms, lite))
 
     # The end
 

@@ -256,7 +256,7 @@ class SendService:
             self._lites.append(lites)
         for position, _, queue_offset, _, delay_level, half, _, _ in others:
             if delay_level == TO_A_TIME:
-                self._timers.take()
+                self._timers.schedule_stored()
             elif delay_level:
                 self._delays.expect(delay_level)
             if half:
@@ -276,10 +276,10 @@ class SendService:
             raise too_large("message body", body)
         text, half, lite, later = header.properties, "", None, _AT_ONCE
         if name[0] == "%" and name.startswith(names.RETRY_PREFIX):
-            name, queue_id, text = self._retries.place_of(header, queue_id, text)
+            name, queue_id, text = self._retries.target_of(header, queue_id, text)
         elif _LITE_MARK in text or _PRIORITY_MARK in text:
             if props.find(text, props.LITE_TOPIC):
-                lite = self._lites.place(name, text, born_host, is_first=not self.placed)
+                lite = self._lites.prepare(name, text, born_host, is_first=not self.placed)
                 queue_id, text = lite.queue_id, lite.text
             elif _PRIORITY_MARK in text:
                 queue_id = self._queue_of_priority(name, text)
@@ -403,7 +403,7 @@ class SendService:
         if _DELAY_MARK in text and not is_half:
             level = _delay_level(text, self._delays)
         if level:  # a delay level has precedence over a delivery time, as in HookUtils.checkIfTimerMessage
-            queue, text, due_ms = self._delays.place_of(level, name, queue_id, without_time(text))
+            queue, text, due_ms = self._delays.prepare(level, name, queue_id, without_time(text))
             return _Later(queue, due_ms, level), text
         due_ms = self._due_ms(text, is_half) if TIME_MARK in text else 0
         if not due_ms:
@@ -511,12 +511,12 @@ def _repeated(topic: TopicConfig, known: Sequence[FirstMessage | None], batch: b
     messages are not next to each other, because a batch has one result."""
     first = known[0]
     if first is None or any(
-        place is None or place[1:] != (first.queue_id, first.queue_offset + number)
-        for number, place in enumerate(known)
+        message is None or message[1:] != (first.queue_id, first.queue_offset + number)
+        for number, message in enumerate(known)
     ):
         reason = f"some messages of the batch are stored in {topic.name} already; send its messages one by one"
         raise Refusal(Reason.ILLEGAL_MESSAGE, reason)
-    positions = [place.position for place in known if place is not None] if batch else None
+    positions = [message.position for message in known if message is not None] if batch else None
     return Placed(first.position, first.queue_id, first.queue_offset, positions)
 
 
@@ -580,7 +580,7 @@ class Retries:
                     "check the name, or create the group",
                 )
 
-    def place_of(self, header: SendMessage, queue_id: int, text: str) -> tuple[str, int, str]:
+    def target_of(self, header: SendMessage, queue_id: int, text: str) -> tuple[str, int, str]:
         """Return topic, queue id and properties for a message that a client sends to a retry topic: those of the
         dead-letter topic if the message has no attempts left. Raises Refusal."""
         name = header.topic
@@ -632,7 +632,7 @@ class Retries:
         topic = self._topics.ensure(TopicConfig(names.retry_topic(group), queues, queues), self._store.end)
         text = props.appended(text, props.DELAY, str(level))
         queue_id = random.randrange(topic.write_queues or 1)
-        queue, text, code = self._delays.place_of(level, topic.name, queue_id, text)
+        queue, text, code = self._delays.prepare(level, topic.name, queue_id, text)
         times = record.reconsume_times + 1
         self._appender.stage_again(record, queue, property_bytes(text), code, reconsume_times=times)
 

@@ -13,7 +13,7 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 import structlog
 
 from ...protocol.message import Record, offset_in, properties_in, split_records
-from ...protocol.properties import TAGS, find
+from ...protocol.properties import SHARDING_KEY, TAGS, find
 from ..config import MAX_POP_MESSAGES, POP_READS, SCAN_ENTRIES, SCAN_WORDS, Limits
 from ..groups.group import ConsumerGroup, FinishedAhead
 from ..groups.offsets import Offsets
@@ -125,9 +125,6 @@ class Delivery:
 # provisional: a receive to which the first message is redelivered gets the others again, too, up to its limits.
 
 
-SHARDING_KEY = "__SHARDINGKEY"
-
-
 def message_group(record: bytes) -> str | None:
     return find(properties_in(record), SHARDING_KEY)
 
@@ -194,7 +191,7 @@ class PopPart(Enum):
     RETRIED = "those to redeliver"
 
 
-class TakenDelivery(NamedTuple):
+class ReadDelivery(NamedTuple):
     """A delivery that a receive may get, with its record."""
 
     delivery: Delivery
@@ -290,7 +287,7 @@ class QueueMessages(Protocol):
     def message(self, offset: int) -> Record:
         """Return a message. Raises Damaged if it cannot be read."""
 
-    def read(self, position: int, count: int, request: PopRequest, room: int) -> tuple[list[TakenDelivery], int, int]:
+    def read(self, position: int, count: int, request: PopRequest, room: int) -> tuple[list[ReadDelivery], int, int]:
         """Return the messages from a position on that the filter of a receive matches, as new deliveries, their size, and the
         position after the last one that was read. The first record may be larger than `room`, the maximum number of bytes."""
 
@@ -320,7 +317,7 @@ class TopicMessages:
     def message(self, offset: int) -> Record:
         return self._store.message(self.queue, offset)
 
-    def read(self, position: int, count: int, request: PopRequest, room: int) -> tuple[list[TakenDelivery], int, int]:
+    def read(self, position: int, count: int, request: PopRequest, room: int) -> tuple[list[ReadDelivery], int, int]:
         subscription, matches = request.subscription, request.matches
         looks = SCAN_ENTRIES if matches is None else SCAN_WORDS // matches.words
         fetched = self._store.fetch(self.queue, position, count, subscription, matches, room, looks)
@@ -328,7 +325,7 @@ class TopicMessages:
         if matches is None and subscription is not None and not subscription.takes_all:
             # The index has the hashes of tags only, and two tags may share one.
             records = [record for record in records if find(properties_in(record), TAGS) in subscription.tags]
-        found = [TakenDelivery(Delivery(offset_in(record)), record) for record in records]
+        found = [ReadDelivery(Delivery(offset_in(record)), record) for record in records]
         return found, sum(map(len, records)), fetched.next_offset
 
 
@@ -338,7 +335,7 @@ class DeliveriesPool(Protocol):
     of: ConsumerGroup
     group: str
     counts: dict[DeliveryState, int]
-    is_cut: bool
+    is_partial: bool
 
     def stop_extending(self, delivery: Delivery) -> None: ...
 
@@ -450,9 +447,9 @@ class DeliveriesOf(Generic[PoolT]):
 
     # Popping
 
-    def take(
+    def select(
         self, request: PopRequest, wanted: int, room: int, allowed: int, part: PopPart = PopPart.ALL
-    ) -> list[TakenDelivery]:
+    ) -> list[ReadDelivery]:
         """Return messages for a receive. They count as popped once `deliver` is called.
 
         Args:
@@ -460,48 +457,48 @@ class DeliveriesOf(Generic[PoolT]):
             room: the maximum number of bytes. If it is all of `request.max_bytes`, the first message may be larger.
             allowed: how many of them may be popped for the first time.
         """
-        taken: list[TakenDelivery] = []
+        selected: list[ReadDelivery] = []
         if not self.gives_again:
-            return taken
+            return selected
         if self.is_lite and self.unfinished:
-            room = self._take_firsts(taken, request, wanted, room)
-            if taken or self.unfinished:  # what is left of them is taken next
-                return taken
-        whole: set[str | None] = set()  # message groups of which everything unfinished is taken
+            room = self._select_firsts(selected, request, wanted, room)
+            if selected or self.unfinished:  # what is left of them is taken next
+                return selected
+        whole: set[str | None] = set()  # message groups of which everything unfinished is selected
         try:
             if self._visible and part is not PopPart.NEW:
-                room = self._take_visible(taken, request, wanted, room, whole)
+                room = self._select_visible(selected, request, wanted, room, whole)
             if room > 0 and self.gives_new and part is not PopPart.RETRIED:
-                self._take_new(taken, request, wanted, room, allowed, whole)
+                self._select_new(selected, request, wanted, room, allowed, whole)
         except BaseException:
-            for delivery, _ in taken:
+            for delivery, _ in selected:
                 if delivery.offset in self.unfinished:
                     heappush(self._visible, delivery.offset)
             raise
-        return taken
+        return selected
 
-    def _take_firsts(self, taken: list[TakenDelivery], request: PopRequest, wanted: int, room: int) -> int:
+    def _select_firsts(self, selected: list[ReadDelivery], request: PopRequest, wanted: int, room: int) -> int:
         """Take messages to redeliver of a lite topic, up to the first one that is not visible. Returns how many bytes are
         left."""
         for delivery in list(islice(self.unfinished.values(), MAX_POP_MESSAGES)):
-            if delivery.state is not DeliveryState.VISIBLE or len(taken) == wanted:
+            if delivery.state is not DeliveryState.VISIBLE or len(selected) == wanted:
                 return room
             record = self.messages.record(delivery.offset)
             if record is None:
                 self._lose(delivery)
-            elif len(record) > room and (taken or room < request.max_bytes):
+            elif len(record) > room and (selected or room < request.max_bytes):
                 return room
             else:
-                taken.append(TakenDelivery(delivery, record))
+                selected.append(ReadDelivery(delivery, record))
                 room -= len(record)
-        self.pool.is_cut = self.pool.is_cut or (not taken and bool(self.unfinished))
+        self.pool.is_partial = self.pool.is_partial or (not selected and bool(self.unfinished))
         return room
 
-    def _take_visible(
-        self, taken: list[TakenDelivery], request: PopRequest, wanted: int, room: int, whole: set[str | None]
+    def _select_visible(
+        self, selected: list[ReadDelivery], request: PopRequest, wanted: int, room: int, whole: set[str | None]
     ) -> int:
         """Take messages to redeliver. Returns how many bytes are left; 0 if no new message may be taken after them."""
-        while len(taken) < wanted:
+        while len(selected) < wanted:
             self._skip_stale()
             if not self._visible:
                 break
@@ -510,21 +507,21 @@ class DeliveriesOf(Generic[PoolT]):
                 heappop(self._visible)
                 continue
             for delivery in self._order.run(first) if self.is_in_order else (first,):
-                record = self.messages.record(delivery.offset) if len(taken) < wanted else b""
+                record = self.messages.record(delivery.offset) if len(selected) < wanted else b""
                 if record is None:
                     self._lose(delivery)
                     continue
-                if not record or (len(record) > room and (taken or room < request.max_bytes)):
-                    self._pop_visible(first, taken)
+                if not record or (len(record) > room and (selected or room < request.max_bytes)):
+                    self._pop_visible(first, selected)
                     return 0  # newer messages must not overtake this one
-                taken.append(TakenDelivery(delivery, record))
+                selected.append(ReadDelivery(delivery, record))
                 room -= len(record)
-            self._pop_visible(first, taken)
+            self._pop_visible(first, selected)
             whole.add(first.key)
         return max(room, 0)
 
-    def _pop_visible(self, first: Delivery, taken: list[TakenDelivery]) -> None:
-        if any(item.delivery is first for item in taken):
+    def _pop_visible(self, first: Delivery, selected: list[ReadDelivery]) -> None:
+        if any(item.delivery is first for item in selected):
             while self._visible and self._visible[0] == first.offset:
                 heappop(self._visible)
 
@@ -539,9 +536,9 @@ class DeliveriesOf(Generic[PoolT]):
             self._order.remove(delivery)
             self._free_first(delivery.key)
 
-    def _take_new(
+    def _select_new(
         self,
-        taken: list[TakenDelivery],
+        selected: list[ReadDelivery],
         request: PopRequest,
         wanted: int,
         room: int,
@@ -552,17 +549,17 @@ class DeliveriesOf(Generic[PoolT]):
         allowed = min(allowed, self.limit - len(self.unfinished))
         looked: list[Delivery] = []
         for _ in range(POP_READS if request.matches is None and not self.is_lite else 1):
-            count = min(wanted - len(taken), allowed)
+            count = min(wanted - len(selected), allowed)
             if count <= 0 or room <= 0 or position >= self.queue.next:
                 break
             found, size, end = self.messages.read(position, count, request, room)
-            if size > room and (taken or room < request.max_bytes):
+            if size > room and (selected or room < request.max_bytes):
                 break
             if self.is_in_order:
                 for item in found:
-                    self._take_in_order(item, looked, taken, whole)
+                    self._select_in_order(item, looked, selected, whole)
             else:
-                taken += found
+                selected += found
             room -= size
             allowed -= len(found)
             position = end
@@ -572,8 +569,8 @@ class DeliveriesOf(Generic[PoolT]):
             self.next = position
             self.is_passed = True
 
-    def _take_in_order(
-        self, item: TakenDelivery, looked: list[Delivery], taken: list[TakenDelivery], whole: set[str | None]
+    def _select_in_order(
+        self, item: ReadDelivery, looked: list[Delivery], selected: list[ReadDelivery], whole: set[str | None]
     ) -> None:
         """Take a message, or leave it BEHIND an unfinished one of its message group."""
         delivery, key = item.delivery, message_group(item.record)
@@ -583,7 +580,7 @@ class DeliveriesOf(Generic[PoolT]):
             self.fresh_behind.append(delivery)
         else:
             whole.add(key)
-            taken.append(item)
+            selected.append(item)
         looked.append(delivery)
 
     def _keep_in_order(self, looked: Iterable[Delivery]) -> None:
@@ -592,12 +589,14 @@ class DeliveriesOf(Generic[PoolT]):
             self._add(delivery)
             self._order.add(delivery)
 
-    def deliver(self, taken: Sequence[TakenDelivery], request: PopRequest, now_s: float, now_ms: int) -> list[Delivery]:
-        """Put taken messages in flight, and return their deliveries. All get one pop time, which none of them had
+    def deliver(
+        self, selected: Sequence[ReadDelivery], request: PopRequest, now_s: float, now_ms: int
+    ) -> list[Delivery]:
+        """Put selected messages in flight, and return their deliveries. All get one pop time, which none of them had
         before."""
         unfinished, fresh = self.unfinished, 0
         pop_ms = max(now_ms, self.floor_ms)
-        for delivery, _ in taken:
+        for delivery, _ in selected:
             if delivery.pop_ms >= pop_ms:
                 pop_ms = delivery.pop_ms + 1
             if delivery.offset not in unfinished:  # a redelivered one keeps its position
@@ -606,7 +605,7 @@ class DeliveriesOf(Generic[PoolT]):
         self._count(DeliveryState.VISIBLE, fresh)
         client, deadline_s = request.client, now_s + request.invisible_ms / 1000
         delivered: list[Delivery] = []
-        for delivery, _ in taken:
+        for delivery, _ in selected:
             if delivery.state is DeliveryState.ACKNOWLEDGED:  # in order: popped again with an unfinished one before it
                 delivery.attempts = max(delivery.attempts, 1)
             else:

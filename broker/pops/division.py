@@ -21,7 +21,7 @@ from ..groups.rates import RouteFinder
 from ..groups.reading import shares_queues
 from ..groups.settings import RequestModes
 from ..messages.topics import Topics
-from ..runtime import Adoption, Clock, Runtime, Timer
+from ..runtime import Adoption, Runtime, SingleTimer
 from ..sessions.events import ClientRequest, SessionEvent
 from ..sessions.reports import Reports
 from ..sessions.session import Session
@@ -83,7 +83,7 @@ class Divided:
         self.members: dict[PopClient, PopMember] = {}
         self.is_checking = False
         self.is_stale = False
-        self.timer: Timer | None = None
+        self.timer = SingleTimer(division.clock, self.check_soon)
 
     def check_soon(self) -> None:
         """Check soon, because the group has changed, or a queue is free."""
@@ -123,9 +123,9 @@ class Division:
         self._topics = topics
         self._groups, self._locks, self._watch = groups, locks, watch
         self._modes = modes
-        self._conflicts = PullPopConflicts(runtime.clock, history)
+        self._reports, self._history = Reports(runtime.clock), history
         self._routes = routes
-        self._tasks, self._clock = runtime.tasks, runtime.clock
+        self._tasks, self.clock = runtime.tasks, runtime.clock
         self._pools = pools
         self._divided: dict[ConsumerGroup, Divided] = {}
         self._is_stopped = False
@@ -151,8 +151,7 @@ class Division:
         """Stop the timers. Leases last over a restart."""
         self._is_stopped = True
         for divided in self._divided.values():
-            if divided.timer is not None:
-                divided.timer.cancel()
+            divided.timer.cancel()
 
     def _divided_of(self, pool: QueuePool) -> Divided:
         """Return the divided group of a pool, made if this is its first pool."""
@@ -181,7 +180,7 @@ class Division:
                 return None
             fault = self._reader_fault(name, topic)
             if fault is not None:
-                self._conflicts.report(name, topic, fault)
+                self._report_conflict(name, topic, fault)
                 return fault
             if not self._is_pulled(name, topic, request.client):
                 return None
@@ -197,7 +196,7 @@ class Division:
         if pool is None:
             return
         member = group.members.get(session)
-        if pool.queues.owned is None and not pool.is_used(self._clock.monotonic_s()):
+        if pool.queues.owned is None and not pool.is_used(self.clock.monotonic_s()):
             self.owner.yield_pool(pool)
         elif member is not None and shares_queues(member):
             if pool.queues.owned is None and topic in member.subscriptions:
@@ -205,14 +204,14 @@ class Division:
                 self.members_changed(group)
         elif pool.queues.owned is None or member is not None:
             reason = f"{member.client_id if member is not None else session.peer} pulls it, and shares no queues"
-            self._conflicts.report(group.name, topic, reason)
+            self._report_conflict(group.name, topic, reason)
 
     def members_changed(self, group: ConsumerGroup) -> None:
         """Divide the pools of topics that members pull now, before any member is notified of the change, and check the
         pools that are divided."""
         if not group.pools:
             return
-        now_s = self._clock.monotonic_s()
+        now_s = self.clock.monotonic_s()
         for pool in self._pools.of_group(group.name):
             if (
                 is_queue_pool(pool)
@@ -252,6 +251,14 @@ class Division:
                     del pool.queues.member_ids[client]
                     self._remove_member(divided, pool, client)
             self.check_soon(divided)
+
+    def _report_conflict(self, group: str, topic: str, reason: str) -> None:
+        """Report a group in which clients pop a topic, and others read it without sharing its queues with other members, at
+        most once in REPORT_AGAIN_S for each topic. The kind of client that comes second is refused."""
+        if self._reports.is_due(f"{group}:", topic):
+            hint = "consumers that broadcast, or that assign queues to themselves, need a group of their own"
+            log.warning("group_pulls_and_pops", group=group, topic=topic, reason=reason, hint=hint)
+            self._history.add(group, "refused", "", topic=topic, fault=reason)
 
     # Members that pull
 
@@ -421,7 +428,7 @@ class Division:
             known = group.members.get(member) if group is not None else None
             if known is not None and known.data.strategy != strategy:
                 self._heartbeat(divided, client, member)
-        now_s = self._clock.monotonic_s()
+        now_s = self.clock.monotonic_s()
         for queue_id in pool.queues.owned - wanted:
             pool.queues.start_leaving(queue_id, now_s)
         for queue_id in wanted & pool.queues.leaving.keys():
@@ -433,16 +440,9 @@ class Division:
         if got or wanted:
             self.owner.serve(pool)
         self._release_free(divided, pool)
-        if pool.queues.owned is not None and (pool.queues.leaving or wanted - pool.queues.owned):
-            self._check_later(divided)
-
-    def _check_later(self, divided: Divided) -> None:
-        if divided.timer is None and not self._is_stopped:
-            divided.timer = self._clock.call_later(POOL_POLL_INTERVAL_S, self._check_due, divided)
-
-    def _check_due(self, divided: Divided) -> None:
-        divided.timer = None
-        self.check_soon(divided)
+        is_moving = pool.queues.owned is not None and (pool.queues.leaving or wanted - pool.queues.owned)
+        if is_moving and not divided.timer.is_set and not self._is_stopped:
+            divided.timer.set(POOL_POLL_INTERVAL_S)
 
     def _wanted(self, group: ConsumerGroup, pool: QueuePool, route: Route | None) -> set[int]:
         """Return the queues on this broker that are allocated to clients that pop."""
@@ -475,7 +475,7 @@ class Division:
         queues = pool.queues
         if queues.owned is None:
             return
-        now_s = self._clock.monotonic_s()
+        now_s = self.clock.monotonic_s()
         free = [
             queue_id for queue_id, since_s in queues.leaving.items() if self._is_free(pool, queue_id, since_s, now_s)
         ]
@@ -539,8 +539,7 @@ class Division:
         for client in clients:
             self._remove_member(divided, pool, client)
         if not divided.pools and self._divided.get(pool.of) is divided:
-            if divided.timer is not None:
-                divided.timer.cancel()
+            divided.timer.cancel()
             del self._divided[pool.of]
 
     def pool_deleted(self, pool: QueuePool) -> None:
@@ -616,22 +615,3 @@ class PopMember:
 
     def data(self, group: str, strategy: str) -> ConsumerData:
         return ConsumerData(group, POPS, subscriptions=tuple(self.subscriptions.values()), strategy=strategy)
-
-
-# ------------------------------------------------------------------------------
-# Groups in which clients pop a topic, and others read it without sharing its queues with other members. The kind that comes
-# second is refused. Each topic of a group is reported at most once in REPORT_AGAIN_S for each reason, to the log and to the
-# group's history.
-
-
-class PullPopConflicts:
-    def __init__(self, clock: Clock, history: History) -> None:
-        self._reports = Reports(clock)
-        self._history = history
-
-    def report(self, group: str, topic: str, reason: str) -> None:
-        if not self._reports.is_due(f"{group}:", topic):
-            return
-        hint = "consumers that broadcast, or that assign queues to themselves, need a group of their own"
-        log.warning("group_pulls_and_pops", group=group, topic=topic, reason=reason, hint=hint)
-        self._history.add(group, "refused", "", topic=topic, fault=reason)

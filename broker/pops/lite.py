@@ -25,7 +25,7 @@ from ..sessions.session import Session
 from ..sessions.shares import AddressShares
 from ..store.files import Damaged, StoreFull, replace_state
 from ..store.index import ConsumeQueue
-from .deliveries import DeliveriesOf, Delivery, DeliveryState, PopPart, TakenDelivery
+from .deliveries import DeliveriesOf, Delivery, DeliveryState, PopPart, ReadDelivery
 from .pool import Pool, PoolOf, PoppingClients, QueueDeliveries, QueueSource, Receive, firsts
 from .requests import PopClient, PopRequest
 
@@ -94,7 +94,7 @@ class LiteOffsets:
         for (_, parent), offsets in self.all.items():
             of_parent.setdefault(parent, []).append(offsets)
         for line in file.deleted:
-            if line.identity in (None, topics.identity(line.parent)):
+            if line.identity == topics.identity(line.parent):
                 for offsets in of_parent.get(line.parent, ()):
                     offsets.pop(line.name, None)
         file.clear()
@@ -254,9 +254,9 @@ class LiteMessages:
             raise Damaged(f"message {offset} of the lite topic {self.lite_topic} is damaged or lost")
         return decode_record(record)
 
-    def read(self, position: int, count: int, request: PopRequest, room: int) -> tuple[list[TakenDelivery], int, int]:
+    def read(self, position: int, count: int, request: PopRequest, room: int) -> tuple[list[ReadDelivery], int, int]:
         """Return up to `count` messages, of whatever tag."""
-        found: list[TakenDelivery] = []
+        found: list[ReadDelivery] = []
         size = 0
         for _ in range(MAX_POP_MESSAGES):
             position = self.queue.readable_from(position)
@@ -267,7 +267,7 @@ class LiteMessages:
                 if found and size + len(record) > room:
                     break
                 size += len(record)
-                found.append(TakenDelivery(Delivery(position), record))
+                found.append(ReadDelivery(Delivery(position), record))
             position += 1
         return found, size, position
 

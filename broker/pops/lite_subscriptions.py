@@ -27,7 +27,7 @@ from ...protocol.names import lite_name_fault
 from ..config import LITE_EXPIRED_AT_ONCE, LITE_SYNC_S, LITE_SYNCED_NAME_BYTES, MAX_NAMED_CHARS
 from ..groups.settings import GroupConfigs
 from ..messages.lite import LiteTopic
-from ..runtime import Clock, Runtime, Timer
+from ..runtime import Clock, Runtime, SingleTimer
 from ..sessions.events import LiteTaken
 from ..sessions.refusal import Reason, Refusal
 from ..sessions.session import Session
@@ -444,7 +444,7 @@ class LiteExpiry:
         # the disk refused the deletion.
         self._kept: dict[LiteTopic, None] = {}
         self._is_refused = False  # True if the disk refused the last deletion, which was logged
-        self._timer: Timer | None = None
+        self._timer = SingleTimer(self._clock, self._fire)
         self._is_stopped = False
         self._started_ms = self._clock.time_ms()
         self.expired = 0
@@ -455,14 +455,13 @@ class LiteExpiry:
 
     def stop(self) -> None:
         self._is_stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
 
     def appended(self, lites: Iterable[LiteTopic]) -> None:
         """Keep lite topics with new messages no longer, and set the timer for their expiration if none is set."""
         for lite in lites if self._kept else ():
             self._kept.pop(lite, None)
-        if self._timer is None and any(self._minutes(lite.queue.topic) != NO_EXPIRATION for lite in lites):
+        if not self._timer.is_set and any(self._minutes(lite.queue.topic) != NO_EXPIRATION for lite in lites):
             self._set_timer()
 
     def settings_changed(self, topic: TopicConfig) -> None:
@@ -492,17 +491,13 @@ class LiteExpiry:
         return None if first is None else self._deadline_ms(first)
 
     def _set_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
         firsts = map(self._first_ms, self._lites.by_parent())
         due_ms = min((time_ms for time_ms in firsts if time_ms is not None), default=None)
         if due_ms is not None and not self._is_stopped:
-            delay_s = max(due_ms - self._clock.time_ms(), 0) / 1000
-            self._timer = self._clock.call_later(delay_s, self._fire)
+            self._timer.set(max(due_ms - self._clock.time_ms(), 0) / 1000)
 
     def _fire(self) -> None:
-        self._timer = None
         try:
             left, now_ms = LITE_EXPIRED_AT_ONCE, self._clock.time_ms()
             for lites in self._lites.by_parent():

@@ -17,7 +17,6 @@ from ..config import (
     LEVEL_WAIT_S,
     POOL_BYTES,
     POOL_IDLE_S,
-    POP_CLIENT_SILENT_S,
     POPPER_BYTES,
     Limits,
 )
@@ -189,7 +188,7 @@ class PoolOf(Generic[Queues]):
         counts: how many of its unfinished deliveries there are of each state.
         waiting: the receives that wait.
         used_s: the time of the last receive.
-        is_cut: True if the last receive stopped before the end of a queue because its filter matched none of the
+        is_partial: True if the last receive stopped before the end of a queue because its filter matched none of the
             messages that were read, so that this queue has more messages to read.
         is_in_order: True if a client has asked for the messages in order.
     """
@@ -205,7 +204,7 @@ class PoolOf(Generic[Queues]):
         self.waiting: dict[Receive, None] = {}
         self.counts = dict.fromkeys(DeliveryState, 0)
         self.used_s = float("-inf")
-        self.is_cut = False
+        self.is_partial = False
         self.is_in_order = False
         self._payer: Session | None = None
         self._paid_bytes = 0
@@ -519,9 +518,6 @@ class PoppingClient:
         self.receives: dict[Receive, None] = {}
         self.extended: dict[Delivery, QueueDeliveries] = {}
 
-    def is_silent(self, now_s: float) -> bool:
-        return now_s - self.contact_s >= POP_CLIENT_SILENT_S
-
 
 class PoppingClients:
     """The clients of all pools, and the pools that may have none.
@@ -611,8 +607,13 @@ class PoppingClients:
         for item in list(found.pools) if found is not None else ():
             self._remove(item)
 
-    def remove_idle_clients(self, before_s: float) -> None:
-        """Remove clients from the pools in which their last receive was before this time."""
+    def is_silent(self, client: PoppingClient) -> bool:
+        """Return True if a client has had no contact for `heartbeat_limit_s`, so that it is gone."""
+        return self.now_s() - client.contact_s >= self._limits.heartbeat_limit_s
+
+    def remove_idle_clients(self) -> None:
+        """Remove clients from the pools in which they made no receive for `heartbeat_limit_s`."""
+        before_s = self.now_s() - self._limits.heartbeat_limit_s
         while self._by_request and (client := next(iter(self._by_request))).asked_s < before_s:
             self._remove(client)
 
@@ -658,7 +659,7 @@ class PoppingClients:
     def silent_clients(self) -> Iterator[PopClient]:
         """Yield clients with extended deliveries that have had no contact for too long, each when its turn comes."""
         for item in list(self._extending):
-            if item in self._extending and item.is_silent(self.now_s()):
+            if item in self._extending and self.is_silent(item):
                 yield item.client
 
     # Pools without clients

@@ -209,7 +209,7 @@ class Pools:
         if delivery is None:
             return AckStatus.DONE
         if delivery.pop_ms != handle.pop_ms:
-            return AckStatus.EXPIRED if handle.pop_ms < delivery.pop_ms else AckStatus.UNKNOWN
+            return AckStatus.REDELIVERED if handle.pop_ms < delivery.pop_ms else AckStatus.UNKNOWN
         return deliveries, delivery
 
     def deliveries_of(self, group: str, topic: str, handle: Handle) -> QueueDeliveries | AckStatus:

@@ -25,7 +25,6 @@ from ..config import (
     MAX_POP_MESSAGES,
     MAX_RENEWED_S,
     POOL_SENT_BACK,
-    POP_CLIENT_SILENT_S,
     POSTPONED_AT_ONCE,
     RENEWAL_STEPS_S,
     STANDSTILL_S,
@@ -40,13 +39,13 @@ from ..messages.filters import Filters
 from ..messages.lite import LiteTopic
 from ..messages.sending import is_last_attempt, sent_back
 from ..messages.topics import Statistics, Topics
-from ..runtime import Adoption, Arrivals, Clock, Job, Runtime, Timeouts, Timer, run
+from ..runtime import Adoption, Arrivals, Clock, Job, Runtime, SingleTimer, Timeouts, run
 from ..sessions.refusal import Reason, Refusal
 from ..sessions.reports import Recent, Reports
 from ..sessions.session import Session
 from ..store.files import Damaged, StoreError, StoreFull
 from ..store.index import ConsumeQueue
-from .deliveries import Delivery, DeliveryState, KeptQueue, TakenDelivery
+from .deliveries import Delivery, DeliveryState, KeptQueue, ReadDelivery
 from .division import Division
 from .journal import PopJournal
 from .lite import LitePool, is_lite_pool
@@ -194,7 +193,7 @@ class Pops:
         pool.hold(receive)
         wait_s, nothing = request.wait_ms / 1000, PopResult(Why.NOTHING_NEW)
         receive.timer = self._timeouts.call_later(wait_s, partial(self._end, receive, nothing))
-        if pool.is_cut:
+        if pool.is_partial:
             self._serve_later(pool)
         return None
 
@@ -216,20 +215,20 @@ class Pops:
         is_in_order = pool.queues.is_in_order
         found: list[Delivered] = []
         given: list[GivenDelivery] = []
-        pool.is_cut = False
+        pool.is_partial = False
         for deliveries, part in pool.queues.tried(request):
             self._writer.follow_reset(deliveries)
             if deliveries.is_in_order is not is_in_order:
                 deliveries.set_order(is_in_order)
             before = deliveries.next
             allowed = self._limits.max_unfinished_of_group - pool.of.unfinished
-            taken = deliveries.take(request, wanted - len(found), room, allowed, part)
-            if taken:
-                room -= self._deliver(deliveries, taken, request, now_ms, found)
+            selected = deliveries.select(request, wanted - len(found), room, allowed, part)
+            if selected:
+                room -= self._deliver(deliveries, selected, request, now_ms, found)
                 if request.attempt_id and (is_in_order or deliveries.is_lite):
-                    given += [GivenDelivery(deliveries, item.delivery, item.delivery.pop_ms) for item in taken]
+                    given += [GivenDelivery(deliveries, item.delivery, item.delivery.pop_ms) for item in selected]
             else:
-                pool.is_cut = pool.is_cut or before < deliveries.next < deliveries.queue.next
+                pool.is_partial = pool.is_partial or before < deliveries.next < deliveries.queue.next
             if deliveries.is_passed or deliveries.fresh_behind:
                 self._record_passed(deliveries)
             pool.queues.rotate(deliveries)
@@ -255,14 +254,14 @@ class Pops:
     def _deliver(
         self,
         deliveries: QueueDeliveries,
-        taken: list[TakenDelivery],
+        selected: list[ReadDelivery],
         request: PopRequest,
         now_ms: int,
         found: list[Delivered],
     ) -> int:
-        """Put taken messages in flight, and add them to those found for a client. Returns their size in bytes."""
+        """Put selected messages in flight, and add them to those found for a client. Returns their size in bytes."""
         now_s = self._clock.monotonic_s()
-        delivered = deliveries.deliver(taken, request, now_s, now_ms)
+        delivered = deliveries.deliver(selected, request, now_s, now_ms)
         if request.auto_renew:
             for delivery in delivered:
                 self.pools.clients.extend(deliveries, delivery)
@@ -271,7 +270,7 @@ class Pops:
         self._journal.popped(deliveries, delivered)
         self._writer.commit_soon(deliveries)
         size = 0
-        for delivery, record in taken:
+        for delivery, record in selected:
             found.append(self._delivered(deliveries, delivery, record, request.invisible_ms))
             size += len(record)
         return size
@@ -372,7 +371,7 @@ class Pops:
             if result.why is not Why.NOTHING_NEW:
                 self._end(receive, result)
             else:
-                if pool.is_cut:
+                if pool.is_partial:
                     self._serve_later(pool)
                 if not is_lite_pool(pool) or pool.queues.next_receive() is receive:
                     return  # in lite topics others may have something
@@ -557,7 +556,7 @@ class Pops:
             return None
         client, now_s = self.pools.clients.all.get(delivery.client), self._clock.monotonic_s()
         end_s = delivery.since_s + MAX_RENEWED_S
-        if client is None or client.is_silent(now_s) or now_s >= end_s:
+        if client is None or self.pools.clients.is_silent(client) or now_s >= end_s:
             return None
         step_s = RENEWAL_STEPS_S[min(delivery.renewals, len(RENEWAL_STEPS_S) - 1)]
         delivery.renewals += 1
@@ -728,7 +727,7 @@ class Pops:
         self.lite.expire()
         self.expiry.check_kept()
         self._turns.do_some(self._losing_silent())
-        self.pools.clients.remove_idle_clients(self._clock.monotonic_s() - POP_CLIENT_SILENT_S)
+        self.pools.clients.remove_idle_clients()
         self._remove_unused()
         self.division.check()
 
@@ -1085,7 +1084,7 @@ class Deadlines:
         self._former: list[_Entry] = []  # a heap that had doubled, with entries that are not moved yet
         self._numbers = count()
         self._compacted = 0
-        self._timer: Timer | None = None
+        self._timer = SingleTimer(clock, self._fire)
         self._due_s = 0.0
         self._resumed_s = self._late_s = float(
             "-inf"
@@ -1102,7 +1101,7 @@ class Deadlines:
         for delivery in batch:
             delivery.entry = number
         heappush(self._heap, (deadline_s, number, deliveries, batch))
-        if self._timer is None or deadline_s < self._due_s:
+        if not self._timer.is_set or deadline_s < self._due_s:
             self._set_timer()
 
     def _move_some(self) -> None:
@@ -1119,15 +1118,12 @@ class Deadlines:
         return former if former and (not heap or former[0] < heap[0]) else heap
 
     def _set_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
         if (heap := self._first()) and not self._is_stopped:
             self._due_s = heap[0][0]
-            self._timer = self._clock.call_later(max(self._due_s - self._clock.monotonic_s(), 0.0), self._fire)
+            self._timer.set(max(self._due_s - self._clock.monotonic_s(), 0.0))
 
     def _fire(self) -> None:
-        self._timer = None
         now_s = self._clock.monotonic_s()
         late_s = now_s - self._due_s
         try:

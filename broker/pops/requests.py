@@ -184,7 +184,7 @@ class AckStatus(Enum):
     TOO_LATE = "the visibility timeout has expired, and the message will be redelivered"
     UNREADABLE = "the text is no receipt handle"
     UNKNOWN = "the group has no delivery of this handle on this broker"
-    EXPIRED = "the message was redelivered since"
+    REDELIVERED = "the message was redelivered since"
     FINISHED = "the message is finished, and not in flight any more"
     NOT_KEPT = "writing it to the disk failed"
 

@@ -74,20 +74,15 @@ class Host(Protocol):
 
 
 class RemotingConnection(Client):
-    """A client's connection to the remoting port, and the `Session` of this client.
+    """A client's connection to the remoting port: the `Session` and the `ClientTransport` of this client.
 
     Attributes:
-        active_s: Monotonic time of the last read, or of the last write while the client read its responses.
         beat: The body of the last heartbeat and its decoded content; None if it was too large to keep.
         broker_name: The name of the peer broker that has confirmed that it sends on this connection; empty without one.
-        heard_s: Monotonic time of the last read.
         was_closed_by_client: False if the broker has closed the connection or it was lost with one of `_UNREACHED`.
         is_proving: True while the name of a peer broker is being confirmed.
-        known: The result of authentication, which `access` stores here.
         number: A number that no other connection of this process has.
         pulls: The checked pulls.
-        read_bytes: The number of bytes from the client, decrypted if it uses TLS.
-        records: Passes the client's TLS records to the decryption; None without TLS.
         requests: The bytes that are read and not served yet.
     """
 

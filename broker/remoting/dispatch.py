@@ -135,7 +135,7 @@ class Dispatch:
                         self._commit_sends(sends, connection, out, began_s)
                         out, began_s = [], time.perf_counter()
                     if frame.flag & RESPONSE_FLAG:
-                        began_s = self._take_answer(connection, frame, began_s)
+                        began_s = self._pass_on_response(connection, frame, began_s)
                         continue
                     if len(frame.body) > LARGE_REQUEST_BYTES and frame.code not in SENDS:
                         reply = self._in_turn(connection, frame)
@@ -167,7 +167,7 @@ class Dispatch:
             elif out:
                 connection.write(out)
 
-    def _take_answer(self, connection: RemotingConnection, frame: Frame, began_s: float) -> float:
+    def _pass_on_response(self, connection: RemotingConnection, frame: Frame, began_s: float) -> float:
         """Pass on a client's response to a request of the broker. Return the time at which the next request starts."""
         if self._broker is None:
             return began_s

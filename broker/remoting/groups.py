@@ -50,6 +50,7 @@ from ..groups.members import shape_of
 from ..sessions.events import Answer, ForwardedRequest, RunningWanted
 from ..sessions.refusal import Refusal
 from ..store.index import ConsumeQueue
+from ..store.journals import LeaseKey
 from .connection import RemotingConnection
 from .responses import Buffers, ResponseError, answer, small
 
@@ -87,7 +88,7 @@ def heartbeat(broker: BrokerController, connection: RemotingConnection, frame: F
     return answer(frame, ext=write(HeartbeatAnswer("\n".join(faults[: broker.limits.max_reported_faults]))))
 
 
-def introduced(
+def _register_presumed(
     broker: BrokerController, connection: RemotingConnection, beat: bodies.Heartbeat, language: int, version: int
 ) -> None:
     """Make a client a member of a group from its response to GET_CONSUMER_RUNNING_INFO, as a heartbeat would. The client's
@@ -102,7 +103,7 @@ def introduced(
 
 
 def _forget_presumed(broker: BrokerController, connection: RemotingConnection, beat: bodies.Heartbeat) -> None:
-    """Confirm the memberships of a client that were derived from its running info (`introduced`), or end those whose
+    """Confirm the memberships of a client that were derived from its running info (`_register_presumed`), or end those whose
     client id was wrong."""
     for consumer in beat.consumers:
         member = broker.groups.members_of(consumer.group).get(connection)
@@ -428,51 +429,48 @@ def check_client(broker: BrokerController, connection: RemotingConnection, frame
 # the consumer becomes a member with its heartbeat.
 
 
-Place = tuple[str, str, int]  # group, topic, queue id
-
-
-def ask_who(broker: BrokerController, connection: RemotingConnection, frame: Frame, place: Place) -> None:
+def request_membership(broker: BrokerController, connection: RemotingConnection, frame: Frame, key: LeaseKey) -> None:
     """Query the running info of a client that pulls a queue, unless a request to it is in flight or too many are."""
     if not broker.client_requests.has_open(connection):
-        wanted = RunningWanted(ForwardedRequest(place[0], broker.groups.queue(*place).owner.last_reader_id or "", {}))
-        answered = partial(_answered, broker, connection, place, frame.language, frame.version)
+        wanted = RunningWanted(ForwardedRequest(key[0], broker.groups.queue(*key).owner.last_reader_id or "", {}))
+        answered = partial(_join_by_running_info, broker, connection, key, frame.language, frame.version)
         with suppress(LimitExceeded):
             broker.client_requests.send(connection, wanted, answered, by=connection)
 
 
-def _answered(
+def _join_by_running_info(
     broker: BrokerController,
     connection: RemotingConnection,
-    place: Place,
+    key: LeaseKey,
     language: int,
     version: int,
     reply: Answer | None,
 ) -> None:
-    members = broker.groups.members_of(place[0])
-    client_id = broker.groups.queue(*place).owner.last_reader_id
+    members = broker.groups.members_of(key[0])
+    client_id = broker.groups.queue(*key).owner.last_reader_id
     is_there = client_id is None or any(member.client_id == client_id for member in members.values())
     if reply is None or not reply.is_ok or connection in members or is_there or connection.is_closed:
         return
     try:
-        beat = _checked_heartbeat(broker, connection, place, str(client_id), reply.body)
+        beat = _checked_heartbeat(broker, connection, key, str(client_id), reply.body)
         if beat is not None:
-            introduced(broker, connection, beat, language, version)
-            log.info("member_known_again", group=place[0], client=client_id)
+            _register_presumed(broker, connection, beat, language, version)
+            log.info("member_known_again", group=key[0], client=client_id)
     except (BodyError, SubscriptionError, ResponseError, Refusal, LimitExceeded) as fault:
         if connection.is_news("member_unreadable"):
-            log.info("member_unreadable", group=place[0], client=client_id, reason=str(fault))
+            log.info("member_unreadable", group=key[0], client=client_id, reason=str(fault))
 
 
 def _checked_heartbeat(
-    broker: BrokerController, connection: RemotingConnection, place: Place, client_id: str, body: bytes
+    broker: BrokerController, connection: RemotingConnection, key: LeaseKey, client_id: str, body: bytes
 ) -> Heartbeat | None:
     """Return the heartbeat that the client would send, from its running info; None if the client does not read the
     queue, is not permitted to read all its topics, or reports too much. Raises BodyError, SubscriptionError."""
     if len(body) > MAX_RUNNING_INFO_BYTES:
         return None
     running = decode_running(body)
-    is_reader = Queue(place[1], broker.config.name, place[2]) in running.commit_offsets
-    if not is_reader or place[1] not in running.subscriptions:
+    is_reader = Queue(key[1], broker.config.name, key[2]) in running.commit_offsets
+    if not is_reader or key[1] not in running.subscriptions:
         return None
     if len(running.subscriptions) > MAX_SUBSCRIPTIONS or not _may_read(broker, connection, running):
         return None
@@ -481,7 +479,7 @@ def _checked_heartbeat(
         for topic, expression in running.subscriptions.items()
     )
     where = running.properties.get("consumeFromWhere") or "CONSUME_FROM_LAST_OFFSET"
-    return Heartbeat(client_id, (ConsumerData(place[0], "CONSUME_PASSIVELY", "CLUSTERING", where, subscriptions),))
+    return Heartbeat(client_id, (ConsumerData(key[0], "CONSUME_PASSIVELY", "CLUSTERING", where, subscriptions),))
 
 
 def _may_read(broker: BrokerController, connection: RemotingConnection, running: Running) -> bool:
@@ -556,10 +554,10 @@ async def agree_on_members(broker: BrokerController, connection: RemotingConnect
     if connection.is_proving or not broker.peers.may_ask:
         return answer(frame, ResponseCode.SYSTEM_BUSY, remark="too many confirmations are in flight; retry later")
     connection.is_proving = True
-    return await _hear_if_confirmed(broker, connection, frame, peer.address, header, members)
+    return await _apply_if_confirmed(broker, connection, frame, peer.address, header, members)
 
 
-async def _hear_if_confirmed(
+async def _apply_if_confirmed(
     broker: BrokerController,
     connection: RemotingConnection,
     frame: Frame,

@@ -63,7 +63,7 @@ from ..sessions.refusal import Refusal
 from ..store.files import StoreError, StoreFailed, StoreFull
 from ..store.index import Search
 from .connection import RemotingConnection
-from .groups import ask_who
+from .groups import request_membership
 from .responses import Buffers, answer, answer_pieces, reply_type, response_error, small
 
 log = structlog.get_logger("rocketlet.sending")
@@ -243,7 +243,7 @@ def pull_message(broker: BrokerController, connection: RemotingConnection, frame
     limit = header.max_msg_nums if is_ours else min(header.max_msg_nums, FOREIGN_PULL_MESSAGES)
     generation = broker.generation.number
     pull = Pull(connection, header, limit, lambda: partial(_pull_response, connection, small(frame)))
-    pulled = broker.pulling.pull(pull, lambda: ask_who(broker, connection, frame, header[:3]))
+    pulled = broker.pulling.pull(pull, lambda: request_membership(broker, connection, frame, header[:3]))
     if pulled is None:
         return None
     if pulled.outcome is PullStatus.FOUND:

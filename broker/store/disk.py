@@ -36,6 +36,12 @@ remove = os.unlink
 rename_folder = os.rename
 
 
+def write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[write(descriptor, view) :]
+
+
 def used_ratio(path: Path) -> float:
     """Return the used fraction (0 to 1) of a folder's file system, as `df` counts it: blocks that are reserved for root
     are neither used nor free."""

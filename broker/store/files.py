@@ -195,9 +195,7 @@ def replace_state(path: Path, content: bytes, *, sync: bool = True) -> None:
     try:
         descriptor = disk.open_file(temporary, disk.REPLACE, disk.FILE_MODE)
         try:
-            data = memoryview(content + _SUM_MARK + b"%08x\n" % zlib.crc32(content))
-            while data:
-                data = data[disk.write(descriptor, data) :]
+            disk.write_all(descriptor, content + _SUM_MARK + b"%08x\n" % zlib.crc32(content))
             if sync:
                 disk.sync(descriptor)
         finally:
@@ -391,24 +389,26 @@ def _lock_file(path: Path) -> int:
 
 
 class Unsynced:
-    """Records whether a growing file has bytes that were not synced to the device."""
+    """Records whether a growing file has bytes that were not synced to the device.
+
+    Attributes:
+        is_synced: False after a write
+        has_new_name: True after the file was created
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._is_synced = True
+        self.is_synced = True
         self.has_new_name = False
-
-    def wrote(self) -> None:
-        self._is_synced = False
 
     def syncs(self) -> list[Call]:
         """Return the calls that sync everything written to the device, for the thread that waits for the device."""
-        if self._is_synced:
+        if self.is_synced:
             return []
         calls: list[Call] = [partial(_sync, self._path)]
         if self.has_new_name:
             calls.append(partial(disk.sync_folder, self._path.parent))
-        self._is_synced, self.has_new_name = True, False
+        self.is_synced, self.has_new_name = True, False
         return calls
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import lru_cache
 from heapq import heapify, heappop, heapreplace
@@ -268,16 +268,10 @@ class ConsumeQueue:
 
     def first_from(self, position: int) -> int:
         """Return the offset of the first message from a commit log position on; `next` if there is none."""
-        low, high = self.begin, self.next
-        if low < high and self.entry(low)[0] >= position:  # the usual case, which needs no search
-            return low
-        while low < high:
-            middle = (low + high) // 2
-            if self.entry(middle)[0] < position:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        begin = self.begin
+        if begin < self.next and self.entry(begin)[0] >= position:  # the usual case, which needs no search
+            return begin
+        return begin + bisect_left(range(begin, self.next), position, key=lambda offset: self.entry(offset)[0])
 
     def restart(self, offset: int) -> None:
         """Remove all entries. The next message gets `offset`."""
@@ -519,8 +513,8 @@ class Reader:
             begin = positions[runs[near][0]]
             data = memoryview(self._log.read_written(begin, ends[runs[number - 1][1]] - begin))
             edges = list(dict.fromkeys(chain.from_iterable(runs[near:number])))
-            places = [(sizes[edge], positions[edge]) for edge in edges]
-            if places_in(data, [at - begin for _, at in places]) != places:
+            expected = [(sizes[edge], positions[edge]) for edge in edges]
+            if places_in(data, [at - begin for _, at in expected]) != expected:
                 raise Damaged(f"the records from {begin} on are not those that their index has there")
             pieces += [data[positions[first] - begin : ends[last] - begin] for first, last in runs[near:number]]
             near = number
@@ -735,10 +729,10 @@ class Search:
         """
         piece: list[Candidate] = []
         piece_bytes = 0
-        for place in self._newest_first(begin_ms, end_ms):
-            if place is not None:
-                piece.append(place)
-                piece_bytes += place.size
+        for candidate in self._newest_first(begin_ms, end_ms):
+            if candidate is not None:
+                piece.append(candidate)
+                piece_bytes += candidate.size
                 if len(piece) < SEARCH_ENTRIES and piece_bytes < SEARCH_CHUNK_BYTES:
                     continue
             yield self._examine(piece, text, is_wanted)
@@ -752,24 +746,24 @@ class Search:
         for number, queue in enumerate(self._queues):
             first = yield from self._reader.first_not_before(queue, begin_ms)
             after = yield from self._reader.first_not_before(queue, end_ms + 1)
-            places = self._of_queue(queue, first, after, block)
-            newest = next(places, None)
+            candidates = self._of_queue(queue, first, after, block)
+            newest = next(candidates, None)
             if newest is not None:
-                heap.append((-newest.position, number, newest, places))
+                heap.append((-newest.position, number, newest, candidates))
             yield None
         heapify(heap)
         while heap:
-            _, number, place, places = heap[0]
+            _, number, candidate, candidates = heap[0]
             if self.looked >= SEARCHED_ENTRIES:
                 self.is_partial = True
                 return
             self.looked += 1
-            yield place
-            older = next(places, None)
+            yield candidate
+            older = next(candidates, None)
             if older is None:
                 heappop(heap)
             else:
-                heapreplace(heap, (-older.position, number, older, places))
+                heapreplace(heap, (-older.position, number, older, candidates))
 
     def _of_queue(self, queue: ConsumeQueue, first: int, after: int, block: int) -> Iterator[Candidate]:
         key = queue.topic, queue.queue_id
@@ -793,21 +787,21 @@ class Search:
         if begin < self._log.begin:  # expired meanwhile
             return
         data = self._log.read_up_to_damage(begin, run[-1].position + run[-1].size - begin)
-        starts = [place.position - begin for place in run]
+        starts = [candidate.position - begin for candidate in run]
         at = data.find(text)
         while at >= 0:
             index = max(bisect_right(starts, at) - 1, 0)
-            place = run[index]
-            record = data[starts[index] : starts[index] + place.size]
-            if _is_candidate(record, is_wanted) and (message := self._intact(place)):
+            candidate = run[index]
+            record = data[starts[index] : starts[index] + candidate.size]
+            if _is_candidate(record, is_wanted) and (message := self._intact(candidate)):
                 yield Found(message, record)
             if index + 1 == len(run):
                 return
             at = data.find(text, starts[index + 1])
 
-    def _intact(self, place: Candidate) -> Record | None:
+    def _intact(self, candidate: Candidate) -> Record | None:
         try:
-            return self._reader.message(place.queue, place.offset)
+            return self._reader.message(candidate.queue, candidate.offset)
         except Damaged:  # the reader has logged the damaged record
             return None
 
@@ -816,12 +810,12 @@ def _runs(piece: list[Candidate]) -> Iterator[list[Candidate]]:
     """Yield the messages of a piece, oldest first, in groups that one read returns."""
     run: list[Candidate] = []
     end = 0
-    for place in reversed(piece):
-        if run and not 0 <= place.position - end <= READ_GAP_BYTES:
+    for candidate in reversed(piece):
+        if run and not 0 <= candidate.position - end <= READ_GAP_BYTES:
             yield run
             run = []
-        run.append(place)
-        end = place.position + place.size
+        run.append(candidate)
+        end = candidate.position + candidate.size
     if run:
         yield run
 

@@ -73,7 +73,7 @@ class AppendedFile:
             raise StoreFull(f"cannot write {self.path}: {error.strerror}") from error
         self.size += len(data)
         self.written += len(data)
-        self._unsynced.wrote()
+        self._unsynced.is_synced = False
         if self._since is not None:
             self._since.append(data)
 
@@ -81,7 +81,7 @@ class AppendedFile:
         self._unsynced.has_new_name |= self.written == 0
         descriptor = disk.open_file(self.path, disk.CREATE, disk.FILE_MODE)
         try:
-            _write_all(descriptor, data)
+            disk.write_all(descriptor, data)
         finally:
             disk.close(descriptor)
 
@@ -98,16 +98,10 @@ class AppendedFile:
             log.warning("journal_cut_failed", file=str(self.path), reason=error.strerror)
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[disk.write(descriptor, view) :]
-
-
 def _write_file(path: Path, data: bytes, mode: int, *, sync: bool) -> None:
     descriptor = disk.open_file(path, mode, disk.FILE_MODE)
     try:
-        _write_all(descriptor, data)
+        disk.write_all(descriptor, data)
         if sync:
             disk.sync(descriptor)
     finally:
@@ -250,13 +244,10 @@ class Frames(AppendedFile):
         self._append(framed(content))
 
     def _write(self, data: bytes) -> None:
-        _write_all(self._open(), data)
-
-    def _open(self) -> int:
         if self._descriptor is None:
             self._unsynced.has_new_name |= not disk.is_there(self.path)
             self._descriptor = disk.open_file(self.path, disk.CREATE, disk.FILE_MODE)
-        return self._descriptor
+        disk.write_all(self._descriptor, data)
 
     def renewing(self, contents: Iterable[bytes]) -> Job[None]:
         """Rewrite the file with the frames of `contents`, which are read one by one, followed by frames that are

@@ -677,17 +677,17 @@ class Written:
     """Sums at some positions of the log, from `begin` on: at first the log's end when this object was created, later a
     position after it, because the oldest sums are dropped."""
 
-    __slots__ = ("_end", "_places", "_sum", "_sums", "begin")
+    __slots__ = ("_end", "_positions", "_sum", "_sums", "begin")
 
     def __init__(self, end: int) -> None:
         self.begin = self._end = end
         self._sum = 0
-        self._places = array("Q", (end,))
+        self._positions = array("Q", (end,))
         self._sums = array("I", (0,))
 
     def __len__(self) -> int:
         """Return the number of positions with a sum."""
-        return len(self._places)
+        return len(self._positions)
 
     def add(self, data: bytes | bytearray | memoryview) -> None:
         """Add bytes that were appended to the log."""
@@ -697,17 +697,17 @@ class Written:
             size = len(data)
         self._sum = crc32(data, self._sum)
         self._end += size
-        if self._end - self._places[-1] >= SUMMED_BYTES:
-            self._places.append(self._end)
+        if self._end - self._positions[-1] >= SUMMED_BYTES:
+            self._positions.append(self._end)
             self._sums.append(self._sum)
-            if len(self._places) > MAX_SUMS:
+            if len(self._positions) > MAX_SUMS:
                 self._forget(MAX_SUMS // 2)
 
     def _add_large(self, data: bytes | bytearray | memoryview, size: int) -> memoryview:
         """Add all pieces but the last one, and return the last one."""
         view = memoryview(data)
         ends = range(SUMMED_AT_ONCE_BYTES, size, SUMMED_AT_ONCE_BYTES)
-        self._places.extend([self._end + end for end in ends])
+        self._positions.extend([self._end + end for end in ends])
         self._end += ends[-1]
         for end in ends:
             self._sum = crc32(view[end - SUMMED_AT_ONCE_BYTES : end], self._sum)
@@ -717,7 +717,7 @@ class Written:
     @property
     def sums(self) -> tuple[array[int], array[int], int, int]:
         """The positions with a sum, the sums there, the end, and the sum at the end."""
-        return self._places, self._sums, self._end, self._sum
+        return self._positions, self._sums, self._end, self._sum
 
     def part(self, begin: int, end: int) -> tuple[int, int, int, int]:
         """Return the smallest part between two known sums that contains `begin` to `end`: its start and end, and the
@@ -725,21 +725,21 @@ class Written:
 
         `begin` must not be before the first sum.
         """
-        places, sums = self._places, self._sums
-        first, last = bisect_right(places, begin) - 1, bisect_left(places, end)
-        if last == len(places):
-            return places[first], self._end, sums[first], self._sum
-        return places[first], places[last], sums[first], sums[last]
+        positions, sums = self._positions, self._sums
+        first, last = bisect_right(positions, begin) - 1, bisect_left(positions, end)
+        if last == len(positions):
+            return positions[first], self._end, sums[first], self._sum
+        return positions[first], positions[last], sums[first], sums[last]
 
     def forget_before(self, position: int) -> None:
         """Drop the sums before a position, after the log's oldest segments were dropped."""
-        first = bisect_left(self._places, position)
-        if first == len(self._places):  # no sum is known from the position on
-            self._places.append(self._end)
+        first = bisect_left(self._positions, position)
+        if first == len(self._positions):  # no sum is known from the position on
+            self._positions.append(self._end)
             self._sums.append(self._sum)
         if first:
             self._forget(first)
 
     def _forget(self, count: int) -> None:
-        del self._places[:count], self._sums[:count]
-        self.begin = self._places[0]
+        del self._positions[:count], self._sums[:count]
+        self.begin = self._positions[0]

@@ -91,15 +91,10 @@ class SortedRun:
         """Return the index of the first key that is not less than `key`; `count` if all keys are less."""
         if self._path is None:
             return bisect_left(self._keys, key)
-        low, high = 0, -(-self.count // RUN_BLOCK_KEYS)  # blocks
-        while low < high:
-            middle = (low + high) // 2
-            if self._block(middle)[-1] < key:
-                low = middle + 1
-            else:
-                high = middle
-        first = low * RUN_BLOCK_KEYS
-        return first + bisect_left(self._block(low), key) if first < self.count else self.count
+        blocks = range(-(-self.count // RUN_BLOCK_KEYS))
+        block = bisect_left(blocks, key, key=lambda number: self._block(number)[-1])
+        first = block * RUN_BLOCK_KEYS
+        return first + bisect_left(self._block(block), key) if first < self.count else self.count
 
     def keys(self, number: int = 0) -> Iterator[int]:
         """Yield the keys from an index on."""
@@ -189,9 +184,7 @@ def _append(path: Path, data: bytes, position: int) -> None:
     try:
         descriptor = disk.open_file(str(path), disk.APPEND)
         try:
-            written = 0
-            while written < len(data):
-                written += disk.write(descriptor, data[written:])
+            disk.write_all(descriptor, data)
         finally:
             disk.close(descriptor)
     except OSError as error:
@@ -351,7 +344,7 @@ class Schedule:
             return self._heap[0]
         return head
 
-    def take(self) -> None:
+    def remove_first(self) -> None:
         """Remove `next`."""
         if self._heap and (not self._heads or self._heap[0] <= self._heads[0][0]):
             heappop(self._heap)
@@ -371,8 +364,8 @@ class Schedule:
         made = self._made(max(run.begin, self._queue.begin), run.end)
         for each in made:
             each.seek(key)
-        place = self._runs.index(run)
-        self._runs[place : place + 1] = made
+        index = self._runs.index(run)
+        self._runs[index : index + 1] = made
         run.remove()
         self._order()
 
@@ -422,11 +415,11 @@ class Schedule:
 
     def _replace(self, runs: list[SortedRun], made: SortedRun, key: int, behind: Iterable[int]) -> None:
         made.seek(key)
-        place = self._runs.index(runs[0]) if runs[0] in self._runs else 0
-        if self._runs[place : place + len(runs)] != runs:  # a damaged run was rebuilt meanwhile
+        index = self._runs.index(runs[0]) if runs[0] in self._runs else 0
+        if self._runs[index : index + len(runs)] != runs:  # a damaged run was rebuilt meanwhile
             made.remove()
             return
-        self._runs[place : place + len(runs)] = [made]
+        self._runs[index : index + len(runs)] = [made]
         self.add_again(self._keys_of([made], behind))
         for run in runs:
             run.remove()

@@ -633,7 +633,7 @@ class Flusher:
         try:
             await self._device.make(self._calls())
         except OSError as error:
-            self._failed(error)
+            self._store.fail(f"written data cannot be synced: {error.strerror}")
         return self._store.fault is None
 
     def _calls(self) -> list[Call]:
@@ -642,18 +642,6 @@ class Flusher:
         if self._store.fault is not None:
             return []
         return [*(call for source in self._sources for call in source.syncs()), *self._store.syncs()]
-
-    def _failed(self, error: OSError) -> None:
-        self._store.fail(f"written data cannot be synced: {error.strerror}")
-
-    def sync(self) -> bool:
-        """Sync immediately, blocking the event loop. Return False if the sync failed."""
-        try:
-            for call in self._calls():
-                call()
-        except OSError as error:
-            self._failed(error)
-        return self._store.fault is None
 
     async def drain(self) -> None:
         """Wait until no action is waiting."""

@@ -824,11 +824,10 @@ _NO_RATE: Final = "hands out messages as fast as members read; lower the concurr
 
 def _checked_topic(settings: Mapping[str, Any], known: type[NewTopicSettings]) -> dict[str, Value]:
     """Return the settings of a topic that have a value. Raise ConfigError for an invalid or unknown one. Apache's brokers
-    accept any number of queues, but clients could not decode the route then. Permissions of topics there may have a
-    further bit (inherit), which stays where a topic is copied."""
+    accept any number of queues, but clients could not decode the route then."""
     _check_known(settings, known.__annotations__)
     given = {name: value for name, value in settings.items() if value is not None}
-    rows = [row for row in TOPIC_SETTINGS if row.argument in given and row.argument != "perm"]
+    rows = [row for row in TOPIC_SETTINGS if row.argument in given]
     fault = next(filter(None, (row.fault(given[row.argument], row.argument) for row in rows)), None)
     if fault:
         raise ConfigError(fault)

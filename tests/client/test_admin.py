@@ -99,6 +99,9 @@ async def test_topic_may_have_the_further_permission_of_apaches_brokers(node: No
     assert created == {"broker-a": TopicConfig("orders", 4, 4, 7)}
     await admin.change_topic("orders", perm=5)
     assert node.broker.topics.get("orders") == TopicConfig("orders", 4, 4, 5)
+    for perm in (8, -1):
+        with pytest.raises(ConfigError, match=rf"perm: got '{perm}'; expected 0 to 7"):
+            await admin.change_topic("orders", perm=perm)
 
 
 async def test_change_of_a_topic_leaves_the_settings_that_are_not_named(node: Node, admin: AdminClient) -> None:

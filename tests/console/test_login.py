@@ -85,6 +85,15 @@ async def test_users_log_in_and_do_what_their_role_allows(users_site: Site) -> N
     assert (await site.http.get(f"{site.url}/groups")).status_code == 303, "the session has ended"
 
 
+async def test_updates_of_a_page_end_with_the_session_that_opened_it(users_site: Site) -> None:
+    assert (await log_in(users_site, "ben", "other-secret")).status_code == 303
+    updates = users_site.stream("/groups")
+    assert await anext(updates)
+    await users_site.post("/logout", {"token": token_of(await users_site.get("/groups"))})
+    async with asyncio.timeout(PATIENCE_S):
+        assert [name async for name, _ in updates if name == "live_groups"] == []
+
+
 async def test_programs_authenticate_where_only_programs_go(
     users_site: Site, node: Node, users: dict[str, User], caplog: pytest.LogCaptureFixture
 ) -> None:

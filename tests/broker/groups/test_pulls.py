@@ -416,9 +416,9 @@ class Checks:
         self._pull = node.broker.pulling.pull
         node.broker.pulling.pull = self._counted  # type: ignore[method-assign]
 
-    def _counted(self, pull: Pull, ask_who: Callable[[], None] | None = None, attempt: int = 1) -> Any:
+    def _counted(self, pull: Pull, request_membership: Callable[[], None] | None = None, attempt: int = 1) -> Any:
         self.count += 1
-        return self._pull(pull, ask_who, attempt)
+        return self._pull(pull, request_membership, attempt)
 
 
 async def asked(wire: Wire, offset: int = 0, kind: int = JSON, group: str = "g", **fields: Any) -> list[bytes]:

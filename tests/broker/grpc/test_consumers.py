@@ -6,6 +6,8 @@ import asyncio
 import gzip
 import hashlib
 import zlib
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,7 +28,7 @@ from rocketlet.broker.runtime import MovableClock
 from rocketlet.client import AdminClient, Producer
 from rocketlet.client.admin.diagnosis import ObservationTimes, diagnose
 from rocketlet.protocol.bodies import GroupConfig, TopicConfig, Work
-from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.config import MAX_BODY_BYTES
 from rocketlet.protocol.http2 import encode_reset
 from rocketlet.protocol.message import Record, decode_record, decode_records
@@ -268,7 +270,6 @@ EMPTY_RECEIVES: list[tuple[dict[str, Any], int]] = [
     ({"count": -1}, NOTHING),
     ({"group": resource("a b")}, 40003),
     ({"message_queue": {"topic": {"name": "a b"}}}, 40002),
-    ({"message_queue": {"topic": {"name": "none"}}}, 40402),
 ]
 
 
@@ -277,13 +278,31 @@ async def test_how_a_receive_may_be_answered_without_messages(client: GrpcClient
         assert await received(begin(client, request(**fields))) == (code, [])
 
 
-async def test_groups_that_are_not_there_or_may_not_read(nodes: Nodes, dial: Dial) -> None:
-    node = await nodes.start(auto_create_groups=False)
-    node.broker.topics.put(TopicConfig("t", 1, 1), node.broker.store.end)
-    client = await dial(node.address)
-    assert await received(begin(client, request())) == (40403, [])
-    node.broker.group_configs.put(GroupConfig("g", consume_enable=False))
-    assert await received(begin(client, request())) == (40300, [])
+async def test_a_receive_is_refused_for_the_same_reasons_by_both_servers(
+    nodes: Nodes, dial: Dial, connect: Connect
+) -> None:
+    """Each row puts one thing right, and leaves the next reason."""
+    node = await nodes.start(auto_create_groups=False, permission=2)
+    client, wire = await dial(node.address), await connect(node.address)
+    broker, end = node.broker, node.broker.store.end
+    forbidden, no_topic = (ResponseCode.NO_PERMISSION, 40300), (ResponseCode.TOPIC_NOT_EXIST, 40402)
+    no_group, nothing = (ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, 40403), (ResponseCode.POLLING_TIMEOUT, NOTHING)
+    group = GroupConfig("g", consume_enable=False)
+    rows: list[tuple[Callable[[], object], str, tuple[ResponseCode, int]]] = [
+        (lambda: None, "the broker[broker-a] pulling message is forbidden", forbidden),
+        (lambda: broker.change_config(replace(broker.config, permission=6)), "topic[t] not exist", no_topic),
+        (lambda: broker.topics.put(TopicConfig("t", 1, 1, 2), end), "topic[t] pulling message is forbidden", forbidden),
+        (lambda: broker.topics.put(TopicConfig("t", 1, 1), end), "group [g] does not exist", no_group),
+        (lambda: broker.group_configs.put(group), "subscription group no permission, g", forbidden),
+        (lambda: broker.group_configs.put(GroupConfig("g")), "", nothing),
+    ]
+    for put_right, text, codes in rows:
+        put_right()
+        answer = await wire.call(RequestCode.POP_MESSAGE, pop())
+        status = (await begin(client, request()).all())[0].status
+        assert (answer.code, status.code) == codes, text
+        assert text in (answer.remark or "")
+        assert text in status.message
 
 
 @pytest.mark.limits(max_waiting_receives=0)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rocketlet.broker.config import MAX_POP_MESSAGES, POOL_IDLE_S, POP_CLIENT_SILENT_S, LimitExceeded
+from rocketlet.broker.config import LIMITS, MAX_POP_MESSAGES, POOL_IDLE_S, LimitExceeded
 from rocketlet.broker.pops.lite_subscriptions import LiteSync
 from rocketlet.broker.pops.requests import AckStatus, PopClient, Why
 from rocketlet.broker.sessions.refusal import Refusal
@@ -139,7 +139,7 @@ def test_groups_that_nobody_pops_any_more_are_kept_for_a_while_and_no_more_of_th
     world.clock.advance(POOL_IDLE_S)
     world.state.expire_clients()
     assert {(pool.group, pool.topic) for pool in pools} == {("c", "t")}, "its client may come back for two minutes"
-    world.clock.advance(POP_CLIENT_SILENT_S)
+    world.clock.advance(LIMITS.heartbeat_limit_s)
     world.state.expire_clients()
     assert not pools
 

@@ -9,10 +9,10 @@ import pytest
 from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import (
     DEAD_LETTER_RETRY_S,
+    LIMITS,
     MAX_IDLE_LITE,
     PERSIST_INTERVAL_S,
     POOL_IDLE_S,
-    POP_CLIENT_SILENT_S,
     RENEWAL_STEPS_S,
     STANDSTILL_S,
     BrokerConfig,
@@ -66,7 +66,7 @@ def test_one_that_is_not_acknowledged_is_redelivered_to_the_millisecond(world: W
     assert bodies(got[0]) == ["m"]
     assert got[0].messages[0].attempt == 2
     assert got[0].messages[0].handle != first.messages[0].handle
-    assert world.ack(*handles(first)) == [AckStatus.EXPIRED]
+    assert world.ack(*handles(first)) == [AckStatus.REDELIVERED]
     assert world.ack(*handles(got[0])) == [AckStatus.DONE]
     assert world.ack(*handles(got[0])) == [AckStatus.DONE]
 
@@ -386,7 +386,7 @@ def test_a_group_that_is_sent_elsewhere_continues_from_there(world: World) -> No
     world.state.offsets_reset("g", "t")
     again = world.receive()
     assert bodies(again) == ["m0", "m1", "m2"]
-    assert world.ack(received.messages[1].handle) == [AckStatus.EXPIRED]
+    assert world.ack(received.messages[1].handle) == [AckStatus.REDELIVERED]
     world.ack(*handles(again))
     assert world.offsets.get("g", "t", 0) == 3
 
@@ -493,7 +493,7 @@ def test_deadlines_that_passed_leave_clients_a_second_to_acknowledge_and_bring_e
     world.advance(0.001)
     left = sorted(bodies(held)[2:])
     assert given(world) == [(body, 2) for body in left]
-    assert set(world.ack(*handles(held)[2:])) == {AckStatus.EXPIRED}
+    assert set(world.ack(*handles(held)[2:])) == {AckStatus.REDELIVERED}
     down(world, 0)
     assert given(world) == []
 
@@ -624,7 +624,7 @@ def test_in_order_a_message_group_comes_from_its_first_one_on(world: World) -> N
 def test_deleted_group_stays_without_offsets_when_its_pool_ended_just_before(world: World) -> None:
     world.send("m")
     world.ack(*handles(world.receive()))
-    world.advance(POP_CLIENT_SILENT_S + POOL_IDLE_S)
+    world.advance(LIMITS.heartbeat_limit_s + POOL_IDLE_S)
     world.state.expire_clients()
     world.offsets.group_deleted("g")
     world.state.group_deleted("g")
@@ -661,7 +661,7 @@ async def acknowledged_and_left(folder: Path, *, cut: Path | None = None) -> Bro
     outcomes = asyncio.get_running_loop().create_future()
     broker.pops.ack("g", "t", handles(result), outcomes.set_result)
     assert await outcomes == [AckStatus.DONE] * 2
-    clock.advance(POP_CLIENT_SILENT_S + POOL_IDLE_S)
+    clock.advance(LIMITS.heartbeat_limit_s + POOL_IDLE_S)
     broker.pops.expire_clients()
     assert broker.pops.pools.find("g", "t") is None, "the pool is not used any more"
     return broker

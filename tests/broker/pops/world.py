@@ -295,7 +295,7 @@ def lite_sender(world: World) -> Callable[[str, str], None]:
     lites = world.state.pools.lites
 
     def send(name: str, body: str) -> None:
-        staged = lites.place("CHAT", f"__LITE_TOPIC\x01{name}", bytes(8), is_first=True)
+        staged = lites.prepare("CHAT", f"__LITE_TOPIC\x01{name}", bytes(8), is_first=True)
         with world.appender.batch():
             queue = world.store.queue("CHAT", staged.queue_id)
             _, offset = world.appender.stage(queue, body.encode(), staged.text.encode(), 0, 0, 0, 1, bytes(8))

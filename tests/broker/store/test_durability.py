@@ -413,7 +413,7 @@ class Times(RuleBasedStateMachine):
                     timers.queue, b"%d" % number, text.encode(), due_ms, 0, 0, now_ms, HOST_SCHEDULE
                 )
                 self.due[number] = due_ms
-        timers.take()
+        timers.schedule_stored()
 
     @rule(ms=st.integers(0, 40))
     def advance(self, ms: int) -> None:
