@@ -181,7 +181,7 @@ async def test_a_defect_in_a_handler_closes_only_its_connection(
     def broken(*args: Any) -> None:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(node.broker.clients, "answer", broken)
+    monkeypatch.setattr(node.broker.client_requests, "answer", broken)
     send = encode(Frame(RequestCode.SEND_MESSAGE_V2, 1, send_v2(), b"first"))
     hostile.write(send + encode(Frame(0, 7, flag=1)))
     with pytest.raises((ConnectionError, TimeoutError)):
