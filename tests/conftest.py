@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import hashlib
 import os
+import shutil
+import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +30,8 @@ from rocketlet.protocol.frame import JSON, Frame, FrameReader, encode
 from rocketlet.protocol.headers import CreateTopic, write
 from rocketlet.testing.loop import CheckedLoop
 from rocketlet.testing.ports import free_port
+
+from bench.peers import CACHE
 
 from . import side_by_side
 from .support import spark_home
@@ -182,6 +187,27 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
         reason = outcome.read_text()
     if reason:
         pytest.skip(reason)
+    return folder
+
+
+def kept(
+    factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None], made_of: Iterable[str | Path]
+) -> Path:
+    """A folder as of `made_once` that later runs use, too, while the texts and files that it is made of are the same."""
+    inputs = [item.read_text() if isinstance(item, Path) else item for item in made_of]
+    key = hashlib.sha256("\0".join([sys.version, *inputs]).encode()).hexdigest()[:12]
+    folder = CACHE / "tests" / f"{name}-{key}"
+
+    def fill(_: Path) -> None:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{folder}.lock"):
+            if not (folder / "made").exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+                make(folder)
+                (folder / "made").touch()
+
+    made_once(factory, name, fill)
     return folder
 
 

@@ -30,7 +30,7 @@ from rocketlet.testing.ports import free_port
 
 from bench.peers import Apache, apache_fault, fetch, fetch_fault
 
-from ..conftest import Connect, Node, Nodes, Wire, create_topic, made_once
+from ..conftest import Connect, Node, Nodes, Wire, create_topic, kept, made_once
 from ..support.pacing import pace
 from . import compatibility
 from .systems import HEAP, LITE, SETTINGS, SMALL, Ours, System
@@ -216,18 +216,26 @@ def fetched(command: list[str], folder: Path) -> None:
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with our Java programs, compiled, and the classes of a consumer as a virtual machine loads them fastest."""
-    return made_once(tmp_path_factory, "java-programs", partial(make_programs, JAVA))
+    return compiled(tmp_path_factory, JAVA)
 
 
 @pytest.fixture(scope="session")
 def programs_five(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As `programs`, for 5.x's client."""
-    return made_once(tmp_path_factory, "java-programs-5", partial(make_programs, JAVA_FIVE))
+    return compiled(tmp_path_factory, JAVA_FIVE)
 
 
 @pytest.fixture(scope="session")
 def programs_newest(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made_once(tmp_path_factory, "java-programs-newest", partial(make_programs, JAVA_NEWEST))
+    return compiled(tmp_path_factory, JAVA_NEWEST)
+
+
+def compiled(factory: pytest.TempPathFactory, version: str) -> Path:
+    machine = str(Path(shutil.which("java") or "").resolve())
+    sources = sorted(path for path in (HERE / "java").rglob("*") if path.suffix in (".java", ".xml"))
+    return kept(
+        factory, f"java-programs-{version}", partial(make_programs, version), [version, machine, *SMALL_JVM, *sources]
+    )
 
 
 def make_programs(version: str, folder: Path) -> None:

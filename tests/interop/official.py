@@ -12,14 +12,15 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from filelock import FileLock
 from rocketlet.client import Consumer, Producer
 
 from bench.peers import CACHE
 
-from ..conftest import Node, Nodes
+from ..conftest import Node, Nodes, kept
 from ..support.handlers import Inbox
-from .conftest import HERE, SMALL_JVM, Program, fetched, program
+from .conftest import HERE, SMALL_JVM, Program, fetched, missing, program
 
 SOURCES = HERE / "five"
 
@@ -113,6 +114,15 @@ CLIENTS: dict[str, tuple[tuple[str, ...], Make, Callable[[Path, Path], Official]
     "python": ((), make_python, python),
 }
 """The programs that each needs, and how it is made and run."""
+
+
+def made(factory: pytest.TempPathFactory, name: str) -> Path:
+    """The folder of a client that was fetched and built; skips the test where that cannot be."""
+    needed, make, _ = CLIENTS[name]
+    if missing(*needed):
+        pytest.skip(missing(*needed))
+    sources = sorted(path for path in (SOURCES / name).iterdir() if path.is_file() and path.suffix != ".py")
+    return kept(factory, f"official-{name}", make, [Path(__file__), *sources])
 
 
 def home_of(folder: Path) -> Path:

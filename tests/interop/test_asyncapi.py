@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ..conftest import FOREIGN_S
+from ..conftest import FOREIGN_S, kept
+from .conftest import fetched
 
 pytestmark = [
     pytest.mark.node,
@@ -61,16 +63,22 @@ process.stdin.on("data", (piece) => (text += piece)).on("end", async () => {
 """
 
 
-def test_asyncapi_parser_accepts_the_document_when_an_application_has_handlers_and_publishers(tmp_path: Path) -> None:
-    install = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(tmp_path), PARSER]
-    subprocess.run(install, check=True, capture_output=True, timeout=240)
+def test_asyncapi_parser_accepts_the_document_when_an_application_has_handlers_and_publishers(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    def install(folder: Path) -> None:
+        fetched(["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(folder), PARSER], folder)
+
+    modules = kept(tmp_path_factory, "asyncapi-parser", install, [PARSER]) / "node_modules"
     (tmp_path / "service.py").write_text(APPLICATION)
     (tmp_path / "check.js").write_text(CHECK)
     command = [sys.executable, "-m", "rocketlet.command.cli", "asyncapi", "service:app", "--title", "packing"]
     written = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    environment = {**os.environ, "NODE_PATH": str(modules)}
     checked = subprocess.run(
-        ["node", "check.js"], cwd=tmp_path, input=written.stdout, capture_output=True, text=True, check=True
-    )
+        ["node", "check.js"],
+        cwd=tmp_path, env=environment, input=written.stdout, capture_output=True, text=True, check=True,
+    )  # fmt: skip
     found = json.loads(checked.stdout)
     assert found["faults"] == []
     assert found["operations"] == ["receive orders", "receive parcels", "send parcels"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,11 @@ from rocketlet.client import Consumer, Producer
 from rocketlet.protocol.bodies import GroupConfig, TopicConfig
 from rocketlet.testing.ports import free_port
 
-from ..conftest import Node, Nodes, made_once
+from ..conftest import Node, Nodes
 from ..support.accounts import ACCOUNTS, AccountsFile
 from ..support.certificates import Certificates
 from ..support.handlers import Inbox
-from .conftest import Program, Run, StartCluster, missing
+from .conftest import Program, Run, StartCluster
 from .features import area
 from .official import ACCOUNTS as SIGNED
 from .official import (
@@ -33,6 +32,7 @@ from .official import (
     check_consumed,
     check_producers,
     home_of,
+    made,
 )
 
 pytestmark = pytest.mark.timeout(300)
@@ -49,10 +49,7 @@ feature = area("Official clients of 5.x")
     ]
 )
 def official(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Official:
-    needed, make, run = CLIENTS[request.param]
-    if missing(*needed):
-        pytest.skip(missing(*needed))
-    return run(made_once(tmp_path_factory, f"official-{request.param}", partial(make)), home_of(tmp_path))
+    return CLIENTS[request.param][2](made(tmp_path_factory, request.param), home_of(tmp_path))
 
 
 def put(node: Node, **settings: Any) -> None:

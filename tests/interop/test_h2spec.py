@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rocketlet.broker.tls import Tls
 
-from ..conftest import Nodes, made_once
+from ..conftest import Nodes, kept
 from .conftest import fetched, missing
 
 pytestmark = [
@@ -23,7 +23,7 @@ CASES = 146  # the cases of h2spec 2.2.1, with the strict one
 
 @pytest.fixture(scope="session")
 def h2spec(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = made_once(tmp_path_factory, "h2spec", _install)
+    folder = kept(tmp_path_factory, "h2spec", _install, [H2SPEC])
     return str(folder / "h2spec")
 
 

@@ -8,15 +8,13 @@ import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from functools import partial
 from pathlib import Path
 
 import pytest
 from rocketlet.testing.ports import free_port
 
-from ..conftest import made_once
-from .conftest import missing, program
-from .official import CLIENTS, SOURCES, home_of
+from .conftest import program
+from .official import SOURCES, home_of, made
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "official-clients.md").read_text()
 FENCES = {"python": "py", "java": "java", "go": "go", "node": "javascript"}
@@ -124,11 +122,8 @@ async def address(tmp_path: Path) -> AsyncIterator[str]:
 async def test_first_example_handles_its_message(
     language: str, address: str, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ) -> None:
-    needed, make, _ = CLIENTS[language]
-    if missing(*needed):
-        pytest.skip(missing(*needed))
-    made = made_once(tmp_path_factory, f"official-{language}", partial(make))
-    arguments, environment = command(language, example(language, address), made, tmp_path)
+    folder = made(tmp_path_factory, language)
+    arguments, environment = command(language, example(language, address), folder, tmp_path)
     async with program(*arguments, **environment) as peer:
         await peer.until(lambda: bool(peer.found("handled")))
     assert peer.found("handled") == [["handled", "A1"]]

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from rocketlet.client import Consumer, Producer
 from rocketlet.otel import TracedHandlers, TracedSends
 
-from ..conftest import eventually, made_once
+from ..conftest import eventually, kept
 from ..support.handlers import Inbox
 from .conftest import HERE, Cluster, Run, fetched, missing
 
@@ -39,7 +39,7 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Path:
         command = ["mvn", "-q", "-B", "dependency:copy", f"-Dartifact={artifact}", f"-DoutputDirectory={folder}"]
         fetched(command, HERE / "java")
 
-    return made_once(tmp_path_factory, "opentelemetry-agent", make) / AGENT
+    return kept(tmp_path_factory, "opentelemetry-agent", make, [artifact]) / AGENT
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ import rocketlet.client
 import yaml
 from rocketlet.command.cli import parser
 
-from ..conftest import PYRIGHT, Node, made_once
+from ..conftest import PYRIGHT, Node, kept, made_once
 from ..docs.snippets import snippets
 from ..interop.conftest import fetched
 from .conftest import ROOT, Distributions, Environment, installed, interpreter, output
@@ -102,7 +102,16 @@ def test_the_source_distribution_holds_what_the_wheel_is_built_from(distribution
 def test_a_wheel_is_built_in_pure_python_without_a_compiler(
     setting: dict[str, str], distributions: Distributions, tmp_path: Path
 ) -> None:
-    command: list[str | Path] = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", tmp_path]
+    command: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        tmp_path,
+    ]
     output([*command, distributions.source], cwd=tmp_path, env=os.environ | setting)
     (wheel,) = tmp_path.glob("*.whl")
     packed = set(zipfile.ZipFile(wheel).namelist())
@@ -531,7 +540,7 @@ def checker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def make(folder: Path) -> None:
         fetched([sys.executable, "-m", "pip", "install", "-q", "--target", str(folder), CHECKER], folder)
 
-    return made_once(tmp_path_factory, "kubernetes-validate", make)
+    return kept(tmp_path_factory, "kubernetes-validate", make, [CHECKER])
 
 
 def faults(checker: Path, manifest: str, folder: Path) -> str:
