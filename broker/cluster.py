@@ -15,13 +15,7 @@ from ..protocol.frame import Frame, FrameError, FrameReader, encode
 from ..protocol.group_bodies import PeerMessage, encode_agreed_members
 from ..protocol.headers import ACCESS_KEY, SIGNATURE, BrokerName, RegisterBroker, TopicName, write
 from .access import AclError, AclFile
-from .config import (
-    MAX_PENDING_TOPICS,
-    PEER_IDLE_S,
-    REGISTER_INTERVAL_S,
-    REGISTER_POLL_INTERVAL_S,
-    REGISTER_TIMEOUT_S,
-)
+from .config import MAX_PENDING_TOPICS, PEER_IDLE_S, REGISTER_INTERVAL_S, REGISTER_POLL_INTERVAL_S, REGISTER_TIMEOUT_S
 from .messages.topics import Topics
 from .nameserver import Routes
 from .runtime import Clock, LiveConfig, Runtime, Tasks, Timer
@@ -219,16 +213,16 @@ class Peers:
             self._due[address][group] = make, failed
             return
         self._due[address] = {group: (make, failed)}
-        self._tasks.spawn(self._say_due(address))
+        self._tasks.spawn(self._send_due(address))
 
-    async def _say_due(self, address: str) -> None:
+    async def _send_due(self, address: str) -> None:
         due = self._due[address]
         try:
             while due:
                 group = next(iter(due))
                 make, failed = due.pop(group)
-                word = make()
-                code = await self._ask(address, _frame(word)) if word is not None else ResponseCode.SUCCESS
+                message = make()
+                code = await self._ask(address, _frame(message)) if message is not None else ResponseCode.SUCCESS
                 if code is None:  # requests for other groups would fail, too
                     failed(False)
                     for _, other_failed in list(due.values()):
@@ -424,7 +418,7 @@ class Registration:
             return
         if former != config.address:
             local.unregister(config.name, former)
-        local.tell_registered()
+        local.announce_registered()
 
     def _wake_if_due(self) -> None:
         if self._name_servers.any_is_fresh or self._clock.monotonic_s() >= self._due_s:

@@ -17,10 +17,7 @@ from typing import Protocol
 import structlog
 
 from ..protocol.bodies import SLICE, Work
-from .config import (
-    LARGE_HOLDING_BYTES,
-    ROOM_SHARE,
-)
+from .config import LARGE_HOLDING_BYTES, ROOM_SHARE
 
 log = structlog.get_logger("rocketlet.memory")
 

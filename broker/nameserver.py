@@ -61,7 +61,7 @@ class Routes:
         clock: the clock
         networks: the networks of this machine. With them, a client outside of these networks receives the brokers'
             external addresses; other clients receive for the broker of this process the address at which they have reached
-            the name server, until `tell_registered`.
+            the name server, until `announce_registered`.
         limits: limits of the name server
     """
 
@@ -286,7 +286,7 @@ class Routes:
         if entry is not None:
             entry.seen_s = self.clock.monotonic_s()
 
-    def tell_registered(self) -> None:
+    def announce_registered(self) -> None:
         """Return the registered address to clients inside of the networks from now on, instead of the address at which
         they reached the name server."""
         self._returns_reached = False

@@ -218,7 +218,7 @@ class Turns:
         if is_new:
             self._end_s = time.perf_counter() + self.turn_s
         if self.waiting == 1:
-            self._go_on()
+            self._do_pieces()
 
     def do_later(self, work: Work[object], address: str = "") -> None:
         """Do the work from the next turn on."""
@@ -266,12 +266,12 @@ class Turns:
 
     def _turn(self) -> None:
         self._end_s = time.perf_counter() + self.turn_s
-        self._go_on()
+        self._do_pieces()
         self._is_due = bool(self.waiting)
         if self._is_due:
             self._call_soon(self._turn)
 
-    def _go_on(self) -> None:
+    def _do_pieces(self) -> None:
         while self.waiting and time.perf_counter() <= self._end_s:
             self._do_piece()
 

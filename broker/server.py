@@ -647,15 +647,15 @@ class Handshakes:
         self.waiting += 1
         if self.waiting > self._limits.max_waiting_handshakes:
             self._drop()
-        self._go_on()
+        self._start_waiting()
 
     def opened(self, entering: Entering) -> None:
         """Start the next handshake, because this one's private-key operation is done and the rest is cheap, or because this
         one has ended."""
         self._opening.discard(entering)
-        self._go_on()
+        self._start_waiting()
 
-    def _go_on(self) -> None:
+    def _start_waiting(self) -> None:
         while self._waiting and len(self._opening) < self._limits.opening_handshakes:
             entering, first = self._next()
             if entering.is_gone:
@@ -734,7 +734,7 @@ class LazyProtocol(asyncio.Protocol):
         connection.set_protocol(protocol)
         protocol.data_received(kept)
         if not connection.is_held:
-            connection.go_on()
+            connection.resume()
 
     def pause_writing(self) -> None:
         self._connection.pause_writing()

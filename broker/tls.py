@@ -49,7 +49,7 @@ class Decryption(Protocol):
     @property
     def held_bytes(self) -> int: ...
 
-    def go_on(self) -> None: ...
+    def decrypt_more(self) -> None: ...
 
 
 class Client(asyncio.Protocol):
@@ -135,7 +135,7 @@ class ClientTransport(Session, Protocol):
         """Pass received bytes to another protocol object from now on."""
         ...
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Serve waiting requests, and resume reading unless something else prevents it."""
         ...
 
@@ -416,12 +416,12 @@ class TlsRecords(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._rest += data
         if self._connection.is_encrypted:
-            self.go_on()
+            self.decrypt_more()
         else:
             self._pause()
-            self._owner.call_in_turn(self.go_on)
+            self._owner.call_in_turn(self.decrypt_more)
 
-    def go_on(self) -> None:
+    def decrypt_more(self) -> None:
         """Decrypt as much as fits into one piece of work, unless requests wait. The rest is decrypted in later pieces, or
         when requests no longer wait."""
         if self._is_decrypting:
@@ -449,7 +449,7 @@ class TlsRecords(asyncio.Protocol):
         elif self._rest:
             self._pause()
             if self._connection.is_reading:
-                self._owner.call_in_turn(self.go_on)
+                self._owner.call_in_turn(self.decrypt_more)
 
     def _pause(self) -> None:
         if self._raw.is_reading():  # otherwise the TLS layer has paused it, and will resume it

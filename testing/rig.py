@@ -156,7 +156,7 @@ class Rig:
         config = replace(self._settings, data_dir=folder, address=self._settings.address or self.address)
         routes = self._routes = None if config.name_servers else Routes(networks=self._networks)
         if routes is not None and self._has_moved:
-            routes.tell_registered()
+            routes.announce_registered()
         broker = _MortalBroker(config, routes, self.clock, tls=listening.tls, acl=listening.acl)
         seen = [] if self._tap is None or folder != self._folder else self._tap.requests
         tap = Tap(self._client_of, self.faults, self.clock, seen)

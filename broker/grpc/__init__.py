@@ -3,7 +3,8 @@
 server     HTTP/2 connections, the table of methods, dispatch
 clients    sessions by client id, the context of handlers, routes
 producing  SendMessage, EndTransaction, RecallMessage
-consuming  ReceiveMessage, AckMessage, ChangeInvisibleDuration, Telemetry
+consuming  ReceiveMessage, AckMessage, ChangeInvisibleDuration
+telemetry  settings and commands on a client's stream, Heartbeat, NotifyClientTermination
 lite       SyncLiteSubscription, settings of lite consumers
 schema     the protobuf messages, status codes, checks of names
 """

@@ -214,7 +214,7 @@ class GrpcClients:
         client.heard_s = connection.heard_s
         return client
 
-    def is_heard(self, call: GrpcCall) -> bool:
+    def is_registered(self, call: GrpcCall) -> bool:
         """Return True if the client of the call is registered, on whichever connection."""
         return (call.account, call.client_id) in self._clients
 

@@ -39,9 +39,8 @@ from ..sessions.refusal import Refusal
 from ..sessions.shares import AddressShares
 from ..store.files import StoreError
 from ..tls import ClientTransport
-from . import clients, consuming, lite, producing, schema
+from . import clients, consuming, lite, producing, schema, telemetry
 from .clients import GrpcCall, GrpcClient, GrpcClients, HandlerContext, Method, Needs, set_status
-from .consuming import tell
 from .producing import GrpcSends
 from .schema import SERVICE, Code, StatusError, has_control, status_code
 
@@ -95,7 +94,7 @@ class GrpcConnection(asyncio.Protocol):
         self._unfinished_bytes = 0
         self._charged_bytes = 0
         self._is_serving = self._is_flush_due = self._is_in_line = False
-        connection.on_farewell(self._say_goodbye)
+        connection.on_farewell(self._send_goaway)
         server.callers.connections += 1
 
     def data_received(self, data: bytes) -> None:
@@ -104,11 +103,11 @@ class GrpcConnection(asyncio.Protocol):
         connection.read_bytes += len(data)
         if self._is_in_line or not connection.may_serve:
             self.http2.receive(data, now_s, 0)
-            self.go_on()
+            self.serve_rest()
             return
         began_s = time.perf_counter()
         if not self._serve_some(data, began_s + PIECE_S):
-            self.go_on()
+            self.serve_rest()
         connection.note_served(time.perf_counter() - began_s)
 
     def _serve_some(self, data: bytes, end_s: float) -> bool:
@@ -241,7 +240,7 @@ class GrpcConnection(asyncio.Protocol):
 
     # Turns
 
-    def go_on(self) -> None:
+    def serve_rest(self) -> None:
         """Serve the remaining input in the turns of the client's address, with reading paused until then. Without such input,
         resume reading."""
         connection = self.connection
@@ -253,14 +252,14 @@ class GrpcConnection(asyncio.Protocol):
             connection.in_turn(self._serving())
         elif connection.is_held and not connection.is_paused:
             connection.is_held = False
-            connection.go_on()
+            connection.resume()
 
     def _serving(self) -> Work[None]:
         while self._has_more:
             self._serve_some(b"", time.perf_counter() + PIECE_S)
             yield
         self._is_in_line = False
-        self.go_on()
+        self.serve_rest()
 
     # Writing
 
@@ -299,7 +298,7 @@ class GrpcConnection(asyncio.Protocol):
                 log.warning("http2_connection_closed", peer=self.connection.peer, reason=str(fault))
         self.connection.close()
 
-    def _say_goodbye(self) -> None:
+    def _send_goaway(self) -> None:
         self.http2.end(ErrorCode.NO_ERROR)
         self.connection.write([self.http2.take()])
 
@@ -308,7 +307,7 @@ class GrpcConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.connection.resume_writing()
-        self.go_on()
+        self.serve_rest()
         self.flush()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -354,7 +353,7 @@ class GrpcServer:
         self.now_s = MACHINE.monotonic_s
         if broker is not None:
             self._context = HandlerContext(
-                broker, GrpcClients(partial(tell, broker.turns.do), self._lost, broker.limits), acl
+                broker, GrpcClients(partial(telemetry.send_event, broker.turns.do), self._lost, broker.limits), acl
             )
             self._sends = GrpcSends(self._context)
             self._methods = {f"/{SERVICE}/{name}".encode(): method for name, method in METHODS.items()}
@@ -445,7 +444,7 @@ class GrpcServer:
             self._refuse_for(call, error)
         return None
 
-    def _going_on(self, call: GrpcCall, work: Work[None]) -> Work[None]:
+    def _continuing(self, call: GrpcCall, work: Work[None]) -> Work[None]:
         try:
             yield from work
         except Exception as error:
@@ -477,7 +476,7 @@ class GrpcServer:
     async def _answer(self, call: GrpcCall, response: Coroutine[Any, Any, Work[None]], size: int) -> None:
         assert self._context is not None
         try:
-            self._context.broker.turns.do(self._going_on(call, await response), call.session.address)
+            self._context.broker.turns.do(self._continuing(call, await response), call.session.address)
         except Exception as error:
             self._refuse_for(call, error)
         finally:
@@ -569,9 +568,9 @@ METHODS: Final[Mapping[str, Method]] = {
         _method("QueryRoute", clients.query_route, schema.knows),
         _method("QueryAssignment", clients.query_assignment, schema.consumes),
         # methods for the registration of a client
-        Method("Telemetry", _COMMAND, _COMMAND, consuming.telemetry, schema.settings_needs, True, is_open=True),
-        _method("Heartbeat", consuming.heartbeat, schema.is_of_group),
-        _method("NotifyClientTermination", consuming.notify_termination, schema.is_of_group),
+        Method("Telemetry", _COMMAND, _COMMAND, telemetry.telemetry, schema.settings_needs, True, is_open=True),
+        _method("Heartbeat", telemetry.heartbeat, schema.is_of_group),
+        _method("NotifyClientTermination", telemetry.notify_termination, schema.is_of_group),
         _method("SyncLiteSubscription", lite.sync_lite_subscription, schema.consumes),
         # producers
         _method(SEND, _staged, schema.sends),

@@ -325,7 +325,7 @@ class _Parser:
         if low > high:
             raise FilterError(f"the filter {self._shown} has a BETWEEN whose lower bound is above its upper bound")
         above = compared(value, operator.ge, constant(low))
-        return all_of((above, compared(value, operator.le, constant(high))))
+        return joined((above, compared(value, operator.le, constant(high))), False)
 
     def _property_of(self, part: _Part) -> Term:
         if part.kind is not _Kind.PROPERTY:
@@ -347,7 +347,7 @@ class _Parser:
     def _all(self, inner: _Open) -> Term:
         terms = [self._logic(part) for part in inner.ands]
         inner.ands = []
-        return terms[0] if len(terms) == 1 else all_of(terms)
+        return terms[0] if len(terms) == 1 else joined(terms, False)
 
     def _close(self, inner: _Open, last: _Part, end: int) -> _Part:
         """Close a parenthesis. A single operand keeps its type."""
@@ -355,7 +355,7 @@ class _Parser:
         if inner.ors or inner.ands:
             inner.ands.append(last)
             inner.ors.append(self._all(inner))
-            term = inner.ors[0] if len(inner.ors) == 1 else any_of(inner.ors)
+            term = inner.ors[0] if len(inner.ors) == 1 else joined(inner.ors, True)
             part = _Part(_Kind.CONDITION, term, inner.begin, end)
         return self._not(part) if inner.is_negated else part
 
@@ -452,36 +452,21 @@ def _from_hex(text: str) -> float:
         return -math.inf if text.startswith("-") else math.inf
 
 
-def all_of(terms: Iterable[Term]) -> Term:
+def joined(terms: Iterable[Term], deciding: bool) -> Term:
+    """Return AND of the terms, which one False decides, or OR, which one True decides."""
     parts = tuple(terms)
 
-    def every(properties: Mapping[str, str]) -> Value:
-        found: Value = True
+    def join(properties: Mapping[str, str]) -> Value:
+        found: Value = not deciding
         for term in parts:
             value = term(properties)
-            if value is False:
-                return False
+            if value is deciding:
+                return deciding
             if value is None:
                 found = None
         return found
 
-    return every
-
-
-def any_of(terms: Iterable[Term]) -> Term:
-    parts = tuple(terms)
-
-    def some(properties: Mapping[str, str]) -> Value:
-        found: Value = False
-        for term in parts:
-            value = term(properties)
-            if value is True:
-                return True
-            if value is None:
-                found = None
-        return found
-
-    return some
+    return join
 
 
 def negated(term: Term) -> Term:

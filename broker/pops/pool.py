@@ -12,14 +12,7 @@ import structlog
 
 from ...protocol.bodies import DEFAULT_PRIORITY_FACTOR, SLICE, Work
 from ...protocol.names import Subscription
-from ..config import (
-    DELIVERIES_BYTES,
-    LEVEL_WAIT_S,
-    POOL_BYTES,
-    POOL_IDLE_S,
-    POPPER_BYTES,
-    Limits,
-)
+from ..config import DELIVERIES_BYTES, LEVEL_WAIT_S, POOL_BYTES, POOL_IDLE_S, POPPER_BYTES, Limits
 from ..groups.group import ConsumerGroup, FinishedAhead
 from ..groups.offsets import Offsets
 from ..messages.topics import Topics

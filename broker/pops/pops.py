@@ -52,17 +52,7 @@ from .lite import LitePool, is_lite_pool
 from .lite_subscriptions import LiteExpiry, LiteSubscriptions
 from .pool import Pool, QueueDeliveries, QueuePool, Receive, is_queue_pool
 from .pools import Pools
-from .requests import (
-    AckStatus,
-    Changed,
-    Delivered,
-    PopAttempt,
-    PopClient,
-    PopRequest,
-    PopResult,
-    Why,
-    encode_handle,
-)
+from .requests import AckStatus, Changed, Delivered, PopAttempt, PopClient, PopRequest, PopResult, Why, encode_handle
 
 log = structlog.get_logger("rocketlet.pops")
 
@@ -101,7 +91,7 @@ class Pops:
         self._limits, self._turns = runtime.limits, runtime.turns
         self._filters, self._settings = filters, settings
         self._statistics, self._rates = statistics, rates
-        self.unburied, self._reports = Recent(clock), Reports(clock)
+        self.unstored_dead_letters, self._reports = Recent(clock), Reports(clock)
         self._timeouts = Timeouts(runtime.clock, runtime.turns)
         self._dead_letters = dead_letters
         self._deadlines = Deadlines(clock, self)
@@ -583,16 +573,16 @@ class Pops:
         except Damaged:  # it cannot be read, and the next receive drops it with a log event
             self._release(deliveries, delivery)
         except Exception as error:
-            self._report_unburied(deliveries, error)
+            self._report_unstored(deliveries, error)
             self._prolong(deliveries, delivery, self._clock.monotonic_s() + DEAD_LETTER_RETRY_S)
         else:
             self._finish(deliveries, delivery)
 
-    def _report_unburied(self, deliveries: QueueDeliveries, error: Exception) -> None:
+    def _report_unstored(self, deliveries: QueueDeliveries, error: Exception) -> None:
         """Report a dead letter that cannot be stored: to `doctor` until REFUSED_S after the last retry, and to the log, each
         StoreError and LimitExceeded at most once in REPORT_AGAIN_S."""
         group, reason = deliveries.group, str(error)
-        self.unburied.record((group, reason), f"{group}: {reason}")
+        self.unstored_dead_letters.record((group, reason), f"{group}: {reason}")
         if not isinstance(error, StoreError | LimitExceeded):
             log.error("dead_letter_failed", group=group, reason=reason, exc_info=error)
         elif self._reports.is_due(f"{group}:", reason):

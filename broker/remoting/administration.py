@@ -841,7 +841,7 @@ def _ours(broker: BrokerController) -> dict[str, object]:
         "refusedHeartbeats": _json(broker.refusals.recent()[-MAX_NAMED_MEMBERS:]),
         "repeats": _json({**broker.repeats.recent(), "away": broker.draining.agreement.away()}),
         "refusedRequests": _json(broker.acl.recent()[-MAX_NAMED_MEMBERS:] if broker.acl else []),
-        "unburied": _json(broker.pops.unburied.texts()[-MAX_NAMED_MEMBERS:]),
+        "unburied": _json(broker.pops.unstored_dead_letters.texts()[-MAX_NAMED_MEMBERS:]),
         "turnedAway": _json([*broker.tls.turned_away(), *broker.turned_away.texts()][-MAX_NAMED_MEMBERS:]),
         "outdatedClients": _json(broker.callers.outdated()[-MAX_NAMED_MEMBERS:]),
         "failedCalls": _json(broker.callers.failed()[-MAX_NAMED_MEMBERS:]),

@@ -13,15 +13,9 @@ from typing import Protocol, cast
 import structlog
 
 from ...protocol.bodies import Heartbeat, Work
-from ...protocol.codes import (
-    ResponseCode,
-)
+from ...protocol.codes import ResponseCode
 from ...protocol.config import MAX_REQUEST_HEADER_BYTES
-from ...protocol.frame import (
-    FrameCursor,
-    FrameError,
-    FrameReader,
-)
+from ...protocol.frame import FrameCursor, FrameError, FrameReader
 from ...protocol.message import encode_host
 from ..config import (
     HELD_PULL_BYTES,
@@ -203,7 +197,7 @@ class RemotingConnection(Client):
         if requests.feed(data) and not (has_kept or self.is_paused or self.is_held):
             if self._had_much:  # requests of other clients go first
                 self._had_much = False
-                self._host.behind.call(self._go_on)
+                self._host.behind.call(self._continue)
             else:
                 if len(data) > SMALL_READ_BYTES and requests.has_several:
                     self._serve_now()
@@ -345,18 +339,18 @@ class RemotingConnection(Client):
             action()
 
     def hold(self, size: int = 0) -> None:
-        """Let the client's further requests wait until `go_on`, because the response to an earlier one is made in
+        """Let the client's further requests wait until `resume`, because the response to an earlier one is made in
         several event-loop iterations. `size` is the size of that earlier request, which is charged until then."""
         self.is_held = True
         self._answering_bytes = size
         self.charge(size)
         self.pause_reading()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self.is_held = False
         self.charge(-self._answering_bytes)
         self._answering_bytes = 0
-        self._go_on()
+        self._continue()
 
     def pause_writing(self) -> None:
         """Stop reading and serving requests, because the client does not read its responses fast enough."""
@@ -367,9 +361,9 @@ class RemotingConnection(Client):
 
     def resume_writing(self) -> None:
         self.is_paused = False
-        self._go_on()
+        self._continue()
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         """Make the calls that `when_read` has delayed, then serve waiting requests. Stop where the client no longer reads
         its responses, and do nothing while a response is in progress or if the connection is closed."""
         if self.is_paused or self.is_held or self._transport is None or self._transport.is_closing():
@@ -378,7 +372,7 @@ class RemotingConnection(Client):
         while self._later and not self.is_paused:
             self._later.popleft()()
             if time.perf_counter() > end_s:  # the remaining calls follow in the next event-loop iteration
-                asyncio.get_running_loop().call_soon(self._go_on)
+                asyncio.get_running_loop().call_soon(self._continue)
                 return
         if self._has_more and not self._is_in_line:
             self._serve_now()
@@ -389,7 +383,7 @@ class RemotingConnection(Client):
         if self.is_reading and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
             if self.records is not None:
-                self.records.go_on()
+                self.records.decrypt_more()
 
     def on_farewell(self, action: Callable[[], None]) -> None:
         """Call `action` when `close` closes the connection, before the socket is closed; `abort` does not call it. The

@@ -310,7 +310,7 @@ class Dispatch:
         finally:
             self._answering.release(connection.address)
         self._write(connection, frame, reply, written)
-        connection.go_on()
+        connection.resume()
 
     def _check(self, connection: RemotingConnection, frame: Frame, rule: Rule) -> None:
         """Raises ResponseError if the client may not make the request, and a handler's errors if it cannot be decoded."""

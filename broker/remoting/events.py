@@ -8,24 +8,9 @@ from typing import NamedTuple
 
 from ...protocol import admin_bodies, group_bodies
 from ...protocol import properties as props
-from ...protocol.codes import (
-    EXT_PLACES,
-    EXT_SHARES,
-    ONEWAY_FLAG,
-    RequestCode,
-)
-from ...protocol.frame import (
-    Ext,
-    Frame,
-    encode,
-)
-from ...protocol.headers import (
-    CREDENTIALS,
-    CheckTransaction,
-    ConsumerGroupHeader,
-    LiteTopicTaken,
-    write,
-)
+from ...protocol.codes import EXT_PLACES, EXT_SHARES, ONEWAY_FLAG, RequestCode
+from ...protocol.frame import Ext, Frame, encode
+from ...protocol.headers import CREDENTIALS, CheckTransaction, ConsumerGroupHeader, LiteTopicTaken, write
 from ...protocol.message import Record, encode_record
 from ..messages.appender import real_queue
 from ..messages.transactions import CHECK_TIMES

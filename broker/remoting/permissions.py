@@ -15,23 +15,10 @@ from typing import NamedTuple, Protocol
 
 from ...protocol import bodies, group_bodies, names
 from ...protocol import properties as props
-from ...protocol.codes import (
-    EXT_CHANNEL,
-    ResponseCode,
-    request_name,
-)
-from ...protocol.frame import (
-    Frame,
-)
+from ...protocol.codes import EXT_CHANNEL, ResponseCode, request_name
+from ...protocol.frame import Frame
 from ...protocol.group_bodies import decode_topics
-from ...protocol.headers import (
-    ACCESS_KEY,
-    EndTransaction,
-    LogOffset,
-    SendBack,
-    Signer,
-    read,
-)
+from ...protocol.headers import ACCESS_KEY, EndTransaction, LogOffset, SendBack, Signer, read
 from ...protocol.message import Record
 from ..access import Acl, Need, Permission, Unauthorized, group, topic
 from .connection import RemotingConnection

@@ -74,16 +74,7 @@ from ..messages.sending import GIVEN_UP
 from ..pops.lite import LitePool
 from ..pops.lite_subscriptions import LiteSync
 from ..pops.pool import Receive
-from ..pops.requests import (
-    TOPIC_MARK,
-    AckStatus,
-    PopClient,
-    PopRequest,
-    PopResult,
-    Why,
-    decode_handle,
-    encode_handle,
-)
+from ..pops.requests import TOPIC_MARK, AckStatus, PopClient, PopRequest, PopResult, Why, decode_handle, encode_handle
 from ..store.index import ConsumeQueue
 from .connection import RemotingConnection
 from .responses import Buffer, Buffers, ResponseError, answer, answer_pieces, small

@@ -6,22 +6,9 @@ from __future__ import annotations
 from collections.abc import Coroutine, Mapping
 
 from ...protocol.bodies import Work
-from ...protocol.codes import (
-    EXT_ACCEPT_ENCODING,
-    RESPONSE_FLAG,
-    VERSION,
-    Language,
-    ResponseCode,
-)
+from ...protocol.codes import EXT_ACCEPT_ENCODING, RESPONSE_FLAG, VERSION, Language, ResponseCode
 from ...protocol.config import MAX_TABLE_BYTES
-from ...protocol.frame import (
-    MSGPACK,
-    Ext,
-    Frame,
-    encode,
-    encode_head,
-    encode_msgpack,
-)
+from ...protocol.frame import MSGPACK, Ext, Frame, encode, encode_head, encode_msgpack
 from ..sessions.refusal import Reason, Refusal
 
 Buffer = bytes | memoryview

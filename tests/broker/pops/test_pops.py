@@ -214,7 +214,7 @@ def test_one_message_that_fails_loses_no_other_of_its_batch(world: World, monkey
     world.advance(10)
     assert world.state.pools.unfinished("g") == 1
     assert bodies(world.receive(group="undertaker", topic="%DLQ%g")) == ["m0", "m1", "m3", "m4"]
-    assert "a value that nobody thought of" in world.state.unburied.texts()[0]
+    assert "a value that nobody thought of" in world.state.unstored_dead_letters.texts()[0]
     broken.clear()
     world.advance(DEAD_LETTER_RETRY_S)
     assert world.state.pools.unfinished("g") == 0

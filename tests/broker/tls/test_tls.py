@@ -773,7 +773,7 @@ async def test_nothing_is_decrypted_while_requests_wait() -> None:
     assert (tls.pieces, raw.is_paused) == ([], True)
     assert records.held_bytes == 500 * len(RECORD)
     tls.connection.is_held = False
-    records.go_on()
+    records.decrypt_more()
     await until_done(records, raw)
     assert (sum(tls.pieces), raw.is_paused) == (500, False)
 
