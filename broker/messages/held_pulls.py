@@ -137,10 +137,9 @@ class HeldPulls:
     def release(self, pull: HeldPull) -> None:
         """End the wait of a pull with its `answer`, as soon as its client reads. Do nothing for a pull that was answered
         already."""
-        if pull not in self._of.get(pull.session, ()):
-            return
-        self._remove(pull)
-        pull.session.when_read(lambda: _answer(pull))
+        if self.is_held(pull):
+            self._remove(pull)
+            pull.session.when_read(lambda: _answer(pull))
 
     def is_held(self, pull: HeldPull) -> bool:
         return pull in self._of.get(pull.session, ())

@@ -593,6 +593,7 @@ class PoppingClients:
                     self._remove(client)
             if number % SLICE == 0:
                 yield
+        yield
 
     def remove_client(self, client: PopClient) -> None:
         """Remove a client from all pools."""

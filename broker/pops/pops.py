@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -69,8 +69,6 @@ _UNBURIED_HINT = "the messages stay in flight, and the broker retries every seco
 Answered = Callable[[Sequence[AckStatus]], object]
 """Takes an outcome for each handle of a request."""
 
-_OVER: Final = object()
-
 
 class Pops:
     """The entry point of POP. Raises StoreError if the state of the last run cannot be read."""
@@ -105,7 +103,6 @@ class Pops:
         self.division = division
         division.owner = self
         self._is_stopped = False
-        self._losing: deque[Work[None]] = deque()
         self._served_later: dict[Pool, None] = {}
         self._awaits_token: set[Pool] = set()
         self._arrivals = Arrivals(runtime, self._waking)
@@ -309,9 +306,7 @@ class Pops:
 
     def appended(self, queues: Iterable[ConsumeQueue]) -> None:
         """Serve the receives that wait for messages of these queues. Lite pools are served by `lite_appended`."""
-        for queue in queues:
-            if self.pools.of_topic(queue.topic):
-                self._arrivals.add([(queue.topic, queue)])
+        self._arrivals.add((queue.topic, queue) for queue in queues if self.pools.of_topic(queue.topic))
 
     def _waking(self, topic: str, queues: Iterable[ConsumeQueue]) -> Work[None]:
         for queue in queues:
@@ -325,10 +320,7 @@ class Pops:
     def lite_appended(self, lites: Iterable[LiteTopic]) -> None:
         """Serve the receives that wait for messages of these lite topics."""
         self.expiry.appended(lites)
-        for lite in lites:
-            parent = lite.queue.topic
-            if self.pools.of_topic(parent):
-                self._lite_arrivals.add([(parent, lite)])
+        self._lite_arrivals.add((lite.queue.topic, lite) for lite in lites if self.pools.of_topic(lite.queue.topic))
 
     def _waking_lites(self, parent: str, lites: Iterable[LiteTopic]) -> Work[None]:
         for index, pool in enumerate(self.pools.lite_pools(parent), 1):
@@ -735,17 +727,15 @@ class Pops:
 
     def _session_lost(self, session: Session) -> None:
         """Remove the clients of a session, which may be very many, some at a time."""
-        self._losing.append(self.pools.clients.session_lost(session))
-        if len(self._losing) == 1:
-            self._clock.call_soon(self._lose_some)
+        self._turns.do_later(self._removing_clients(session))
 
-    def _lose_some(self) -> None:
-        if next(self._losing[0], _OVER) is _OVER:
-            self._losing.popleft()
-        if self.pools.clients.is_crowded:
-            self._remove_unused()
-        if self._losing and not self._is_stopped:
-            self._clock.call_soon(self._lose_some)
+    def _removing_clients(self, session: Session) -> Work[None]:
+        for _ in self.pools.clients.session_lost(session):
+            if self._is_stopped:
+                return
+            if self.pools.clients.is_crowded:
+                self._remove_unused()
+            yield
 
     def releasing(self, has_changed: Callable[[Session], bool]) -> Work[None]:
         """End the waiting receives of sessions whose accounts have changed, some at a time."""
