@@ -20,7 +20,6 @@ from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import LIMITS, BrokerConfig
 from rocketlet.broker.machine import Garbage, raise_limit, resident_bytes
 from rocketlet.broker.nameserver import Routes
-from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.server import Listening, Server
 from rocketlet.broker.store.index import ENTRY
 from rocketlet.command.plumbing import logs
@@ -31,6 +30,7 @@ from rocketlet.protocol.frame import Frame, FrameReader, encode
 from rocketlet.protocol.group_bodies import LiteAction, LiteSubscription, encode_lite_subscription
 from rocketlet.protocol.headers import CreateTopic, PullMessage, SendMessage, write
 from rocketlet.protocol.names import parse_subscription
+from rocketlet.testing.clock import MovableClock
 from rocketlet.testing.ports import free_port
 
 from .runner import BODY

@@ -13,7 +13,6 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from heapq import heappop, heappush
 from math import ceil
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -32,9 +31,9 @@ tasks_log = structlog.get_logger("rocketlet.tasks")
 # The broker's source of time for state, so that tests can move it.
 #
 # State that expires, becomes due or gets a timestamp, such as messages, leases and members, uses the broker's `Clock`
-# and its `call_later`. A test moves a `MovableClock` forward, so that delayed messages, leases, transaction checks and
-# retention become due immediately. The simulation replaces the time module and the event loop instead, which makes the
-# same `Clock` virtual.
+# and its `call_later`. A test moves a `MovableClock` (`testing/clock.py`) forward, so that delayed messages, leases,
+# transaction checks and retention become due immediately. The simulation replaces the time module and the event loop
+# instead, which makes the same `Clock` virtual.
 #
 # Timeouts of requests to another process, such as a name server, use the event loop's own time, and time slices use
 # `time.perf_counter`.
@@ -95,80 +94,6 @@ class SingleTimer:
     def _call(self) -> None:
         self._timer = None
         self._action()
-
-
-class MovableClock(Clock):
-    """The machine's time plus the time that it was advanced by. If `stands`, only `advance` moves it."""
-
-    def __init__(self, *, stands: bool = False) -> None:
-        self._stands = stands
-        self._began = (time.monotonic(), time.time())
-        self._ahead_s = 0.0
-        self._is_advancing = False
-        self._timers: list[tuple[float, int, _MovableTimer]] = []
-        self._numbers = itertools.count()
-        self._next: asyncio.TimerHandle | None = None
-
-    def monotonic_s(self) -> float:
-        return (self._began[0] if self._stands else time.monotonic()) + self._ahead_s
-
-    def time_s(self) -> float:
-        return (self._began[1] if self._stands else time.time()) + self._ahead_s
-
-    def call_later(self, delay_s: float, action: Callable[..., object], *arguments: object) -> Timer:
-        timer = _MovableTimer(action, arguments)
-        heappush(self._timers, (self.monotonic_s() + max(delay_s, 0.0), next(self._numbers), timer))
-        self._wait()
-        return timer
-
-    def advance(self, seconds: float) -> None:
-        """Move the clock forward, and run all timers that become due, each at its time and in order."""
-        end_s = self.monotonic_s() + seconds
-        self._is_advancing = True
-        try:
-            while self._timers and self._timers[0][0] <= end_s:
-                due_s, _, timer = heappop(self._timers)
-                self._ahead_s += max(due_s - self.monotonic_s(), 0.0)
-                timer.run()
-        finally:
-            self._is_advancing = False
-        self._ahead_s += max(end_s - self.monotonic_s(), 0.0)
-        self._wait()
-
-    def stop(self) -> None:
-        """Drop all timers."""
-        self._timers.clear()
-        self._wait()
-
-    def _wait(self) -> None:
-        """Schedule the first timer in the event loop, unless the clock stands."""
-        if self._is_advancing:  # `advance` calls this once at its end
-            return
-        if self._next is not None:
-            self._next.cancel()
-            self._next = None
-        if self._timers and not self._stands:
-            wait_s = max(self._timers[0][0] - self.monotonic_s(), 0.0)
-            self._next = asyncio.get_running_loop().call_later(wait_s, self.advance, 0.0)
-
-
-class _MovableTimer:
-    def __init__(self, action: Callable[..., object], arguments: tuple[object, ...]) -> None:
-        self._action: Callable[..., object] | None = action
-        self._arguments = arguments
-
-    def cancel(self) -> None:
-        self._action = None
-
-    def run(self) -> None:
-        """Run the action. An exception goes to the loop's exception handler, as with timers of the loop."""
-        if self._action is None:
-            return
-        try:
-            self._action(*self._arguments)
-        except Exception as error:
-            context = {"message": f"timer failed: {self._action}", "exception": error}
-            asyncio.get_running_loop().call_exception_handler(context)
 
 
 # ------------------------------------------------------------------------------

@@ -29,11 +29,11 @@ from unittest import mock
 
 from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import LIMITS, Limits
-from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.store import disk as system_calls
 from rocketlet.broker.store.files import StoreError, StoreFailed
 from rocketlet.protocol import names
 from rocketlet.protocol.bodies import TopicConfig
+from rocketlet.testing.clock import MovableClock
 
 from .common import Limit, Outcome
 from .store import (

@@ -18,12 +18,13 @@ from rocketlet.broker.config import LIMITS, BrokerConfig, Limits
 from rocketlet.broker.messages.later import waiting_text
 from rocketlet.broker.pops.pool import Receive
 from rocketlet.broker.pops.requests import AckStatus, Delivered, PopClient, PopRequest, PopResult, Why
-from rocketlet.broker.runtime import MACHINE, Call, Clock, Job, MovableClock, do
+from rocketlet.broker.runtime import MACHINE, Call, Clock, Job, do
 from rocketlet.broker.store.files import StoreError
 from rocketlet.broker.store.index import ConsumeQueue
 from rocketlet.broker.store.store import Retention
 from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.message import decode_record, decode_records, encode_host
+from rocketlet.testing.clock import MovableClock
 
 from .common import Outcome
 

@@ -10,7 +10,7 @@ remote         a broker in another process or a container, by its control port
 rig            starts, clears and kills a broker
 state          the state of a running broker
 report         a report for a failed test
-clock          the broker's clock, which `advance` moves
+clock          clocks that `advance` moves, such as that of a broker under test
 faults         the faults that a test can inject
 grpc_tap       recording and faults for gRPC calls
 tap            recording and faults for remoting requests

@@ -1,4 +1,4 @@
-"""The clock of a broker under test: it runs like the machine's clock, and `advance` moves it forward.
+"""Clocks that tests advance, such as that of a broker under test, which runs like the machine's clock otherwise.
 
 The broker's state that waits or expires uses this clock: delay levels, retries, transaction checks, leases, members,
 retention, held pulls and the times of messages. Clients use the machine's clock. An advance counts as contact with every
@@ -7,9 +7,13 @@ connected client, because the broker would otherwise drop it, except for clients
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import time
 from collections.abc import Callable
+from heapq import heappop, heappush
 
-from ..broker.runtime import MovableClock
+from ..broker.runtime import Clock, Timer
 from .config import COARSE_S, FINE_FOR_S, FINE_S, MAX_ADVANCE_S, MAX_COARSE_STEPS
 
 Run = Callable[[Callable[[], None]], None]
@@ -18,6 +22,80 @@ Run = Callable[[Callable[[], None]], None]
 def run_here(action: Callable[[], None]) -> None:
     """Run a function in the calling thread, which is the broker's."""
     action()
+
+
+class MovableClock(Clock):
+    """The machine's time plus the time that it was advanced by. If `stands`, only `advance` moves it."""
+
+    def __init__(self, *, stands: bool = False) -> None:
+        self._stands = stands
+        self._began = (time.monotonic(), time.time())
+        self._ahead_s = 0.0
+        self._is_advancing = False
+        self._timers: list[tuple[float, int, _MovableTimer]] = []
+        self._numbers = itertools.count()
+        self._next: asyncio.TimerHandle | None = None
+
+    def monotonic_s(self) -> float:
+        return (self._began[0] if self._stands else time.monotonic()) + self._ahead_s
+
+    def time_s(self) -> float:
+        return (self._began[1] if self._stands else time.time()) + self._ahead_s
+
+    def call_later(self, delay_s: float, action: Callable[..., object], *arguments: object) -> Timer:
+        timer = _MovableTimer(action, arguments)
+        heappush(self._timers, (self.monotonic_s() + max(delay_s, 0.0), next(self._numbers), timer))
+        self._wait()
+        return timer
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock forward, and run all timers that become due, each at its time and in order."""
+        end_s = self.monotonic_s() + seconds
+        self._is_advancing = True
+        try:
+            while self._timers and self._timers[0][0] <= end_s:
+                due_s, _, timer = heappop(self._timers)
+                self._ahead_s += max(due_s - self.monotonic_s(), 0.0)
+                timer.run()
+        finally:
+            self._is_advancing = False
+        self._ahead_s += max(end_s - self.monotonic_s(), 0.0)
+        self._wait()
+
+    def stop(self) -> None:
+        """Drop all timers."""
+        self._timers.clear()
+        self._wait()
+
+    def _wait(self) -> None:
+        """Schedule the first timer in the event loop, unless the clock stands."""
+        if self._is_advancing:  # `advance` calls this once at its end
+            return
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
+        if self._timers and not self._stands:
+            wait_s = max(self._timers[0][0] - self.monotonic_s(), 0.0)
+            self._next = asyncio.get_running_loop().call_later(wait_s, self.advance, 0.0)
+
+
+class _MovableTimer:
+    def __init__(self, action: Callable[..., object], arguments: tuple[object, ...]) -> None:
+        self._action: Callable[..., object] | None = action
+        self._arguments = arguments
+
+    def cancel(self) -> None:
+        self._action = None
+
+    def run(self) -> None:
+        """Run the action. An exception goes to the loop's exception handler, as with timers of the loop."""
+        if self._action is None:
+            return
+        try:
+            self._action(*self._arguments)
+        except Exception as error:
+            context = {"message": f"timer failed: {self._action}", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)
 
 
 class BrokerClock(MovableClock):

@@ -23,11 +23,11 @@ from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import BrokerConfig, Limits
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.remoting.connection import Host, RemotingConnection
-from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.server import Listening, Server
 from rocketlet.protocol.codes import Language, RequestCode, ResponseCode
 from rocketlet.protocol.frame import JSON, Frame, FrameReader, encode
 from rocketlet.protocol.headers import CreateTopic, write
+from rocketlet.testing.clock import MovableClock
 from rocketlet.testing.loop import CheckedLoop
 from rocketlet.testing.ports import free_port
 

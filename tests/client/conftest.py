@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 from rocketlet.broker.broker import BrokerController
-from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.server import Listening, Server
 from rocketlet.client import AdminClient, Message, Producer
 from rocketlet.client.config import CLIENT_LIMITS, ClientLimits
 from rocketlet.client.wire.cluster import ClusterView
 from rocketlet.client.wire.connection import Connection
 from rocketlet.protocol.codes import RequestCode
+from rocketlet.testing.clock import MovableClock
 
 from ..conftest import Node, Nodes
 

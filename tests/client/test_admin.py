@@ -13,7 +13,6 @@ import orjson
 import pytest
 from rocketlet.broker.config import Limits
 from rocketlet.broker.nameserver import Routes
-from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.server import Listening, Server
 from rocketlet.client import (
     AnswerUnreadable,
@@ -42,6 +41,7 @@ from rocketlet.protocol.headers import ResetOffset
 from rocketlet.protocol.message import encode_host
 from rocketlet.protocol.names import Queue
 from rocketlet.protocol.settings import encode_group_change
+from rocketlet.testing.clock import MovableClock
 from rocketlet.testing.ports import free_port
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually

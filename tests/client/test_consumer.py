@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rocketlet.broker.runtime import MovableClock
 from rocketlet.client import ConfigError, Consumer, Message, Outgoing, Producer, Reject, RetryLater
 from rocketlet.client.application import stop_signal
 from rocketlet.client.config import CLIENT_LIMITS, ClientLimits, PullLimits
@@ -34,6 +33,7 @@ from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.headers import CreateTopic, write
 from rocketlet.protocol.names import Queue
+from rocketlet.testing.clock import MovableClock
 
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
 from ..support.handlers import Inbox, fill

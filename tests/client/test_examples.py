@@ -11,7 +11,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from rocketlet.broker.runtime import MovableClock
 from rocketlet.client import (
     AdminClient,
     Consumer,
@@ -21,6 +20,7 @@ from rocketlet.client import (
     RetryLater,
     SharedConsumer,
 )
+from rocketlet.testing.clock import MovableClock
 
 from ..conftest import PATIENCE_S, Node, Nodes, Wire, create_topic, eventually
 from ..support.handlers import Inbox

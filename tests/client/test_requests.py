@@ -16,7 +16,6 @@ from rocketlet import sync
 from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.remoting.dispatch import BROKER_REQUESTS
-from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.server import Listening, Server
 from rocketlet.client import (
     Access,
@@ -48,6 +47,7 @@ from rocketlet.protocol.names import TIMER_TOPIC
 from rocketlet.protocol.properties import find
 from rocketlet.testing import Broker, Fault
 from rocketlet.testing import Broker as KitBroker
+from rocketlet.testing.clock import MovableClock
 
 from ..client.conftest import only_connection, set_send_timeout, tasks_named
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from rocketlet.broker.runtime import MovableClock
+from rocketlet.testing.clock import MovableClock
 
 from ..conftest import Connect
 from ..support.requests import bodies_of

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from rocketlet.broker.groups.agreement import Agreement
 from rocketlet.broker.groups.group import ConsumerGroup
 from rocketlet.broker.groups.stages import IssuedByPeer, Others
-from rocketlet.broker.runtime import MovableClock
 from rocketlet.protocol.group_bodies import AgreedMembers, PeerMessage
 from rocketlet.protocol.headers import AgreeOnMembers
+from rocketlet.testing.clock import MovableClock
 
 from .locks import Changes
 

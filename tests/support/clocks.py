@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocketlet.broker.runtime import MovableClock
+from rocketlet.testing.clock import MovableClock
 
 
 class WallClock(MovableClock):

@@ -17,10 +17,10 @@ from rocketlet.broker.messages import sending
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.remoting import connection, dispatch
 from rocketlet.broker.remoting.connection import RemotingConnection
-from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.server import Listening, Serve, Server, Taps
 from rocketlet.protocol import fast
 from rocketlet.protocol.bodies import TopicConfig
+from rocketlet.testing.clock import MovableClock
 
 from .peers import Peer
 

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from rocketlet.broker.config import VIP_DISTANCE
-from rocketlet.broker.runtime import MovableClock
 from rocketlet.client import (
     AdminClient,
     BrokerRefused,
@@ -39,6 +38,7 @@ from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.frame import Frame, encode
 from rocketlet.protocol.names import parse_subscription
 from rocketlet.testing import Broker, BrokerUnderTest, Cluster, Fault, UnknownGroup, UnknownTopic, clock, loop_thread
+from rocketlet.testing.clock import MovableClock
 from rocketlet.testing.loop import CheckedLoop
 from rocketlet.testing.loop_thread import LoopThread
 from rocketlet.testing.ports import HELD, free_port

@@ -13,9 +13,9 @@ from unittest.mock import Mock
 import pytest
 import uvicorn
 from rocketlet.broker.config import BrokerConfig
-from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.server import Listening
 from rocketlet.console.server import ConsoleServer
+from rocketlet.testing.clock import MovableClock
 from rocketlet.testing.control import Control
 from rocketlet.testing.rig import Rig
 from rocketlet.web.config import CLIENT_S, MAX_CONNECTIONS

@@ -12,7 +12,6 @@ import pytest
 from rocketlet.broker.config import LIMITS, LimitExceeded, Limits
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.remoting.dispatch import BROKER_REQUESTS, NAME_SERVER_REQUESTS, OF_BROKERS
-from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.server import Listening, Server
 from rocketlet.broker.tls import Tls
 from rocketlet.client import AdminClient, Producer
@@ -24,6 +23,7 @@ from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame, encode
 from rocketlet.protocol.headers import Signer
 from rocketlet.protocol.names import TRACE_TOPIC, parse_subscription
+from rocketlet.testing.clock import MovableClock
 
 from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually
 from ...support.accounts import (

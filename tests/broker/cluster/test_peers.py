@@ -18,7 +18,6 @@ from rocketlet.broker.groups.members import Member, SubscribedTopic
 from rocketlet.broker.groups.stages import Others
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.remoting.connection import RemotingConnection
-from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.server import Listening, Server
 from rocketlet.protocol.bodies import BrokerData, ConsumerData, Route, finish
 from rocketlet.protocol.codes import PERM_READ, RequestCode, ResponseCode
@@ -26,6 +25,7 @@ from rocketlet.protocol.frame import Frame, FrameReader, encode
 from rocketlet.protocol.group_bodies import AgreedMembers, PeerMessage, encode_agreed_members
 from rocketlet.protocol.headers import AgreeOnMembers, write
 from rocketlet.protocol.names import Subscription
+from rocketlet.testing.clock import MovableClock
 from rocketlet.testing.ports import free_port
 from structlog.testing import capture_logs
 

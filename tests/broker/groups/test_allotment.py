@@ -19,7 +19,7 @@ from rocketlet.broker.groups.offsets import Watch
 from rocketlet.broker.groups.reading import Read, ReadKind, Refuse, may_read
 from rocketlet.broker.groups.stages import Drain
 from rocketlet.broker.remoting.connection import RemotingConnection
-from rocketlet.broker.runtime import MovableClock, Runtime
+from rocketlet.broker.runtime import Runtime
 from rocketlet.broker.sessions.session import Session
 from rocketlet.protocol import names
 from rocketlet.protocol.allocation import AVG, AVG_BY_CIRCLE, CONSISTENT_HASH, Averagely, Strategy, TopicQueues
@@ -27,6 +27,7 @@ from rocketlet.protocol.bodies import SLICE, BrokerData, ConsumerData, QueueData
 from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.frame import Frame, encode
 from rocketlet.protocol.names import Queue, Subscription, parse_subscription, retry_topic, sorted_ids
+from rocketlet.testing.clock import MovableClock
 
 from ...conftest import Node, peer
 from ...support.locks import Changes, Counts, Routes, make_groups, make_locks

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 from rocketlet.broker.config import DROPPED_AFTER_S, HANDOVER_LEASE_S, LIMITS, TOLD_AGAIN
 from rocketlet.broker.groups.group import ConsumerGroup
-from rocketlet.broker.runtime import MovableClock
 from rocketlet.protocol import bodies, group_bodies
 from rocketlet.protocol.admin_bodies import RunningQueue, encode_running_info
 from rocketlet.protocol.allocation import AVG
@@ -20,6 +19,7 @@ from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.headers import CreateTopic, write
 from rocketlet.protocol.message import decode_records
 from rocketlet.protocol.names import Queue, parse_subscription, retry_topic, sorted_ids
+from rocketlet.testing.clock import MovableClock
 
 from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually
 from ...support.draining import FLAGS, drain_of, handled, joins, locks, members_of, reading

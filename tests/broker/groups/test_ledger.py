@@ -15,12 +15,13 @@ from rocketlet.broker.groups.group import ConsumerGroups
 from rocketlet.broker.groups.leases import Locks
 from rocketlet.broker.groups.offsets import Offsets
 from rocketlet.broker.remoting.connection import RemotingConnection
-from rocketlet.broker.runtime import MovableClock, Runtime, run
+from rocketlet.broker.runtime import Runtime, run
 from rocketlet.broker.store import disk, journals
 from rocketlet.broker.store.files import read_state
 from rocketlet.protocol.bodies import finish
 from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.names import Queue
+from rocketlet.testing.clock import MovableClock
 
 from ...conftest import peer
 from ...support.locks import make_groups, make_locks

@@ -21,7 +21,7 @@ from rocketlet.broker.groups.leases import Locks
 from rocketlet.broker.groups.members import History
 from rocketlet.broker.groups.stages import Drain, DrainStage
 from rocketlet.broker.remoting.connection import RemotingConnection
-from rocketlet.broker.runtime import MovableClock, Runtime, run
+from rocketlet.broker.runtime import Runtime, run
 from rocketlet.broker.sessions.reports import Reports
 from rocketlet.broker.sessions.session import Session
 from rocketlet.protocol import group_bodies
@@ -30,6 +30,7 @@ from rocketlet.protocol.bodies import LOOKS, BrokerData, ConsumerData, GroupConf
 from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.names import Queue, Subscription
+from rocketlet.testing.clock import MovableClock
 
 from ...conftest import Node, Wire, create_topic, peer
 from ...support.locks import Changes, Counts, Routes, make_groups, make_locks, queues_until

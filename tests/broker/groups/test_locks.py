@@ -7,7 +7,6 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
-from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.sessions.session import Session
 from rocketlet.protocol import group_bodies
 from rocketlet.protocol.bodies import finish
@@ -15,6 +14,7 @@ from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.headers import UnregisterClient, UpdateOffset, write
 from rocketlet.protocol.names import Queue
+from rocketlet.testing.clock import MovableClock
 
 from ...conftest import Connect, Node, Wire, create_topic, eventually, peer
 from ...support.locks import make_locks

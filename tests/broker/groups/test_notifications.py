@@ -13,7 +13,7 @@ from rocketlet.broker.groups.group import ConsumerGroup
 from rocketlet.broker.groups.members import History, Rebalances
 from rocketlet.broker.groups.stages import Drain
 from rocketlet.broker.metrics import Collector
-from rocketlet.broker.runtime import MovableClock, Runtime
+from rocketlet.broker.runtime import Runtime
 from rocketlet.broker.sessions.events import GroupChanged
 from rocketlet.client import AdminClient
 from rocketlet.client.admin import diagnosis
@@ -21,6 +21,7 @@ from rocketlet.protocol.bodies import SLICE, WRITES, ConsumerData, TopicConfig, 
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.group_bodies import BrokerShare, Place
 from rocketlet.protocol.names import Subscription
+from rocketlet.testing.clock import MovableClock
 
 from ...conftest import Connect, Node, Wire, eventually
 from ...support.draining import FLAGS, drain_of, members_of, reading

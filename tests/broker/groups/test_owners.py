@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rocketlet.broker.config import LOCK_LEASE_S
 from rocketlet.broker.groups.owners import NO_OWNER, Claim, Owner, OwnerEvent, OwnerState, next_owner, replay
-from rocketlet.broker.runtime import MovableClock, run
+from rocketlet.broker.runtime import run
 from rocketlet.broker.store.journals import LeaseChange, LeaseEntry
 from rocketlet.protocol.bodies import finish
 from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.names import Queue
+from rocketlet.testing.clock import MovableClock
 
 from ...conftest import peer
 from ...support.locks import make_locks

@@ -20,7 +20,6 @@ from rocketlet.broker.groups.group import ConsumerGroup, GroupQueue
 from rocketlet.broker.groups.members import ALONE
 from rocketlet.broker.groups.pulling import CheckedPull, Pull
 from rocketlet.broker.remoting.kept_pulls import KeptPulls
-from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.sessions.session import Session
 from rocketlet.broker.store.files import Unreadable
 from rocketlet.protocol import bodies, fast
@@ -39,6 +38,7 @@ from rocketlet.protocol.group_bodies import (
 from rocketlet.protocol.headers import PullMessage, write
 from rocketlet.protocol.message import decode_records, encode_batch
 from rocketlet.protocol.names import Queue
+from rocketlet.testing.clock import MovableClock
 
 from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually
 from ...support.accounts import ACCOUNTS, ADMIN, AccountsFile, Wired

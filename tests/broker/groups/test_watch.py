@@ -13,10 +13,11 @@ from rocketlet.broker.groups.leases import Locks
 from rocketlet.broker.groups.members import History, Unread
 from rocketlet.broker.groups.offsets import Watch
 from rocketlet.broker.remoting.connection import RemotingConnection
-from rocketlet.broker.runtime import MovableClock, Runtime, run
+from rocketlet.broker.runtime import Runtime, run
 from rocketlet.protocol.bodies import ConsumerData, finish
 from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.names import Queue, Subscription
+from rocketlet.testing.clock import MovableClock
 
 from ...conftest import peer
 from ...support.locks import Counts, make_groups, make_locks, record_reader

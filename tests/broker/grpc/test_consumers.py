@@ -24,7 +24,6 @@ from rocketlet.broker.config import (
 )
 from rocketlet.broker.grpc import consuming, schema
 from rocketlet.broker.grpc.producing import filling
-from rocketlet.broker.runtime import MovableClock
 from rocketlet.client import AdminClient, Producer
 from rocketlet.client.admin.diagnosis import ObservationTimes, diagnose
 from rocketlet.protocol.bodies import GroupConfig, TopicConfig, Work
@@ -32,6 +31,7 @@ from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.config import MAX_BODY_BYTES
 from rocketlet.protocol.http2 import encode_reset
 from rocketlet.protocol.message import Record, decode_record, decode_records
+from rocketlet.testing.clock import MovableClock
 from structlog.testing import capture_logs
 
 from ...conftest import Connect, Node, Nodes, eventually

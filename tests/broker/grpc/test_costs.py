@@ -23,7 +23,6 @@ from rocketlet.broker.config import (
 from rocketlet.broker.grpc import schema, server
 from rocketlet.broker.grpc.clients import GrpcClient as GrpcSession
 from rocketlet.broker.remoting.connection import RemotingConnection
-from rocketlet.broker.runtime import MovableClock
 from rocketlet.protocol.bodies import GroupConfig, TopicConfig
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.config import (
@@ -34,6 +33,7 @@ from rocketlet.protocol.config import (
     MAX_SYNCED_LITE_TOPICS,
 )
 from rocketlet.protocol.message import RecallHandle
+from rocketlet.testing.clock import MovableClock
 
 from ...conftest import Connect, Node, Nodes, eventually
 from ...support.grpc_client import GrpcClient, message, resource, route, sending

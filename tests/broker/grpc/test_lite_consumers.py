@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from rocketlet.broker.grpc import schema
 from rocketlet.broker.grpc.producing import NORMAL
-from rocketlet.broker.runtime import MovableClock
 from rocketlet.protocol import properties as props
 from rocketlet.protocol.bodies import GroupConfig
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.config import MAX_SYNCED_LITE_TOPICS
+from rocketlet.testing.clock import MovableClock
 from structlog.testing import capture_logs
 
 from ...conftest import Connect, Node, Nodes, eventually

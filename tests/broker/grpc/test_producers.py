@@ -19,10 +19,10 @@ from rocketlet.broker.config import (
     TRANSACTION_CHECK_INTERVAL_S,
 )
 from rocketlet.broker.grpc import schema
-from rocketlet.broker.runtime import MovableClock
 from rocketlet.protocol import properties as props
 from rocketlet.protocol.codes import PERM_READ
 from rocketlet.protocol.config import MAX_BODY_BYTES
+from rocketlet.testing.clock import MovableClock
 
 from ...conftest import Node, Nodes
 from ...support.grpc_client import GrpcClient, apply_settings, message, resource, sending

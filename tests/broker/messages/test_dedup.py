@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from rocketlet.broker.messages.dedup import FirstMessage, TopicIds
-from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.store.files import StoreFull
 from rocketlet.client import AdminClient, MessageIllegal, Outgoing, Producer
 from rocketlet.protocol.bodies import DEDUP_FLAG, BodyError, TopicConfig, duration_s, read_topic, topic_json
@@ -15,6 +14,7 @@ from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.message import BatchEntry, encode_batch
 from rocketlet.protocol.settings import changed_topic
 from rocketlet.testing import Broker, Cluster, Fault
+from rocketlet.testing.clock import MovableClock
 
 from ...conftest import Connect, Node, Nodes, Wire
 from ...support.metrics import samples

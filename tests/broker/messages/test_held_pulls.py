@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from rocketlet.broker.messages.held_pulls import HeldPull, HeldPulls
-from rocketlet.broker.runtime import MovableClock, Runtime, Turns
+from rocketlet.broker.runtime import Runtime, Turns
 from rocketlet.broker.store.index import ConsumeQueue
 from rocketlet.protocol.names import parse_subscription
+from rocketlet.testing.clock import MovableClock
 
 from ...support.stores import open_store
 from ..pops.world import FakeSession

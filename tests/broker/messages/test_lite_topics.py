@@ -18,7 +18,7 @@ from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import BATCH_TURN_MESSAGES, LITE_EXPIRED_AT_ONCE, BrokerConfig, Limits
 from rocketlet.broker.messages.lite import LiteTopic
 from rocketlet.broker.messages.sending import LongBatch
-from rocketlet.broker.runtime import MovableClock, Timer
+from rocketlet.broker.runtime import Timer
 from rocketlet.broker.sessions.refusal import Reason, Refusal
 from rocketlet.broker.store.files import Damaged, StoreFull
 from rocketlet.broker.store.store import Retention
@@ -27,6 +27,7 @@ from rocketlet.protocol.bodies import SLICE, TopicConfig, finish
 from rocketlet.protocol.headers import SendMessage
 from rocketlet.protocol.message import Record, decode_record, encode_batch, encode_host
 from rocketlet.protocol.names import IllegalName, lite_queue
+from rocketlet.testing.clock import MovableClock
 from structlog.testing import capture_logs
 
 from ...support.examples import examples

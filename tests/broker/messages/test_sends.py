@@ -15,7 +15,6 @@ from rocketlet.broker.config import (
     MAX_CHECKED_SENDS,
 )
 from rocketlet.broker.messages.sending import LongBatch, _pieces_of_short
-from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.sessions.refusal import Refusal
 from rocketlet.protocol import bodies
 from rocketlet.protocol.bodies import GroupConfig, Heartbeat, TopicConfig
@@ -25,6 +24,7 @@ from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ, Frame
 from rocketlet.protocol.headers import SendBack, SendMessage, write
 from rocketlet.protocol.message import BatchEntry, Record, decode_records, encode_batch
 from rocketlet.protocol.properties import decode, shortened
+from rocketlet.testing.clock import MovableClock
 from structlog.testing import capture_logs
 
 from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import MAX_TIMER_DELAY_MS
-from rocketlet.broker.runtime import MovableClock, run
+from rocketlet.broker.runtime import run
 from rocketlet.broker.store import disk
 from rocketlet.broker.store.files import StoreFull
 from rocketlet.protocol import names
@@ -20,6 +20,7 @@ from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.message import HandleError, RecallHandle, Record, decode_handle, decode_records, encode_batch
 from rocketlet.protocol.names import TIMER_TOPIC
+from rocketlet.testing.clock import MovableClock
 from structlog.testing import capture_logs
 
 from campaigns.store import open_broker, put

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import IDLE_LIMIT_S, LIMITS, MAX_TRANSACTION_TIMEOUT_S, BrokerConfig
-from rocketlet.broker.runtime import MovableClock
 from rocketlet.client import Message
 from rocketlet.protocol import bodies, names
 from rocketlet.protocol import properties as props
@@ -18,6 +17,7 @@ from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.headers import SendMessage
 from rocketlet.protocol.message import Record, decode_record, decode_records
+from rocketlet.testing.clock import MovableClock
 from structlog.testing import capture_logs
 
 from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually

@@ -26,7 +26,7 @@ from rocketlet.broker.config import (
 from rocketlet.broker.groups.group import ConsumerGroup
 from rocketlet.broker.groups.members import Rebalances, SubscribedTopic
 from rocketlet.broker.nameserver import Routes
-from rocketlet.broker.runtime import Histogram, MovableClock, Runtime
+from rocketlet.broker.runtime import Histogram, Runtime
 from rocketlet.broker.server import Listening, Server
 from rocketlet.broker.store import disk
 from rocketlet.client import AdminClient, Consumer, LiteConsumer, Producer, RocketletError, SharedConsumer
@@ -35,6 +35,7 @@ from rocketlet.protocol.bodies import GroupConfig, encode_group
 from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.codes import ResponseCode
 from rocketlet.protocol.fast import MODULE
+from rocketlet.testing.clock import MovableClock
 from rocketlet.testing.ports import free_port
 from structlog.testing import capture_logs
 

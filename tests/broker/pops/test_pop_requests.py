@@ -9,7 +9,6 @@ from typing import Any
 import orjson
 import pytest
 from rocketlet.broker.config import MAX_NAMED_CHARS, MAX_POP_BYTES
-from rocketlet.broker.runtime import MovableClock
 from rocketlet.client.admin.admin_client import AdminClient
 from rocketlet.client.admin.diagnosis import ObservationTimes, diagnose
 from rocketlet.protocol import bodies
@@ -19,6 +18,7 @@ from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.group_bodies import decode_locked
 from rocketlet.protocol.message import decode_records
 from rocketlet.protocol.properties import find
+from rocketlet.testing.clock import MovableClock
 from structlog.testing import capture_logs
 
 from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually

@@ -24,7 +24,6 @@ from rocketlet.broker.pops.pool import QueueDeliveries
 from rocketlet.broker.pops.pops import DeadLetterWriter
 from rocketlet.broker.pops.records import ack, base, define, pop, replay
 from rocketlet.broker.pops.requests import AckStatus, PopRequest, PopResult, Why
-from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.store import disk
 from rocketlet.protocol.bodies import GroupConfig, TopicConfig, finish
 from rocketlet.protocol.group_bodies import LiteAction, LiteOffset, OffsetPolicy
@@ -32,6 +31,7 @@ from rocketlet.protocol.headers import SendMessage
 from rocketlet.protocol.message import decode_record
 from rocketlet.protocol.names import Subscription
 from rocketlet.protocol.properties import LITE_TOPIC, find
+from rocketlet.testing.clock import MovableClock
 from structlog.testing import capture_logs
 
 from .world import HOST, FakeSession, Received, World, bodies, client_of, handles

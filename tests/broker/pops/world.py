@@ -27,7 +27,7 @@ from rocketlet.broker.pops.pool import Receive
 from rocketlet.broker.pops.pools import Pools
 from rocketlet.broker.pops.pops import DeadLetterWriter, Pops
 from rocketlet.broker.pops.requests import AckStatus, PopClient, PopRequest, PopResult
-from rocketlet.broker.runtime import MovableClock, Runtime, Turns, run
+from rocketlet.broker.runtime import Runtime, Turns, run
 from rocketlet.broker.sessions.events import GroupChanged, SessionEvent
 from rocketlet.broker.sessions.session import Session
 from rocketlet.broker.store.journals import Frames
@@ -35,6 +35,7 @@ from rocketlet.protocol.bodies import ConsumerData, GroupConfig, Route, TopicCon
 from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.message import decode_record, encode_host
 from rocketlet.protocol.names import Queue, Subscription, tag_code
+from rocketlet.testing.clock import MovableClock
 
 from ...support.locks import Changes, queues_until
 from ...support.stores import open_store

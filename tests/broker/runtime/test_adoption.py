@@ -9,7 +9,6 @@ from typing import Any
 import orjson
 import pytest
 from rocketlet.broker.config import HANDOVER_LEASE_S, Limits
-from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.store.files import read_state, write_state
 from rocketlet.broker.store.journals import POPS_JOURNAL, Frames, Journal
 from rocketlet.client import AdminClient
@@ -17,6 +16,7 @@ from rocketlet.client.admin.diagnosis import findings_of_brokers
 from rocketlet.protocol.bodies import GroupConfig
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.group_bodies import PULL, LockRequest, RequestMode
+from rocketlet.testing.clock import MovableClock
 
 from ...conftest import Connect, Node, Nodes, peer
 from ...support.locks import make_locks

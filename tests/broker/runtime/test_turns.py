@@ -33,7 +33,7 @@ from rocketlet.broker.groups.offsets import Watch
 from rocketlet.broker.machine import Garbage
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.remoting.dispatch import BROKER_REQUESTS
-from rocketlet.broker.runtime import Moment, MovableClock, OnePerIteration, Runtime, Tasks, Timeouts, Timer, Turns
+from rocketlet.broker.runtime import Moment, OnePerIteration, Runtime, Tasks, Timeouts, Timer, Turns
 from rocketlet.broker.tls import Tls
 from rocketlet.protocol import bodies
 from rocketlet.protocol.bodies import (
@@ -58,6 +58,7 @@ from rocketlet.protocol.frame import Frame, encode
 from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.message import decode_records
 from rocketlet.protocol.names import Queue
+from rocketlet.testing.clock import MovableClock
 from structlog.testing import capture_logs
 
 from bench.steps import Meter

@@ -22,13 +22,14 @@ from rocketlet.broker.config import (
 from rocketlet.broker.groups.group import ConsumerGroup
 from rocketlet.broker.groups.members import History
 from rocketlet.broker.nameserver import Routes
-from rocketlet.broker.runtime import MovableClock, Runtime
+from rocketlet.broker.runtime import Runtime
 from rocketlet.protocol import bodies, frame
 from rocketlet.protocol.bodies import ConsumerData, Heartbeat, TopicConfig, finish
 from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.config import MAX_REQUEST_HEADER_BYTES
 from rocketlet.protocol.frame import ROCKETMQ, Frame, encode
 from rocketlet.protocol.names import Queue, parse_subscription, tag_code
+from rocketlet.testing.clock import MovableClock
 from structlog.testing import capture_logs
 
 from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import BrokerConfig, Limits
 from rocketlet.broker.messages.later import tag_code_of, waiting_text
-from rocketlet.broker.runtime import MovableClock, run
+from rocketlet.broker.runtime import run
 from rocketlet.broker.store import disk, schedule
 from rocketlet.broker.store.files import Folder, StoreError
 from rocketlet.broker.store.store import Retention, Store
@@ -29,6 +29,7 @@ from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.headers import SendBack, UpdateOffset, write
 from rocketlet.protocol.message import Record, decode_records
+from rocketlet.testing.clock import MovableClock
 from structlog.testing import capture_logs
 
 from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually
