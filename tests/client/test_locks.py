@@ -223,7 +223,7 @@ async def stopped_in_vain(node: Node, access: Access) -> None:
     stopping.cancel()
     with pytest.raises(asyncio.CancelledError):
         await stopping
-    await eventually(lambda: asyncio.all_tasks() == others)
+    await eventually(lambda: asyncio.all_tasks() <= others)  # some of which may have ended meanwhile
 
 
 async def test_a_stop_that_is_cancelled_ends_the_member_at_apaches_broker(locks: ApacheLocks, apache: Node) -> None:
