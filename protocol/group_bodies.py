@@ -104,9 +104,17 @@ def encode_locked(epochs: Mapping[Queue, int], offsets: Mapping[Queue, int] | No
     Rocketlet's own fields, which other clients ignore, are the epochs of the leases, and offsets: the group's committed
     offset of a newly locked queue, or the offset that this request has committed.
     """
-    known = offsets or {}
-    locked = [LockedShape(*queue, epoch, known.get(queue)) for queue, epoch in epochs.items()]
-    return encode_json(LockAnswerShape(locked))
+    return encode_json(LockAnswerShape(locked_items(epochs, offsets or {})))
+
+
+def locked_items(epochs: Mapping[Queue, int], offsets: Mapping[Queue, int]) -> list[LockedShape]:
+    """Return the items of a response with locked queues, of which `encode_locked_items` makes the body: a part at a time,
+    because 8,192 items take milliseconds."""
+    return [LockedShape(*queue, epoch, offsets.get(queue)) for queue, epoch in epochs.items()]
+
+
+def encode_locked_items(items: list[LockedShape]) -> bytes:
+    return encode_json(LockAnswerShape(items))
 
 
 @answers("lock answer", LockAnswerShape)

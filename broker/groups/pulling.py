@@ -786,7 +786,7 @@ class Commits:
         drain, end = group.drain, offset
         if drain is not None and not drain.is_over and offset > (group.offset(topic, queue_id) or 0):
             self._draining.record_progress(group, session)
-        if queue.owner.is_leased:
+        if queue.owner.holder is not None:
             end = self._locks.record_commit(queue, offset)
         if end != offset:
             broker_log.warning(

@@ -164,7 +164,7 @@ def _may_pull(read: Read, now_s: float) -> Verdict:
         return Wait(WaitReason.OWN_DRAIN)
     if group.has_bound_members and group.is_owned_by_other(session, *key, now_s):
         return Wait(WaitReason.OWNER)
-    if queue.owner.is_leased and _is_leased_to_another(session, queue):
+    if queue.owner.holder is not None and _is_leased_to_another(session, queue):
         return Wait(WaitReason.LEASE)
     if group.drain is not None and is_gated(group, session, key):
         return Wait(WaitReason.DRAIN)
@@ -306,7 +306,7 @@ def _may_commit(read: Read, now_s: float) -> Verdict:
         return Refuse(
             f"clients of the group {group.name} pop {key[0]}, and only their acknowledgements move its offset"
         )
-    if queue.owner.is_leased or epoch is not None:
+    if queue.owner.holder is not None or epoch is not None:
         fault = queue.commit_fault(session, key, epoch)
         if fault is not None:
             return Refuse(fault)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -12,7 +12,7 @@ import structlog
 
 from ...protocol import allocation, bodies, group_bodies, names
 from ...protocol.admin_bodies import Running, decode_running
-from ...protocol.bodies import BodyError, ConsumerData, Heartbeat, Route, Work
+from ...protocol.bodies import SLICE, BodyError, ConsumerData, Heartbeat, Route, Work, finish
 from ...protocol.codes import EXT_DETAIL, EXT_SEEN_QUEUES, EXT_SHARES, EXT_UNKNOWN, RequestCode, ResponseCode
 from ...protocol.config import MAX_ID_CHARS, MAX_REQUEST_QUEUES, MAX_SUBSCRIPTIONS
 from ...protocol.frame import Ext, Frame
@@ -302,24 +302,52 @@ def _seen_queues(group: ConsumerGroup, topic: str | None) -> Ext:
     return {EXT_SEEN_QUEUES: group_bodies.encode_seen_queues(group.seen_queues(topic).of_brokers)} if topic else {}
 
 
-def lock(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
+def lock(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers | Work[Buffers]:
     request = group_bodies.decode_lock_request(frame.body)
     fault = _foreign_client(broker, connection, request) or names.group_fault(request.group)
     if fault:
         return answer(frame, ResponseCode.SYSTEM_ERROR, body=group_bodies.encode_locked({}), remark=fault)
-    refused = broker.locks.refused
-    epochs = broker.locks.lock(request, connection)
-    if request.offsets:
-        return answer(frame, body=group_bodies.encode_locked(epochs, _commit(broker, connection, request, epochs)))
-    if not request.handover or request.epochs:
-        # Apache's clients treat queues that are not in the response as locked by another client, and retry.
-        remark = "this broker keeps no more locks; retry later" if broker.locks.refused > refused else None
-        return answer(frame, body=group_bodies.encode_locked(epochs), remark=remark)
-    # The response contains the committed offsets of newly locked queues, so that a member needs no further request.
-    group = broker.groups.get(request.group)
-    found = {queue: group.offset(queue.topic, queue.queue_id) for queue in epochs} if group is not None else {}
-    offsets = {queue: offset for queue, offset in found.items() if offset is not None}
-    return answer(frame, body=group_bodies.encode_locked(epochs, offsets))
+    return _in_pieces(request, _locking(broker, connection, frame, request))
+
+
+def _in_pieces(request: group_bodies.LockRequest, work: Work[Buffers]) -> Buffers | Work[Buffers]:
+    """Return the response to a request with few queues; of a larger one, the work that makes the response."""
+    return finish(work) if len(request.queues) <= SLICE else work
+
+
+def _parts(request: group_bodies.LockRequest) -> Iterator[group_bodies.LockRequest]:
+    """Yield a request in parts, each with the queues of one piece of work."""
+    for first in range(0, len(request.queues), SLICE):
+        yield replace(request, queues=request.queues[first : first + SLICE])
+
+
+def _locking(
+    broker: BrokerController, connection: RemotingConnection, frame: Frame, request: group_bodies.LockRequest
+) -> Work[Buffers]:
+    locked: list[group_bodies.LockedShape] = []
+    refused, is_renewal = broker.locks.refused, not request.handover or bool(request.epochs)
+    for part in _parts(request):
+        epochs = broker.locks.lock(part, connection)
+        offsets: Mapping[Queue, int] = {}
+        if request.offsets:
+            offsets = _commit(broker, connection, part, epochs)
+        elif not is_renewal:
+            # The response contains the committed offsets of newly locked queues, so that a member needs no further request.
+            offsets = _committed(broker, request.group, epochs)
+        locked += group_bodies.locked_items(epochs, offsets)
+        yield
+        if connection.is_closed:  # its leases have ended, or are kept until it is back
+            return []
+    # Apache's clients treat queues that are not in the response as locked by another client, and retry.
+    is_full = is_renewal and not request.offsets and broker.locks.refused > refused
+    remark = "this broker keeps no more locks; retry later" if is_full else None
+    return answer(frame, body=group_bodies.encode_locked_items(locked), remark=remark)
+
+
+def _committed(broker: BrokerController, name: str, queues: Iterable[Queue]) -> dict[Queue, int]:
+    group = broker.groups.get(name)
+    found = {queue: group.offset(queue.topic, queue.queue_id) for queue in queues} if group is not None else {}
+    return {queue: offset for queue, offset in found.items() if offset is not None}
 
 
 def _commit(
@@ -328,53 +356,47 @@ def _commit(
     request: group_bodies.LockRequest,
     epochs: Mapping[Queue, int],
 ) -> dict[Queue, int]:
-    """Commit offsets in a request that also renews leases, and return the committed ones. The member commits the
-    remaining queues one by one, and gets the error of each."""
+    """Commit the offsets of the request's queues that have these epochs, and return the committed ones. The member commits
+    the remaining queues one by one, and gets the error of each."""
     done: dict[Queue, int] = {}
     group = broker.groups.get(request.group)
-    for queue, offset in request.offsets.items() if group is not None else ():
-        epoch = epochs.get(queue)
-        if group is None or epoch is None or request.epochs.get(queue) != epoch:
+    for queue in request.queues if group is not None else ():
+        offset, epoch = request.offsets.get(queue), epochs.get(queue)
+        if group is None or offset is None or epoch is None or request.epochs.get(queue) != epoch:
             continue
         if broker.commits.commit(connection, group, (queue.topic, queue.queue_id), offset, epoch) is None:
             done[queue] = offset
     return done
 
 
-def unlock(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
+def unlock(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers | Work[Buffers]:
     request = group_bodies.decode_lock_request(frame.body)
     fault = _foreign_client(broker, connection, request)
     if fault:
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
+    return _in_pieces(request, _unlocking(broker, connection, frame, request))
+
+
+def _unlocking(
+    broker: BrokerController, connection: RemotingConnection, frame: Frame, request: group_bodies.LockRequest
+) -> Work[Buffers]:
+    """Unlock the queues of a request. If it has offsets, commit them first, and return the queues that were committed and
+    unlocked. The member retries the remaining queues one by one, and gets the error of each."""
+    faults: list[str] = []
+    done: dict[Queue, int] = {}
+    for part in _parts(request):
+        queues = tuple(_commit(broker, connection, part, request.epochs)) if request.offsets else part.queues
+        faults += _unlock(broker, connection, replace(part, queues=queues))
+        if request.offsets and (group := broker.groups.get(request.group)) is not None:
+            wanted = ((queue, group.queue(queue.topic, queue.queue_id)) for queue in queues)
+            done |= {queue: request.epochs[queue] for queue, of in wanted if not of.owner.is_leased_to(connection)}
+        yield
     if request.offsets:
-        return _commit_and_unlock(broker, connection, frame, request)
-    faults = _unlock(broker, connection, request)
+        return answer(frame, body=group_bodies.encode_locked(done))
     # Apache's clients get success even if a queue was not locked, as from Apache's broker.
     if faults and request.handover:
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=f"not unlocked: {'; '.join(faults)}")
     return answer(frame)
-
-
-def _commit_and_unlock(
-    broker: BrokerController, connection: RemotingConnection, frame: Frame, request: group_bodies.LockRequest
-) -> Buffers:
-    """Commit and unlock several queues in one request, and return the queues that were committed and unlocked. The
-    member retries the remaining queues one by one, and gets the error of each."""
-    ready: list[Queue] = []
-    group = broker.groups.get(request.group)
-    for queue, offset in request.offsets.items() if group is not None else ():
-        epoch = request.epochs.get(queue)
-        if group is None or epoch is None:
-            continue
-        if broker.commits.commit(connection, group, (queue.topic, queue.queue_id), offset, epoch) is None:
-            ready.append(queue)
-    _unlock(broker, connection, replace(request, queues=tuple(ready)))
-    done = {
-        queue: request.epochs[queue]
-        for queue in ready
-        if group is not None and not group.queue(queue.topic, queue.queue_id).owner.is_leased_to(connection)
-    }
-    return answer(frame, body=group_bodies.encode_locked(done))
 
 
 def _unlock(broker: BrokerController, connection: RemotingConnection, request: group_bodies.LockRequest) -> list[str]:

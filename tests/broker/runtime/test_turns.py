@@ -324,6 +324,32 @@ def members_of(node: Node, count: int) -> list[Peer]:
     return peers
 
 
+@pytest.mark.parametrize("has_left", [False, True])
+async def test_very_many_queues_are_locked_and_unlocked_in_pieces(node: Node, *, has_left: bool) -> None:
+    broker, count = node.broker, 3 * SLICE
+    put(node, "t")
+    broker.topics.put(TopicConfig("t", count, count), 0)
+    (peer,) = members_of(node, 1)
+    items = [{"topic": "t", "brokerName": "broker-a", "queueId": number} for number in range(count)]
+    body = orjson.dumps({"clientId": "c0", "consumerGroup": "g", "mqSet": items})
+    work = BROKER_REQUESTS[Code.LOCK_BATCH_MQ][0](broker, peer.connection, Frame(Code.LOCK_BATCH_MQ, body=body))
+    assert isinstance(work, Generator)
+    next(work)
+    assert len(broker.locks) == SLICE
+    if has_left:
+        peer.hang_up()
+        await broker.turns.done()
+        assert (list(work), len(broker.locks)) == ([], SLICE), "a client that is gone gets no more queues"
+        return
+    assert (len(list(work)), len(broker.locks)) == (2, count)
+    work = BROKER_REQUESTS[Code.UNLOCK_BATCH_MQ][0](broker, peer.connection, Frame(Code.UNLOCK_BATCH_MQ, body=body))
+    assert isinstance(work, Generator)
+    next(work)
+    assert len(broker.locks) == count - SLICE
+    assert (len(list(work)), len(broker.locks)) == (2, 0)
+    peer.hang_up()
+
+
 # Checks everything, each second or so
 
 
