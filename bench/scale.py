@@ -36,6 +36,7 @@ BATCHES, BATCH_S, MAX_IN_BATCH = 5, 0.01, 200
 IDLE_S = 30
 FITTED = 3  # the largest sizes, over which a slope is fitted
 SHARE = 100  # requests in flight on one connection; its groups, held pulls and waiting receives
+SUBSCRIBED = 500  # lite topics of each client
 CLIENTS = 8  # that make requests at a time, because one event-loop iteration serves all whose requests have arrived
 HELD_MS, DAY_S = 3_600_000, 86_400
 
@@ -117,9 +118,16 @@ def send_lite(world: World, number: int = 0) -> Awaitable[Frame]:
 
 async def subscriptions(world: World, count: int) -> None:
     await world.wire.topic(attributes="+message.type=LITE")
-    await world.clients(-(-count // 1000))
+    await world.clients(-(-count // SUBSCRIBED))
     for number, wire in enumerate(world.wires):
-        await wire.sync(number, range(number * 1000, min(number * 1000 + 1000, count)))
+        await wire.sync(number, range(number * SUBSCRIBED, min(number * SUBSCRIBED + SUBSCRIBED, count)))
+
+
+def subscribe(world: World) -> Awaitable[Frame]:
+    """Clients subscribe to a new lite topic one after the other, because each may subscribe to 2,000."""
+    number = world.number()
+    client = number % len(world.wires)
+    return world.wires[client].sync(client, [10_000_000 + number])
 
 
 def send_later(world: World) -> Awaitable[Frame]:
@@ -181,7 +189,7 @@ DIMENSIONS: dict[str, Dimension] = {
     "receives": Dimension(100_000, receives, send),
     "lite-topics": Dimension(500_000, lite_topics, {"send": send_lite}),
     "subscriptions": Dimension(500_000, subscriptions, {
-        "subscribe": lambda world: world.wire.sync(0, [10_000_000 + world.number()]), "send": send_lite,
+        "subscribe": subscribe, "send": send_lite,
     }),
     "timers": Dimension(2_000_000, lambda world, count: each(count, lambda number: send_later(world)), {"send": send_later}),
     "retained": Dimension(100_000_000, retained, {
