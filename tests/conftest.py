@@ -36,7 +36,7 @@ from bench.peers import CACHE
 from . import side_by_side
 from .support import spark_home
 from .support.certificates import Certificates
-from .support.pacing import pace
+from .support.pacing import pace, poll_intervals
 
 PATIENCE_S = float(os.environ.get("ROCKETLET_TESTS_PATIENCE_S", "60"))
 """After this a test that waits has failed. It is far from what any wait takes, on a busy machine, too."""
@@ -422,10 +422,13 @@ async def create_topic(wire: Wire, topic: str, queues: int = 4, perm: int = 6, *
 
 
 async def eventually(condition: Callable[[], bool | Awaitable[bool]], timeout_s: float = PATIENCE_S) -> None:
-    """Return when the condition holds, which is checked every few ms. Raises TimeoutError when it never does."""
+    """Return when the condition holds, which is checked every few ms; a slow check takes up to a fifth of the time. Raises
+    TimeoutError when it never does."""
+    now_s = asyncio.get_running_loop().time
     async with asyncio.timeout(timeout_s):
-        while True:
+        for interval_s in poll_intervals():
+            began_s = now_s()
             found = condition()
             if found if isinstance(found, bool) else await found:
                 return
-            await pace(0.002)
+            await pace(max(interval_s, min(4 * (now_s() - began_s), 0.5)))

@@ -24,6 +24,7 @@ from bench.peers import Apache
 from ..conftest import FOREIGN_S, eventually
 from ..interop.conftest import fetch_apache
 from ..interop.systems import HEAP
+from ..support.pacing import pace
 
 __all__ = ["fetch_apache"]
 PAGE = (Path(__file__).parents[2] / "docs" / "outgrowing.md").read_text()
@@ -50,6 +51,7 @@ class Walker:
     def __init__(self, folder: Path, old: str, new: str) -> None:
         self._folder = folder
         self._addresses = {"rocketlet:9876": old, "apache:9876": new}
+        self._read: dict[str, list[str]] = {}  # the bodies of each finished file
         self._steps = iter(re.findall(r"^ *```\n *(.+)\n *```", WALK, re.MULTILINE))
         # tests/docs/test_snippets runs each ```python; this job needs arguments, and does not end
         for title, job in re.findall(r'^```py title="(.+)"\n(.*?)^```', WALK, re.DOTALL | re.MULTILINE):
@@ -88,12 +90,15 @@ class Walker:
 
         lists = self._folder.glob("figures-*/rows/_spark_metadata/[0-9]*")
         files = {json.loads(line)["path"] for one in lists for line in one.read_text().splitlines()[1:]}
-        bodies = (parquet.read_table(file.removeprefix("file://"))["body"] for file in files)
-        return Counter(body.encode() for column in bodies for body in column.to_pylist())
+        for file in files - self._read.keys():
+            self._read[file] = parquet.read_table(file.removeprefix("file://"))["body"].to_pylist()
+        return Counter(body.encode() for bodies in self._read.values() for body in bodies)
 
     async def has_rows(self, numbers: range) -> None:
         """Returns when the job's files have these numbers, perhaps more than once."""
-        await eventually(lambda: self.rows().keys() == numbered(numbers).keys(), SPARK_S)
+        async with asyncio.timeout(SPARK_S):
+            while self.rows().keys() != numbered(numbers).keys():
+                await pace(0.2)
 
 
 class Service:
@@ -142,6 +147,7 @@ async def test_services_and_their_spark_job_move_and_each_message_is_handled_onc
             async with asyncio.timeout(SPARK_S):
                 while "orders: 0 messages behind" not in await walker.says(show):
                     assert job.returncode is None
+                    await pace(0.5)
             assert walker.rows() == numbered(range(400))
             job.terminate()
             await job.wait()

@@ -161,8 +161,9 @@ async def test_every_snippet_of_the_page_runs(pages: Sequence[Path], nodes: Node
 @pytest.mark.parametrize("is_backwards", [False, True])
 async def test_how_to_pages_run_on_one_broker_in_any_order(is_backwards: bool, node: Node, tmp_path: Path) -> None:
     """Each page has topics and groups of its own, so that none finds what another one has left."""
-    for page in sorted(filter(has_python, GUIDES), reverse=is_backwards):
-        await runs(page, node, tmp_path)
+    await run_pages(
+        [(page, node.address) for page in sorted(filter(has_python, GUIDES), reverse=is_backwards)], tmp_path
+    )
 
 
 async def runs(page: Path, node: Node, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from rocketlet.testing.ports import free_port
 from bench.peers import Apache, apache_fault, fetch, fetch_fault
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, kept, made_once
-from ..support.pacing import pace
+from ..support.pacing import pace, poll_intervals
 from . import compatibility
 from .systems import HEAP, LITE, SETTINGS, SMALL, Ours, System
 
@@ -150,13 +150,15 @@ class Program:
         """Returns when the condition holds; fails when the program says FAILED, ends, or time is up."""
         try:
             async with asyncio.timeout(timeout_s):
-                while not condition():
+                for interval_s in poll_intervals():
+                    if condition():
+                        return
                     if self.process.returncode:
                         await self._reader  # it may have said why
                     failed = self.found("FAILED")
                     assert not failed, failed
                     assert not self.process.returncode, self.lines[-20:]
-                    await pace(0.005)
+                    await pace(interval_s)
         except TimeoutError:
             raise AssertionError(f"not in {timeout_s} s; it printed {self.lines[-20:]}") from None
 
