@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 
 def poll_intervals() -> Iterator[float]:
-    """Yield the pauses between polls: 2 ms, and 20 ms once a test has waited for 2 s, because a dozen programs share a core."""
+    """Yield the pauses between polls: 2 ms, and up to 20 ms after 2 s, because dozens of programs share a core."""
     interval_s = 0.002
     while True:
         yield interval_s
