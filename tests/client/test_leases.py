@@ -205,7 +205,7 @@ async def test_nothing_begins_when_its_connection_is_gone_also_if_the_broker_has
     async with Consumer(node.address, "g", "t", gate.handle, start="first", limits=limits) as consumer:
         await eventually(lambda: QUEUE in consumer.assignment())
         node.broker.advertise("127.0.0.1:1", None)
-        await node.served(RequestCode.GET_ROUTEINFO_BY_TOPIC, 10)
+        await node.served(RequestCode.GET_ROUTEINFO_BY_TOPIC, 2)
         assert consumer.queues[QUEUE].may_begin
         node.break_connections()
         await eventually(lambda: not consumer.queues[QUEUE].may_begin)

@@ -217,7 +217,8 @@ async def test_a_killed_members_queues_move_immediately_and_only_uncommitted_mes
         leases = [node.broker.groups.queue("g", "t", number).owner.holder for number in range(QUEUES)]
         (connection,) = {lease.session for lease in leases if lease and lease.client_id == dies.client_id}
         assert connection is not None
-        connection.abort()  # as when its process is killed
+        connection.abort()
+        connection.was_closed_by_client = True  # as when its process is killed
         await settled(stays)
         await eventually(lambda: sum(watch.seen.values()) >= 96 + 1)
         with suppress(TimeoutError):
