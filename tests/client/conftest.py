@@ -18,7 +18,7 @@ from rocketlet.client.wire.connection import Connection
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.testing.clock import MovableClock
 
-from ..conftest import Node, Nodes
+from ..conftest import Node, Nodes, Wire, create_topic
 
 
 class Requests:
@@ -38,6 +38,18 @@ class Requests:
     def taken(self) -> list[int]:
         codes, self.codes = self.codes, []
         return codes
+
+
+@pytest.fixture
+async def one_queue(wire: Wire) -> None:
+    """The topic t with one queue."""
+    await create_topic(wire, "t", 1)
+
+
+@pytest.fixture
+async def four_queues(wire: Wire) -> None:
+    """The topic t with four queues."""
+    await create_topic(wire, "t", 4)
 
 
 @pytest.fixture

@@ -326,9 +326,8 @@ async def test_topic_that_one_name_server_does_not_know_is_found_at_another(
 
 
 async def test_broker_finds_a_topic_that_one_name_server_does_not_know_at_another(
-    nodes: Nodes, node: Node, wire: Wire, restarted: str
+    nodes: Nodes, node: Node, one_queue: None, restarted: str
 ) -> None:
-    await create_topic(wire, "t", 1)
     broker = (await nodes.start(name="broker-b", name_servers=(restarted, node.address))).broker
     route = await broker.name_servers.find_route("t")
     assert route is not None and [data.broker_name for data in route.queues] == ["broker-a"]

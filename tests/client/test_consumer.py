@@ -213,8 +213,7 @@ async def test_a_plain_function_runs_in_a_thread(node: Node, topic_consumer: str
     assert threading.main_thread().name not in threads
 
 
-async def test_messages_can_be_iterated_and_are_acknowledged_by_the_next(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_messages_can_be_iterated_and_are_acknowledged_by_the_next(node: Node, one_queue: None) -> None:
     await fill(node, 10)
     seen: list[bytes] = []
     async with Consumer(node.address, "g", "t", start="first") as consumer:
@@ -230,8 +229,7 @@ async def test_messages_can_be_iterated_and_are_acknowledged_by_the_next(node: N
     assert seen == [b"0", b"1", b"2", b"3", *(b"%d" % number for number in range(3, 10))]
 
 
-async def test_batches_can_be_iterated(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_batches_can_be_iterated(node: Node, one_queue: None) -> None:
     async with Producer(node.address) as producer:
         await producer.send_batch("t", [b"%d" % number for number in range(10)])
     sizes: list[int] = []
@@ -306,8 +304,7 @@ async def test_listeners_are_notified_of_queues_that_come_and_go(node: Node, top
     assert went == came
 
 
-async def test_flow_control_bounds_what_is_cached(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_flow_control_bounds_what_is_cached(node: Node, one_queue: None) -> None:
     async with Producer(node.address) as producer:
         for _ in range(20):
             await producer.send_batch("t", [Outgoing(b"x" * 100)] * 100)
@@ -328,8 +325,7 @@ async def test_flow_control_bounds_what_is_cached(node: Node, wire: Wire) -> Non
         await eventually(lambda: handled == 2000)
 
 
-async def test_a_cancelled_handler_is_no_acknowledgement(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_a_cancelled_handler_is_no_acknowledgement(node: Node, one_queue: None) -> None:
     await fill(node, 1)
     started = asyncio.Event()
 
@@ -359,8 +355,7 @@ async def test_a_group_that_may_not_consume_gets_nothing_and_no_error(node: Node
 
 
 @pytest.mark.parametrize("place", ["earliest", None, True, -1, 1.5e12, 2**63, {Queue("t", "broker-a", 0): "5"}])
-async def test_another_place_is_no_place_to_continue(node: Node, wire: Wire, place: Any) -> None:
-    await create_topic(wire, "t", 1)
+async def test_another_place_is_no_place_to_continue(node: Node, one_queue: None, place: Any) -> None:
     async with Consumer(node.address, "g", "t", start="first") as consumer:
         with pytest.raises(ConfigError, match=r"seek: .* give 'first', 'last', a time in ms since 1970"):
             await consumer.seek(place)
@@ -407,8 +402,7 @@ async def test_nothing_begins_after_pause_until_it_is_resumed(node: Node, wire: 
             await consumer.pause([Queue("t", "broker-z", 0)])
 
 
-async def test_seek_goes_back_and_forth(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_seek_goes_back_and_forth(node: Node, one_queue: None) -> None:
     await fill(node, 5)
     inbox = Inbox()
     queue = Queue("t", "broker-a", 0)
@@ -433,8 +427,7 @@ async def test_seek_goes_back_and_forth(node: Node, wire: Wire) -> None:
     assert inbox.messages[-1].queue_offset == 8
 
 
-async def test_a_consumer_knows_how_far_it_is(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_a_consumer_knows_how_far_it_is(node: Node, one_queue: None) -> None:
     await fill(node, 4)
     queue = Queue("t", "broker-a", 0)
     async with Consumer(node.address, "g", "t", start="first", commit_interval_s=300) as consumer:
@@ -474,8 +467,7 @@ async def test_lag_does_not_count_messages_that_no_member_wants(nodes: Nodes, co
         assert await consumer.lag() == 0
 
 
-async def test_an_expired_offset_is_corrected(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_an_expired_offset_is_corrected(node: Node, one_queue: None) -> None:
     await fill(node, 2)
     node.broker.offsets.put("g", "t", 0, 999)
     inbox = Inbox()
@@ -486,8 +478,7 @@ async def test_an_expired_offset_is_corrected(node: Node, wire: Wire) -> None:
         await eventually(lambda: len(inbox.messages) == 1)
 
 
-async def test_commits_happen_on_an_interval(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_commits_happen_on_an_interval(node: Node, one_queue: None) -> None:
     await fill(node, 3)
     inbox = Inbox()
     async with Consumer(node.address, "g", "t", inbox, start="first", commit_interval_s=0.01):
@@ -495,9 +486,8 @@ async def test_commits_happen_on_an_interval(node: Node, wire: Wire) -> None:
 
 
 async def test_a_queue_continues_though_its_new_offset_cannot_be_kept(
-    node: Node, wire: Wire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    node: Node, one_queue: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await create_topic(wire, "t", 1)
     async with Consumer(node.address, "g", "t", broadcasting=True, offsets_file=tmp_path / "offsets.json") as consumer:
         (queue,) = await consumer.assigned()
         pulled: list[object] = []
@@ -513,8 +503,7 @@ async def test_a_queue_continues_though_its_new_offset_cannot_be_kept(
         assert pulled == [consumer.queues[queue]]
 
 
-async def test_broadcasting_gives_every_member_every_message(node: Node, wire: Wire, tmp_path: Path) -> None:
-    await create_topic(wire, "t")
+async def test_broadcasting_gives_every_member_every_message(node: Node, four_queues: None, tmp_path: Path) -> None:
     await fill(node, 6)
     one, two = Inbox(), Inbox()
     file = tmp_path / "offsets.json"
@@ -530,8 +519,7 @@ async def test_broadcasting_gives_every_member_every_message(node: Node, wire: W
         await eventually(lambda: len(again.messages) == 1)
 
 
-async def test_two_members_with_one_file_of_offsets_are_refused(node: Node, wire: Wire, tmp_path: Path) -> None:
-    await create_topic(wire, "t")
+async def test_two_members_with_one_file_of_offsets_are_refused(node: Node, four_queues: None, tmp_path: Path) -> None:
     file = tmp_path / "caches" / "offsets.json"
     options: dict[str, Any] = {"broadcasting": True, "offsets_file": file, "start": "first"}
     async with Consumer(node.address, "g", "t", **options) as first:
@@ -546,9 +534,8 @@ async def test_two_members_with_one_file_of_offsets_are_refused(node: Node, wire
 
 
 async def test_a_member_whose_file_of_offsets_cannot_be_written_does_not_start(
-    node: Node, wire: Wire, tmp_path: Path
+    node: Node, four_queues: None, tmp_path: Path
 ) -> None:
-    await create_topic(wire, "t")
     (tmp_path / "offsets.json.lock").mkdir()
     with pytest.raises(ConfigError, match=r"offsets_file: .* cannot be written"):
         async with Consumer(node.address, "g", "t", broadcasting=True, offsets_file=tmp_path / "offsets.json"):
@@ -556,9 +543,8 @@ async def test_a_member_whose_file_of_offsets_cannot_be_written_does_not_start(
 
 
 async def test_a_stop_says_that_the_file_of_offsets_cannot_be_written_any_more(
-    node: Node, wire: Wire, tmp_path: Path
+    node: Node, one_queue: None, tmp_path: Path
 ) -> None:
-    await create_topic(wire, "t", 1)
     inbox, file = Inbox(), tmp_path / "offsets.json"
     consumer = Consumer(node.address, "g", "t", inbox, broadcasting=True, offsets_file=file, start="first")
     await consumer.start()
@@ -655,8 +641,7 @@ async def test_a_member_reports_some_of_its_queues_and_keeps_them_all(node: Node
 # Consumers without a handler: iteration that survives timeouts, and messages that are settled by hand.
 
 
-async def test_a_wait_that_times_out_does_not_end_the_iteration(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_a_wait_that_times_out_does_not_end_the_iteration(node: Node, one_queue: None) -> None:
     async with Consumer(node.address, "g", "t", start="first", batch_size=4, drain_s=0) as consumer:
         for waits in (aiter(consumer), consumer, consumer.batches()):
             with pytest.raises(TimeoutError):
@@ -724,9 +709,8 @@ async def test_a_message_that_is_iterated_to_can_be_retried_or_rejected(nodes: N
 
 @pytest.mark.parametrize("batch_size", [1, 2])
 async def test_an_iteration_that_another_thread_collects_is_given_back_where_the_consumer_lives(
-    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch, batch_size: int
+    node: Node, one_queue: None, monkeypatch: pytest.MonkeyPatch, batch_size: int
 ) -> None:
-    await create_topic(wire, "t", 1)
     await fill(node, 3)
     threads: list[int] = []
     give_back = Deliveries.give_back
@@ -747,10 +731,9 @@ async def test_an_iteration_that_another_thread_collects_is_given_back_where_the
 
 @pytest.mark.parametrize("settle", ["retry", "reject"])
 async def test_a_message_that_is_settled_twice_in_a_row_takes_no_other_with_it(
-    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch, settle: str
+    node: Node, one_queue: None, monkeypatch: pytest.MonkeyPatch, settle: str
 ) -> None:
     """The loop continues while a task still hands its message back to the broker."""
-    await create_topic(wire, "t", 1)
     await fill(node, 3)
     handed_back, go_on = asyncio.Event(), asyncio.Event()
 
@@ -772,9 +755,8 @@ async def test_a_message_that_is_settled_twice_in_a_row_takes_no_other_with_it(
         assert process_queue.commit_offset == second.queue_offset
 
 
-async def test_a_message_that_waits_for_another_try_in_order_holds_no_hand_over_up(node: Node, wire: Wire) -> None:
+async def test_a_message_that_waits_for_another_try_in_order_holds_no_hand_over_up(node: Node, one_queue: None) -> None:
     """Nobody works on it."""
-    await create_topic(wire, "t", 1)
     await fill(node, 2)
     async with Consumer(
         node.address, "g", "t", start="first", orderly=True, suspend_queue_s=300, drain_s=3600
@@ -788,8 +770,7 @@ async def test_a_message_that_waits_for_another_try_in_order_holds_no_hand_over_
         assert (await takes.receive(timeout_s=PATIENCE_S)).body == b"0"
 
 
-async def test_in_order_a_retry_holds_its_queue(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_in_order_a_retry_holds_its_queue(node: Node, one_queue: None) -> None:
     await fill(node, 4)
     seen: list[bytes] = []
     in_order: dict[str, Any] = {"orderly": True, "suspend_queue_s": 0.01, "max_reconsume_times": 2}
@@ -804,8 +785,7 @@ async def test_in_order_a_retry_holds_its_queue(node: Node, wire: Wire) -> None:
     assert node.broker.store.queue("%DLQ%g", 0).next == 1
 
 
-async def test_in_order_one_message_of_a_queue_is_in_flight(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_in_order_one_message_of_a_queue_is_in_flight(node: Node, one_queue: None) -> None:
     await fill(node, 2)
     async with Consumer(node.address, "g", "t", start="first", orderly=True) as consumer:
         first = await consumer.receive(timeout_s=PATIENCE_S)
@@ -815,8 +795,9 @@ async def test_in_order_one_message_of_a_queue_is_in_flight(node: Node, wire: Wi
         assert (await consumer.receive(timeout_s=PATIENCE_S)).body == b"1"
 
 
-async def test_what_is_in_flight_of_other_tasks_is_waited_for_when_the_consumer_stops(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_what_is_in_flight_of_other_tasks_is_waited_for_when_the_consumer_stops(
+    node: Node, one_queue: None
+) -> None:
     await fill(node, 5)
     release, handled = asyncio.Event(), Counter[bytes]()
     taken: list[Message] = []
@@ -836,8 +817,7 @@ async def test_what_is_in_flight_of_other_tasks_is_waited_for_when_the_consumer_
     assert node.broker.offsets.get("g", "t", 0) == 2
 
 
-async def test_a_consumer_with_a_handler_hands_nothing_out(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_a_consumer_with_a_handler_hands_nothing_out(node: Node, one_queue: None) -> None:
     async with Consumer(node.address, "g", "t", Inbox()) as consumer:
         with pytest.raises(ConfigError, match="has a handler"):
             await consumer.receive()
@@ -847,8 +827,7 @@ async def test_a_consumer_with_a_handler_hands_nothing_out(node: Node, wire: Wir
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_stops_a_service_gracefully(node: Node, wire: Wire, number: signal.Signals) -> None:
-    await create_topic(wire, "t", 1)
+async def test_a_signal_stops_a_service_gracefully(node: Node, one_queue: None, number: signal.Signals) -> None:
     program = f"""
 import asyncio
 from rocketlet.client import Consumer, Producer

@@ -139,8 +139,7 @@ async def test_a_sticky_member_that_joins_takes_only_its_share(node: Node, wire:
         assert owned(first) == {Queue("t", "broker-a", number) for number in range(3)}, "with AVG members it is AVG"
 
 
-async def test_rebalanced_waits_for_the_whole_group_and_says_what_is_missing(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t")
+async def test_rebalanced_waits_for_the_whole_group_and_says_what_is_missing(node: Node, four_queues: None) -> None:
     with pytest.raises(TimeoutError, match="it has no members"):
         await rebalanced(node.address, "g", timeout_s=2.0)
     async with Consumer(node.address, "g", "t", Inbox()) as one, Consumer(node.address, "g", "t", Inbox()) as two:
@@ -294,8 +293,7 @@ async def test_a_queue_that_nobody_reads_is_named(node: Node, wire: Wire) -> Non
     assert node.broker.watch.orphaned() == {("g", "t"): 1}
 
 
-async def test_the_history_has_the_first_pull_and_commit_of_each_owner(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_the_history_has_the_first_pull_and_commit_of_each_owner(node: Node, one_queue: None) -> None:
     inbox = Inbox()
     async with Consumer(node.address, "g", "t", inbox, start="first") as consumer, Producer(node.address) as producer:
         for _ in range(3):
@@ -308,8 +306,7 @@ async def test_the_history_has_the_first_pull_and_commit_of_each_owner(node: Nod
         assert events.count(name) == 1, (name, events)
 
 
-async def test_the_timeline_can_be_followed(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t")
+async def test_the_timeline_can_be_followed(node: Node, four_queues: None) -> None:
     async with Consumer(node.address, "g", "t", Inbox()):
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "rocketlet.command.cli", "groups", "show", "g", "--nameserver", node.address, "--timeline",

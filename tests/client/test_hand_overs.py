@@ -476,10 +476,9 @@ def refuse_first(monkeypatch: pytest.MonkeyPatch, away: list[RocketletError]) ->
 
 @pytest.mark.parametrize("outcome", [RetryLater(delay_level=1), Reject()])
 async def test_a_hand_over_waits_for_what_is_sent_back_while_its_broker_is_away(
-    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch, outcome: RetryLater | Reject
+    node: Node, one_queue: None, monkeypatch: pytest.MonkeyPatch, outcome: RetryLater | Reject
 ) -> None:
     """The offset says how far everything is handled: what was handled behind it would be redelivered."""
-    await create_topic(wire, "t", 1)
     await fill(node, 3)
     seen: list[bytes] = []
     may_end = asyncio.Event()
@@ -509,10 +508,9 @@ async def test_a_hand_over_waits_for_what_is_sent_back_while_its_broker_is_away(
 
 @pytest.mark.parametrize("outcome", [RetryLater(delay_level=1), Reject()])
 async def test_a_hand_over_sends_back_what_its_broker_had_not_taken(
-    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch, outcome: RetryLater | Reject
+    node: Node, one_queue: None, monkeypatch: pytest.MonkeyPatch, outcome: RetryLater | Reject
 ) -> None:
     """The handler would be called again after a pause, in which the queue is given up."""
-    await create_topic(wire, "t", 1)
     await fill(node, 3)
     seen: list[bytes] = []
     away: list[RocketletError] = [ConnectionFailed("away"), ConnectionFailed("away"), RequestTimeout("away")]
@@ -537,8 +535,7 @@ class Unsayable(Exception):
         raise RuntimeError("no text")
 
 
-async def test_the_reason_travels_with_the_retry_and_the_dead_letter(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_the_reason_travels_with_the_retry_and_the_dead_letter(node: Node, one_queue: None) -> None:
     await fill(node, 3, keys="k")
     seen: list[tuple[bytes, str]] = []
 
@@ -566,8 +563,7 @@ async def test_the_reason_travels_with_the_retry_and_the_dead_letter(node: Node,
     assert all(message.user_properties == {} for message in dead), "what is sent again has no reason of before"
 
 
-async def test_in_order_the_last_reason_stays_with_the_dead_letter(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_in_order_the_last_reason_stays_with_the_dead_letter(node: Node, one_queue: None) -> None:
     await fill(node, 1)
     tries: list[int] = []
 

@@ -185,8 +185,7 @@ async def test_a_failure_is_logged_with_its_traceback_and_what_was_returned(
     assert all("offset" in record.getMessage() for record in failures)
 
 
-async def test_a_queue_that_stands_is_named(node: Node, wire: Wire, caplog: pytest.LogCaptureFixture) -> None:
-    await create_topic(wire, "t", 1)
+async def test_a_queue_that_stands_is_named(node: Node, one_queue: None, caplog: pytest.LogCaptureFixture) -> None:
     await fill(node, 1)
     release = threading.Event()
     caplog.set_level(logging.INFO)
@@ -207,10 +206,9 @@ async def test_a_queue_that_stands_is_named(node: Node, wire: Wire, caplog: pyte
 
 
 async def test_a_handler_that_blocks_the_loop_is_named_and_its_queue_continues(
-    node: Node, wire: Wire, caplog: pytest.LogCaptureFixture
+    node: Node, one_queue: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each second in which nothing ran is seen, even if other work continues just then."""
-    await create_topic(wire, "t", 1)
     handled: list[bytes] = []
 
     async def handle(message: Message) -> None:
@@ -376,9 +374,8 @@ async def test_a_check_that_hangs_or_stops_its_producer_does_not_hold_the_stop_u
 
 
 async def test_a_handler_that_stops_its_consumer_gets_an_error_and_the_consumer_continues(
-    node: Node, wire: Wire
+    node: Node, one_queue: None
 ) -> None:
-    await create_topic(wire, "t", 1)
     errors: list[BaseException] = []
     stops: list[Callable[[], Awaitable[None]]] = []
 
@@ -404,8 +401,7 @@ async def test_a_handler_that_stops_its_consumer_gets_an_error_and_the_consumer_
 
 
 @pytest.mark.parametrize("broadcasting", [False, True])
-async def test_a_stop_that_is_cancelled_leaves_no_task_behind(node: Node, wire: Wire, broadcasting: bool) -> None:
-    await create_topic(wire, "t", 1)
+async def test_a_stop_that_is_cancelled_leaves_no_task_behind(node: Node, one_queue: None, broadcasting: bool) -> None:
     before = asyncio.all_tasks()
     for turns in range(1, 12):
         consumer = Consumer(node.address, "g", "t", broadcasting=broadcasting)
@@ -419,9 +415,7 @@ async def test_a_stop_that_is_cancelled_leaves_no_task_behind(node: Node, wire: 
         assert not names & {task.get_name() for task in asyncio.all_tasks() - before}
 
 
-async def test_a_listener_that_hangs_does_not_hold_the_stop_up(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
-
+async def test_a_listener_that_hangs_does_not_hold_the_stop_up(node: Node, one_queue: None) -> None:
     async def hang(queues: set[Queue]) -> None:
         await asyncio.Event().wait()
 
@@ -470,8 +464,7 @@ async def test_who_waits_for_what_runs_beside_and_is_cancelled_ends_it() -> None
     assert hung.cancelling()
 
 
-async def test_what_arrives_does_not_shorten_the_pause_after_a_failure_in_order(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_what_arrives_does_not_shorten_the_pause_after_a_failure_in_order(node: Node, one_queue: None) -> None:
     tries = 0
 
     async def fail(message: Message) -> None:
@@ -512,8 +505,7 @@ async def test_a_callback_that_cannot_be_called_is_refused_immediately(arguments
 
 
 @pytest.mark.parametrize("orderly", [False, True])
-async def test_a_batch_waits_for_its_size_or_its_time(node: Node, wire: Wire, orderly: bool) -> None:
-    await create_topic(wire, "t", 1)
+async def test_a_batch_waits_for_its_size_or_its_time(node: Node, one_queue: None, orderly: bool) -> None:
     seen: list[list[bytes]] = []
 
     async def store(messages: list[Message]) -> None:
@@ -536,8 +528,7 @@ async def test_a_batch_waits_for_its_size_or_its_time(node: Node, wire: Wire, or
         await eventually(lambda: seen[1:] == [[b"4"]])
 
 
-async def test_a_seek_forgets_a_batch_that_waits(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_a_seek_forgets_a_batch_that_waits(node: Node, one_queue: None) -> None:
     seen: list[bytes] = []
 
     async def store(messages: list[Message]) -> None:
@@ -556,8 +547,7 @@ async def test_a_seek_forgets_a_batch_that_waits(node: Node, wire: Wire) -> None
         await eventually(lambda: seen == [b"2"])
 
 
-async def test_a_policy_says_what_is_retried_how_often_and_when(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_a_policy_says_what_is_retried_how_often_and_when(node: Node, one_queue: None) -> None:
     seen: list[tuple[bytes, int]] = []
 
     async def handle(message: Message) -> None:
@@ -614,8 +604,7 @@ def test_a_policy_must_fit_its_consumer() -> None:
             kind("127.0.0.1:1", "g", "t", print, retry=RetryPolicy(attempts=2), max_reconsume_times=3)
 
 
-async def test_a_policy_of_members_that_share_takes_any_time(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_a_policy_of_members_that_share_takes_any_time(node: Node, one_queue: None) -> None:
     seen: list[tuple[bytes, int]] = []
 
     async def handle(message: Message) -> None:
@@ -784,9 +773,8 @@ async def waits(gate: asyncio.Event) -> None:
 
 @pytest.mark.parametrize("kind", [Consumer, SharedConsumer])
 async def test_running_handler_is_reported_with_its_message_and_the_place_where_it_waits(
-    node: Node, wire: Wire, kind: type[Consumer | SharedConsumer]
+    node: Node, one_queue: None, kind: type[Consumer | SharedConsumer]
 ) -> None:
-    await create_topic(wire, "t", 1)
     gate = asyncio.Event()
 
     async def handle(message: Message) -> None:
@@ -805,8 +793,9 @@ async def test_running_handler_is_reported_with_its_message_and_the_place_where_
     assert running.place.endswith(" waits"), "not the line of asyncio"
 
 
-async def test_running_handler_in_a_thread_is_reported_with_the_stack_of_the_thread(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_running_handler_in_a_thread_is_reported_with_the_stack_of_the_thread(
+    node: Node, one_queue: None
+) -> None:
     gate = threading.Event()
 
     def handle(message: Message) -> None:
@@ -822,9 +811,8 @@ async def test_running_handler_in_a_thread_is_reported_with_the_stack_of_the_thr
 
 
 async def test_handler_in_a_thread_succeeds_when_an_earlier_call_of_its_worker_ends_meanwhile(
-    node: Node, wire: Wire
+    node: Node, one_queue: None
 ) -> None:
-    await create_topic(wire, "t", 1)
     began = {body: asyncio.Event() for body in (b"abandoned", b"first", b"second", b"third")}
     ended = {body: asyncio.Event() for body in began}
     may_end = {body: threading.Event() for body in (b"abandoned", b"second")}
@@ -874,8 +862,9 @@ async def test_handler_in_a_thread_succeeds_when_an_earlier_call_of_its_worker_e
     assert not errors
 
 
-async def test_handlers_beyond_the_limit_are_reported_as_the_longest_and_the_newest(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_handlers_beyond_the_limit_are_reported_as_the_longest_and_the_newest(
+    node: Node, one_queue: None
+) -> None:
     gate, count = asyncio.Event(), MAX_REPORTED_HANDLERS + 3
 
     async def handle(message: Message) -> None:
@@ -913,10 +902,8 @@ async def test_handler_that_has_ended_is_not_reported_while_its_outcome_is_sent(
 
 
 async def test_only_the_member_is_left_out_when_its_running_handlers_are_unreadable(
-    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    node: Node, one_queue: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await create_topic(wire, "t", 1)
-
     async def handle(message: Message) -> None: ...
 
     def unreadable(*, stacks: bool) -> list[RunningHandler]:
@@ -967,10 +954,8 @@ def fields_of(caplog: pytest.LogCaptureFixture, event: str) -> list[dict[str, An
 
 @pytest.mark.parametrize("kind", [Consumer, SharedConsumer])
 async def test_log_of_a_failed_handler_names_message_attempt_limit_and_delay(
-    node: Node, wire: Wire, caplog: pytest.LogCaptureFixture, kind: type[Consumer | SharedConsumer]
+    node: Node, one_queue: None, caplog: pytest.LogCaptureFixture, kind: type[Consumer | SharedConsumer]
 ) -> None:
-    await create_topic(wire, "t", 1)
-
     async def fail(message: Message) -> None:
         raise ValueError("no such dish")
 
@@ -989,10 +974,8 @@ async def test_log_of_a_failed_handler_names_message_attempt_limit_and_delay(
 
 
 async def test_log_of_a_failed_handler_names_the_attempts_of_an_orderly_consumer(
-    node: Node, wire: Wire, caplog: pytest.LogCaptureFixture
+    node: Node, one_queue: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await create_topic(wire, "t", 1)
-
     async def fail(message: Message) -> None:
         raise ValueError("no such dish")
 
@@ -1010,10 +993,8 @@ async def test_log_of_a_failed_handler_names_the_attempts_of_an_orderly_consumer
 
 
 async def test_log_of_a_failed_handler_says_that_broadcasting_has_no_retries(
-    node: Node, wire: Wire, caplog: pytest.LogCaptureFixture
+    node: Node, one_queue: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await create_topic(wire, "t", 1)
-
     async def fail(message: Message) -> None:
         raise ValueError("no such dish")
 
@@ -1048,9 +1029,8 @@ def test_consumer_that_is_not_stopped_is_logged_once_when_its_loop_ends(
 
 @pytest.mark.parametrize("kind", [Consumer, SharedConsumer])
 async def test_only_worker_is_replaced_when_it_is_cancelled_while_it_is_idle(
-    node: Node, wire: Wire, caplog: pytest.LogCaptureFixture, kind: type[Consumer | SharedConsumer]
+    node: Node, one_queue: None, caplog: pytest.LogCaptureFixture, kind: type[Consumer | SharedConsumer]
 ) -> None:
-    await create_topic(wire, "t", 1)
     workers: list[asyncio.Task[Any] | None] = []
 
     async def handle(message: Message) -> None:
@@ -1127,9 +1107,8 @@ async def test_consumer_continues_after_all_its_tasks_were_cancelled(
 
 @pytest.mark.still
 async def test_consumer_retries_after_a_delay_that_is_a_level(
-    node: Node, wire: Wire, caplog: pytest.LogCaptureFixture
+    node: Node, one_queue: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await create_topic(wire, "t", 1)
     attempts: list[int] = []
 
     async def later(message: Message) -> RetryLater | None:
@@ -1145,10 +1124,8 @@ async def test_consumer_retries_after_a_delay_that_is_a_level(
 
 
 async def test_consumer_names_the_delays_that_it_supports(
-    node: Node, wire: Wire, caplog: pytest.LogCaptureFixture
+    node: Node, one_queue: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await create_topic(wire, "t", 1)
-
     async def later(message: Message) -> RetryLater:
         return RetryLater(delay=11)
 

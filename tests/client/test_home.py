@@ -33,8 +33,7 @@ def elsewhere(work: Callable[[], Awaitable[object]]) -> str:
     return str(raised.value)
 
 
-async def test_a_client_says_so_in_another_loop_and_continues_in_its_own(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_a_client_says_so_in_another_loop_and_continues_in_its_own(node: Node, one_queue: None) -> None:
     async with (
         Producer(node.address) as producer,
         Consumer(node.address, "g", "t", start="first") as consumer,
@@ -80,9 +79,8 @@ async def test_what_was_made_before_a_fork_is_not_started_after_it(node: Node, m
         pass
 
 
-async def test_a_child_of_a_fork_does_not_use_its_parents_client(node: Node, wire: Wire) -> None:
+async def test_a_child_of_a_fork_does_not_use_its_parents_client(node: Node, one_queue: None) -> None:
     """Its copy of the parent's loop looks as if it ran."""
-    await create_topic(wire, "t", 1)
     async with Producer(node.address) as producer:
         await producer.send("t", b"1")
         child = os.fork()
@@ -364,9 +362,8 @@ async def test_a_connection_that_takes_longer_fails(node: Node, ticks: Ticks, do
         await starting
 
 
-async def test_what_waits_for_a_broker_that_reads_nothing_has_its_time_too(node: Node, wire: Wire) -> None:
+async def test_what_waits_for_a_broker_that_reads_nothing_has_its_time_too(node: Node, four_queues: None) -> None:
     """The timer of a process that was suspended is due before its sockets say that the broker takes more."""
-    await create_topic(wire, "t")
     async with Producer(node.address) as producer:
         await producer.send("t", b"first")
         connection, accumulator = only_connection(producer), producer._accumulator

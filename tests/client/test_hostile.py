@@ -44,7 +44,7 @@ from rocketlet.protocol.message import encode_host, encode_record, offset_in, sp
 from rocketlet.protocol.names import Queue, parse_subscription, tag_code
 
 from ..client.conftest import tasks_named
-from ..conftest import Node, Wire, create_topic, eventually
+from ..conftest import Node, eventually
 from ..support.certificates import Certificates
 from ..support.handlers import Inbox, fill
 from ..support.turns import passed
@@ -93,9 +93,8 @@ def store_raw(node: Node, properties: bytes) -> None:
 @pytest.mark.parametrize("expression", ["*", "T"])
 @pytest.mark.parametrize("kind", [Consumer, SharedConsumer])
 async def test_properties_that_are_not_utf_8_are_delivered_with_replaced_characters(
-    node: Node, wire: Wire, kind: Any, expression: str
+    node: Node, one_queue: None, kind: Any, expression: str
 ) -> None:
-    await create_topic(wire, "t", 1)
     store_raw(node, NOT_UTF_8)
     inbox = Inbox()
     async with kind(node.address, "g", {"t": expression}, inbox, start="first"):
@@ -117,10 +116,9 @@ def damaged(record: bytes) -> bytes:
 @pytest.mark.parametrize("is_known", [True, False])
 @pytest.mark.parametrize("options", [{}, {"batch_size": 5}, {"orderly": True}, {"orderly": True, "batch_size": 5}])
 async def test_a_record_that_cannot_be_read_is_a_dead_letter_or_skipped_and_stops_no_other(
-    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], is_known: bool
+    node: Node, one_queue: None, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], is_known: bool
 ) -> None:
     """is_known: the broker finds the message at the place that its record names."""
-    await create_topic(wire, "t", 1)
     await fill(node, 5)
 
     def split(data: bytes) -> list[bytes]:
@@ -452,9 +450,8 @@ def _spoil(monkeypatch: pytest.MonkeyPatch, ext: dict[str, str]) -> None:
     ],
 )
 async def test_administration_refuses_a_text_that_utf_8_cannot_encode(
-    node: Node, wire: Wire, call: Callable[[AdminClient], Awaitable[object]]
+    node: Node, four_queues: None, call: Callable[[AdminClient], Awaitable[object]]
 ) -> None:
-    await create_topic(wire, "t")
     async with AdminClient(node.address) as admin:
         with pytest.raises(ConfigError, match="half a surrogate pair"):
             await call(admin)

@@ -91,8 +91,7 @@ async def seen_renewals(node: Node, count: int, queue_id: int = 0) -> None:
         await eventually(lambda before=before: renewed_s(node, queue_id) > before)  # type: ignore[misc]
 
 
-async def test_a_member_that_leaves_renews_its_leases_while_its_handlers_run(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_a_member_that_leaves_renews_its_leases_while_its_handlers_run(node: Node, one_queue: None) -> None:
     await send(node, 1)
     gate = Gate()
     other = Gate()
@@ -159,10 +158,9 @@ async def test_a_renewal_names_nothing_whose_unlock_is_under_way(
 
 
 async def test_nothing_begins_when_the_lease_is_over_by_the_members_clock(
-    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
+    node: Node, one_queue: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when the process, or the machine, was stopped: nothing has run meanwhile, no timer and no renewal."""
-    await create_topic(wire, "t", 1)
     await send(node, 3)
     gate = Gate()
     async with Consumer(node.address, "g", "t", gate.handle, start="first", concurrency=1) as consumer:
@@ -181,8 +179,7 @@ async def test_nothing_begins_when_the_lease_is_over_by_the_members_clock(
     assert node.broker.offsets.get("g", "t", 0) == 0, "where the group began, no more"
 
 
-async def test_a_member_whose_broker_was_silent_continues_where_it_was(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_a_member_whose_broker_was_silent_continues_where_it_was(node: Node, one_queue: None) -> None:
     await send(node, 3)
     gate = Gate()
     async with Consumer(node.address, "g", "t", gate.handle, start="first", concurrency=1, limits=QUICK) as consumer:
@@ -198,8 +195,9 @@ async def test_a_member_whose_broker_was_silent_continues_where_it_was(node: Nod
 
 
 @pytest.mark.usefixtures("clock_stands")
-async def test_nothing_begins_when_its_connection_is_gone_also_if_the_broker_has_moved(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_nothing_begins_when_its_connection_is_gone_also_if_the_broker_has_moved(
+    node: Node, one_queue: None
+) -> None:
     gate = Gate()
     limits = ClientLimits(route_interval_s=0.01)
     async with Consumer(node.address, "g", "t", gate.handle, start="first", limits=limits) as consumer:
@@ -213,9 +211,8 @@ async def test_nothing_begins_when_its_connection_is_gone_also_if_the_broker_has
 
 
 async def test_a_queue_stays_its_owner_s_when_its_broker_gets_another_address(
-    node: Node, wire: Wire, caplog: pytest.LogCaptureFixture
+    node: Node, one_queue: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await create_topic(wire, "t", 1)
     gate = Gate()
     gate.open.set()
     limits = ClientLimits(route_interval_s=0.01)
@@ -239,9 +236,8 @@ async def test_a_queue_stays_its_owner_s_when_its_broker_gets_another_address(
 
 
 async def test_a_queue_is_taken_again_only_when_its_earlier_handlers_have_ended(
-    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
+    node: Node, one_queue: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await create_topic(wire, "t", 1)
     await send(node, 1)
     gate = Gate()
     passes: Counter[str] = Counter()
@@ -275,8 +271,7 @@ def test_the_clock_continues_while_the_machine_is_suspended(monkeypatch: pytest.
 NEVER_S = 300.0  # the longest commit_interval_s
 
 
-async def test_a_queue_that_falls_idle_is_committed_immediately(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_a_queue_that_falls_idle_is_committed_immediately(node: Node, one_queue: None) -> None:
     gate = Gate()
     gate.open.set()
     async with Consumer(node.address, "g", "t", gate.handle, start="first", commit_interval_s=NEVER_S):
@@ -284,9 +279,8 @@ async def test_a_queue_that_falls_idle_is_committed_immediately(node: Node, wire
         await eventually(lambda: node.broker.offsets.get("g", "t", 0) == 5)
 
 
-async def test_pulls_carry_how_far_a_queue_is_handled(node: Node, wire: Wire) -> None:
+async def test_pulls_carry_how_far_a_queue_is_handled(node: Node, one_queue: None) -> None:
     """So a member that is killed repeats what was in its handlers, and what one pull brought."""
-    await create_topic(wire, "t", 1)
     await send(node, 40)
     release = asyncio.Event()
 
@@ -304,9 +298,8 @@ async def test_pulls_carry_how_far_a_queue_is_handled(node: Node, wire: Wire) ->
         await eventually(lambda: node.broker.offsets.get("g", "t", 0) == 40)
 
 
-async def test_several_queues_are_committed_in_one_request(node: Node, wire: Wire) -> None:
+async def test_several_queues_are_committed_in_one_request(node: Node, four_queues: None) -> None:
     """One of them is another's by now: it is lost, and the others are committed all the same."""
-    await create_topic(wire, "t", 4)
     queues = [Queue("t", "broker-a", number) for number in range(4)]
     async with Producer(node.address) as producer:
         for queue in queues:
@@ -792,9 +785,8 @@ async def handle_two(node: Node, begun: list[Message], ends: asyncio.Event) -> M
 
 
 async def test_a_lost_queue_is_asked_for_again_immediately_and_the_member_is_not_rebalanced_meanwhile(
-    node: Node, wire: Wire
+    node: Node, one_queue: None
 ) -> None:
-    await create_topic(wire, "t", 1)
     assigned_after_the_loss: list[asyncio.Task[set[Queue]]] = []
 
     def revoked(queues: set[Queue]) -> None:
@@ -814,8 +806,7 @@ async def test_a_lost_queue_is_asked_for_again_immediately_and_the_member_is_not
 
 
 @pytest.mark.usefixtures("clock_stands")
-async def test_the_messages_of_a_lost_queue_know_it(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_the_messages_of_a_lost_queue_know_it(node: Node, one_queue: None) -> None:
     begun: list[Message] = []
     ends = asyncio.Event()
     handle = await handle_two(node, begun, ends)
@@ -828,8 +819,7 @@ async def test_the_messages_of_a_lost_queue_know_it(node: Node, wire: Wire) -> N
         ends.set()
 
 
-async def test_a_connection_that_broke_is_opened_again_and_the_queue_continues(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_a_connection_that_broke_is_opened_again_and_the_queue_continues(node: Node, one_queue: None) -> None:
     inbox = Inbox()
     async with Consumer(node.address, "g", "t", inbox, start="first", limits=BY_EVENTS) as consumer:
         await consumer.assigned()
@@ -872,9 +862,8 @@ async def test_a_topic_that_grows_is_divided_immediately(node: Node, wire: Wire)
 
 
 async def test_a_queue_stays_its_owners_when_the_broker_rejects_an_offset(
-    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
+    node: Node, one_queue: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await create_topic(wire, "t", 1)
     await fill(node, 1)
     async with Consumer(node.address, "g", "t", Inbox(), start="first", limits=BY_EVENTS) as consumer:
         await consumer.assigned()
@@ -926,8 +915,7 @@ async def test_a_hand_over_that_goes_alone_is_renewed_until_it_is_done(
             await eventually(lambda: _of_topic(taker) == {moves})
 
 
-async def test_nothing_is_a_members_after_its_end(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_nothing_is_a_members_after_its_end(node: Node, one_queue: None) -> None:
     async with Consumer(node.address, "g", "t", Inbox(), start="first", limits=BY_EVENTS) as consumer:
         await consumer.assigned()
         lease = consumer.queues[QUEUE].lease

@@ -129,8 +129,7 @@ async def test_a_time_is_the_first_message_stored_then_or_later_whichever_the_br
     await cluster.close()
 
 
-async def test_a_time_in_an_empty_queue_is_its_end(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_a_time_in_an_empty_queue_is_its_end(node: Node, one_queue: None) -> None:
     cluster = ClusterView(node.address)
     connection = await cluster.connection(node.address)
     assert await begin_offset(connection, Queue("t", "broker-a", 0), 1) == 0

@@ -19,7 +19,7 @@ from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.names import Queue
 
 from ..client.conftest import set_send_timeout
-from ..conftest import PATIENCE_S, Node, Wire, create_topic
+from ..conftest import PATIENCE_S, Node
 from .conftest import Requests, only_connection, stored
 
 QUEUE = Queue("t", "broker-a", 0)
@@ -193,9 +193,8 @@ def test_a_new_queue_has_brought_nothing_yet(queue: ProcessQueue) -> None:
 # time.
 
 
-async def test_a_full_batch_leaves_before_the_turn_ends(node: Node, wire: Wire, requests: Requests) -> None:
+async def test_a_full_batch_leaves_before_the_turn_ends(node: Node, four_queues: None, requests: Requests) -> None:
     """So that the broker has something to do while the next one is made."""
-    await create_topic(wire, "t")
     async with Producer(node.address) as producer:
         await producer.send("t", b"first")
         requests.taken()
@@ -212,10 +211,9 @@ async def test_a_full_batch_leaves_before_the_turn_ends(node: Node, wire: Wire, 
 
 
 async def test_after_a_complete_answer_the_first_half_leaves_before_the_turn_ends(
-    node: Node, wire: Wire, requests: Requests
+    node: Node, four_queues: None, requests: Requests
 ) -> None:
     """So that client and broker work at the same time instead of waiting for each other."""
-    await create_topic(wire, "t")
     batch = RequestCode.SEND_BATCH_MESSAGE
     seen: list[list[int]] = []
 
@@ -246,9 +244,8 @@ async def test_after_a_complete_answer_the_first_half_leaves_before_the_turn_end
 
 @pytest.mark.parametrize(("encoding", "count"), [("auto", OVERLAP_MESSAGES - 1), ("json", OVERLAP_MESSAGES)])
 async def test_few_messages_and_those_for_apaches_brokers_go_in_one_piece(
-    node: Node, wire: Wire, requests: Requests, encoding: Encoding, count: int
+    node: Node, four_queues: None, requests: Requests, encoding: Encoding, count: int
 ) -> None:
-    await create_topic(wire, "t")
     async with Producer(node.address, access=Access(encoding=encoding)) as producer:
         await producer.send("t", b"first")
         requests.taken()
@@ -291,9 +288,8 @@ async def turns_until_written(producer: Producer, requests: Requests) -> int:
 
 
 async def test_a_message_alone_in_its_turn_leaves_as_early_as_without_batches(
-    node: Node, wire: Wire, requests: Requests
+    node: Node, four_queues: None, requests: Requests
 ) -> None:
-    await create_topic(wire, "t")
     async with Producer(node.address) as batching, Producer(node.address, batching=False) as plain:
         for producer in (batching, plain):
             await producer.send("t", b"first")
@@ -316,10 +312,9 @@ async def unread(node: Node, *, timeout_s: float | None = None, **options: Any) 
 
 
 async def test_messages_that_wait_for_a_slow_broker_travel_in_batches_too_in_order(
-    node: Node, wire: Wire, requests: Requests
+    node: Node, four_queues: None, requests: Requests
 ) -> None:
     """Each turn's on its own. When all senders woke together, most did so in vain, and then went alone."""
-    await create_topic(wire, "t")
     async with unread(node) as producer:
         connection = only_connection(producer)
         requests.taken()
@@ -339,8 +334,7 @@ async def test_messages_that_wait_for_a_slow_broker_travel_in_batches_too_in_ord
     assert len(await stored(node)) == 1 + 99, "whoever gave up meanwhile sent nothing"
 
 
-async def test_who_sends_alone_sends_what_waits_before(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t")
+async def test_who_sends_alone_sends_what_waits_before(node: Node, four_queues: None) -> None:
     async with unread(node, compress_over_bytes=1000) as producer:
         connection = only_connection(producer)
         before = asyncio.create_task(producer.send("t", b"small", queue_key="k"))
@@ -353,9 +347,8 @@ async def test_who_sends_alone_sends_what_waits_before(node: Node, wire: Wire) -
 
 
 async def test_who_waits_for_a_broker_that_reads_nothing_is_notified_of_it_in_time(
-    node: Node, wire: Wire, requests: Requests
+    node: Node, four_queues: None, requests: Requests
 ) -> None:
-    await create_topic(wire, "t")
     async with unread(node, timeout_s=0.05, compress_over_bytes=1000) as producer:
         requests.taken()
         bodies = (b"a", b"b", b"goes alone" * 200)
@@ -365,8 +358,7 @@ async def test_who_waits_for_a_broker_that_reads_nothing_is_notified_of_it_in_ti
     assert [type(outcome) for outcome in outcomes] == [RequestTimeout] * 3
 
 
-async def test_whoever_comes_after_them_is_notified_of_it_in_time_too(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t")
+async def test_whoever_comes_after_them_is_notified_of_it_in_time_too(node: Node, four_queues: None) -> None:
     async with unread(node, timeout_s=0.02) as producer:
         for body in (b"a", b"b", b"c"):
             with pytest.raises(RequestTimeout, match="did not read the message in time"):
@@ -374,8 +366,7 @@ async def test_whoever_comes_after_them_is_notified_of_it_in_time_too(node: Node
         only_connection(producer).resume_writing()
 
 
-async def test_what_waits_for_a_broker_that_hangs_up_is_sent_again(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t")
+async def test_what_waits_for_a_broker_that_hangs_up_is_sent_again(node: Node, four_queues: None) -> None:
     async with unread(node) as producer:
         connection = only_connection(producer)
         sends = [asyncio.create_task(producer.send("t", b"x")) for _ in range(3)]
@@ -384,8 +375,7 @@ async def test_what_waits_for_a_broker_that_hangs_up_is_sent_again(node: Node, w
         assert len(await asyncio.gather(*sends)) == 3
 
 
-async def test_who_gives_up_while_a_broker_reads_nothing_leaves_nothing_behind(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t")
+async def test_who_gives_up_while_a_broker_reads_nothing_leaves_nothing_behind(node: Node, four_queues: None) -> None:
     async with unread(node) as producer:
         set_send_timeout(producer, 0.05)
         given_up = asyncio.create_task(producer.send("t", b"a"))

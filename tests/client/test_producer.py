@@ -64,8 +64,7 @@ async def test_a_message_is_where_the_result_says(node: Node, wire: Wire) -> Non
     }  # fmt: skip
 
 
-async def test_sends_take_queues_in_turn_and_keys_always_the_same(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t")
+async def test_sends_take_queues_in_turn_and_keys_always_the_same(node: Node, four_queues: None) -> None:
     async with Producer(node.address) as producer:
         turns = [(await producer.send("t", b"x")).queue.queue_id for _ in range(8)]
         assert sorted(turns) == [0, 0, 1, 1, 2, 2, 3, 3]
@@ -101,9 +100,8 @@ async def test_a_batch_lies_in_one_queue_in_order(node: Node, wire: Wire) -> Non
     assert result.message_id.split(",") == [decode(record.properties)["UNIQ_KEY"] for record in found]
 
 
-async def test_oneway_sends_wait_for_a_broker_that_reads_nothing(node: Node, wire: Wire) -> None:
+async def test_oneway_sends_wait_for_a_broker_that_reads_nothing(node: Node, four_queues: None) -> None:
     """Nobody answers them, so nothing else holds back who sends faster than the broker takes."""
-    await create_topic(wire, "t")
     async with Producer(node.address) as producer:
         await producer.send_oneway("t", b"first")
         connection = only_connection(producer)
@@ -121,8 +119,7 @@ async def test_oneway_sends_wait_for_a_broker_that_reads_nothing(node: Node, wir
         connection.resume_writing()
 
 
-async def test_others_have_their_turn_between_oneway_sends(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t")
+async def test_others_have_their_turn_between_oneway_sends(node: Node, four_queues: None) -> None:
     async with Producer(node.address) as producer:
         await producer.send_oneway("t", b"x")
         others = asyncio.Event()
@@ -244,8 +241,7 @@ async def test_a_process_that_was_suspended_reads_what_came_before_it_gives_up(n
             await answer
 
 
-async def test_many_concurrent_sends_are_all_stored(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t")
+async def test_many_concurrent_sends_are_all_stored(node: Node, four_queues: None) -> None:
     async with Producer(node.address, timeout_s=PATIENCE_S) as producer:  # sent again, some would be there twice
         results = await asyncio.gather(*(producer.send("t", b"%d" % number) for number in range(2000)))
     places = {(result.queue, result.queue_offset) for result in results}
@@ -403,9 +399,8 @@ def test_a_refusal_comes_whole_out_of_another_process() -> None:
 
 
 async def test_messages_of_one_turn_travel_together_and_each_knows_its_place(
-    node: Node, wire: Wire, requests: Requests
+    node: Node, four_queues: None, requests: Requests
 ) -> None:
-    await create_topic(wire, "t")
     async with Producer(node.address) as producer:
         await producer.send("t", b"first")
         requests.taken()
@@ -428,9 +423,8 @@ async def test_messages_of_one_turn_travel_together_and_each_knows_its_place(
         assert (record.tag, record.keys, record.message_id) == (f"T{number}", [f"k{number}"], result.message_id)
 
 
-async def test_order_by_key_holds_though_some_messages_must_travel_alone(node: Node, wire: Wire) -> None:
+async def test_order_by_key_holds_though_some_messages_must_travel_alone(node: Node, four_queues: None) -> None:
     """Large bodies are compressed, and delayed ones wait: neither may be in a batch."""
-    await create_topic(wire, "t")
     async with Producer(node.address, compress_over_bytes=1000) as producer:
         await producer.send("t", b"first")
         sends = [
@@ -471,8 +465,7 @@ async def test_a_heartbeat_that_was_refused_is_said_again_by_the_next_send(rocke
     assert [request.name for request in rocketlet.requests].count("HEART_BEAT") == 2
 
 
-async def test_a_batch_ends_at_its_limits(node: Node, wire: Wire, requests: Requests) -> None:
-    await create_topic(wire, "t")
+async def test_a_batch_ends_at_its_limits(node: Node, four_queues: None, requests: Requests) -> None:
     async with Producer(node.address, compress_over_bytes=1 << 20) as producer:
         await producer.send("t", b"first")
         requests.taken()
@@ -515,8 +508,7 @@ async def test_a_message_that_is_refused_takes_no_other_with_it(nodes: Nodes) ->
     assert sorted(bodies) == sorted([b"first", *(b"%d" % number for number in range(8) if number != 3)])
 
 
-async def test_a_sender_that_gives_up_takes_no_other_with_it(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t")
+async def test_a_sender_that_gives_up_takes_no_other_with_it(node: Node, four_queues: None) -> None:
     async with Producer(node.address) as producer:
         await producer.send("t", b"first")
         sends = [asyncio.ensure_future(producer.send("t", b"%d" % number)) for number in range(6)]
@@ -530,8 +522,7 @@ async def test_a_sender_that_gives_up_takes_no_other_with_it(node: Node, wire: W
     assert b"2" not in bodies
 
 
-async def test_a_message_that_is_refused_alone_in_its_turn_stops_nothing(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t")
+async def test_a_message_that_is_refused_alone_in_its_turn_stops_nothing(node: Node, four_queues: None) -> None:
     async with Producer(node.address) as producer:
         await producer.send("t", b"first")
         for odd in ({"tag": " "}, {"properties": {"a": "x" * 40_000}}, {"message_id": "\x01"}, {"queue_key": "\udc00"}):
@@ -544,9 +535,8 @@ async def test_a_message_that_is_refused_alone_in_its_turn_stops_nothing(node: N
 
 @pytest.mark.parametrize("odd", [{"properties": {"a": "\ud800"}}, {"tag": "\udfff"}, {"keys": ["a", "\udbff"]}])
 async def test_what_utf_8_cannot_hold_is_refused_and_takes_no_other_with_it(
-    node: Node, wire: Wire, odd: dict[str, Any]
+    node: Node, four_queues: None, odd: dict[str, Any]
 ) -> None:
-    await create_topic(wire, "t")
     async with Producer(node.address) as producer:
         await producer.send("t", b"first")
         sends = [producer.send("t", b"1"), producer.send("t", b"2", **odd), producer.send("t", b"3")]
@@ -621,8 +611,7 @@ async def test_a_lost_broker_fails_each_and_another_takes_them(nodes: Nodes, wir
     assert len(failed) == 20
 
 
-async def test_batching_can_be_switched_off(node: Node, wire: Wire, requests: Requests) -> None:
-    await create_topic(wire, "t")
+async def test_batching_can_be_switched_off(node: Node, four_queues: None, requests: Requests) -> None:
     async with Producer(node.address, batching=False) as producer:
         await producer.send("t", b"first")
         requests.taken()
@@ -651,10 +640,9 @@ async def test_queues_of_brokers_that_are_met_for_the_first_time_take_their_turn
     ids=["nothing", "one id for two", "no number"],
 )
 async def test_an_answer_that_does_not_say_where_fails_each_sender_immediately(
-    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch, ext: dict[str, str | int]
+    node: Node, four_queues: None, monkeypatch: pytest.MonkeyPatch, ext: dict[str, str | int]
 ) -> None:
     """And nothing is sent again: the messages are stored."""
-    await create_topic(wire, "t")
     async with Producer(node.address) as producer:
         await producer.send("t", b"first")
         call = Connection.call

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 from rocketlet.broker.config import HANDOVER_LEASE_S, LEASE_SWEEP_S
+from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.client import Consumer, Message, Producer
 from rocketlet.client.config import CLIENT_LIMITS, ClientLimits
 from rocketlet.client.consuming.queues import Assignment, ProcessQueue, Puller
@@ -160,8 +161,7 @@ async def test_a_long_handler_is_waited_for_before_its_queue_moves(node: Node, w
     assert handled == {b"long": 1}
 
 
-async def test_the_others_prepare_while_a_leaving_members_handlers_end(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_the_others_prepare_while_a_leaving_members_handlers_end(node: Node, one_queue: None) -> None:
     started, release = asyncio.Event(), asyncio.Event()
     seen: Counter[bytes] = Counter()
 
@@ -216,7 +216,7 @@ async def test_a_killed_members_queues_move_immediately_and_only_uncommitted_mes
         await eventually(lambda: len(watch.seen) == 96)
         leases = [node.broker.groups.queue("g", "t", number).owner.holder for number in range(QUEUES)]
         (connection,) = {lease.session for lease in leases if lease and lease.client_id == dies.client_id}
-        assert connection is not None
+        assert isinstance(connection, RemotingConnection)
         connection.abort()
         connection.was_closed_by_client = True  # as when its process is killed
         await settled(stays)

@@ -138,8 +138,7 @@ async def test_a_request_gets_the_reply_of_who_consumed_it(node: Node, wire: Wir
                 await asker.request("t", b"silence", timeout_s=0.2)
 
 
-async def test_a_reply_needs_a_request_and_somebody_who_waits(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_a_reply_needs_a_request_and_somebody_who_waits(node: Node, one_queue: None) -> None:
     inbox = Inbox()
     async with Producer(node.address) as producer, Consumer(node.address, "g", "t", inbox, start="first"):
         await producer.send("t", b"plain")
@@ -153,8 +152,7 @@ async def test_a_reply_needs_a_request_and_somebody_who_waits(node: Node, wire: 
             await producer.reply(inbox.messages[1], b"x")
 
 
-async def test_a_dead_letter_can_be_sent_again_as_it_was(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_a_dead_letter_can_be_sent_again_as_it_was(node: Node, one_queue: None) -> None:
     seen: list[Message] = []
     dead: list[Message] = []
 
@@ -185,8 +183,7 @@ async def test_a_dead_letter_can_be_sent_again_as_it_was(node: Node, wire: Wire)
     assert again.outgoing() == Outgoing(b"x" * 9000, "new", ["a", "b"], {"price": "5"}, message_id=sent.message_id)
 
 
-async def test_middleware_is_around_sends(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_middleware_is_around_sends(node: Node, one_queue: None) -> None:
     inbox = Inbox()
     trace: list[str] = []
 
@@ -224,8 +221,7 @@ async def test_a_producer_is_started_once_and_stopped_at_any_time(node: Node) ->
         await producer.start()
 
 
-async def test_who_still_sends_when_a_producer_stops_is_notified_of_it(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t")
+async def test_who_still_sends_when_a_producer_stops_is_notified_of_it(node: Node, four_queues: None) -> None:
     async with Producer(node.address, timeout_s=PATIENCE_S) as producer:
         await producer.send("t", b"first")
         connection = only_connection(producer)
@@ -539,9 +535,8 @@ async def test_a_send_right_after_the_consumer_was_entered_is_seen(
             assert sorted(inbox.bodies) == [b"new", b"newer"]
 
 
-async def test_a_group_that_has_read_nothing_yet_has_its_place_all_the_same(node: Node, wire: Wire) -> None:
+async def test_a_group_that_has_read_nothing_yet_has_its_place_all_the_same(node: Node, four_queues: None) -> None:
     """Also in queues that never had a message, and though no member owned anything yet."""
-    await create_topic(wire, "t", 4)
     await fill(node, 2)
     async with Consumer(node.address, "g", "t", Inbox()):
         pass

@@ -48,8 +48,7 @@ def unfinished(node: Node, group: str = "g") -> int:
     return node.broker.pops.pools.unfinished(group)
 
 
-async def test_more_members_than_queues_share_all_messages_and_each_comes_once(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_more_members_than_queues_share_all_messages_and_each_comes_once(node: Node, one_queue: None) -> None:
     inboxes = [Inbox() for _ in range(3)]
     members = [SharedConsumer(node.address, "g", "t", inbox, concurrency=4, start="first") for inbox in inboxes]
     for member in members:
@@ -63,8 +62,7 @@ async def test_more_members_than_queues_share_all_messages_and_each_comes_once(n
     assert node.broker.offsets.get("g", "t", 0) == 60
 
 
-async def test_a_slow_handler_holds_up_nothing_but_its_own_message(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_a_slow_handler_holds_up_nothing_but_its_own_message(node: Node, one_queue: None) -> None:
     seen: list[bytes] = []
     gate = asyncio.Event()
 
@@ -85,8 +83,7 @@ async def test_a_slow_handler_holds_up_nothing_but_its_own_message(node: Node, w
         await eventually(lambda: len(seen) == 1)
 
 
-async def test_a_message_is_extended_as_long_as_its_handler_runs(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_a_message_is_extended_as_long_as_its_handler_runs(node: Node, one_queue: None) -> None:
     gate, inbox = asyncio.Event(), Inbox()
 
     async def work(message: Message) -> None:
@@ -108,8 +105,7 @@ async def test_a_message_is_extended_as_long_as_its_handler_runs(node: Node, wir
     assert len(inbox.messages) == 1
 
 
-async def test_a_message_that_another_member_has_handled_stays_lost(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_a_message_that_another_member_has_handled_stays_lost(node: Node, one_queue: None) -> None:
     gate, inbox = asyncio.Event(), Inbox()
     found: list[Message] = []
 
@@ -128,10 +124,9 @@ async def test_a_message_that_another_member_has_handled_stays_lost(node: Node, 
 
 
 async def test_no_handler_begins_with_a_message_whose_lease_is_over(
-    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
+    node: Node, one_queue: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process was suspended when the message had come: it may be another member's by now."""
-    await create_topic(wire, "t", 1)
     take, over = SlotDispatcher.take, list[SharedDelivery]()
 
     async def taken(dispatcher: SlotDispatcher) -> SharedDelivery | None:
@@ -151,8 +146,9 @@ async def test_no_handler_begins_with_a_message_whose_lease_is_over(
     assert {message.attempt for message in inbox.messages} == {1}
 
 
-async def test_outcomes_are_carried_out_again_after_any_time_and_given_up_with_a_reason(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_outcomes_are_carried_out_again_after_any_time_and_given_up_with_a_reason(
+    node: Node, one_queue: None
+) -> None:
     outcomes: dict[bytes, list[Any]] = {
         b"0": [RetryLater(delay=0.05), RetryLater(delay=timedelta(milliseconds=1)), None],
         b"1": [Reject("no such customer")],
@@ -189,8 +185,7 @@ async def test_outcomes_are_carried_out_again_after_any_time_and_given_up_with_a
     assert not any(sent_back.counts), "the broker that delivered a message dead-letters and acknowledges it in one step"
 
 
-async def test_tries_end_where_the_member_or_the_group_says(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_tries_end_where_the_member_or_the_group_says(node: Node, one_queue: None) -> None:
     inbox = Inbox(RetryLater(delay=0))
     async with SharedConsumer(node.address, "g", "t", inbox, max_reconsume_times=2):
         await fill(node, 1)
@@ -231,8 +226,7 @@ async def test_messages_of_one_message_group_come_one_after_the_other(node: Node
     assert all(numbers == list(range(8)) for numbers in done.values())
 
 
-async def test_a_group_without_order_keeps_it_for_a_member_that_asks(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_a_group_without_order_keeps_it_for_a_member_that_asks(node: Node, one_queue: None) -> None:
     async with SharedConsumer(node.address, "g", "t", Inbox()):
         pass
     done: list[bytes] = []
@@ -249,8 +243,7 @@ async def test_a_group_without_order_keeps_it_for_a_member_that_asks(node: Node,
     assert done == [b"0", b"1", b"2"]
 
 
-async def test_filters_by_tag_and_by_sql(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_filters_by_tag_and_by_sql(node: Node, one_queue: None) -> None:
     tagged, priced = Inbox(), Inbox()
     async with (
         SharedConsumer(node.address, "g1", {"t": "a || b"}, tagged, start="first"),
@@ -266,8 +259,7 @@ async def test_filters_by_tag_and_by_sql(node: Node, wire: Wire) -> None:
         await SharedConsumer(node.address, "g3", {"t": Sql("price >")}, tagged).start()
 
 
-async def test_a_new_group_begins_behind_what_is_there_or_with_the_first(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_a_new_group_begins_behind_what_is_there_or_with_the_first(node: Node, one_queue: None) -> None:
     await fill(node, 2)
     last, first = Inbox(), Inbox()
     async with (
@@ -280,8 +272,7 @@ async def test_a_new_group_begins_behind_what_is_there_or_with_the_first(node: N
     assert last.bodies == [b"new"]
 
 
-async def test_stop_waits_for_handlers_and_gives_back_what_they_do_not_finish(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_stop_waits_for_handlers_and_gives_back_what_they_do_not_finish(node: Node, one_queue: None) -> None:
     began, gate = asyncio.Event(), asyncio.Event()
     done: list[bytes] = []
 
@@ -307,8 +298,7 @@ async def test_stop_waits_for_handlers_and_gives_back_what_they_do_not_finish(no
     assert [(message.body, message.attempt) for message in inbox.messages] == [(b"1", 1)], "it was no try"
 
 
-async def test_a_pause_begins_nothing_and_sends_what_comes_to_others(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_a_pause_begins_nothing_and_sends_what_comes_to_others(node: Node, one_queue: None) -> None:
     mine, others = Inbox(), Inbox()
     async with SharedConsumer(node.address, "g", "t", mine, invisible_s=600) as member:
         await member.pause()
@@ -321,8 +311,7 @@ async def test_a_pause_begins_nothing_and_sends_what_comes_to_others(node: Node,
         await eventually(lambda: len(mine.messages) == 1)
 
 
-async def test_messages_are_received_iterated_and_settled_by_hand(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_messages_are_received_iterated_and_settled_by_hand(node: Node, one_queue: None) -> None:
     async with SharedConsumer(node.address, "g", "t", start="first", invisible_s=600) as consumer:
         with pytest.raises(TimeoutError, match="no message arrived within"):
             await consumer.receive(timeout_s=0.01)
@@ -371,8 +360,7 @@ async def test_urgent_messages_are_handled_first_as_the_groups_priority_factor_s
     assert seen == bodies, "a message that is redelivered precedes those of lower levels"
 
 
-async def test_what_nobody_asks_for_goes_to_another_member(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_what_nobody_asks_for_goes_to_another_member(node: Node, one_queue: None) -> None:
     inbox = Inbox()
     async with SharedConsumer(node.address, "g", "t", invisible_s=1.0) as idle:
         waiting = asyncio.create_task(idle.receive())
@@ -487,8 +475,7 @@ async def eventually_sent(producer: Producer, topic: str) -> None:
     await producer.send(topic, b"later", queue=queue)
 
 
-async def test_members_of_both_kinds_divide_a_topic_and_nothing_comes_twice(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 4)
+async def test_members_of_both_kinds_divide_a_topic_and_nothing_comes_twice(node: Node, four_queues: None) -> None:
     queues, shared = Inbox(), Inbox()
     async with Consumer(node.address, "g", "t", queues, start="first") as consumer:
         await consumer.assigned(PATIENCE_S)
@@ -504,8 +491,7 @@ async def test_members_of_both_kinds_divide_a_topic_and_nothing_comes_twice(node
     assert len({message.message_id for message in queues.messages + shared.messages}) == 100
 
 
-async def test_plain_handlers_run_in_threads(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_plain_handlers_run_in_threads(node: Node, one_queue: None) -> None:
     threads: list[str] = []
     async with SharedConsumer(node.address, "g", "t", lambda message: threads.append(threading.current_thread().name)):
         await fill(node, 2)
@@ -513,8 +499,7 @@ async def test_plain_handlers_run_in_threads(node: Node, wire: Wire) -> None:
     assert all(name.startswith("rocketlet-handler") for name in threads)
 
 
-async def test_a_member_is_shown_by_its_name_and_gone_when_it_stops(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_a_member_is_shown_by_its_name_and_gone_when_it_stops(node: Node, one_queue: None) -> None:
     async with SharedConsumer(node.address, "g", "t", Inbox()) as member, AdminClient(node.address) as admin:
         assert [item.client_id for item in (await admin.group("g")).members] == [member.client_id]
     group = node.broker.groups.get("g")

@@ -31,7 +31,7 @@ from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.names import Queue
 from rocketlet.testing import Broker, Fault
 
-from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
+from ..conftest import PATIENCE_S, Connect, Node, Nodes, create_topic, eventually
 from .conftest import Requests
 
 
@@ -68,8 +68,7 @@ def test_those_at_the_edge_are_taken(arguments: dict[str, Any]) -> None:
     assert consumer(**arguments).group == "g"
 
 
-async def test_a_batch_is_as_large_as_was_asked_for(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_a_batch_is_as_large_as_was_asked_for(node: Node, one_queue: None) -> None:
     async with Producer(node.address) as producer:
         await producer.send_batch("t", [b"%d" % number for number in range(1000)])
     async with Consumer(node.address, "g", "t", start="first", batch_size=1000) as member:
@@ -104,8 +103,7 @@ async def test_a_message_of_others_with_such_a_tag_can_be_sent_again(node: Node)
         assert sent.status == "ok"
 
 
-async def test_the_lag_of_queues_that_a_consumer_has_not_got_yet_is_not_reported(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_the_lag_of_queues_that_a_consumer_has_not_got_yet_is_not_reported(node: Node, one_queue: None) -> None:
     member = Consumer(node.address, "g", "t", lambda message: None)
     with pytest.raises(ConfigError, match="has not been started"):
         await member.lag()
@@ -118,8 +116,7 @@ async def test_the_lag_of_queues_that_a_consumer_has_not_got_yet_is_not_reported
         await member.positions()
 
 
-async def test_a_member_for_whom_no_queue_is_left_has_no_lag(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_a_member_for_whom_no_queue_is_left_has_no_lag(node: Node, one_queue: None) -> None:
     async with (
         Consumer(node.address, "g", "t", lambda message: None) as one,
         Consumer(node.address, "g", "t", lambda message: None) as two,

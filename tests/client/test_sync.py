@@ -29,9 +29,7 @@ async def in_thread(work: Any) -> Any:
     return await asyncio.to_thread(work)
 
 
-async def test_a_script_sends_and_receives(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
-
+async def test_a_script_sends_and_receives(node: Node, one_queue: None) -> None:
     def script() -> list[bytes]:
         with Producer(node.address) as producer:
             results = [producer.send("t", b"%d" % number, keys="k") for number in range(5)]
@@ -83,9 +81,7 @@ async def test_a_handler_is_a_plain_function(node: Node, wire: Wire) -> None:
     assert await in_thread(script) == {b"%d" % number for number in range(10)}
 
 
-async def test_what_was_received_and_not_settled_does_not_hold_the_end_up(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
-
+async def test_what_was_received_and_not_settled_does_not_hold_the_end_up(node: Node, one_queue: None) -> None:
     def script() -> bytes:
         with Producer(node.address) as producer:
             producer.send("t", b"x")
@@ -97,9 +93,7 @@ async def test_what_was_received_and_not_settled_does_not_hold_the_end_up(node: 
     assert await in_thread(script) == b"x"
 
 
-async def test_transactions_requests_and_errors(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
-
+async def test_transactions_requests_and_errors(node: Node, one_queue: None) -> None:
     def script() -> None:
         with Producer(node.address, "p", check=lambda message: None) as producer:
             with producer.transaction("t", b"yes"):
@@ -163,10 +157,8 @@ async def test_listeners_and_checks_may_block_as_handlers_may(
 
 
 async def test_an_interrupted_wait_takes_no_message_with_it(
-    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
+    node: Node, one_queue: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await create_topic(wire, "t", 1)
-
     def interrupt() -> None:
         """The next wait ends as by Ctrl-C."""
 
@@ -192,9 +184,7 @@ async def test_an_interrupted_wait_takes_no_message_with_it(
     await in_thread(script)
 
 
-async def test_a_handler_that_stops_its_consumer_gets_an_error(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
-
+async def test_a_handler_that_stops_its_consumer_gets_an_error(node: Node, one_queue: None) -> None:
     def script() -> str:
         errors: list[ConfigError] = []
         told = threading.Event()
@@ -281,8 +271,9 @@ print(next(left_open).topic)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-async def test_a_script_ends_whatever_it_left_open_and_a_forked_child_makes_its_own(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_a_script_ends_whatever_it_left_open_and_a_forked_child_makes_its_own(
+    node: Node, one_queue: None
+) -> None:
     command = [sys.executable, "-W", "ignore", "-c", SCRIPT, node.address]
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     said, complained = await asyncio.wait_for(process.communicate(), PATIENCE_S)
@@ -301,10 +292,8 @@ async def test_in_a_coroutine_it_says_what_to_use() -> None:
 
 
 async def test_batches_are_acknowledged_when_the_next_is_asked_for_and_are_redelivered_after_a_break(
-    node: Node, wire: Wire
+    node: Node, one_queue: None
 ) -> None:
-    await create_topic(wire, "t", 1)
-
     def script() -> list[list[bytes]]:
         with Producer(node.address) as producer:
             producer.send_batch("t", [b"%d" % number for number in range(5)])
@@ -327,9 +316,7 @@ async def test_batches_are_acknowledged_when_the_next_is_asked_for_and_are_redel
     assert await in_thread(script) == [[b"0", b"1"], [b"2", b"3"], [b"2", b"3"], [b"4"]]
 
 
-async def test_members_that_share_messages(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
-
+async def test_members_that_share_messages(node: Node, one_queue: None) -> None:
     def script() -> list[bytes]:
         seen: list[bytes] = []
         handled = threading.Event()

@@ -27,7 +27,7 @@ from rocketlet.client import (
 )
 from rocketlet.protocol.names import Queue
 
-from ..conftest import PATIENCE_S, PYRIGHT, Node, Wire, create_topic, eventually
+from ..conftest import PATIENCE_S, PYRIGHT, Node, eventually
 
 
 class Order(pydantic.BaseModel):
@@ -91,8 +91,7 @@ async def test_a_body_that_cannot_be_decoded_is_given_up_with_the_reason(node: N
     assert "the body cannot be decoded: ValidationError: Expected `object`, got `array`" in dead.failure
 
 
-async def test_of_a_batch_only_what_cannot_be_decoded_is_given_up(node: Node, wire: Wire) -> None:
-    await create_topic(wire, "t", 1)
+async def test_of_a_batch_only_what_cannot_be_decoded_is_given_up(node: Node, one_queue: None) -> None:
     async with Producer(node.address) as producer:
         await producer.send_batch("t", [b"1", b"two", b"3"])
     seen: list[list[int]] = []
