@@ -50,11 +50,12 @@ from .messages.sending import Retries, SendService
 from .messages.topics import Statistics, Topics
 from .messages.transactions import Transactions
 from .nameserver import Routes
+from .pops.dead_letters import DeadLetterWriter
 from .pops.division import Division
 from .pops.journal import PopJournal
 from .pops.lite import LiteOffsets
 from .pops.pools import Pools
-from .pops.pops import DeadLetterWriter, Pops
+from .pops.pops import Pops
 from .pops.progress import GroupProgress
 from .runtime import MACHINE, Clock, Device, FairQueue, Histogram, Job, LiveConfig, Runtime, SingleTimer, run
 from .sessions.clients import Clients

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..broker.broker import BrokerController as RunningBroker
 from ..broker.config import BrokerConfig
 from ..broker.nameserver import Networks, Routes
+from ..broker.pops.deliveries import DeliveryState
 from ..broker.remoting.administration import history_of
 from ..broker.remoting.connection import RemotingConnection
 from ..broker.server import Listening, Server, Taps
@@ -266,8 +267,14 @@ class Rig:
         if self._broker is None:
             return None
         delays = self._broker.delays
-        popped_s = self._broker.pops.delayed_wait_s()
-        waits = (self._broker.timers.wait_s(), popped_s, *map(delays.wait_s, delays.levels))
+        now_s = self._broker.clock.monotonic_s()
+        popped = (
+            max(item.deadline_s - now_s, 0.0)
+            for deliveries in self._broker.pops.pools.deliveries()
+            for item in deliveries.unfinished.values()
+            if item.is_delayed and item.state is DeliveryState.IN_FLIGHT
+        )
+        waits = (self._broker.timers.wait_s(), *popped, *map(delays.wait_s, delays.levels))
         first_s = min((wait_s for wait_s in waits if wait_s is not None), default=None)
         return None if first_s is None else max(first_s, 0.0)
 

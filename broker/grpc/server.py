@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import structlog
 from google.protobuf.message import DecodeError
@@ -62,29 +62,11 @@ _NO_GRPC: Final = encode(
 )
 
 
-class CallServer(Protocol):
-    """Looks up methods and serves calls. `callers` counts connections and responses."""
-
-    callers: GrpcClientStats
-
-    def now_s(self) -> float: ...
-
-    def turned_away(self, connection: ClientTransport, reason: str) -> None: ...
-
-    def method_of(self, stream: Stream) -> Method:
-        """Return the method of a request. Raises CallFault if it is unknown."""
-        ...
-
-    def serve(self, ready: Ready) -> None:
-        """Serve calls for up to `PIECE_S`, at least one piece of the first."""
-        ...
-
-
 class GrpcConnection(asyncio.Protocol):
     """A client's HTTP/2 connection. `ready` has, by call, messages that are not served yet and work that has begun; None as a
     message means that the client sends no more of them."""
 
-    def __init__(self, server: CallServer, connection: ClientTransport) -> None:
+    def __init__(self, server: GrpcServer, connection: ClientTransport) -> None:
         self.server = server
         self.connection = connection
         self.http2 = Http2()
@@ -393,6 +375,7 @@ class GrpcServer:
         raise CallFault(Status.UNIMPLEMENTED, f"{path[:100].decode(errors='replace')} is not served here")
 
     def _serve_ready(self, ready: Ready) -> None:
+        """Serve calls for up to `PIECE_S`, at least one piece of the first."""
         sends = self._sends
         assert sends is not None
         end_s = time.perf_counter() + PIECE_S

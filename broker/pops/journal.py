@@ -1,8 +1,16 @@
-"""The journal of popped and acknowledged messages, from which a restarted broker continues."""
+"""The journal of popped and acknowledged messages, from which a restarted broker continues.
+
+The records and their replay, the events that are recorded, and the write once per event-loop iteration.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from operator import attrgetter
+from struct import Struct
+from struct import error as StructError
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -11,16 +19,192 @@ from ..groups.group import FinishedAhead
 from ..groups.offsets import Offsets
 from ..messages.lite import LiteTopic
 from ..messages.topics import Topics
-from ..runtime import Job, Runtime
+from ..runtime import Clock, Job, Runtime
 from ..store.files import StoreFull
 from ..store.journals import Frames, framed
 from ..store.store import Flusher
-from . import records
-from .deliveries import Delivery, DeliveryState, JournalKey, KeptQueue
+from .deliveries import Delivery, DeliveryState, JournalKey, KeptQueue, StoredDelivery
 from .pool import QueueDeliveries
-from .records import MAX_COUNT
+from .requests import AckStatus
 
 log = structlog.get_logger("rocketlet.pops")
+
+Answered = Callable[[Sequence[AckStatus]], object]
+"""Takes an outcome for each handle of a request."""
+
+
+# ------------------------------------------------------------------------------
+# The records of deliveries on the disk, many in one frame of the journal. A restart replays them.
+#
+# All integers are big-endian. `number` stands for a group, topic and queue, which a record D defines first.
+#
+#     D  number, size, identity of the topic \0 group \0 topic \0 queue id
+#     P  number, next, pop ms, deadline ms, 0, -1, count, then offset and attempts of each: they are popped
+#     A  number, count, then the offset of each: they are acknowledged
+#     X  number, offset, deadline ms, attempts, -1: the invisible time ends then
+#     C  number, size, text: not read. Earlier releases wrote client ids, and where -1 is, how often they had extended a
+#        delivery; they extend no delivery with -1
+#     N  number, next: the messages before `next` were read. Those without another record were not delivered, because a
+#        filter skipped them or they cannot be read
+#     B  number, next, floor ms: nothing is unfinished, and no pop time is below the floor
+#     Y  number: the queue has left its pool, so the committed offset that was saved counts if it is higher. If messages are
+#        unfinished, those between them are finished, and members that pull the queue do not get them
+#     F  number: the deliveries of this number have ended
+#
+# A deadline of 0 means that the message is not in flight: it is visible, or behind another one. Times are of the wall
+# clock, because the monotonic clock restarts at a reboot. Replaying a record twice, in order, gives the same state.
+
+
+_TEXT: Final = Struct(">cIH")
+_POP: Final = Struct(">cIQQQIbH")
+_POPPED: Final = Struct(">QI")
+_ACK: Final = Struct(">cIH")
+_OFFSET: Final = Struct(">Q")
+_CHANGE: Final = Struct(">cIQQIb")
+_NEXT: Final = Struct(">cIQ")
+_BASE: Final = Struct(">cIQQ")
+_FORGET: Final = Struct(">cI")
+
+MAX_COUNT: Final = 0xFFFF  # deliveries in one record
+_NOT_RENEWED: Final = -1
+_offset_of, _attempts_of = attrgetter("offset"), attrgetter("attempts")
+
+
+def encode_definition(number: int, key: JournalKey) -> bytes:
+    return _text(b"D", number, "\0".join((key.identity, key.group, key.topic, str(key.queue_id))))
+
+
+def _text(kind: bytes, number: int, text: str) -> bytes:
+    data = text.encode()[:0xFFFF]
+    return _TEXT.pack(kind, number, len(data)) + data
+
+
+def encode_pop(number: int, next_offset: int, pop_ms: int, deadline_ms: int, popped: Sequence[Delivery]) -> bytes:
+    """Return a record P of up to `MAX_COUNT` deliveries."""
+    head = _POP.pack(b"P", number, next_offset, pop_ms, deadline_ms, 0, _NOT_RENEWED, len(popped))
+    return head + b"".join(map(_POPPED.pack, map(_offset_of, popped), map(_attempts_of, popped)))
+
+
+def encode_ack(number: int, done: Sequence[Delivery]) -> bytes:
+    """Return a record A of up to `MAX_COUNT` acknowledged deliveries."""
+    return _ACK.pack(b"A", number, len(done)) + b"".join(map(_OFFSET.pack, map(_offset_of, done)))
+
+
+def encode_change(number: int, offset: int, deadline_ms: int, attempts: int) -> bytes:
+    return _CHANGE.pack(b"X", number, offset, deadline_ms, attempts, _NOT_RENEWED)
+
+
+def encode_passed(number: int, next_offset: int) -> bytes:
+    return _NEXT.pack(b"N", number, next_offset)
+
+
+def encode_base(number: int, next_offset: int, floor_ms: int) -> bytes:
+    return _BASE.pack(b"B", number, next_offset, floor_ms)
+
+
+def encode_yielded(number: int) -> bytes:
+    return _FORGET.pack(b"Y", number)
+
+
+def encode_nothing() -> bytes:
+    """Return a record that `replay` skips, in earlier releases, too."""
+    return _text(b"C", 0, "")
+
+
+def encode_end(number: int) -> bytes:
+    return _FORGET.pack(b"F", number)
+
+
+class Replayed(NamedTuple):
+    """The queues of the journal, and what could not be read of it.
+
+    Attributes:
+        queues: the queues as the frames leave them, by number.
+        unread: the frames with records of a queue that is not defined, and the first frame that does not contain records
+            with those after it. The checksum of that frame is valid, so it is not damaged; another release may have
+            written it.
+        fault: why the last of them cannot be read; None without one.
+    """
+
+    queues: dict[int, KeptQueue]
+    unread: list[bytes]
+    fault: Exception | None
+
+
+def replay(frames: Iterable[bytes]) -> Replayed:
+    queues: dict[int, KeptQueue] = {}
+    unread: list[bytes] = []
+    fault: Exception | None = None
+    rest = iter(frames)
+    for frame in rest:
+        at, undefined = 0, set[int]()
+        try:
+            while at < len(frame):
+                at = _replay(queues, undefined, frame, at)
+        except (StructError, ValueError) as error:
+            return Replayed(queues, [*unread, frame, *rest], error)
+        if undefined:
+            unread.append(frame)
+            fault = ValueError(f"records of the undefined queues {sorted(undefined)}")
+    return Replayed(queues, unread, fault)
+
+
+def _replay(queues: dict[int, KeptQueue], undefined: set[int], frame: bytes, at: int) -> int:
+    """Apply a record to the queues, and return where the next one begins. Add the number of its queue to those that are
+    undefined, if it is."""
+    kind, (_, number) = frame[at : at + 1], _FORGET.unpack_from(frame, at)
+    if kind in (b"D", b"C"):
+        begin = at + _TEXT.size
+        end = begin + int(_TEXT.unpack_from(frame, at)[2])
+        if kind == b"D":
+            identity, group, topic, queue_id = frame[begin:end].decode(errors="replace").split("\0")
+            key = JournalKey(identity, group, topic, int(queue_id))
+            if number not in queues or queues[number].key != key:
+                queues[number] = KeptQueue(key)
+        return end
+    if kind == b"F":
+        queues.pop(number, None)
+        return at + _FORGET.size
+    queue = queues.get(number)
+    if queue is None:
+        undefined.add(number)
+        queue = KeptQueue(JournalKey("", "", "", 0))
+    if kind == b"P":
+        _, _, next_offset, pop_ms, deadline_ms, _, _, count = _POP.unpack_from(frame, at)
+        begin = at + _POP.size
+        end = begin + int(count) * _POPPED.size
+        for offset, attempts in _POPPED.iter_unpack(frame[begin:end]):
+            queue.unfinished[offset] = StoredDelivery(attempts, pop_ms, deadline_ms)
+        queue.next = max(queue.next, next_offset)
+        return end
+    if kind == b"A":
+        begin = at + _ACK.size
+        end = begin + int(_ACK.unpack_from(frame, at)[2]) * _OFFSET.size
+        for (offset,) in _OFFSET.iter_unpack(frame[begin:end]):
+            queue.unfinished.pop(offset, None)
+        return end
+    if kind == b"X":
+        _, _, offset, deadline_ms, attempts, _ = _CHANGE.unpack_from(frame, at)
+        if offset in queue.unfinished:
+            queue.unfinished[offset] = StoredDelivery(attempts, queue.unfinished[offset].pop_ms, deadline_ms)
+        return at + _CHANGE.size
+    if kind == b"N":
+        queue.next = max(queue.next, _NEXT.unpack_from(frame, at)[2])
+        return at + _NEXT.size
+    if kind == b"B":
+        _, _, queue.next, queue.floor_ms = _BASE.unpack_from(frame, at)
+        queue.is_yielded = False
+        queue.unfinished.clear()
+        return at + _BASE.size
+    if kind == b"Y":
+        queue.is_yielded = True
+        return at + _FORGET.size
+    raise ValueError(f"unknown kind of record: {kind!r}")
+
+
+# ------------------------------------------------------------------------------
+# The records of this run, until they are written; and the file with the state of all deliveries.
+
 
 _AT_ONCE = 512  # records after which a rewrite of the file begins another frame
 
@@ -58,7 +242,7 @@ class PopJournal:
         """Return the state that the last run left, by number. From a frame on that does not contain records, the file is kept
         aside: messages in flight, and acknowledged ones after them, are then delivered again. Raises StoreError if the file
         cannot be read."""
-        queues, unread, fault = records.replay(self.frames.read())
+        queues, unread, fault = replay(self.frames.read())
         if fault is not None:
             self._adoption.set_aside("popped messages", len(unread), b"".join(map(framed, unread)), fault)
         self.last_number = max(queues, default=0)
@@ -107,7 +291,7 @@ class PopJournal:
             self._offsets.note_pops()
         first = popped[0]
         deadline_ms = self.wall_ms(first.deadline_s)
-        self._content.append(records.pop(deliveries.number, deliveries.next, first.pop_ms, deadline_ms, popped))
+        self._content.append(encode_pop(deliveries.number, deliveries.next, first.pop_ms, deadline_ms, popped))
         deliveries.is_passed = False
 
     def kept_behind(self, deliveries: QueueDeliveries) -> None:
@@ -115,35 +299,35 @@ class PopJournal:
         fresh, deliveries.fresh_behind = deliveries.fresh_behind, []
         self._define(deliveries)
         behind = [item for item in fresh if item.state in (DeliveryState.BEHIND, DeliveryState.VISIBLE)]
-        self._content.append(records.pop(deliveries.number, deliveries.next, 0, 0, behind))
+        self._content.append(encode_pop(deliveries.number, deliveries.next, 0, 0, behind))
 
     def deadline_changed(self, deliveries: QueueDeliveries, delivery: Delivery) -> None:
         self._define(deliveries)
         is_in_flight = delivery.state is DeliveryState.IN_FLIGHT
         deadline_ms = self.wall_ms(delivery.deadline_s) if is_in_flight else 0
-        self._content.append(records.change(deliveries.number, delivery.offset, deadline_ms, delivery.attempts))
+        self._content.append(encode_change(deliveries.number, delivery.offset, deadline_ms, delivery.attempts))
 
     def acknowledged(self, deliveries: QueueDeliveries, done: Sequence[Delivery]) -> None:
         if deliveries.number not in self._defined:
             self._define(deliveries)
         for first in range(0, len(done), MAX_COUNT):
-            self._content.append(records.ack(deliveries.number, done[first : first + MAX_COUNT]))
+            self._content.append(encode_ack(deliveries.number, done[first : first + MAX_COUNT]))
 
     def passed(self, deliveries: QueueDeliveries) -> None:
         """Record that the messages before `next` were read; those without a record were not delivered."""
         deliveries.is_passed = False
         self._define(deliveries)
-        self._content.append(records.passed(deliveries.number, deliveries.next))
+        self._content.append(encode_passed(deliveries.number, deliveries.next))
 
     def restarted(self, deliveries: QueueDeliveries) -> None:
         self._define(deliveries)
-        self._content.append(records.base(deliveries.number, deliveries.next, deliveries.floor_ms))
+        self._content.append(encode_base(deliveries.number, deliveries.next, deliveries.floor_ms))
 
     def ended(self, deliveries: QueueDeliveries) -> None:
         """Record that the group, the topic or the lite topic is deleted."""
         if deliveries.number in self._defined:
             self._defined.discard(deliveries.number)
-            self._content.append(records.end(deliveries.number))
+            self._content.append(encode_end(deliveries.number))
 
     def yielded(self, deliveries: QueueDeliveries, offset: int, ahead: FinishedAhead | None = None) -> None:
         """Record that the queue has left its pool, and where the group continues. Until the offsets are saved, only the
@@ -167,7 +351,7 @@ class PopJournal:
         number, _ = self._ahead.pop((group, topic, queue_id), (0, b""))
         if number:
             self._defined.discard(number)
-            self._content.append(records.end(number))
+            self._content.append(encode_end(number))
 
     def group_deleted(self, group: str) -> None:
         """End the records of the queues that have left the pools of a deleted group."""
@@ -185,7 +369,7 @@ class PopJournal:
         if number is None:
             return False
         # not `_left`, of which a start takes the higher one of this offset and a saved one
-        self._yielded[key] = number, records.define(number, key) + records.base(number, offset, now_ms + 1)
+        self._yielded[key] = number, encode_definition(number, key) + encode_base(number, offset, now_ms + 1)
         self._defined.add(number)
         self._content.append(self._yielded[key][1])
         return True
@@ -200,14 +384,14 @@ class PopJournal:
             return None
         number, _ = left.pop(key)
         self._defined.discard(number)
-        self._content.append(records.end(number))
+        self._content.append(encode_end(number))
         return number
 
     def _define(self, deliveries: QueueDeliveries) -> None:
         if deliveries.number not in self._defined:
             self._defined.add(deliveries.number)
-            self._content.append(records.define(deliveries.number, self._key(deliveries)))
-            self._content.append(records.base(deliveries.number, deliveries.reported, deliveries.floor_ms))
+            self._content.append(encode_definition(deliveries.number, self._key(deliveries)))
+            self._content.append(encode_base(deliveries.number, deliveries.reported, deliveries.floor_ms))
             self.ahead_ended(deliveries.group, deliveries.queue.topic, deliveries.queue.queue_id)  # popped again
 
     def _key(self, deliveries: QueueDeliveries) -> JournalKey:
@@ -246,7 +430,7 @@ class PopJournal:
         """
         if are_offsets_saved:
             saved = [number for number, _ in self._saved.values()]
-            self._content += map(records.end, saved)
+            self._content += map(encode_end, saved)
             self._defined.difference_update(saved)
             self._saved.clear()
         is_short = self.frames.size <= self._journal_bytes + 2 * self.frames.base
@@ -272,11 +456,11 @@ class PopJournal:
     def _contents(self, all_deliveries: Iterable[QueueDeliveries]) -> Iterator[bytes]:
         """Yield the state in frames. Records of events that happen meanwhile are appended after them. The file is never
         empty, because an empty one would count as lost."""
-        yield records.nothing()
+        yield encode_nothing()
         yield from [left for _, left in (*self._saved.values(), *self._yielded.values(), *self._ahead.values())]
         for deliveries in list(all_deliveries):
-            frame = [records.define(deliveries.number, self._key(deliveries))]
-            frame.append(records.base(deliveries.number, deliveries.next, deliveries.floor_ms))
+            frame = [encode_definition(deliveries.number, self._key(deliveries))]
+            frame.append(encode_base(deliveries.number, deliveries.next, deliveries.floor_ms))
             for delivery in list(deliveries.unfinished.values()):
                 if delivery.state is not DeliveryState.ACKNOWLEDGED:
                     frame.append(self._kept(deliveries, delivery))
@@ -287,12 +471,12 @@ class PopJournal:
 
     def _kept(self, deliveries: QueueDeliveries, delivery: Delivery) -> bytes:
         deadline_ms = self.wall_ms(delivery.deadline_s) if delivery.state is DeliveryState.IN_FLIGHT else 0
-        return records.pop(deliveries.number, deliveries.next, delivery.pop_ms, deadline_ms, (delivery,))
+        return encode_pop(deliveries.number, deliveries.next, delivery.pop_ms, deadline_ms, (delivery,))
 
 
 def _left(number: int, key: JournalKey, offset: int, floor_ms: int) -> bytes:
     """Return the records of a queue that has left its pool."""
-    return records.define(number, key) + records.base(number, offset, floor_ms) + records.yielded(number)
+    return encode_definition(number, key) + encode_base(number, offset, floor_ms) + encode_yielded(number)
 
 
 def _left_ahead(number: int, key: JournalKey, ahead: FinishedAhead) -> bytes:
@@ -302,5 +486,113 @@ def _left_ahead(number: int, key: JournalKey, ahead: FinishedAhead) -> bytes:
         items.append(Delivery(offset))
         items[-1].attempts = ahead.unfinished[offset]
     parts = [items[first : first + MAX_COUNT] for first in range(0, len(items), MAX_COUNT)]
-    popped = b"".join(records.pop(number, ahead.end, 0, 0, part) for part in parts)
-    return records.define(number, key) + records.base(number, ahead.end, 0) + popped + records.yielded(number)
+    popped = b"".join(encode_pop(number, ahead.end, 0, 0, part) for part in parts)
+    return encode_definition(number, key) + encode_base(number, ahead.end, 0) + popped + encode_yielded(number)
+
+
+# ------------------------------------------------------------------------------
+# The acknowledgements and other records of one event-loop iteration: one write, and then the responses.
+
+
+class JournalWriter:
+    """Writes once per event-loop iteration. `finished` is called with the queues whose acknowledgements were written, or were
+    refused by the disk."""
+
+    def __init__(
+        self, journal: PopJournal, clock: Clock, finished: Callable[[Iterable[QueueDeliveries]], None]
+    ) -> None:
+        self._journal = journal
+        self._clock = clock
+        self._finished = finished
+        self._acked: dict[QueueDeliveries, list[Delivery]] = {}
+        self._waiting: list[tuple[list[AckStatus], Answered]] = []
+        self._touched: dict[QueueDeliveries, None] = {}
+        self._is_writing = False
+
+    def acknowledge(self, deliveries: QueueDeliveries, delivery: Delivery) -> None:
+        self._acked.setdefault(deliveries, []).append(delivery)
+        self.commit_soon(deliveries)
+
+    def answer_when_written(self, outcomes: list[AckStatus], answer: Answered) -> None:
+        """Call `answer` with the outcomes of one request when its acknowledgements are written, and synced if responses wait
+        for that; with `NOT_KEPT` for them if that fails; immediately if no outcome is DONE or LATE."""
+        for outcome in outcomes:
+            if outcome is AckStatus.DONE or outcome is AckStatus.LATE:
+                self._waiting.append((outcomes, answer))
+                self.write_soon()
+                return
+        answer(outcomes)
+
+    def commit_soon(self, deliveries: QueueDeliveries) -> None:
+        """Commit the queue's offset with the next write, if it has moved."""
+        self._touched[deliveries] = None
+        self.write_soon()
+
+    def write_soon(self) -> None:
+        if not self._is_writing:
+            self._is_writing = True
+            self._clock.call_soon(self.write)
+
+    def write(self) -> None:
+        """Write the records of this event-loop iteration, commit offsets, and respond to the acknowledgements."""
+        self._is_writing = False
+        acked, self._acked = self._acked, {}
+        waiting, self._waiting = self._waiting, []
+        touched, self._touched = self._touched, {}
+        is_written = True
+        try:
+            for deliveries, done in acked.items():
+                # The record of an acknowledgement would add a queue that has left its pool to the journal again
+                if not deliveries.is_ended:
+                    self._journal.acknowledged(deliveries, done)
+            self._journal.write()
+        except Exception as error:  # after any error, the acknowledgements get a response
+            is_written = False
+            is_full = isinstance(error, StoreFull)
+            log.error(
+                "acknowledgements_refused", reason=str(error), count=len(waiting), exc_info=None if is_full else error
+            )
+            for deliveries, done in acked.items():
+                for delivery in done:
+                    deliveries.refuse(delivery)
+        else:
+            for deliveries, done in acked.items():
+                deliveries.finish(done)
+        for deliveries in touched:
+            try:
+                self.commit(deliveries)
+            except Exception:
+                log.exception("offset_not_reported", group=deliveries.group, topic=deliveries.queue.topic)
+        if waiting and is_written and (flusher := self._journal.flusher) is not None:
+            flusher.after_sync(partial(_answer, waiting), partial(_answer, waiting, is_kept=False))
+        elif waiting:
+            _answer(waiting, is_kept=is_written)
+        self._finished(acked)
+
+    def commit(self, deliveries: QueueDeliveries) -> None:
+        """Commit the queue's lowest unfinished offset, unless the queue has left its pool or its offset was reset."""
+        committed = deliveries.committed
+        if committed != deliveries.reported and not deliveries.is_ended and not self.follow_reset(deliveries):
+            deliveries.messages.commit(committed)
+            deliveries.reported = committed
+
+    def follow_reset(self, deliveries: QueueDeliveries) -> bool:
+        """Continue from the group's offset if it is not the one that was committed here last. Returns True if so."""
+        offset = deliveries.messages.offset
+        if offset is None or offset == deliveries.reported:
+            return False
+        deliveries.restart(offset, self._clock.time_ms())
+        self._journal.restarted(deliveries)
+        self.write_soon()
+        return True
+
+
+def _answer(waiting: Iterable[tuple[list[AckStatus], Answered]], *, is_kept: bool = True) -> None:
+    """Respond to requests. An error of one response does not keep the others from theirs."""
+    for outcomes, answer in waiting:
+        if not is_kept:
+            outcomes = [AckStatus.NOT_KEPT if outcome.is_done else outcome for outcome in outcomes]
+        try:
+            answer(outcomes)
+        except Exception:
+            log.exception("acknowledgement_not_answered")

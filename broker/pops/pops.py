@@ -6,48 +6,43 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from heapq import heappop, heappush
-from itertools import count, repeat
-from typing import Final, NamedTuple
+from itertools import repeat
+from typing import NamedTuple
 
 import structlog
 
 from ...protocol import names
-from ...protocol import properties as props
 from ...protocol.bodies import LOOKS, SLICE, TopicConfig, Work
-from ...protocol.config import MAX_PROPERTY_BYTES
-from ...protocol.message import Record, reconsume_times_in, tried
-from ...protocol.names import SQL92, tag_code
+from ...protocol.message import reconsume_times_in, tried
+from ...protocol.names import SQL92
 from ..config import (
     DEAD_LETTER_RETRY_S,
-    EXPIRED_AT_ONCE,
     MAX_IDLE_LITE,
     MAX_POP_MESSAGES,
     MAX_RENEWED_S,
     POOL_SENT_BACK,
-    POSTPONED_AT_ONCE,
     RENEWAL_STEPS_S,
-    STANDSTILL_S,
     LimitExceeded,
 )
-from ..groups.group import ConsumerGroup, ConsumerGroups, FinishedAhead
+from ..groups.group import ConsumerGroup, FinishedAhead
 from ..groups.rates import Rates, TokenBucket
 from ..groups.settings import GroupConfigs
 from ..groups.stages import QueueKey
-from ..messages.appender import Appender, property_bytes
 from ..messages.filters import Filters
 from ..messages.lite import LiteTopic
-from ..messages.sending import is_last_attempt, sent_back
-from ..messages.topics import Statistics, Topics
-from ..runtime import Adoption, Arrivals, Clock, Job, Runtime, SingleTimer, Timeouts, run
+from ..messages.sending import is_last_attempt
+from ..messages.topics import Statistics
+from ..runtime import Adoption, Arrivals, Job, Runtime, Timeouts, run
 from ..sessions.refusal import Reason, Refusal
 from ..sessions.reports import Recent, Reports
 from ..sessions.session import Session
 from ..store.files import Damaged, StoreError, StoreFull
 from ..store.index import ConsumeQueue
+from .dead_letters import DeadLetterWriter
+from .deadlines import Deadlines
 from .deliveries import Delivery, DeliveryState, KeptQueue, ReadDelivery
 from .division import Division
-from .journal import PopJournal
+from .journal import Answered, JournalWriter, PopJournal
 from .lite import LitePool, is_lite_pool
 from .lite_subscriptions import LiteExpiry, LiteSubscriptions
 from .pool import Pool, QueueDeliveries, QueuePool, Receive, is_queue_pool
@@ -65,9 +60,6 @@ log = structlog.get_logger("rocketlet.pops")
 
 
 _UNBURIED_HINT = "the messages stay in flight, and the broker retries every second; free disk space, or delete topics"
-
-Answered = Callable[[Sequence[AckStatus]], object]
-"""Takes an outcome for each handle of a request."""
 
 
 class Pops:
@@ -92,14 +84,14 @@ class Pops:
         self.unstored_dead_letters, self._reports = Recent(clock), Reports(clock)
         self._timeouts = Timeouts(runtime.clock, runtime.turns)
         self._dead_letters = dead_letters
-        self._deadlines = Deadlines(clock, self)
+        self._deadlines = Deadlines(clock, self.expire)
         self._attempts: OrderedDict[PopAttempt, list[GivenDelivery]] = OrderedDict()
         self._journal = journal
         self.begin_saving = journal.begin_saving
         self.pools = pools
         self.lite = LiteSubscriptions(runtime, settings, pools, self)
         self.expiry = LiteExpiry(runtime, pools, self)
-        self._writer = JournalWriter(journal, clock, self)
+        self._writer = JournalWriter(journal, clock, self.finished)
         self.division = division
         division.owner = self
         self._is_stopped = False
@@ -509,17 +501,6 @@ class Pops:
         self._writer.answer_when_written([outcome], answer)
 
     # Deadlines
-
-    def delayed_wait_s(self) -> float | None:
-        """Return how long it takes until the first deadline of a delayed message; None without one. For tests: it is slow."""
-        due_s = (
-            item.deadline_s
-            for deliveries in self.pools.deliveries()
-            for item in deliveries.unfinished.values()
-            if item.is_delayed and item.state is DeliveryState.IN_FLIGHT
-        )
-        first_s = min(due_s, default=None)
-        return None if first_s is None else max(first_s - self._clock.monotonic_s(), 0.0)
 
     def expire(self, deliveries: QueueDeliveries, due: list[Delivery]) -> None:
         """Redeliver, dead-letter or extend deliveries of one queue whose deadline has passed."""
@@ -935,306 +916,3 @@ class GivenDelivery(NamedTuple):
     @property
     def is_in_flight(self) -> bool:
         return self.delivery.state is DeliveryState.IN_FLIGHT and self.delivery.pop_ms == self.pop_ms
-
-
-# ------------------------------------------------------------------------------
-# The acknowledgements and other records of one event-loop iteration: one write, and then the responses.
-
-
-class JournalWriter:
-    def __init__(self, journal: PopJournal, clock: Clock, pops: Pops) -> None:
-        self._journal = journal
-        self._clock = clock
-        self._pops = pops
-        self._acked: dict[QueueDeliveries, list[Delivery]] = {}
-        self._waiting: list[tuple[list[AckStatus], Answered]] = []
-        self._touched: dict[QueueDeliveries, None] = {}
-        self._is_writing = False
-
-    def acknowledge(self, deliveries: QueueDeliveries, delivery: Delivery) -> None:
-        self._acked.setdefault(deliveries, []).append(delivery)
-        self.commit_soon(deliveries)
-
-    def answer_when_written(self, outcomes: list[AckStatus], answer: Answered) -> None:
-        """Call `answer` with the outcomes of one request when its acknowledgements are written, and synced if responses wait
-        for that; with `NOT_KEPT` for them if that fails; immediately if no outcome is DONE or LATE."""
-        for outcome in outcomes:
-            if outcome is AckStatus.DONE or outcome is AckStatus.LATE:
-                self._waiting.append((outcomes, answer))
-                self.write_soon()
-                return
-        answer(outcomes)
-
-    def commit_soon(self, deliveries: QueueDeliveries) -> None:
-        """Commit the queue's offset with the next write, if it has moved."""
-        self._touched[deliveries] = None
-        self.write_soon()
-
-    def write_soon(self) -> None:
-        if not self._is_writing:
-            self._is_writing = True
-            self._clock.call_soon(self.write)
-
-    def write(self) -> None:
-        """Write the records of this event-loop iteration, commit offsets, and respond to the acknowledgements."""
-        self._is_writing = False
-        acked, self._acked = self._acked, {}
-        waiting, self._waiting = self._waiting, []
-        touched, self._touched = self._touched, {}
-        is_written = True
-        try:
-            for deliveries, done in acked.items():
-                # The record of an acknowledgement would add a queue that has left its pool to the journal again
-                if not deliveries.is_ended:
-                    self._journal.acknowledged(deliveries, done)
-            self._journal.write()
-        except Exception as error:  # after any error, the acknowledgements get a response
-            is_written = False
-            is_full = isinstance(error, StoreFull)
-            log.error(
-                "acknowledgements_refused", reason=str(error), count=len(waiting), exc_info=None if is_full else error
-            )
-            for deliveries, done in acked.items():
-                for delivery in done:
-                    deliveries.refuse(delivery)
-        else:
-            for deliveries, done in acked.items():
-                deliveries.finish(done)
-        for deliveries in touched:
-            try:
-                self.commit(deliveries)
-            except Exception:
-                log.exception("offset_not_reported", group=deliveries.group, topic=deliveries.queue.topic)
-        if waiting and is_written and (flusher := self._journal.flusher) is not None:
-            flusher.after_sync(partial(_answer, waiting), partial(_answer, waiting, is_kept=False))
-        elif waiting:
-            _answer(waiting, is_kept=is_written)
-        self._pops.finished(acked)
-
-    def commit(self, deliveries: QueueDeliveries) -> None:
-        """Commit the queue's lowest unfinished offset, unless the queue has left its pool or its offset was reset."""
-        committed = deliveries.committed
-        if committed != deliveries.reported and not deliveries.is_ended and not self.follow_reset(deliveries):
-            deliveries.messages.commit(committed)
-            deliveries.reported = committed
-
-    def follow_reset(self, deliveries: QueueDeliveries) -> bool:
-        """Continue from the group's offset if it is not the one that was committed here last. Returns True if so."""
-        offset = deliveries.messages.offset
-        if offset is None or offset == deliveries.reported:
-            return False
-        deliveries.restart(offset, self._clock.time_ms())
-        self._journal.restarted(deliveries)
-        self.write_soon()
-        return True
-
-
-def _answer(waiting: Iterable[tuple[list[AckStatus], Answered]], *, is_kept: bool = True) -> None:
-    """Respond to requests. An error of one response does not keep the others from theirs."""
-    for outcomes, answer in waiting:
-        if not is_kept:
-            outcomes = [AckStatus.NOT_KEPT if outcome.is_done else outcome for outcome in outcomes]
-        try:
-            answer(outcomes)
-        except Exception:
-            log.exception("acknowledgement_not_answered")
-
-
-# ------------------------------------------------------------------------------
-# The deadlines of all deliveries of a broker: one heap and one timer.
-#
-# An entry is a batch, so 32 messages that a receive pops from one queue cost one entry. A delivery that gets another
-# deadline gets another entry, and its earlier entry does not count for it any more. Entries of finished deliveries are
-# removed when they are due or the heap has doubled, so acknowledging costs nothing. For their removal a heap that has doubled
-# is set aside, and each further entry moves some of its entries to a new heap.
-
-
-_MIN_ENTRIES: Final = 1024
-_MOVED_AT_ONCE: Final = 4
-_Entry = tuple[float, int, QueueDeliveries, Sequence[Delivery]]
-
-
-class Deadlines:
-    """Passes deliveries to `Pops.expire` when their deadline has passed. Times are seconds of the monotonic clock."""
-
-    def __init__(self, clock: Clock, pops: Pops) -> None:
-        self._clock = clock
-        self._pops = pops
-        self._heap: list[_Entry] = []
-        self._former: list[_Entry] = []  # a heap that had doubled, with entries that are not moved yet
-        self._numbers = count()
-        self._compacted = 0
-        self._timer = SingleTimer(clock, self._fire)
-        self._due_s = 0.0
-        self._resumed_s = self._late_s = float(
-            "-inf"
-        )  # after a suspension: when it ended, and how late deadlines then were
-        self._is_stopped = False
-
-    def put(self, deliveries: QueueDeliveries, batch: Sequence[Delivery], deadline_s: float) -> None:
-        """Give a batch of deliveries of one queue a deadline."""
-        if not self._former and len(self._heap) > 2 * self._compacted + _MIN_ENTRIES:
-            self._former, self._heap = self._heap, []
-        if self._former:
-            self._move_some()
-        number = next(self._numbers)
-        for delivery in batch:
-            delivery.entry = number
-        heappush(self._heap, (deadline_s, number, deliveries, batch))
-        if not self._timer.is_set or deadline_s < self._due_s:
-            self._set_timer()
-
-    def _move_some(self) -> None:
-        for _ in range(min(_MOVED_AT_ONCE, len(self._former))):
-            entry = self._former.pop()  # a heap without its last entry is a heap
-            if any(_counts_for(item, entry[1]) for item in entry[3]):
-                heappush(self._heap, entry)
-        if not self._former:
-            self._compacted = len(self._heap)
-
-    def _first(self) -> list[_Entry]:
-        """Return the heap whose first entry is due first; an empty one without entries."""
-        heap, former = self._heap, self._former
-        return former if former and (not heap or former[0] < heap[0]) else heap
-
-    def _set_timer(self) -> None:
-        self._timer.cancel()
-        if (heap := self._first()) and not self._is_stopped:
-            self._due_s = heap[0][0]
-            self._timer.set(max(self._due_s - self._clock.monotonic_s(), 0.0))
-
-    def _fire(self) -> None:
-        now_s = self._clock.monotonic_s()
-        late_s = now_s - self._due_s
-        try:
-            if late_s > STANDSTILL_S and self._due_s > self._resumed_s:
-                # The process was suspended: acknowledgements that arrived are not read yet.
-                self._resumed_s, self._late_s = now_s, min(late_s, STANDSTILL_S)
-            if self._due_s <= self._resumed_s:
-                self._postpone(now_s + self._late_s)
-            else:
-                self._expire_until(now_s)
-        finally:
-            self._set_timer()
-
-    def _postpone(self, until_s: float) -> None:
-        """Postpone deadlines that had passed when a suspension ended, some per event-loop iteration."""
-        for _ in range(POSTPONED_AT_ONCE):
-            heap = self._first()
-            if not heap or heap[0][0] > self._resumed_s:
-                return
-            _, number, deliveries, batch = heappop(heap)
-            for item in batch:
-                if _counts_for(item, number) and item.deadline_s <= self._resumed_s:
-                    item.deadline_s = until_s
-            heappush(self._heap, (until_s, number, deliveries, batch))
-
-    def _expire_until(self, now_s: float) -> None:
-        for _ in range(EXPIRED_AT_ONCE):
-            heap = self._first()
-            if not heap or heap[0][0] > now_s:
-                return
-            _, number, deliveries, batch = heappop(heap)
-            due: list[Delivery] = []
-            for item in batch:
-                if _counts_for(item, number):
-                    if item.deadline_s <= now_s:
-                        due.append(item)
-                    else:
-                        self.put(deliveries, (item,), item.deadline_s)
-            if due:
-                self._expire_all(deliveries, due, now_s)
-
-    def _expire_all(self, deliveries: QueueDeliveries, due: list[Delivery], now_s: float) -> None:
-        """Expire deliveries. If this fails, set another deadline for those that are left in flight without one."""
-        try:
-            self._pops.expire(deliveries, due)
-        except Exception:
-            log.exception(
-                "deliveries_not_expired", group=deliveries.group, topic=deliveries.queue.topic, count=len(due)
-            )
-            left = [item for item in due if item.state is DeliveryState.IN_FLIGHT and item.deadline_s <= now_s]
-            for item in left:
-                item.deadline_s = now_s + DEAD_LETTER_RETRY_S
-            if left:
-                self.put(deliveries, left, now_s + DEAD_LETTER_RETRY_S)
-
-    def stop(self) -> None:
-        self._is_stopped = True
-        self._set_timer()
-
-
-def _counts_for(delivery: Delivery, number: int) -> bool:
-    """Return True if a delivery is in flight, and the entry of this number is its latest."""
-    return delivery.entry == number and delivery.state is DeliveryState.IN_FLIGHT
-
-
-# ------------------------------------------------------------------------------
-# Copies of messages: in the group's dead-letter topic, or in its retry topic.
-
-
-_OF_OTHER_TIMES: Final = (props.DELAY, props.WAIT)  # with them, the copy would be delayed again
-
-
-class DeadLetterWriter:
-    def __init__(self, topics: Topics, appender: Appender, settings: GroupConfigs, groups: ConsumerGroups) -> None:
-        self._topics = topics
-        self._settings = settings
-        self._groups = groups
-        self._appender = appender
-        self._store = appender.store
-
-    def dead_letter(self, deliveries: QueueDeliveries, delivery: Delivery, reason: str) -> None:
-        """Store a copy in the group's dead-letter topic. Raises StoreError if the message cannot be read, or the copy cannot
-        be stored; LimitExceeded if the topic cannot be created because there are too many."""
-        record = deliveries.messages.message(delivery.offset)
-        name = names.dlq_topic(deliveries.group)
-        topic = self._topics.ensure(TopicConfig(name, 1, 1), self._store.end)
-        text = _dead(record, reason)
-        with self._appender.batch():
-            queue = self._store.queue(topic.name, 0)
-            times = record.reconsume_times + max(delivery.attempts - 1, 0)
-            self._appender.stage_again(record, queue, text.encode(), tag_code(text), reconsume_times=times)
-        log.warning(
-            "message_given_up",
-            group=deliveries.group, topic=record.topic, queue=record.queue_id, offset=record.queue_offset,
-            attempts=delivery.attempts, reason=reason,
-        )  # fmt: skip
-
-    def may_send_back(self, name: str) -> bool:
-        """Return True if by its settings the group is not ordered and has retry queues, and a member subscribes to its
-        retry topic."""
-        settings, group, topic = self._settings.get(name), self._groups.get(name), names.retry_topic(name)
-        may_be = settings is not None and not settings.consume_orderly and settings.retry_queues > 0
-        return may_be and group is not None and any(topic in item.subscriptions for item in group.members.values())
-
-    def send_back(self, deliveries: QueueDeliveries, delivery: Delivery) -> None:
-        """Store a copy for members that pull, as if one of them had sent the message back. Raises as `dead_letter` does."""
-        record = deliveries.messages.message(delivery.offset)
-        settings = self._settings.get(deliveries.group)
-        queues = settings.retry_queues if settings is not None else 1
-        topic = self._topics.ensure(TopicConfig(names.retry_topic(deliveries.group), queues, queues), self._store.end)
-        text = sent_back(record, "")
-        with self._appender.batch():
-            queue = self._store.queue(topic.name, delivery.offset % (topic.write_queues or 1))
-            times = record.reconsume_times + delivery.attempts
-            self._appender.stage_again(record, queue, property_bytes(text), tag_code(text), reconsume_times=times)
-
-
-def _dead(record: Record, reason: str) -> str:
-    """Return the properties of a dead letter, with its origin and the reason if there is room for them."""
-    text = record.properties
-    reason = "".join(char if char.isprintable() else " " for char in reason)  # a client may have sent it
-    for name in (*_OF_OTHER_TIMES, props.LITE_QUEUE, props.LITE_OFFSET):
-        text = props.without(text, name)
-    message_id = props.find(text, props.UNIQUE_KEY) or record.offset_id
-    topic = props.find(text, props.RETRY_TOPIC) or record.topic
-    for name, value in (
-        (props.DLQ_ORIGIN_TOPIC, topic),
-        (props.DLQ_ORIGIN_MESSAGE_ID, message_id),
-        (props.DLQ_REASON, reason),
-    ):
-        longer = props.appended(props.without(text, name), name, value)
-        if len(longer.encode()) <= MAX_PROPERTY_BYTES:
-            text = longer
-    return text

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from rocketlet.broker.config import LIMITS, MAX_POP_MESSAGES, POSTPONED_AT_ONCE, STANDSTILL_S
+from rocketlet.broker.pops.deadlines import Deadlines
 from rocketlet.broker.pops.deliveries import Delivery, DeliveryState
 from rocketlet.broker.pops.lite_subscriptions import LiteSync
 from rocketlet.broker.pops.pool import QueueDeliveries
-from rocketlet.broker.pops.pops import Deadlines, Pops
 from rocketlet.broker.pops.requests import PopClient, PopResult, Why
 from rocketlet.protocol.bodies import GroupConfig, finish
 from rocketlet.protocol.group_bodies import LiteAction
@@ -267,7 +267,7 @@ def test_deadlines_of_finished_deliveries_are_removed_a_few_at_a_time(world: Wor
     world.receive()
     deliveries = next(world.state.pools.deliveries())
     expired = Expired()
-    deadlines, most, live = Deadlines(world.clock, cast("Pops", expired)), 0, set()
+    deadlines, most, live = Deadlines(world.clock, expired.expire), 0, set()
     for number in range(count):
         delivery = Delivery(number, DeliveryState.IN_FLIGHT)
         delivery.deadline_s = world.clock.monotonic_s() + 10 + number % 7

@@ -18,11 +18,11 @@ from rocketlet.broker.config import (
     BrokerConfig,
     Limits,
 )
+from rocketlet.broker.pops.dead_letters import DeadLetterWriter
 from rocketlet.broker.pops.deliveries import Delivery, JournalKey
+from rocketlet.broker.pops.journal import encode_ack, encode_base, encode_definition, encode_pop, replay
 from rocketlet.broker.pops.lite_subscriptions import LiteSync
 from rocketlet.broker.pops.pool import QueueDeliveries
-from rocketlet.broker.pops.pops import DeadLetterWriter
-from rocketlet.broker.pops.records import ack, base, define, pop, replay
 from rocketlet.broker.pops.requests import AckStatus, PopRequest, PopResult, Why
 from rocketlet.broker.store import disk
 from rocketlet.protocol.bodies import GroupConfig, TopicConfig, finish
@@ -222,10 +222,10 @@ def test_one_message_that_fails_loses_no_other_of_its_batch(world: World, monkey
 
 
 def test_record_of_an_undefined_queue_sets_no_other_record_aside() -> None:
-    defined = define(1, JournalKey("i", "g", "t", 0)) + base(1, 5, 0)
-    popped = pop(1, 7, 10, 20, [Delivery(5), Delivery(6)])
-    undefined = ack(2, [Delivery(0)]) + ack(1, [Delivery(5)])
-    queues, unread, fault = replay([defined, undefined, popped + ack(1, [Delivery(6)]), b"?", popped])
+    defined = encode_definition(1, JournalKey("i", "g", "t", 0)) + encode_base(1, 5, 0)
+    popped = encode_pop(1, 7, 10, 20, [Delivery(5), Delivery(6)])
+    undefined = encode_ack(2, [Delivery(0)]) + encode_ack(1, [Delivery(5)])
+    queues, unread, fault = replay([defined, undefined, popped + encode_ack(1, [Delivery(6)]), b"?", popped])
     assert (queues[1].next, list(queues[1].unfinished)) == (7, [5])
     assert (unread, list(queues)) == ([undefined, b"?", popped], [1])
     assert fault is not None

@@ -20,12 +20,13 @@ from rocketlet.broker.messages.appender import Appender
 from rocketlet.broker.messages.filters import Filters
 from rocketlet.broker.messages.lite import LiteChanges, LiteFile, LiteTopics
 from rocketlet.broker.messages.topics import Statistics, Topics
+from rocketlet.broker.pops.dead_letters import DeadLetterWriter
 from rocketlet.broker.pops.division import Divided, Division, PopMember
 from rocketlet.broker.pops.journal import PopJournal
 from rocketlet.broker.pops.lite import LiteOffsets
 from rocketlet.broker.pops.pool import Receive
 from rocketlet.broker.pops.pools import Pools
-from rocketlet.broker.pops.pops import DeadLetterWriter, Pops
+from rocketlet.broker.pops.pops import Pops
 from rocketlet.broker.pops.requests import AckStatus, PopClient, PopRequest, PopResult
 from rocketlet.broker.runtime import Runtime, Turns, run
 from rocketlet.broker.sessions.events import GroupChanged, SessionEvent
