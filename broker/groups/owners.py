@@ -235,19 +235,19 @@ def next_owner(owner: Owner, event: OwnerEvent, claim: Claim | None = None) -> O
 def replay(changes: Iterable[LeaseChange]) -> tuple[Owner, int | None]:
     """Return the owner after a restart by the lines of the journal, and up to where a lease's owner may have read
     (`GroupQueue.former_end`). Raises ValueError for a line that cannot follow the earlier ones."""
-    owner, end = NO_OWNER, None
+    owner, end, latest = NO_OWNER, None, 0
     for change in changes:
-        known = owner.holder or owner.reader
-        epoch = known.epoch if known is not None else 0
-        if change.entry is LeaseEntry.END and change.epoch == epoch:
-            owner = next_owner(owner, _RELEASE if owner.state is _FOREIGN else _EXPIRE)
-        elif change.entry is LeaseEntry.BOUND and change.epoch == epoch:
-            end = change.end
-        elif change.entry in (LeaseEntry.LEASE, LeaseEntry.READER):
-            if change.epoch <= epoch:
-                raise ValueError(f"epoch: expected one above {epoch}, got {change.epoch}; the queue has a later owner")
+        if change.entry in (LeaseEntry.LEASE, LeaseEntry.READER):
+            if change.epoch <= latest:
+                raise ValueError(f"epoch: expected one above {latest}, got {change.epoch}; the queue had a later owner")
             if owner.state is _LEASED:  # its end may not have been written
                 owner = next_owner(owner, _EXPIRE)
             event = _GRANT if change.entry is LeaseEntry.LEASE else _READ
-            owner, end = next_owner(owner, event, Claim(change.client_id, change.epoch)), None
+            owner, end, latest = next_owner(owner, event, Claim(change.client_id, change.epoch)), None, change.epoch
+        elif change.epoch != latest or owner is NO_OWNER:
+            continue  # it is of an earlier owner, and was written late
+        elif change.entry is LeaseEntry.END:
+            owner, end = next_owner(owner, _EXPIRE if owner.is_leased else _RELEASE), None
+        elif owner.is_leased:
+            end = change.end
     return next_owner(owner, _RESTART), end
