@@ -38,7 +38,13 @@ def campaign(*arguments: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("name", SHORT)
+LONGEST = "exhaustion"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] if name == LONGEST else []) for name in SHORT]
+)
 def test_a_short_campaign_finds_nothing(name: str) -> None:
     last = campaign(name, "--count", str(SHORT[name]))
     assert (last["campaign"], last["faults"]) == (name, 0)

@@ -68,10 +68,12 @@ class Walker:
         return [sys.executable, *module, *words]
 
     @asynccontextmanager
-    async def runs(self, command: list[str]) -> AsyncIterator[Child]:
-        """It is killed at the end, if nobody has ended it."""
+    async def runs(self, command: list[str], *, is_read: bool = False) -> AsyncIterator[Child]:
+        """It is killed at the end, if nobody has ended it. Its output goes into a file, because Spark's machine would keep a
+        pipe open, unless it is read."""
         with (self._folder / "log").open("ab") as log:
-            child = await asyncio.create_subprocess_exec(*command, cwd=self._folder, stdout=subprocess.PIPE, stderr=log)
+            output = subprocess.PIPE if is_read else log
+            child = await asyncio.create_subprocess_exec(*command, cwd=self._folder, stdout=output, stderr=log)
         try:
             yield child
         finally:
@@ -80,7 +82,7 @@ class Walker:
             await child.wait()
 
     async def says(self, command: list[str]) -> str:
-        async with self.runs(command) as child:
+        async with self.runs(command, is_read=True) as child:
             out, _ = await child.communicate()
             return out.decode()
 
@@ -152,8 +154,7 @@ async def test_services_and_their_spark_job_move_and_each_message_is_handled_onc
             job.terminate()
             await job.wait()
             mirror.send_signal(signal.SIGINT)
-            await mirror.communicate()
-            assert mirror.returncode == 0
+            assert await mirror.wait() == 0
         mirror_again = walker.step("rocketlet mirror")
         assert "the group shop has 1 message to retry" in await walker.says(mirror_again)
         async with shop.at(old.address):

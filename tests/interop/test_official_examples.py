@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rocketlet.testing.ports import free_port
 
-from .conftest import program
+from .conftest import SMALL_JVM, program
 from .official import SOURCES, home_of, made
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "official-clients.md").read_text()
@@ -85,7 +85,7 @@ def command(language: str, text: str, made: Path, folder: Path) -> tuple[list[st
         return [sys.executable, str(folder / "example.py")], environment
     if language == "java":
         (folder / "Example.java").write_text(JAVA % text)
-        return ["java", f"-Duser.home={home}", "-cp", f"{made / 'lib'}/*", str(folder / "Example.java")], {}
+        return ["java", *SMALL_JVM, f"-Duser.home={home}", "-cp", f"{made / 'lib'}/*", str(folder / "Example.java")], {}
     if language == "go":
         for name in ("go.mod", "go.sum"):
             (folder / name).write_text((SOURCES / "go" / name).read_text())

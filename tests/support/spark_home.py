@@ -27,7 +27,13 @@ from bench.peers import CACHE
 # The optimizing compiler and parallel collectors cost more than a job of seconds gets back.
 JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UsePerfData")
 # A stateful query has a state store in each of 200 partitions otherwise.
-SETTINGS = ("-Dspark.sql.shuffle.partitions=2", "-Dspark.ui.enabled=false")
+# On a busy machine a Python process takes longer than 15 s to connect to Spark's.
+CONNECT_S = 120
+SETTINGS = (
+    "-Dspark.sql.shuffle.partitions=2",
+    "-Dspark.ui.enabled=false",
+    f"-Dspark.python.authenticate.socketTimeout={CONNECT_S}s",
+)
 JOB = Path(__file__).parents[1] / "spark" / "classes_job.py"
 JOB_S = 500.0
 
@@ -99,10 +105,13 @@ def environment() -> dict[str, str]:
     """The environment that Spark reads. SPARK_CONF_DIR is an empty folder, because archives take no folders with files in
     the class path."""
     folder, archive = home(), classes()
+    found = {"SPARK_AUTH_SOCKET_TIMEOUT": str(CONNECT_S)}
     if folder is None or archive is None:
-        return {"SPARK_SUBMIT_OPTS": _options()}
+        return found | {"SPARK_SUBMIT_OPTS": _options()}
     shared = ("-Xlog:disable", f"-XX:SharedArchiveFile={archive}")
-    return {"SPARK_HOME": str(folder), "SPARK_CONF_DIR": str(folder / "conf"), "SPARK_SUBMIT_OPTS": _options(*shared)}
+    return found | {
+        "SPARK_HOME": str(folder), "SPARK_CONF_DIR": str(folder / "conf"), "SPARK_SUBMIT_OPTS": _options(*shared)
+    }  # fmt: skip
 
 
 def _options(*more: str) -> str:
