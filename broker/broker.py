@@ -42,12 +42,14 @@ from .groups.stages import QueueKey
 from .machine import shares
 from .messages.appender import Appender
 from .messages.dedup import Deduplication
+from .messages.delays import Delays, tag_code_of
 from .messages.filters import Filters
 from .messages.held_pulls import HeldPulls
-from .messages.later import Delays, Timers, tag_code_of
 from .messages.lite import LiteChanges, LiteFile, LiteTopic, LiteTopics
 from .messages.sending import Retries, SendService
-from .messages.topics import Statistics, Topics
+from .messages.statistics import Statistics
+from .messages.timers import Timers
+from .messages.topics import Topics
 from .messages.transactions import Transactions
 from .nameserver import Routes
 from .pops.dead_letters import DeadLetterWriter

@@ -34,7 +34,7 @@ from ..protocol.fast import MODULE
 from .broker import BrokerController
 from .config import LIMITS, MAX_METRIC_LEVELS, MAX_METRICS_CONNECTIONS, MAX_ORPHANED_TOPICS, METRICS_CLIENT_S, Limits
 from .memory import Memory
-from .messages.topics import GOT, PUT
+from .messages.statistics import GOT, PUT
 from .nameserver import Routes
 from .runtime import Histogram
 from .tls import Tls

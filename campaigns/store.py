@@ -15,7 +15,7 @@ from typing import Any
 
 from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import LIMITS, BrokerConfig, Limits
-from rocketlet.broker.messages.later import waiting_text
+from rocketlet.broker.messages.timers import waiting_text
 from rocketlet.broker.pops.pool import Receive
 from rocketlet.broker.pops.requests import AckStatus, Delivered, PopClient, PopRequest, PopResult, Why
 from rocketlet.broker.runtime import MACHINE, Call, Clock, Job, do

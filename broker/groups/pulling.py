@@ -45,7 +45,8 @@ from ..config import (
 from ..messages.appender import Appender
 from ..messages.filters import Filter, Filters
 from ..messages.held_pulls import HeldPull, HeldPulls, Until
-from ..messages.topics import Statistics, Topics
+from ..messages.statistics import Statistics
+from ..messages.topics import Topics
 from ..pops.pops import Pops
 from ..runtime import Generation, Runtime
 from ..sessions.events import Answer, ForwardedRequest, RunningWanted

@@ -37,7 +37,7 @@ from ..config import (
     LimitExceeded,
 )
 from ..messages.appender import real_queue
-from ..messages.later import RecallFault, recalling
+from ..messages.recalls import RecallFault, recalling
 from ..messages.sending import Placed
 from ..messages.transactions import CHECK_IMMUNITY
 from ..store.files import StoreError, StoreFull

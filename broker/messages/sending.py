@@ -39,10 +39,12 @@ from ..sessions.refusal import Reason, Refusal
 from ..store.index import ConsumeQueue
 from .appender import Appender, property_bytes, with_real_queue
 from .dedup import Deduplication, FirstMessage, key_of
-from .later import MARK as TIME_MARK
-from .later import Delays, IllegalTime, Timers, handle_of, time_asked, waiting_text, without_time
+from .delays import Delays
 from .lite import LiteTopics, StagedLite
-from .topics import Statistics, Topics
+from .recalls import handle_of
+from .statistics import Statistics
+from .timers import TIME_PREFIX, IllegalTime, Timers, time_asked, waiting_text, without_time
+from .topics import Topics
 from .transactions import Transactions, half_properties
 
 log = structlog.get_logger("rocketlet.sending")
@@ -346,7 +348,7 @@ class SendService:
         if is_half:
             raise _without_dedup(topic, "transactional messages")
         if (_DELAY_MARK in text and _delay_level(text, self._delays)) or (
-            TIME_MARK in text and self._due_ms(text, is_half)
+            TIME_PREFIX in text and self._due_ms(text, is_half)
         ):
             raise _without_dedup(topic, "delayed messages")
 
@@ -405,7 +407,7 @@ class SendService:
         if level:  # a delay level has precedence over a delivery time, as in HookUtils.checkIfTimerMessage
             queue, text, due_ms = self._delays.prepare(level, name, queue_id, without_time(text))
             return _Later(queue, due_ms, level), text
-        due_ms = self._due_ms(text, is_half) if TIME_MARK in text else 0
+        due_ms = self._due_ms(text, is_half) if TIME_PREFIX in text else 0
         if not due_ms:
             return _AT_ONCE, text
         handle = handle_of(text, name, self._broker_name, due_ms)
@@ -455,7 +457,11 @@ class SendService:
     ) -> Placed:
         if len(body) > MAX_BODY_BYTES:
             raise too_large("batch", body)
-        if header.sys_flag & SYS_TRANSACTION_MASK or _DELAY_MARK in header.properties or TIME_MARK in header.properties:
+        if (
+            header.sys_flag & SYS_TRANSACTION_MASK
+            or _DELAY_MARK in header.properties
+            or TIME_PREFIX in header.properties
+        ):
             raise Refusal(Reason.ILLEGAL_MESSAGE, "a batch can be neither delayed nor transactional")
         if not body:
             raise Refusal(Reason.ILLEGAL_MESSAGE, "the batch is empty")

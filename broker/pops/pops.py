@@ -31,7 +31,7 @@ from ..groups.stages import QueueKey
 from ..messages.filters import Filters
 from ..messages.lite import LiteTopic
 from ..messages.sending import is_last_attempt
-from ..messages.topics import Statistics
+from ..messages.statistics import Statistics
 from ..runtime import Adoption, Arrivals, Job, Runtime, Timeouts, run
 from ..sessions.refusal import Reason, Refusal
 from ..sessions.reports import Recent, Reports

@@ -69,7 +69,7 @@ from ..config import (
 from ..groups.group import ConsumerGroup as Group
 from ..groups.members import Member, shown
 from ..machine import resident_bytes
-from ..messages.topics import GOT, GOT_BYTES, PUT, PUT_BYTES, SENT_BACK, Rate, Statistics, Totals
+from ..messages.statistics import GOT, GOT_BYTES, PUT, PUT_BYTES, SENT_BACK, Rate, Statistics, Totals
 from ..runtime import Histogram
 from ..sessions.events import Answer, ForwardedRequest, HandlingWanted, OffsetsReset, OffsetsWanted, RunningWanted
 from ..store.files import StoreFull

@@ -56,7 +56,7 @@ from ..config import (
 )
 from ..groups.pulling import Pull, Pulled, PullFault, PullStatus
 from ..messages.appender import property_bytes
-from ..messages.later import Recall, RecallFault, recalling
+from ..messages.recalls import Recall, RecallFault, recalling
 from ..messages.sending import too_large
 from ..sessions.events import Answer, ReplyWanted
 from ..sessions.refusal import Refusal

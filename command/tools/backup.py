@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from ...broker.config import DELAY_LEVELS_MS, HANDOVER_LEASE_S, BrokerConfig
-from ...broker.messages.later import tag_code_of
+from ...broker.messages.delays import tag_code_of
 from ...broker.messages.topics import Topics
 from ...broker.runtime import Runtime
 from ...broker.store.files import StoreError

@@ -11,7 +11,7 @@ from ...broker.config import DELAY_LEVELS_MS, BrokerConfig
 from ...broker.groups.group import ConsumerGroups, GroupChanges
 from ...broker.groups.members import History
 from ...broker.groups.offsets import Offsets
-from ...broker.messages.later import tag_code_of
+from ...broker.messages.delays import tag_code_of
 from ...broker.messages.topics import Topics
 from ...broker.runtime import Runtime, run
 from ...broker.store.files import StoreError

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from rocketlet.broker.messages.later import tag_code_of
+from rocketlet.broker.messages.delays import tag_code_of
 from rocketlet.broker.store.recovery import Recovered
 from rocketlet.broker.store.store import Store
 from rocketlet.protocol.message import decode_records, encode_host

@@ -19,7 +19,8 @@ from rocketlet.broker.groups.settings import GroupConfigs, RequestModes
 from rocketlet.broker.messages.appender import Appender
 from rocketlet.broker.messages.filters import Filters
 from rocketlet.broker.messages.lite import LiteChanges, LiteFile, LiteTopics
-from rocketlet.broker.messages.topics import Statistics, Topics
+from rocketlet.broker.messages.statistics import Statistics
+from rocketlet.broker.messages.topics import Topics
 from rocketlet.broker.pops.dead_letters import DeadLetterWriter
 from rocketlet.broker.pops.division import Divided, Division, PopMember
 from rocketlet.broker.pops.journal import PopJournal

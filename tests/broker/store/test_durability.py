@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import BrokerConfig, Limits
-from rocketlet.broker.messages.later import tag_code_of, waiting_text
+from rocketlet.broker.messages.delays import tag_code_of
+from rocketlet.broker.messages.timers import waiting_text
 from rocketlet.broker.runtime import run
 from rocketlet.broker.store import disk, schedule
 from rocketlet.broker.store.files import Folder, StoreError
