@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
-from ..broker.grpc.clients import GrpcCall, ResponseWriter
+from ..broker.grpc.calls import GrpcCall, ResponseWriter
 from ..broker.grpc.server import Ready, ServeCalls
 from ..broker.pops.requests import PopClient
 from ..broker.runtime import Clock

@@ -32,8 +32,9 @@ from ..pops.pool import Receive
 from ..pops.requests import AckStatus, Delivered, PopRequest, PopResult, Why
 from ..sessions.refusal import Refusal
 from ..store.files import StoreError
-from .clients import GrpcCall, HandlerContext, set_status
-from .producing import filling, set_ms
+from .calls import GrpcCall, set_status
+from .clients import HandlerContext
+from .conversion import filling, set_ms
 from .schema import (
     AckMessageResponse,
     ChangeInvisibleDurationResponse,

@@ -8,7 +8,8 @@ from ...protocol.bodies import GroupConfig, Work
 from ...protocol.config import MAX_LITE_NAME_CHARS, MAX_SYNCED_LITE_TOPICS
 from ...protocol.group_bodies import LiteAction, LiteOffset, OffsetPolicy
 from ..pops.lite_subscriptions import LiteSync
-from .clients import GrpcCall, HandlerContext, set_status
+from .calls import GrpcCall, set_status
+from .clients import HandlerContext
 from .schema import Code, StatusError, SyncLiteSubscriptionResponse, group_of, topic_of
 
 LITE_PUSH_CONSUMER, LITE_SIMPLE_CONSUMER = 5, 6

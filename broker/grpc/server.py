@@ -39,8 +39,9 @@ from ..sessions.refusal import Refusal
 from ..sessions.shares import AddressShares
 from ..store.files import StoreError
 from ..tls import ClientTransport
-from . import clients, consuming, lite, producing, schema, telemetry
-from .clients import GrpcCall, GrpcClient, GrpcClients, HandlerContext, Method, Needs, set_status
+from . import consuming, lite, producing, routes, schema, telemetry
+from .calls import GrpcCall, Method, Needs, set_status
+from .clients import GrpcClient, GrpcClients, HandlerContext
 from .producing import GrpcSends
 from .schema import SERVICE, Code, StatusError, has_control, status_code
 
@@ -548,8 +549,8 @@ METHODS: Final[Mapping[str, Method]] = {
     method.name: method
     for method in (
         # names
-        _method("QueryRoute", clients.query_route, schema.knows),
-        _method("QueryAssignment", clients.query_assignment, schema.consumes),
+        _method("QueryRoute", routes.query_route, schema.knows),
+        _method("QueryAssignment", routes.query_assignment, schema.consumes),
         # methods for the registration of a client
         Method("Telemetry", _COMMAND, _COMMAND, telemetry.telemetry, schema.settings_needs, True, is_open=True),
         _method("Heartbeat", telemetry.heartbeat, schema.is_of_group),

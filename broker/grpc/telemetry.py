@@ -16,16 +16,12 @@ from ...protocol.bodies import GroupConfig, Work
 from ...protocol.codes import Language
 from ...protocol.config import MAX_BODY_BYTES
 from ...protocol.grpc import Status
-from ..config import (
-    MAX_NAMED_CHARS,
-    POLL_S,
-    RECEIVE_BATCH,
-    LimitExceeded,
-)
+from ..config import MAX_NAMED_CHARS, POLL_S, RECEIVE_BATCH, LimitExceeded
 from ..messages.sending import max_attempts
 from ..sessions.events import LiteTaken, OutcomeWanted, SessionEvent
 from ..sessions.refusal import Refusal
-from .clients import GrpcCall, GrpcClient, HandlerContext, set_status
+from .calls import GrpcCall, set_status
+from .clients import GrpcClient, HandlerContext
 from .consuming import duration_ms
 from .lite import LITE_CLIENTS, bind_lite_group, fill_lite
 from .producing import asking

@@ -15,7 +15,6 @@ from ..runtime import Runtime
 from ..store.store import Store
 from .topics import Topics
 
-
 # Stored messages are computed from the ends of queues, so that a send costs nothing here; a pull costs two additions. A
 # sample with the counts since the previous sample is taken every 10 s and kept for one hour, within a memory limit. A
 # broker may have 500,000 queues, so work on all of them is done in pieces.

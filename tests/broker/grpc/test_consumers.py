@@ -23,7 +23,7 @@ from rocketlet.broker.config import (
     LimitExceeded,
 )
 from rocketlet.broker.grpc import consuming, schema
-from rocketlet.broker.grpc.producing import filling
+from rocketlet.broker.grpc.conversion import filling
 from rocketlet.client import AdminClient, Producer
 from rocketlet.client.admin.diagnosis import ObservationTimes, diagnose
 from rocketlet.protocol.bodies import GroupConfig, TopicConfig, Work

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from rocketlet.broker.grpc import schema
-from rocketlet.broker.grpc.producing import NORMAL
+from rocketlet.broker.grpc.conversion import NORMAL
 from rocketlet.protocol import properties as props
 from rocketlet.protocol.bodies import GroupConfig
 from rocketlet.protocol.codes import RequestCode
