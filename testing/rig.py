@@ -17,7 +17,7 @@ from ..broker.broker import BrokerController as RunningBroker
 from ..broker.config import BrokerConfig
 from ..broker.nameserver import Networks, Routes
 from ..broker.pops.deliveries import DeliveryState
-from ..broker.remoting.administration import history_of
+from ..broker.remoting.administration.history import history_of
 from ..broker.remoting.connection import RemotingConnection
 from ..broker.server import Listening, Server, Taps
 from ..broker.tls import Tls, can_sign
