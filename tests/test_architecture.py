@@ -525,7 +525,7 @@ class _Owned:
     state: owners.OwnerState
 
     def transition(self, event: owners.OwnerEvent) -> None:
-        self.state = owners.OWNER_TRANSITIONS[self.state, event]
+        self.state = owners.OWNER_TRANSITIONS[self.state][event]
 
 
 def _drain(stage: stages.DrainStage) -> Drain:

@@ -472,7 +472,7 @@ class Locks:
         owner = queue.owner
         if owner.is_leased or (owner.reader is None and self._reader_count >= self._limits.max_locks):
             return
-        if owner.is_missing or owner.last_reader_id != client_id:
+        if owner.state in MISSING or owner.last_reader_id != client_id:
             self._move(queue, OwnerEvent.READ, client_id)
             self._ledger.write()
 
@@ -483,7 +483,7 @@ class Locks:
 
     def lose_reader(self, queue: GroupQueue) -> None:
         """Handle the closed connection of a queue's reader. A foreign member may come back on another one."""
-        if queue.owner.reader is not None and not queue.owner.is_missing:
+        if queue.owner.reader is not None and queue.owner.state not in MISSING:
             self._move(queue, OwnerEvent.LOSE)
 
     def renew_awaited(self, queue: GroupQueue, session: Session) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Final, NamedTuple
 
@@ -55,55 +55,22 @@ class OwnerEvent(Enum):
 
 _FREE, _LEASED, _LOCKED, _FOREIGN, _LOCKED_FOREIGN, _AWAITED, _LOST, _LOCKED_LOST = OwnerState
 _GRANT, _LOCK, _RECONNECT, _DISCONNECT, _UNLOCK, _EXPIRE, _CLOSE, _READ, _RELEASE, _LOSE, _RESTART = OwnerEvent
-OWNER_TRANSITIONS: Final = {
-    # the earlier lease, lock or reservation is over, or its client requests another one
-    **{(state, _GRANT): _LEASED for state in OwnerState},
-    (_FREE, _LOCK): _LOCKED,
-    (_LEASED, _LOCK): _LOCKED,
-    (_LOCKED, _LOCK): _LOCKED,
-    (_AWAITED, _LOCK): _LOCKED,
-    (_FOREIGN, _LOCK): _LOCKED_FOREIGN,
-    (_LOCKED_FOREIGN, _LOCK): _LOCKED_FOREIGN,
-    (_LOST, _LOCK): _LOCKED_LOST,
-    (_LOCKED_LOST, _LOCK): _LOCKED_LOST,
-    (_LEASED, _RECONNECT): _LEASED,
-    (_LOCKED, _RECONNECT): _LOCKED,
-    (_LOCKED_FOREIGN, _RECONNECT): _LOCKED_FOREIGN,
-    (_LOCKED_LOST, _RECONNECT): _LOCKED_LOST,
-    (_AWAITED, _RECONNECT): _AWAITED,  # by a client without a heartbeat, which is taken for the awaited one
-    (_LEASED, _DISCONNECT): _LEASED,
-    (_AWAITED, _DISCONNECT): _AWAITED,
-    (_LEASED, _CLOSE): _FREE,
-    (_AWAITED, _CLOSE): _FREE,
-    **{
-        (state, event): after
-        for event in (_UNLOCK, _EXPIRE)
-        for state, after in (
-            (_LEASED, _FREE),
-            (_LOCKED, _FREE),
-            (_LOCKED_FOREIGN, _FOREIGN),
-            (_LOCKED_LOST, _LOST),
-            (_AWAITED, _FREE),
-        )
-    },
-    (_FREE, _READ): _FOREIGN,
-    (_FOREIGN, _READ): _FOREIGN,
-    (_LOST, _READ): _FOREIGN,
-    (_AWAITED, _READ): _FOREIGN,
-    (_LOCKED, _READ): _LOCKED_FOREIGN,
-    (_LOCKED_FOREIGN, _READ): _LOCKED_FOREIGN,
-    (_LOCKED_LOST, _READ): _LOCKED_FOREIGN,
-    (_FOREIGN, _RELEASE): _FREE,
-    (_LOST, _RELEASE): _FREE,
-    (_LOCKED_FOREIGN, _RELEASE): _LOCKED,
-    (_LOCKED_LOST, _RELEASE): _LOCKED,
-    (_FOREIGN, _LOSE): _LOST,
-    (_LOCKED_FOREIGN, _LOSE): _LOCKED_LOST,
-    (_FREE, _RESTART): _FREE,
-    (_LEASED, _RESTART): _LEASED,
-    (_FOREIGN, _RESTART): _AWAITED,
-}
-
+OWNER_TRANSITIONS: Final[Mapping[OwnerState, Mapping[OwnerEvent, OwnerState]]] = {
+    _FREE: {_GRANT: _LEASED, _LOCK: _LOCKED, _READ: _FOREIGN, _RESTART: _FREE},
+    # GRANT and LOCK: the lease, lock or reservation is over, or its client requests another one without the epoch
+    _LEASED: {_GRANT: _LEASED, _LOCK: _LOCKED, _RECONNECT: _LEASED, _DISCONNECT: _LEASED, _UNLOCK: _FREE, _EXPIRE: _FREE,
+              _CLOSE: _FREE, _RESTART: _LEASED},
+    _LOCKED: {_GRANT: _LEASED, _LOCK: _LOCKED, _RECONNECT: _LOCKED, _UNLOCK: _FREE, _EXPIRE: _FREE, _READ: _LOCKED_FOREIGN},
+    _FOREIGN: {_GRANT: _LEASED, _LOCK: _LOCKED_FOREIGN, _READ: _FOREIGN, _RELEASE: _FREE, _LOSE: _LOST, _RESTART: _AWAITED},
+    _LOCKED_FOREIGN: {_GRANT: _LEASED, _LOCK: _LOCKED_FOREIGN, _RECONNECT: _LOCKED_FOREIGN, _UNLOCK: _FOREIGN,
+                      _EXPIRE: _FOREIGN, _READ: _LOCKED_FOREIGN, _RELEASE: _LOCKED, _LOSE: _LOCKED_LOST},
+    # RECONNECT: of a client without a heartbeat, which is taken for the awaited one
+    _AWAITED: {_GRANT: _LEASED, _LOCK: _LOCKED, _RECONNECT: _AWAITED, _DISCONNECT: _AWAITED, _UNLOCK: _FREE, _EXPIRE: _FREE,
+               _CLOSE: _FREE, _READ: _FOREIGN},
+    _LOST: {_GRANT: _LEASED, _LOCK: _LOCKED_LOST, _READ: _FOREIGN, _RELEASE: _FREE},
+    _LOCKED_LOST: {_GRANT: _LEASED, _LOCK: _LOCKED_LOST, _RECONNECT: _LOCKED_LOST, _UNLOCK: _LOST, _EXPIRE: _LOST,
+                   _READ: _LOCKED_FOREIGN, _RELEASE: _LOCKED},
+}  # fmt: skip
 
 KEPT: Final = frozenset({_LEASED, _FOREIGN, _LOCKED_FOREIGN, _AWAITED})
 """The states of owners that the journal of leases keeps."""
@@ -147,11 +114,6 @@ class Owner(NamedTuple):
         """True if one of Apache's clients has the lock."""
         return self.holder is not None and not self.is_leased
 
-    @property
-    def is_missing(self) -> bool:
-        """True if the foreign member that read the queue is not back yet, after a restart or a closed connection."""
-        return self.state in MISSING
-
     def is_leased_to(self, session: Session) -> bool:
         """Return True if this session has the lease or the reservation. Locks of Apache's clients do not count."""
         return self.holder is not None and self.holder.session is session and self.is_leased
@@ -184,7 +146,7 @@ class Owner(NamedTuple):
     def awaits(self, client_id: str) -> bool:
         """Return True if this foreign member has read the queue, and is not back yet."""
         awaited = self.reader or self.holder
-        return self.is_missing and awaited is not None and awaited.client_id == client_id
+        return self.state in MISSING and awaited is not None and awaited.client_id == client_id
 
     @property
     def last_reader_id(self) -> str | None:
@@ -213,7 +175,7 @@ def next_owner(owner: Owner, event: OwnerEvent, claim: Claim | None = None) -> O
         claim: the claim of the client that gets the lease or the lock, or reads the queue; or that of the holder with its
             connection from now on.
     """
-    state = OWNER_TRANSITIONS[owner.state, event]
+    state = OWNER_TRANSITIONS[owner.state][event]
     holder, reader = owner.holder, owner.reader
     if event is _GRANT:
         holder, reader = claim, None
