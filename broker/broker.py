@@ -33,7 +33,7 @@ from .config import (
 from .groups.drains import Draining, Notifications, RedeliveryCauses
 from .groups.group import ConsumerGroup, ConsumerGroups, GroupChanges
 from .groups.leases import Locks
-from .groups.members import History, Refusals
+from .groups.members import History, RefusedHeartbeats
 from .groups.offsets import Offsets, ReaderGuard, Watch
 from .groups.pulling import Commits, Pulling
 from .groups.rates import Rates
@@ -195,7 +195,7 @@ class BrokerController:
 
     def _make_members(self, config: BrokerConfig) -> None:
         folder, clock = config.data_dir, self.clock
-        self.refusals = Refusals(clock)
+        self.refused_heartbeats = RefusedHeartbeats(clock)
         self.repeats = RedeliveryCauses(clock)
         self.locks = self._make_locks(folder / "locks.json")
         self.watch = Watch(self.runtime, self.groups, self.locks, self.history, self.topics)

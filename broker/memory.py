@@ -54,16 +54,16 @@ class Memory:
         self.budget_bytes = budget_bytes
         self.used_bytes = 0
         self.closed = 0
-        self._marked: dict[Holder, None] = {}
-        # Marks a holder whose memory may have changed, for the next sweep. Called for each read and each response, so it is
+        self._changed: dict[Holder, None] = {}
+        # Notes a holder whose memory may have changed, for the next sweep. Called for each read and each response, so it is
         # the dictionary's own method.
-        self.mark: Callable[[Holder], object] = self._marked.setdefault
+        self.note_change: Callable[[Holder], object] = self._changed.setdefault
         self._changing: dict[Holder, None] = {}  # counted in this sweep, and to be counted again in the next one
         self._holding: dict[Holder, None] = {}
 
     def count(self, holder: Holder) -> None:
         """Count a connection whose memory has changed. Beyond the budget, close connections."""
-        self._marked[holder] = None
+        self._changed[holder] = None
         self._recount(holder)
         if self.used_bytes > self.budget_bytes:
             self._make_room()
@@ -72,21 +72,21 @@ class Memory:
         """Remove a connection that is gone."""
         self.used_bytes -= holder.counted_bytes
         holder.counted_bytes = 0
-        for table in (self._marked, self._changing, self._holding):
+        for table in (self._changed, self._changing, self._holding):
             table.pop(holder, None)
 
     def sweeping(self) -> Work[None]:
-        """Count the marked connections, and close some if the sum is beyond the budget."""
-        for number in range(len(self._marked)):
+        """Count the connections that have changed, and close some if the sum is beyond the budget."""
+        for number in range(len(self._changed)):
             if number % SLICE == SLICE - 1:
                 yield
-            if not self._marked:  # the others were closed meanwhile
+            if not self._changed:  # the others were closed meanwhile
                 break
-            holder, _ = self._marked.popitem()
+            holder, _ = self._changed.popitem()
             if holder.is_changing():
                 self._changing[holder] = None
             self._recount(holder)
-        self._marked |= self._changing
+        self._changed |= self._changing
         self._changing.clear()
         if self.used_bytes > self.budget_bytes:
             self._make_room()

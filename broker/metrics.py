@@ -143,7 +143,7 @@ class Collector:
             "rocketmq_producer_offset", "Messages stored in a topic since it was created", None, "topic"
         )
         tps = self._gauge("rocketmq_producer_tps", "Messages stored per second in the last minute", None, "topic")
-        totals, rates = await _done(broker.statistics.all_rates(_MINUTE_S))
+        totals, rates = await _run_in_pieces(broker.statistics.all_rates(_MINUTE_S))
         got = self._counter("rocketlet_messages_got", "Messages read since the start", None, "topic", "group")
         got_tps = self._gauge(
             "rocketmq_consumer_tps", "Messages read per second in the last minute", None, "topic", "group"
@@ -228,7 +228,7 @@ class Collector:
         )
         timers = self._broker.timers
         yield self._gauge("rocketlet_timed_waiting", "Messages that wait for their delivery time", timers.waiting)
-        yield self._counter("rocketlet_heartbeats_refused", "Refused heartbeats", self._broker.refusals.count)
+        yield self._counter("rocketlet_heartbeats_refused", "Refused heartbeats", self._broker.refused_heartbeats.count)
         yield self._counter(
             "rocketlet_filter_failures", "Messages for which an SQL92 filter failed", self._broker.filters.failed
         )
@@ -374,7 +374,7 @@ class Collector:
         for name in broker.progress.groups():
             await asyncio.sleep(0)
             for topic in broker.progress.topics_of(name):
-                messages, since_ms, popped = await _done(broker.progress.lag(name, topic))
+                messages, since_ms, popped = await _run_in_pieces(broker.progress.lag(name, topic))
                 age_ms = 0 if since_ms is None else max(now_ms - since_ms, 0)
                 committed = broker.progress.committed(name, topic)
                 values = (messages, messages, committed, age_ms / 1000, age_ms)
@@ -392,7 +392,7 @@ class Collector:
     async def _levels(self, group: str, topic: str) -> list[int]:
         """Return a group's lag in each level of a topic with priorities. The last of MAX_METRIC_LEVELS levels includes all
         higher ones."""
-        columns = await _done(self._broker.progress.columns(group, topic, times=False))
+        columns = await _run_in_pieces(self._broker.progress.columns(group, topic, times=False))
         lags = [max(end - at, 0) for end, at in zip(columns.broker_offsets, columns.consumer_offsets, strict=True)]
         last = MAX_METRIC_LEVELS - 1
         return [*lags[:last], sum(lags[last:])] if len(lags) > last else lags
@@ -463,8 +463,7 @@ def _add(family: HistogramMetricFamily, labels: list[str], histogram: Histogram)
     family.add_metric(labels, histogram.buckets(), histogram.sum_s)
 
 
-async def _done(work: Work[T]) -> T:
-    """Run work in pieces, and yield to the event loop between them."""
+async def _run_in_pieces(work: Work[T]) -> T:
     while True:
         try:
             next(work)

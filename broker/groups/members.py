@@ -410,7 +410,7 @@ class Issued(NamedTuple):
 # A client sends a heartbeat every 30 s, so a refusal that was not repeated for longer is over.
 
 
-class Refusals:
+class RefusedHeartbeats:
     """`count`: of all heartbeats that were refused."""
 
     def __init__(self, clock: Clock) -> None:

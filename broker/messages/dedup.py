@@ -175,10 +175,10 @@ class Deduplication:
     def add(self, ids: TopicIds, stored: Iterable[tuple[Id | None, FirstMessage]]) -> None:
         """Add the ids of staged messages."""
         before = ids.count
-        for key, place in stored:
+        for key, first in stored:
             if key is not None:
-                ids.add(key, place, self._store.now_ms)
-                self._fresh.append((ids, key, place.position))
+                ids.add(key, first, self._store.now_ms)
+                self._fresh.append((ids, key, first.position))
         self._limit(ids.count - before)
 
     def discard(self, end: int) -> None:

@@ -45,7 +45,7 @@ log = structlog.get_logger("rocketlet.lite")
 # An idle lite topic takes about 365 bytes. Up to 16 entries are packed in bytes, more are in an array.
 
 
-_LITE_MARK: Final = props.LITE_TOPIC + props.NAME_END
+_LITE_PROPERTY: Final = props.LITE_TOPIC + props.NAME_END
 _ENTRY_BYTES: Final = 8
 _PACKED_BYTES: Final = 16 * _ENTRY_BYTES
 
@@ -406,12 +406,12 @@ class LiteTopics:
     def _records(self, parent: str, queue: ConsumeQueue) -> Iterator[tuple[str, int, int, str]]:
         """Yield the name, the offset in the lite topic, the offset in the queue and the sender's address of each readable
         lite message of a queue that was stored since the topic was made LITE."""
-        position, mark = queue.first_from(self._topics.lite_since(parent) or 0), _LITE_MARK.encode()
+        position, wanted = queue.first_from(self._topics.lite_since(parent) or 0), _LITE_PROPERTY.encode()
         while position < queue.next:
             fetched = self._store.fetch(queue, position, BULK_PULL_MESSAGES, max_bytes=BULK_PULL_BYTES)
             position = fetched.next_offset
             for record in split_records(b"".join(fetched.pieces)):
-                if mark not in record:
+                if wanted not in record:
                     continue
                 try:
                     text = properties_in(record)
@@ -426,7 +426,7 @@ class LiteTopics:
 
     def refuse_other(self, topic: TopicConfig, text: str) -> None:
         """Raises Refusal for a message without a lite topic in a parent topic, because no lite group would receive it."""
-        if _LITE_MARK not in text:
+        if _LITE_PROPERTY not in text:
             reason = f"the topic {topic.name} accepts LITE messages only; give the message a lite topic"
             raise Refusal(Reason.ILLEGAL_MESSAGE, reason)
 

@@ -58,14 +58,14 @@ log = structlog.get_logger("rocketlet.sending")
 
 
 _new_tuple = tuple.__new__
-_DELAY_MARK: Final = props.DELAY + props.NAME_END
+_DELAY_PROPERTY: Final = props.DELAY + props.NAME_END
 _LATER_MARK: Final = "DEL"  # part of the names of all properties that delay a message
 _TAGS_MARK: Final = props.TAGS + props.NAME_END
-_WAIT_MARK: Final = props.WAIT + props.NAME_END
+_WAIT_PROPERTY: Final = props.WAIT + props.NAME_END
 _TRANSACTION_MARK: Final = props.TRANSACTION + props.NAME_END
-_PRIORITY_MARK: Final = props.PRIORITY + props.NAME_END
-_LITE_MARK: Final = props.LITE_TOPIC + props.NAME_END
-_LITE_BYTES: Final = _LITE_MARK.encode()
+_PRIORITY_PROPERTY: Final = props.PRIORITY + props.NAME_END
+_LITE_PROPERTY: Final = props.LITE_TOPIC + props.NAME_END
+_LITE_BYTES: Final = _LITE_PROPERTY.encode()
 
 
 # limits for the compiled module: bytes of a body, bytes of properties, bytes and messages of a batch, bytes and messages of
@@ -279,14 +279,14 @@ class SendService:
         text, half, lite, later = header.properties, "", None, _AT_ONCE
         if name[0] == "%" and name.startswith(names.RETRY_PREFIX):
             name, queue_id, text = self._retries.target_of(header, queue_id, text)
-        elif _LITE_MARK in text or _PRIORITY_MARK in text:
+        elif _LITE_PROPERTY in text or _PRIORITY_PROPERTY in text:
             if props.find(text, props.LITE_TOPIC):
                 lite = self._lites.prepare(name, text, born_host, is_first=not self.placed)
                 queue_id, text = lite.queue_id, lite.text
-            elif _PRIORITY_MARK in text:
+            elif _PRIORITY_PROPERTY in text:
                 queue_id = self._queue_of_priority(name, text)
         is_half = _TRANSACTION_MARK in text and props.find(text, props.TRANSACTION) == "true"
-        if _WAIT_MARK in text and _DELAY_MARK not in text and not is_half:
+        if _WAIT_PROPERTY in text and _DELAY_PROPERTY not in text and not is_half:
             # Apache's Java client sets WAIT=true in each message. Like Apache's broker (SendMessageProcessor), do not
             # store it, except in delayed and half messages.
             text = props.without(text, props.WAIT)
@@ -347,7 +347,7 @@ class SendService:
         is_half = _TRANSACTION_MARK in text and props.find(text, props.TRANSACTION) == "true"
         if is_half:
             raise _without_dedup(topic, "transactional messages")
-        if (_DELAY_MARK in text and _delay_level(text, self._delays)) or (
+        if (_DELAY_PROPERTY in text and _delay_level(text, self._delays)) or (
             TIME_PREFIX in text and self._due_ms(text, is_half)
         ):
             raise _without_dedup(topic, "delayed messages")
@@ -402,7 +402,7 @@ class SendService:
         level = 0
         # A half message is not delayed, as in Apache's CommitLog.putMessage, because its producer decides when it is
         # committed.
-        if _DELAY_MARK in text and not is_half:
+        if _DELAY_PROPERTY in text and not is_half:
             level = _delay_level(text, self._delays)
         if level:  # a delay level has precedence over a delivery time, as in HookUtils.checkIfTimerMessage
             queue, text, due_ms = self._delays.prepare(level, name, queue_id, without_time(text))
@@ -459,7 +459,7 @@ class SendService:
             raise too_large("batch", body)
         if (
             header.sys_flag & SYS_TRANSACTION_MASK
-            or _DELAY_MARK in header.properties
+            or _DELAY_PROPERTY in header.properties
             or TIME_PREFIX in header.properties
         ):
             raise Refusal(Reason.ILLEGAL_MESSAGE, "a batch can be neither delayed nor transactional")

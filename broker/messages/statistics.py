@@ -136,8 +136,7 @@ class Statistics:
     def _today(self) -> int:
         return time.localtime(self._clock.time_s()).tm_yday
 
-    def _now(self, key: CountKey) -> int:
-        """Return the present count of one statistic and key."""
+    def _current_count(self, key: CountKey) -> int:
         name, of = key
         counted = {GOT: self.got, GOT_BYTES: self.got_bytes, SENT_BACK: self.sent_back}.get(name)
         if counted is not None:
@@ -170,12 +169,14 @@ class Statistics:
         """Return count and rate over the last `window_s` seconds, at most an hour."""
         now_s, key = self._clock.monotonic_s(), (name, of)
         then_s, samples = self._since(now_s - window_s)
-        count = self._now(key) - self._last.of.get(key, 0) + sum(sample.grown.get(key, 0) for sample in samples)
+        count = (
+            self._current_count(key) - self._last.of.get(key, 0) + sum(sample.grown.get(key, 0) for sample in samples)
+        )
         return Rate(count, count / max(now_s - then_s, 1.0))
 
     def today(self, name: str, of: str) -> Rate:
         """Return count and rate since midnight, or since the start if that was later."""
-        count = self._now((name, of)) - self._midnight.of.get((name, of), 0)
+        count = self._current_count((name, of)) - self._midnight.of.get((name, of), 0)
         return Rate(count, count / max(self._clock.monotonic_s() - self._midnight_s, 1.0))
 
     def sums(self, name: str, now: Totals) -> tuple[int, int, int]:

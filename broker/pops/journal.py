@@ -267,9 +267,9 @@ class PopJournal:
         are saved."""
         for number, kept in queues.items():
             if kept.has_left and kept.is_adopted:
-                self._yielded[kept.key] = number, _left(number, kept.key, kept.next, kept.floor_ms)
+                self._yielded[kept.key] = number, _encode_left(number, kept.key, kept.next, kept.floor_ms)
             elif kept.is_ahead and kept.is_adopted:
-                self._ahead[kept.key[1:]] = number, _left_ahead(number, kept.key, kept.ahead)
+                self._ahead[kept.key[1:]] = number, _encode_left_ahead(number, kept.key, kept.ahead)
 
     def wall_ms(self, monotonic_s: float) -> int:
         ahead_s = monotonic_s - self._clock.monotonic_s()
@@ -336,13 +336,13 @@ class PopJournal:
         if ahead is not None:
             self._define(deliveries)
             key = self._key(deliveries)
-            self._ahead[key[1:]] = number, _left_ahead(number, key, ahead)
+            self._ahead[key[1:]] = number, _encode_left_ahead(number, key, ahead)
             self._content.append(self._ahead[key[1:]][1])
             return
         if number in self._defined:
             key = self._key(deliveries)
             self._end_left(key)
-            left = _left(number, key, offset, deliveries.floor_ms)
+            left = _encode_left(number, key, offset, deliveries.floor_ms)
             self._yielded[key] = number, left
             self._content.append(left)
 
@@ -368,7 +368,7 @@ class PopJournal:
         number = self._end_left(key)
         if number is None:
             return False
-        # not `_left`, of which a start takes the higher one of this offset and a saved one
+        # not `_encode_left`, of which a start takes the higher one of this offset and a saved one
         self._yielded[key] = number, encode_definition(number, key) + encode_base(number, offset, now_ms + 1)
         self._defined.add(number)
         self._content.append(self._yielded[key][1])
@@ -474,12 +474,12 @@ class PopJournal:
         return encode_pop(deliveries.number, deliveries.next, delivery.pop_ms, deadline_ms, (delivery,))
 
 
-def _left(number: int, key: JournalKey, offset: int, floor_ms: int) -> bytes:
+def _encode_left(number: int, key: JournalKey, offset: int, floor_ms: int) -> bytes:
     """Return the records of a queue that has left its pool."""
     return encode_definition(number, key) + encode_base(number, offset, floor_ms) + encode_yielded(number)
 
 
-def _left_ahead(number: int, key: JournalKey, ahead: FinishedAhead) -> bytes:
+def _encode_left_ahead(number: int, key: JournalKey, ahead: FinishedAhead) -> bytes:
     """Return the records of a queue that has left its pool with finished messages after the offset of the group."""
     items: list[Delivery] = []
     for offset in sorted(ahead.unfinished):

@@ -115,7 +115,7 @@ class LiteSubscriptions:
         group = self._settings.ensure(name)
         if group is None:
             raise Refusal(Reason.NO_GROUP, f"the group {name} does not exist: create it first")
-        if not group.lite_topic and self._settings.auto_create and not self._is_used(name):
+        if not group.lite_topic and self._settings.auto_create and not self._has_members_or_offsets(name):
             group = msgspec.structs.replace(group, attributes={**group.attributes, LITE_BIND: topic})
             self._settings.put(group)
             log.info("group_bound", group=name, topic=topic)
@@ -132,8 +132,7 @@ class LiteSubscriptions:
             return self.bind(name, topic)
         return self.check_bound(name, topic) if self._settings.get(name) is not None else None
 
-    def _is_used(self, name: str) -> bool:
-        """Return True if the group has members, or offsets in queues."""
+    def _has_members_or_offsets(self, name: str) -> bool:
         group = self._pools.groups.get(name)
         return group is not None and bool(group.members or group.offsets)
 
@@ -376,9 +375,9 @@ class LiteSubscriptions:
 
     def _remove_all(self, left: _Left) -> None:
         if left:
-            self._turns.do(self._removing(left))
+            self._turns.do(self._removing_left(left))
 
-    def _removing(self, left: _Left) -> Work[None]:
+    def _removing_left(self, left: _Left) -> Work[None]:
         """Remove the subscriptions of clients that have left, some at a time."""
         for pool, subscriber in left:
             for number, name in enumerate(list(subscriber.names), 1):

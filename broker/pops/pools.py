@@ -250,7 +250,7 @@ class Pools:
             deliveries = pool.queues.deliveries.get(number) if pool is not None else None
             ahead = of.finished_ahead(topic, number) if of is not None else None
             position = max(deliveries.next if deliveries is not None else offset, ahead.end if ahead is not None else 0)
-            for message in self._stored(queue, max(position, queue.begin), wanted - len(found)):
+            for message in self._read_without_handles(queue, max(position, queue.begin), wanted - len(found)):
                 size += len(message.record)
                 if found and size > request.max_bytes:
                     return found
@@ -259,7 +259,7 @@ class Pools:
                 break
         return found
 
-    def _stored(self, queue: ConsumeQueue, position: int, count: int) -> list[Delivered]:
+    def _read_without_handles(self, queue: ConsumeQueue, position: int, count: int) -> list[Delivered]:
         """Return messages of a queue from a position on, without handles."""
         if position >= queue.next:
             return []

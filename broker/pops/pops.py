@@ -511,7 +511,7 @@ class Pops:
             else:
                 self._prolong(deliveries, delivery, until_s)
         self.serve(deliveries.pool)
-        self._progressed(deliveries.pool)
+        self._hand_over_free_queues(deliveries.pool)
 
     def _extended_s(self, delivery: Delivery) -> float | None:
         """Return the new deadline of a delivery that the broker extends, and count the extension; None if it does not."""
@@ -581,10 +581,9 @@ class Pops:
                 if deliveries.is_lite and is_lite_pool(pool):
                     self._lite_finished(pool, deliveries)
             self.serve(pool)
-            self._progressed(pool)
+            self._hand_over_free_queues(pool)
 
-    def _progressed(self, pool: Pool) -> None:
-        """Hand over the leaving queues of a pool that are free now."""
+    def _hand_over_free_queues(self, pool: Pool) -> None:
         if is_queue_pool(pool) and pool.queues.leaving:
             self.division.progressed(pool)
 
@@ -732,7 +731,7 @@ class Pops:
         reached the client, so the broker does not extend them again."""
         found = self.pools.clients.all.get(client)
         if found is not None:
-            self._turns.do(_giving_up(list(found.extended), heard_s, self._clock.monotonic_s()))
+            self._turns.do(_end_extensions(list(found.extended), heard_s, self._clock.monotonic_s()))
 
     def response_lost(self, client: PopClient, times_ms: Collection[int]) -> None:
         """Handle a client that cancelled a receive after its response was written. The client may not have got the messages
@@ -891,7 +890,7 @@ class Pops:
         return pool is not None and pool.is_used(self._clock.monotonic_s())
 
 
-def _giving_up(deliveries: Iterable[Delivery], from_s: float, until_s: float) -> Work[None]:
+def _end_extensions(deliveries: Iterable[Delivery], from_s: float, until_s: float) -> Work[None]:
     """Extend deliveries that were popped in a time no more."""
     for number, delivery in enumerate(deliveries, 1):
         if from_s <= delivery.since_s <= until_s:

@@ -211,7 +211,7 @@ class RemotingConnection(Client):
         if requests.data or requests.waiting or self.counted_bytes > idle_bytes:
             self._host.memory.count(self)
         else:
-            self._host.memory.mark(self)
+            self._host.memory.note_change(self)
 
     # Turns
 
@@ -264,7 +264,7 @@ class RemotingConnection(Client):
         if self.charged_bytes + self.held_pulls * HELD_PULL_BYTES - self.counted_bytes > LARGE_HOLDING_BYTES:
             self._host.memory.count(self)
         else:
-            self._host.memory.mark(self)
+            self._host.memory.note_change(self)
 
     def keep_beat(self, beat: tuple[bytes, Heartbeat] | None) -> None:
         """Keep a heartbeat in place of the last one, so that an identical one is not parsed again; only forget the last
@@ -312,7 +312,7 @@ class RemotingConnection(Client):
             return
         if not self.is_paused:  # a client that does not read its responses does not count as active
             self.active_s = self._host.now_s()
-        self._host.memory.mark(self)
+        self._host.memory.note_change(self)
         if len(buffers) == 1:
             transport.write(buffers[0])
             if len(buffers[0]) > _SMALL_BYTES:

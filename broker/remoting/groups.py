@@ -168,7 +168,7 @@ def _record_refusal(
     broker: BrokerController, connection: RemotingConnection, client_id: str, groups: Sequence[str], reason: str
 ) -> None:
     is_news = connection.is_news("heartbeat_refused")
-    broker.refusals.record(connection.peer, client_id, groups, reason, is_news=is_news)
+    broker.refused_heartbeats.record(connection.peer, client_id, groups, reason, is_news=is_news)
 
 
 def _beat_of(connection: RemotingConnection, body: bytes) -> bodies.Heartbeat:

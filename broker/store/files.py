@@ -31,7 +31,7 @@ _REMOVED: Final = "removed"
 _FORMAT_FILE: Final = "format.json"
 FORMAT: Final = 2
 """Version of the format of all files in a data folder. Increase it if you change how a file is written."""
-_SUM_MARK: Final = b"\n#crc32 "
+_SUM_PREFIX: Final = b"\n#crc32 "
 _NO_LOCKS: Final = (errno.EBADF, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
 
@@ -166,8 +166,8 @@ def state_fault(path: Path) -> str | None:
 
 def _state_of(data: bytes) -> object:
     """Return the value in a state file's bytes. Raises ValueError."""
-    value, mark, found = data.rpartition(_SUM_MARK)
-    if not mark:
+    value, prefix, found = data.rpartition(_SUM_PREFIX)
+    if not prefix:
         raise ValueError("its checksum is missing")
     if found.strip() != b"%08x" % zlib.crc32(value):
         raise ValueError("its checksum is wrong")
@@ -195,7 +195,7 @@ def replace_state(path: Path, content: bytes, *, sync: bool = True) -> None:
     try:
         descriptor = disk.open_file(temporary, disk.REPLACE, disk.FILE_MODE)
         try:
-            disk.write_all(descriptor, content + _SUM_MARK + b"%08x\n" % zlib.crc32(content))
+            disk.write_all(descriptor, content + _SUM_PREFIX + b"%08x\n" % zlib.crc32(content))
             if sync:
                 disk.sync(descriptor)
         finally:

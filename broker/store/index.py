@@ -417,7 +417,7 @@ class Reader:
             except (Damaged, MessageError):
                 pass
         entries = list(zip(range(offset, offset + count), positions, sizes, strict=True))
-        return Fetched(*self._checked(queue, entries), offset + count)
+        return Fetched(*self._intact_records(queue, entries), offset + count)
 
     def _fetch_tagged(
         self, queue: ConsumeQueue, offset: int, limit: int, room: int, subscription: Subscription
@@ -443,7 +443,7 @@ class Reader:
                     return self._read_records(positions, sizes), len(entries)
                 except (Damaged, MessageError):
                     pass
-        return self._checked(queue, entries)
+        return self._intact_records(queue, entries)
 
     def _fetch_matching(
         self, queue: ConsumeQueue, offset: int, limit: int, room: int, matches: Callable[[str], bool], max_looks: int
@@ -522,7 +522,7 @@ class Reader:
 
     # Records one by one
 
-    def _checked(self, queue: ConsumeQueue, entries: list[Entry]) -> tuple[list[Buffer], int]:
+    def _intact_records(self, queue: ConsumeQueue, entries: list[Entry]) -> tuple[list[Buffer], int]:
         """Return the bytes of the intact records, and their number."""
         begin, total = entries[0][1], sum(size for _, _, size in entries)
         span = entries[-1][1] + entries[-1][2] - begin

@@ -185,8 +185,8 @@ class Journal(AppendedFile):
 
 def _value(line: bytes) -> object:
     """Return the value of a line. Raises ValueError."""
-    mark, content = line[:8], line[9:-1]
-    if line[-1:] != b"\n" or mark != b"%08x" % zlib.crc32(content):
+    checksum, content = line[:8], line[9:-1]
+    if line[-1:] != b"\n" or checksum != b"%08x" % zlib.crc32(content):
         raise ValueError("the line is cut off or damaged")
     return orjson.loads(content)
 

@@ -280,22 +280,21 @@ class Schedule:
                 log.error("timer_run_rebuilt", reason=str(damage))
                 run.remove()
                 continue
-            runs += [*self._made(at, run.begin), run]
+            runs += [*self._new_runs(at, run.begin), run]
             at = max(at, run.end)
         self._runs = runs
         self.add_again(self._keys_of([run for run in runs if run.is_written], behind))
         rest = max(at, end - (end - at) % self._run_keys)
-        self._runs += self._made(at, rest)
-        self.add_again(self._keys(rest, end))
+        self._runs += self._new_runs(at, rest)
+        self.add_again(self._waiting_keys(rest, end))
         self._heap_begin = rest
         self._order()
 
-    def _made(self, begin: int, end: int) -> list[SortedRun]:
-        """Return new runs in memory for a part of the index."""
+    def _new_runs(self, begin: int, end: int) -> list[SortedRun]:
         ranges = ((first, min(first + self._run_keys, end)) for first in range(begin, end, self._run_keys))
-        return [SortedRun(first, last, sorted(self._keys(first, last))) for first, last in ranges]
+        return [SortedRun(first, last, sorted(self._waiting_keys(first, last))) for first, last in ranges]
 
-    def _keys(self, begin: int, end: int) -> Iterator[int]:
+    def _waiting_keys(self, begin: int, end: int) -> Iterator[int]:
         """Yield the keys of waiting messages in a range of offsets."""
         while begin < end:
             data = self._queue.entries(begin, min(end - begin, ENTRIES_AT_ONCE))
@@ -361,7 +360,7 @@ class Schedule:
     def _rebuild(self, run: SortedRun, key: int, reason: str) -> None:
         """Recreate a damaged run from the index. Keys before `key` were taken already."""
         log.error("timer_run_rebuilt", reason=reason)
-        made = self._made(max(run.begin, self._queue.begin), run.end)
+        made = self._new_runs(max(run.begin, self._queue.begin), run.end)
         for each in made:
             each.seek(key)
         index = self._runs.index(run)
@@ -378,7 +377,7 @@ class Schedule:
             except Damaged as damage:
                 self._rebuild(run, _BEYOND if run.head is None else run.head, str(damage))
                 first = max(run.begin, self._queue.begin)
-                yield from [key for key in self._keys(first, run.end) if begin <= key < end]
+                yield from [key for key in self._waiting_keys(first, run.end) if begin <= key < end]
 
     # Files
 

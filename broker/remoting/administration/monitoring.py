@@ -168,7 +168,7 @@ def _ours(broker: BrokerController) -> dict[str, object]:
         "damagedMessages": len(broker.store.damaged),
         "leases": len(broker.locks),
         "notAdopted": _json(broker.runtime.adoption.faults[:MAX_NAMED_MEMBERS]),
-        "refusedHeartbeats": _json(broker.refusals.recent()[-MAX_NAMED_MEMBERS:]),
+        "refusedHeartbeats": _json(broker.refused_heartbeats.recent()[-MAX_NAMED_MEMBERS:]),
         "repeats": _json({**broker.repeats.recent(), "away": broker.draining.agreement.away()}),
         "refusedRequests": _json(broker.acl.recent()[-MAX_NAMED_MEMBERS:] if broker.acl else []),
         "unburied": _json(broker.pops.unstored_dead_letters.texts()[-MAX_NAMED_MEMBERS:]),

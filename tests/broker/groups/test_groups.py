@@ -482,8 +482,8 @@ async def test_a_refused_heartbeat_registers_none_of_its_groups(
     assert "p" not in node.broker.clients.all_producers()
     (event,) = [entry for entry in logs if entry["event"] == "heartbeat_refused"]
     assert (event["client"], event["groups"].split()[:2]) == ("c1", ["first", "second"])
-    assert node.broker.refusals.count == 1
-    assert event["reason"][:100] in node.broker.refusals.recent()[0]
+    assert node.broker.refused_heartbeats.count == 1
+    assert event["reason"][:100] in node.broker.refused_heartbeats.recent()[0]
 
 
 @pytest.mark.parametrize("why", ["strict", "bound"])
@@ -530,15 +530,15 @@ async def test_doctor_names_a_client_whose_heartbeat_is_refused_until_it_is_over
 
 async def test_a_body_that_is_no_heartbeat_is_named_by_its_address(node: Node, wire: Wire) -> None:
     assert (await wire.call(RequestCode.HEART_BEAT, body=b"[1")).code == 1
-    assert "127.0.0.1" in node.broker.refusals.recent()[0]
+    assert "127.0.0.1" in node.broker.refused_heartbeats.recent()[0]
 
 
 async def test_refusals_that_are_kept_are_limited(node: Node, wire: Wire) -> None:
     for number in range(MAX_REFUSED + 1):
         assert await beat_refused_heartbeats(wire, consumer(f"g{number}", expression="||")) == 1
-    named = [text.split(" of ")[1].split(":")[0] for text in node.broker.refusals.recent()]
+    named = [text.split(" of ")[1].split(":")[0] for text in node.broker.refused_heartbeats.recent()]
     assert named == [f"g{number}" for number in range(1, MAX_REFUSED + 1)]
-    assert node.broker.refusals.count == MAX_REFUSED + 1
+    assert node.broker.refused_heartbeats.count == MAX_REFUSED + 1
 
 
 async def test_an_expression_may_have_64_kib_and_1000_tags(wire: Wire) -> None:

@@ -368,7 +368,7 @@ async def test_each_sweep_is_done_in_pieces(node: Node, monkeypatch: pytest.Monk
     assert sum(1 for silent in broker.groups.expired() if silent is None) >= least
     assert pieces(broker.watch.reporting_orphans()) > least
     for peer in peers:
-        node.server.memory.mark(peer.connection)
+        node.server.memory.note_change(peer.connection)
     assert pieces(node.server.memory.sweeping()) > least
     for peer in peers:
         peer.hang_up()
