@@ -38,6 +38,19 @@ def without_accounts(monkeypatch: pytest.MonkeyPatch) -> None:
         ("broker --nameserver x", 1, "'x' is not host:port"),
         ("fsck /none", 1, "/none is not a data folder: it does not exist"),
         ("start --port x", 2, "argument --port: x is not a port; use 0 to 65535; `rocketlet start --help` lists"),
+        ("start --port 99999", 2, "99999 is not a port; use 0 to 65535"),
+        ("start --queues x", 2, "x is not a whole number from 1"),
+        ("start --retain-hours -1", 2, "-1 is not a number of hours"),
+        ("start --retain-hours nan", 2, "nan is not a number of hours"),
+        ("start --advertise foo:bar", 2, "'foo:bar' is not HOST or HOST:PORT"),
+        ("start --retain-bytes much", 2, "not a size"),
+        ("start --flush never", 2, "invalid choice"),
+        ("start --port 0 --data data --tls enforcing", 1, "give --tls-cert"),
+        ("start --port 0 --data data --tls-key x.key", 1, "--tls-cert is not"),
+        ("start --port 0 --data data --tls-cert /no/such.pem", 1, "cannot be used"),
+        ("start --port 0 --data data --acl /no/such.yml", 1, "cannot read /no/such.yml"),
+        ("broker", 2, "--nameserver"),
+        ("dance", 2, "invalid choice"),
         ("console --port -1", 2, "argument --port: -1 is not a port; use 0 to 65535"),
         ("start --console-port 65536", 2, "argument --console-port: 65536 is not a port; use 0 to 65535"),
         (
@@ -100,6 +113,7 @@ def test_a_mistake_is_reported_in_one_line(
         ended = int(end.code or 0)
     lines = capsys.readouterr().err.splitlines()
     assert (ended, len(lines), text in lines[-1]) == (status, 1, True), lines
+    assert not (tmp_path / "data").exists()
 
 
 @pytest.mark.parametrize("command", ["dump PORT", "nameserver --port PORT", "console --port PORT"])

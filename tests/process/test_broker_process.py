@@ -321,33 +321,6 @@ async def test_two_brokers_do_not_share_a_folder(start: Start, tmp_path: Path) -
     assert "another broker uses the data folder" in found.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (["start", "--port", "99999"], "99999 is not a port; use 0 to 65535"),
-        (["start", "--port", "abc"], "abc is not a port"),
-        (["start", "--queues", "x"], "x is not a whole number from 1"),
-        (["start", "--retain-hours", "-1"], "-1 is not a number of hours"),
-        (["start", "--retain-hours", "nan"], "nan is not a number of hours"),
-        (["start", "--advertise", "foo:bar"], "'foo:bar' is not HOST or HOST:PORT"),
-        (["start", "--retain-bytes", "much"], "not a size"),
-        (["start", "--flush", "never"], "invalid choice"),
-        (["broker"], "--nameserver"),
-        (["dance"], "invalid choice"),
-    ],
-)
-def test_wrong_options_are_named(arguments: list[str], reason: str) -> None:
-    found = subprocess.run(
-        [sys.executable, "-m", "rocketlet.command.cli", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert found.returncode == 2
-    assert reason in found.stderr
-
-
 async def test_a_broker_says_when_other_machines_can_reach_it(start: Start) -> None:
     port = free_port()
     broker = await start(port=port)
@@ -480,22 +453,6 @@ async def test_accounts_are_set_up_by_options(start: Start, tmp_path: Path) -> N
     assert (status, "no broker knows the group g" in err) == (1, True)
     status, _, err = await run("groups", "show", "g", "--nameserver", broker.address)
     assert (status, "No accessKey is configured" in err) == (1, True)
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        (["--tls", "enforcing"], "give --tls-cert"),
-        (["--tls-key", "x.key"], "--tls-cert is not"),
-        (["--tls-cert", "/no/such.pem"], "cannot be used"),
-        (["--acl", "/no/such.yml"], "cannot read /no/such.yml"),
-    ],
-)
-async def test_options_that_contradict_each_other_are_refused(options: list[str], reason: str, tmp_path: Path) -> None:
-    arguments = ["start", "--host", "127.0.0.1", "--port", str(free_port()), "--data", str(tmp_path / "data"), *options]
-    status, _, err = await run(*arguments)
-    assert (status, reason in err) == (1, True), err
-    assert not (tmp_path / "data").exists()
 
 
 # `rocketlet start` for official clients of 5.x: its options, and the certificate that it signs.
