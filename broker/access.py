@@ -24,7 +24,7 @@ from ..protocol.bodies import DataVersion
 from ..protocol.headers import Signer
 from .config import MAX_ACL_FILE_BYTES
 from .machine import BeingWritten, Watched, is_readable_by_all, replace_file
-from .runtime import Generation
+from .runtime.generation import Generation
 from .sessions.reports import Recent, Reports
 from .sessions.session import Session
 

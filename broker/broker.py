@@ -59,7 +59,12 @@ from .pops.lite import LiteOffsets
 from .pops.pools import Pools
 from .pops.pops import Pops
 from .pops.progress import GroupProgress
-from .runtime import MACHINE, Clock, Device, FairQueue, Histogram, Job, LiveConfig, Runtime, SingleTimer, run
+from .runtime.clock import MACHINE, Clock, SingleTimer
+from .runtime.histogram import Histogram
+from .runtime.jobs import Device, Job, run
+from .runtime.live_config import LiveConfig
+from .runtime.runtime import Runtime
+from .runtime.turns import FairQueue
 from .sessions.clients import Clients
 from .sessions.events import GroupChanged
 from .sessions.grpc_stats import GrpcClientStats

@@ -18,7 +18,10 @@ from .access import AclError, AclFile
 from .config import MAX_PENDING_TOPICS, PEER_IDLE_S, REGISTER_INTERVAL_S, REGISTER_POLL_INTERVAL_S, REGISTER_TIMEOUT_S
 from .messages.topics import Topics
 from .nameserver import Routes
-from .runtime import Clock, LiveConfig, Runtime, Tasks, Timer
+from .runtime.clock import Clock, Timer
+from .runtime.live_config import LiveConfig
+from .runtime.runtime import Runtime
+from .runtime.tasks import Tasks
 from .tls import Tls
 
 log = structlog.get_logger("rocketlet.registration")

@@ -22,7 +22,8 @@ from .config import (
     MIN_OPEN_FILES,
     RESERVED_FILES,
 )
-from .runtime import MACHINE, Clock, Tasks
+from .runtime.clock import MACHINE, Clock
+from .runtime.tasks import Tasks
 
 log = structlog.get_logger("rocketlet.open_files")
 garbage_log = structlog.get_logger("rocketlet.garbage")

@@ -36,7 +36,7 @@ from .config import LIMITS, MAX_METRIC_LEVELS, MAX_METRICS_CONNECTIONS, MAX_ORPH
 from .memory import Memory
 from .messages.statistics import GOT, PUT
 from .nameserver import Routes
-from .runtime import Histogram
+from .runtime.histogram import Histogram
 from .tls import Tls
 
 log = structlog.get_logger("rocketlet.metrics")

@@ -16,7 +16,7 @@ from ..protocol.admin_bodies import Departed
 from ..protocol.bodies import LOOKS, SLICE, BrokerData, DataVersion, QueueData, Route, TopicConfig, Work
 from ..protocol.codes import PERM_READ_WRITE, PERM_WRITE
 from .config import DEPARTED_KEPT_S, LIMITS, LimitExceeded, Limits
-from .runtime import MACHINE, Clock
+from .runtime.clock import MACHINE, Clock
 from .sessions.session import Session
 from .sessions.shares import AddressShares
 

@@ -36,7 +36,9 @@ from .memory import Memory
 from .nameserver import Routes
 from .remoting.connection import RemotingConnection
 from .remoting.dispatch import Dispatch
-from .runtime import MACHINE, Moment, OnePerIteration, Tasks, Turns
+from .runtime.clock import MACHINE
+from .runtime.tasks import Tasks
+from .runtime.turns import Moment, OnePerIteration, Turns
 from .sessions.reports import Reports
 from .sessions.session import Session
 from .tls import Client, ClientTransport, Tls, TlsRecords

@@ -18,7 +18,8 @@ from rocketlet.broker.config import LIMITS, BrokerConfig, Limits
 from rocketlet.broker.messages.timers import waiting_text
 from rocketlet.broker.pops.pool import Receive
 from rocketlet.broker.pops.requests import AckStatus, Delivered, PopClient, PopRequest, PopResult, Why
-from rocketlet.broker.runtime import MACHINE, Call, Clock, Job, do
+from rocketlet.broker.runtime.clock import MACHINE, Clock
+from rocketlet.broker.runtime.jobs import Call, Job, do
 from rocketlet.broker.store.files import StoreError
 from rocketlet.broker.store.index import ConsumeQueue
 from rocketlet.broker.store.store import Retention

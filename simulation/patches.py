@@ -73,6 +73,6 @@ class _Defects:
 def noting_defects() -> Iterator[None]:
     """Turn a request, task or timer of a broker that fails by a defect into a violation."""
     with ExitStack() as stack:
-        for log in ("remoting.dispatch.log", "runtime.log", "runtime.tasks_log"):
+        for log in ("remoting.dispatch.log", "runtime.turns.log", "runtime.timeouts.log", "runtime.tasks.log"):
             stack.enter_context(mock.patch(f"rocketlet.broker.{log}", _Defects()))
         yield

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from heapq import heappop, heappush
 
-from ..broker.runtime import Clock, Timer
+from ..broker.runtime.clock import Clock, Timer
 from .config import COARSE_S, FINE_FOR_S, FINE_S, MAX_ADVANCE_S, MAX_COARSE_STEPS
 
 Run = Callable[[Callable[[], None]], None]

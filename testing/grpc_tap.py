@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from ..broker.grpc.calls import GrpcCall, ResponseWriter
 from ..broker.grpc.server import Ready, ServeCalls
 from ..broker.pops.requests import PopClient
-from ..broker.runtime import Clock
+from ..broker.runtime.clock import Clock
 from ..protocol.http2 import Stream
 from .faults import Fault, Faults, Seen
 from .tap import AFTER, BEFORE, PIECES_PER_S, Request

@@ -11,7 +11,7 @@ from typing import Final
 
 from ..broker.remoting.connection import Host, RemotingConnection
 from ..broker.remoting.responses import Buffers, answer
-from ..broker.runtime import Clock
+from ..broker.runtime.clock import Clock
 from ..broker.server import Serve
 from ..protocol import bodies, properties
 from ..protocol.bodies import BodyError

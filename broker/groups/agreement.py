@@ -15,7 +15,7 @@ from ...protocol.group_bodies import AgreedMembers, PeerMessage
 from ...protocol.headers import AgreeOnMembers
 from ...protocol.names import RETRY_PREFIX
 from ..config import LIMITS, PROGRESS_S, Limits
-from ..runtime import Clock
+from ..runtime.clock import Clock
 from .group import ConsumerGroup, GroupChanges
 from .members import MemberList
 from .stages import NO_PEERS, NOBODY, IssuedByPeer, Lists, Others, PeerBroker, PeerSync, SyncEvent

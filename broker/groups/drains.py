@@ -30,7 +30,8 @@ from ..config import (
     Limits,
 )
 from ..messages.held_pulls import HeldPulls, Until
-from ..runtime import Clock, Runtime
+from ..runtime.clock import Clock
+from ..runtime.runtime import Runtime
 from ..sessions.events import GroupChanged
 from ..sessions.reports import Recent
 from ..sessions.session import Session

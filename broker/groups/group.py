@@ -25,7 +25,8 @@ from ..config import (
 )
 from ..messages.held_pulls import HeldPull
 from ..messages.topics import MessageChanges
-from ..runtime import Runtime, Timer
+from ..runtime.clock import Timer
+from ..runtime.runtime import Runtime
 from ..sessions.refusal import Reason, Refusal
 from ..sessions.session import Session
 from ..store.journals import LeaseKey

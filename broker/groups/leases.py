@@ -13,7 +13,8 @@ from ...protocol.bodies import LOOKS, Work
 from ...protocol.group_bodies import LockRequest
 from ...protocol.names import Queue
 from ..config import HANDOVER_LEASE_S, LEASE_SWEEP_S, PLACE_BYTES, STANDSTILL_S
-from ..runtime import Job, Runtime
+from ..runtime.jobs import Job
+from ..runtime.runtime import Runtime
 from ..sessions.session import Session
 from ..store.index import ConsumeQueue
 from ..store.journals import Change, LeaseChange, LeaseJournal, LeaseKey

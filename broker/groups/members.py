@@ -31,7 +31,9 @@ from ..config import (
     TAG_BYTES,
     Limits,
 )
-from ..runtime import Clock, Histogram, Runtime
+from ..runtime.clock import Clock
+from ..runtime.histogram import Histogram
+from ..runtime.runtime import Runtime
 from ..sessions.reports import Recent
 from ..sessions.session import Session
 from ..store.journals import LeaseKey

@@ -17,7 +17,8 @@ from ...protocol.names import IllegalName, group_fault
 from ..config import GUARD_POLL_S, GUARD_QUIET_S, MAX_HOLD_S, ORPHAN_S, PLACE_BYTES, LimitExceeded
 from ..messages.held_pulls import HeldPull, HeldPulls, Until
 from ..messages.topics import Topics
-from ..runtime import Job, Runtime
+from ..runtime.jobs import Job
+from ..runtime.runtime import Runtime
 from ..sessions.session import Session
 from ..store.files import StoreFull, read_state, replace_state
 from ..store.index import ConsumeQueue

@@ -48,7 +48,8 @@ from ..messages.held_pulls import HeldPull, HeldPulls, Until
 from ..messages.statistics import Statistics
 from ..messages.topics import Topics
 from ..pops.pops import Pops
-from ..runtime import Generation, Runtime
+from ..runtime.generation import Generation
+from ..runtime.runtime import Runtime
 from ..sessions.events import Answer, ForwardedRequest, RunningWanted
 from ..sessions.refusal import Reason, Refusal
 from ..sessions.requests import ClientRequests

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from ...protocol.bodies import GroupConfig, Route, rate_of
 from ..config import LIMITED_S, RATE_BURST_S, RATE_COLLECTED_S, RATE_RECHECK_S, RATE_ROUTE_INTERVAL_S
-from ..runtime import Runtime
+from ..runtime.runtime import Runtime
 
 
 class RouteFinder(Protocol):

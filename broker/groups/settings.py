@@ -14,7 +14,8 @@ from ...protocol.group_bodies import PULL, RequestMode, decode_request_modes, en
 from ...protocol.names import SYSTEM_GROUP_PREFIX, IllegalName, group_fault
 from ...protocol.settings import group_settings_fault
 from ..config import LimitExceeded
-from ..runtime import Job, Runtime
+from ..runtime.jobs import Job
+from ..runtime.runtime import Runtime
 from ..sessions.refusal import Reason, Refusal
 from ..store.files import StoreFull, read_state, replace_state, write_state
 from ..store.journals import Journal

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from ...protocol.headers import AgreeOnMembers
 from ..config import DRAIN_ROUNDS, MOVING_BYTES
-from ..runtime import Timer
+from ..runtime.clock import Timer
 from ..sessions.session import Session
 from .members import Member, MemberList
 

@@ -33,7 +33,7 @@ from ..config import (
     STREAM_BYTES,
     LimitExceeded,
 )
-from ..runtime import MACHINE
+from ..runtime.clock import MACHINE
 from ..sessions.grpc_stats import GrpcClientStats
 from ..sessions.refusal import Refusal
 from ..sessions.shares import AddressShares

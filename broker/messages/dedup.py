@@ -21,7 +21,7 @@ from ...protocol import properties as props
 from ...protocol.bodies import TopicConfig, duration_s, finish
 from ...protocol.message import MessageError, offset_in, physical_offset_in, properties_in, split_records, store_ms_in
 from ..config import BULK_PULL_BYTES, BULK_PULL_MESSAGES
-from ..runtime import Runtime
+from ..runtime.runtime import Runtime
 from ..store.files import StoreError
 from ..store.index import ConsumeQueue
 from ..store.store import Store

@@ -12,7 +12,9 @@ from ...protocol import properties as props
 from ...protocol.message import Record
 from ...protocol.names import SCHEDULE_TOPIC, TIMER_TOPIC, tag_code
 from ..config import CLOCK_TOLERANCE_MS, DELAY_DELIVERIES_AT_ONCE, DELAY_RETRY_S
-from ..runtime import Job, Runtime, Timer
+from ..runtime.clock import Timer
+from ..runtime.jobs import Job
+from ..runtime.runtime import Runtime
 from ..store.files import Save, StoreFull, Unreadable, read_state
 from ..store.index import ConsumeQueue
 from .appender import Appender, real_queue, with_real_queue

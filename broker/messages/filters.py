@@ -15,7 +15,7 @@ import structlog
 
 from ...protocol.properties import decode
 from ..config import ADDRESS_SHARE, MAX_FILTER_DEPTH, MAX_FILTER_WORDS
-from ..runtime import Runtime
+from ..runtime.runtime import Runtime
 from ..sessions.refusal import Reason, Refusal
 
 log = structlog.get_logger("rocketlet.filters")

@@ -18,7 +18,10 @@ import structlog
 
 from ...protocol.bodies import SLICE, Work
 from ...protocol.names import Subscription
-from ..runtime import Arrivals, Runtime, Timeouts, Timer
+from ..runtime.arrivals import Arrivals
+from ..runtime.clock import Timer
+from ..runtime.runtime import Runtime
+from ..runtime.timeouts import Timeouts
 from ..sessions.session import Session
 from ..sessions.shares import AddressShares
 from ..store.index import ConsumeQueue

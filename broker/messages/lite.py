@@ -22,7 +22,8 @@ from ...protocol import properties as props
 from ...protocol.bodies import SLICE, TopicConfig, Work, joined, shaped
 from ...protocol.message import MessageError, born_host_in, decode_host, offset_in, properties_in, split_records
 from ..config import BULK_PULL_BYTES, BULK_PULL_MESSAGES, LITE_READS
-from ..runtime import Adoption, Runtime
+from ..runtime.adoption import Adoption
+from ..runtime.runtime import Runtime
 from ..sessions.refusal import Reason, Refusal
 from ..sessions.shares import AddressShares
 from ..store.files import read_state

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ...protocol.bodies import LOOKS, Work, finish
 from ..config import SAMPLE_INTERVAL_S
-from ..runtime import Runtime
+from ..runtime.runtime import Runtime
 from ..store.store import Store
 from .topics import Topics
 

@@ -24,7 +24,9 @@ from ..config import (
     TIMER_POLL_INTERVAL_S,
     LimitExceeded,
 )
-from ..runtime import Job, Runtime, SingleTimer
+from ..runtime.clock import SingleTimer
+from ..runtime.jobs import Job
+from ..runtime.runtime import Runtime
 from ..store.files import Damaged, Save, StoreFull, Unreadable, read_state, replace_state
 from ..store.index import ENTRY, ConsumeQueue
 from ..store.journals import Journal

@@ -16,7 +16,8 @@ from ...protocol import names
 from ...protocol.bodies import DataVersion, TopicConfig, joined, read_topic, shaped, topic_json
 from ...protocol.codes import MAX_PERM, PERM_INHERIT, PERM_READ, PERM_READ_WRITE, PERM_WRITE
 from ..config import MAX_QUEUES_PER_TOPIC, BrokerConfig, LimitExceeded, within
-from ..runtime import Job, Runtime
+from ..runtime.jobs import Job
+from ..runtime.runtime import Runtime
 from ..sessions.refusal import Reason, Refusal
 from ..store.files import StoreError, StoreFull, find_state, replace_state, write_state
 from ..store.index import ConsumeQueue

@@ -31,7 +31,10 @@ from ...protocol.headers import EndTransaction
 from ...protocol.message import Record
 from ...protocol.names import tag_code
 from ..config import MAX_TRANSACTION_TIMEOUT_S
-from ..runtime import Job, LiveConfig, Runtime, SingleTimer
+from ..runtime.clock import SingleTimer
+from ..runtime.jobs import Job
+from ..runtime.live_config import LiveConfig
+from ..runtime.runtime import Runtime
 from ..sessions.clients import Clients
 from ..sessions.events import OutcomeWanted
 from ..store.files import Damaged, Save, StoreFull, read_state

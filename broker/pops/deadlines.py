@@ -10,7 +10,7 @@ from typing import Final
 import structlog
 
 from ..config import DEAD_LETTER_RETRY_S, EXPIRED_AT_ONCE, POSTPONED_AT_ONCE, STANDSTILL_S
-from ..runtime import Clock, SingleTimer
+from ..runtime.clock import Clock, SingleTimer
 from .deliveries import Delivery, DeliveryState
 from .pool import QueueDeliveries
 

@@ -21,7 +21,9 @@ from ..groups.rates import RouteFinder
 from ..groups.reading import shares_queues
 from ..groups.settings import RequestModes
 from ..messages.topics import Topics
-from ..runtime import Adoption, Runtime, SingleTimer
+from ..runtime.adoption import Adoption
+from ..runtime.clock import SingleTimer
+from ..runtime.runtime import Runtime
 from ..sessions.events import ClientRequest, SessionEvent
 from ..sessions.reports import Reports
 from ..sessions.session import Session

@@ -19,7 +19,9 @@ from ..groups.group import FinishedAhead
 from ..groups.offsets import Offsets
 from ..messages.lite import LiteTopic
 from ..messages.topics import Topics
-from ..runtime import Clock, Job, Runtime
+from ..runtime.clock import Clock
+from ..runtime.jobs import Job
+from ..runtime.runtime import Runtime
 from ..store.files import StoreFull
 from ..store.journals import Frames, framed
 from ..store.store import Flusher

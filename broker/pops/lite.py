@@ -20,7 +20,8 @@ from ...protocol.message import Record, decode_record
 from ..config import LITE_READS, LITE_SUBSCRIPTION_BYTES, LITE_SYNC_S, MAX_POP_MESSAGES, LimitExceeded, Limits
 from ..messages.lite import LiteTopic, LiteTopics
 from ..messages.topics import Topics
-from ..runtime import Job, Runtime, run
+from ..runtime.jobs import Job, run
+from ..runtime.runtime import Runtime
 from ..sessions.session import Session
 from ..sessions.shares import AddressShares
 from ..store.files import Damaged, StoreFull, replace_state

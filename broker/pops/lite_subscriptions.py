@@ -27,7 +27,8 @@ from ...protocol.names import lite_name_fault
 from ..config import LITE_EXPIRED_AT_ONCE, LITE_SYNC_S, LITE_SYNCED_NAME_BYTES, MAX_NAMED_CHARS
 from ..groups.settings import GroupConfigs
 from ..messages.lite import LiteTopic
-from ..runtime import Clock, Runtime, SingleTimer
+from ..runtime.clock import Clock, SingleTimer
+from ..runtime.runtime import Runtime
 from ..sessions.events import LiteTaken
 from ..sessions.refusal import Reason, Refusal
 from ..sessions.session import Session

@@ -16,7 +16,8 @@ from ..config import DELIVERIES_BYTES, LEVEL_WAIT_S, POOL_BYTES, POOL_IDLE_S, PO
 from ..groups.group import ConsumerGroup, FinishedAhead
 from ..groups.offsets import Offsets
 from ..messages.topics import Topics
-from ..runtime import Clock, Runtime, Timer
+from ..runtime.clock import Clock, Timer
+from ..runtime.runtime import Runtime
 from ..sessions.session import Session
 from ..sessions.shares import AddressShares
 from ..store.index import ConsumeQueue

@@ -15,7 +15,7 @@ from ..groups.offsets import Offsets
 from ..groups.settings import GroupConfigs
 from ..messages.appender import Appender
 from ..messages.topics import Topics
-from ..runtime import Runtime
+from ..runtime.runtime import Runtime
 from ..store.index import ConsumeQueue
 from .deliveries import Delivery, KeptQueue, PopNumbers
 from .lite import GroupLiteOffsets, LeftSubscribers, LiteOffsets, LitePool, LiteQueues, is_lite_pool

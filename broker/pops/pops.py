@@ -32,7 +32,11 @@ from ..messages.filters import Filters
 from ..messages.lite import LiteTopic
 from ..messages.sending import is_last_attempt
 from ..messages.statistics import Statistics
-from ..runtime import Adoption, Arrivals, Job, Runtime, Timeouts, run
+from ..runtime.adoption import Adoption
+from ..runtime.arrivals import Arrivals
+from ..runtime.jobs import Job, run
+from ..runtime.runtime import Runtime
+from ..runtime.timeouts import Timeouts
 from ..sessions.refusal import Reason, Refusal
 from ..sessions.reports import Recent, Reports
 from ..sessions.session import Session

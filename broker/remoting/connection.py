@@ -27,7 +27,7 @@ from ..config import (
     WRITE_HIGH_BYTES,
 )
 from ..memory import Memory
-from ..runtime import Moment, OnePerIteration, Turns
+from ..runtime.turns import Moment, OnePerIteration, Turns
 from ..sessions.events import ClientRequest, SessionEvent
 from ..sessions.reports import Reports
 from ..tls import Client, Decryption

@@ -24,7 +24,8 @@ from ..broker import BrokerController
 from ..config import KEPT_FRAME_BYTES, LARGE_REQUEST_BYTES, LIMITS, PIECE_S, UNWRITTEN_BYTES, LimitExceeded, Limits
 from ..messages.sending import LongBatch
 from ..nameserver import Routes
-from ..runtime import Histogram, Turns
+from ..runtime.histogram import Histogram
+from ..runtime.turns import Turns
 from ..sessions.refusal import Refusal
 from ..sessions.shares import AddressShares
 from ..store.files import StoreError, StoreFull

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from ...protocol.admin_bodies import ConnectedClient
 from ..config import MEMBER_BYTES, LimitExceeded
-from ..runtime import Runtime
+from ..runtime.runtime import Runtime
 from .session import Session
 
 _NONE: frozenset[str] = frozenset()

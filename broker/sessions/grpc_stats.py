@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Final
 
 from ..config import MAX_NAMED_CHARS
-from ..runtime import Clock
+from ..runtime.clock import Clock
 from .reports import Recent
 
 _EXPECTED: Final = frozenset((20000, 30000, 40401, 40013, 40100))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from ..config import MAX_REFUSED, MAX_REPORTED_PEERS, REFUSED_S, REPORT_AGAIN_S
-from ..runtime import MACHINE, Clock
+from ..runtime.clock import MACHINE, Clock
 
 
 class Reports:

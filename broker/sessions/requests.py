@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Callable
 
 from ..config import ASKED_BYTES, CLIENT_ANSWER_S, LimitExceeded
-from ..runtime import Runtime, Timer
+from ..runtime.clock import Timer
+from ..runtime.runtime import Runtime
 from .events import Answer, ClientRequest
 from .session import Session
 

@@ -21,7 +21,7 @@ from ...host.version import own_version
 from ...protocol.bodies import encode_json
 from ...protocol.names import topic_fault
 from ..config import MAX_OPEN_SEGMENTS
-from ..runtime import Call, Job
+from ..runtime.jobs import Call, Job
 from . import disk
 
 log = structlog.get_logger("rocketlet.store")

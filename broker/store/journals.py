@@ -18,7 +18,7 @@ import structlog
 
 from ...protocol.bodies import encode_json, joined
 from ..config import FREED_AT_ONCE, HANDOVER_LEASE_S, LIMITS, Limits
-from ..runtime import Call, Job
+from ..runtime.jobs import Call, Job
 from . import disk
 from .files import StoreError, StoreFull, Unsynced, find_state, replace_state, state_fault
 

@@ -38,7 +38,7 @@ from ...protocol.message import (
     record_size,
 )
 from ..config import MAX_SUMS, RECOVERY_READ_BYTES, SUMMED_AT_ONCE_BYTES, SUMMED_BYTES
-from ..runtime import Call
+from ..runtime.jobs import Call
 from . import disk
 from .files import Damaged, OpenFiles, StoreError, StoreFailed, StoreFull, Unreadable, write_state
 

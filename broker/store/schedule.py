@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 
 from ..config import LIMITS, RUN_BLOCK_KEYS, Limits
-from ..runtime import Job
+from ..runtime.jobs import Job
 from . import disk
 from .files import Damaged, StoreFull
 from .index import ENTRY, ConsumeQueue

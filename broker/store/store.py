@@ -39,7 +39,8 @@ from ..config import (
     ROOM_BYTES,
     BrokerConfig,
 )
-from ..runtime import MACHINE, Call, Clock, Device, Job, make_all, run
+from ..runtime.clock import MACHINE, Clock
+from ..runtime.jobs import Call, Device, Job, make_all, run
 from . import disk
 from . import log as marks
 from .files import Folder, OpenFiles, StoreError, StoreFailed, StoreFull, read_state, replace_state

@@ -11,7 +11,7 @@ from pathlib import Path
 from ...broker.config import DELAY_LEVELS_MS, HANDOVER_LEASE_S, BrokerConfig
 from ...broker.messages.delays import tag_code_of
 from ...broker.messages.topics import Topics
-from ...broker.runtime import Runtime
+from ...broker.runtime.runtime import Runtime
 from ...broker.store.files import StoreError
 from ...broker.store.recovery import copying, finish, inspect, partial_of
 from ...broker.store.store import Store

@@ -13,7 +13,8 @@ from ...broker.groups.members import History
 from ...broker.groups.offsets import Offsets
 from ...broker.messages.delays import tag_code_of
 from ...broker.messages.topics import Topics
-from ...broker.runtime import Runtime, run
+from ...broker.runtime.jobs import run
+from ...broker.runtime.runtime import Runtime
 from ...broker.store.files import StoreError
 from ...broker.store.journals import repair_journal
 from ...broker.store.recovery import Recovered, RecoveryFinding, inspect

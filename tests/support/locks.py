@@ -12,7 +12,7 @@ from rocketlet.broker.groups.group import ConsumerGroup, ConsumerGroups, GroupCh
 from rocketlet.broker.groups.leases import Locks
 from rocketlet.broker.groups.members import History
 from rocketlet.broker.groups.stages import QueueKey
-from rocketlet.broker.runtime import Runtime
+from rocketlet.broker.runtime.runtime import Runtime
 from rocketlet.broker.sessions.session import Session
 from rocketlet.broker.store.index import ConsumeQueue
 from rocketlet.protocol.bodies import Route

@@ -10,13 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
-from rocketlet.broker import runtime
 from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import BATCH_TURN_BYTES, BATCH_TURN_MESSAGES, BrokerConfig
 from rocketlet.broker.messages import sending
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.remoting import connection, dispatch
 from rocketlet.broker.remoting.connection import RemotingConnection
+from rocketlet.broker.runtime import turns
 from rocketlet.broker.server import Listening, Serve, Server, Taps
 from rocketlet.protocol import fast
 from rocketlet.protocol.bodies import TopicConfig
@@ -145,7 +145,7 @@ def still() -> Iterator[None]:
     body, properties, _, _, *pieces = sending._RUN_LIMITS
     limits = body, properties, BATCH_TURN_BYTES, BATCH_TURN_MESSAGES, *pieces
     with (
-        mock.patch.object(runtime, "time", clock),
+        mock.patch.object(turns, "time", clock),
         mock.patch.object(dispatch, "time", clock),
         mock.patch.object(connection, "time", clock),
         mock.patch.object(sending, "_RUN_LIMITS", limits),

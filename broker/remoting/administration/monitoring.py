@@ -19,7 +19,7 @@ from ...broker import BrokerController
 from ...config import MAX_NAMED_MEMBERS
 from ...machine import resident_bytes
 from ...messages.statistics import GOT, GOT_BYTES, PUT, PUT_BYTES, SENT_BACK, Rate, Statistics, Totals
-from ...runtime import Histogram
+from ...runtime.histogram import Histogram
 from ..connection import RemotingConnection
 from ..responses import Buffers, answer
 

@@ -19,7 +19,7 @@ from rocketlet.broker.groups.offsets import Watch
 from rocketlet.broker.groups.reading import Read, ReadKind, Refuse, may_read
 from rocketlet.broker.groups.stages import Drain
 from rocketlet.broker.remoting.connection import RemotingConnection
-from rocketlet.broker.runtime import Runtime
+from rocketlet.broker.runtime.runtime import Runtime
 from rocketlet.broker.sessions.session import Session
 from rocketlet.protocol import names
 from rocketlet.protocol.allocation import AVG, AVG_BY_CIRCLE, CONSISTENT_HASH, Averagely, Strategy, TopicQueues

@@ -24,7 +24,7 @@ from rocketlet.broker.groups.reading import is_gated, is_moving_away
 from rocketlet.broker.groups.stages import Drain, DrainStage, PeerSync, QueueKey
 from rocketlet.broker.messages.held_pulls import Until
 from rocketlet.broker.remoting.connection import RemotingConnection
-from rocketlet.broker.runtime import Runtime
+from rocketlet.broker.runtime.runtime import Runtime
 from rocketlet.protocol.bodies import BrokerData, ConsumerData, QueueData, Route, finish
 from rocketlet.protocol.group_bodies import AgreedMembers
 from rocketlet.protocol.headers import AgreeOnMembers, PullMessage

@@ -15,7 +15,8 @@ from rocketlet.broker.groups.group import ConsumerGroups
 from rocketlet.broker.groups.leases import Locks
 from rocketlet.broker.groups.offsets import Offsets
 from rocketlet.broker.remoting.connection import RemotingConnection
-from rocketlet.broker.runtime import Runtime, run
+from rocketlet.broker.runtime.jobs import run
+from rocketlet.broker.runtime.runtime import Runtime
 from rocketlet.broker.store import disk, journals
 from rocketlet.broker.store.files import read_state
 from rocketlet.protocol.bodies import finish

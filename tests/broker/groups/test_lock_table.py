@@ -21,7 +21,8 @@ from rocketlet.broker.groups.leases import Locks
 from rocketlet.broker.groups.members import History
 from rocketlet.broker.groups.stages import Drain, DrainStage
 from rocketlet.broker.remoting.connection import RemotingConnection
-from rocketlet.broker.runtime import Runtime, run
+from rocketlet.broker.runtime.jobs import run
+from rocketlet.broker.runtime.runtime import Runtime
 from rocketlet.broker.sessions.reports import Reports
 from rocketlet.broker.sessions.session import Session
 from rocketlet.protocol import group_bodies

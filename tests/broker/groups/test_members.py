@@ -21,7 +21,7 @@ from rocketlet.broker.config import (
 from rocketlet.broker.groups.group import ConsumerGroup
 from rocketlet.broker.groups.members import History, finding_faults, size_of
 from rocketlet.broker.remoting.connection import RemotingConnection
-from rocketlet.broker.runtime import Runtime
+from rocketlet.broker.runtime.runtime import Runtime
 from rocketlet.broker.sessions.refusal import Refusal
 from rocketlet.protocol.bodies import LOOKS, ConsumerData, Work, finish
 from rocketlet.protocol.group_bodies import BrokerShare

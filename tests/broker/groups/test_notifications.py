@@ -13,7 +13,7 @@ from rocketlet.broker.groups.group import ConsumerGroup
 from rocketlet.broker.groups.members import History, Rebalances
 from rocketlet.broker.groups.stages import Drain
 from rocketlet.broker.metrics import Collector
-from rocketlet.broker.runtime import Runtime
+from rocketlet.broker.runtime.runtime import Runtime
 from rocketlet.broker.sessions.events import GroupChanged
 from rocketlet.client import AdminClient
 from rocketlet.client.admin import diagnosis

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rocketlet.broker.config import LOCK_LEASE_S
 from rocketlet.broker.groups.owners import MISSING, NO_OWNER, Claim, Owner, OwnerEvent, OwnerState, next_owner, replay
-from rocketlet.broker.runtime import run
+from rocketlet.broker.runtime.jobs import run
 from rocketlet.broker.store.journals import LeaseChange, LeaseEntry
 from rocketlet.protocol.bodies import finish
 from rocketlet.protocol.group_bodies import LockRequest

@@ -7,7 +7,7 @@ import math
 import pytest
 from rocketlet.broker.config import RATE_BURST_S, RATE_RECHECK_S, RATE_ROUTE_INTERVAL_S
 from rocketlet.broker.groups.rates import Rates, TokenBucket
-from rocketlet.broker.runtime import Runtime
+from rocketlet.broker.runtime.runtime import Runtime
 from rocketlet.client import AdminClient, ConfigError, Consumer, Producer
 from rocketlet.client.admin.diagnosis import ObservationTimes, diagnose
 from rocketlet.protocol.bodies import BrokerData, GroupConfig, QueueData, Route, rate_of

@@ -13,7 +13,8 @@ from rocketlet.broker.groups.leases import Locks
 from rocketlet.broker.groups.members import History, Unread
 from rocketlet.broker.groups.offsets import Watch
 from rocketlet.broker.remoting.connection import RemotingConnection
-from rocketlet.broker.runtime import Runtime, run
+from rocketlet.broker.runtime.jobs import run
+from rocketlet.broker.runtime.runtime import Runtime
 from rocketlet.protocol.bodies import ConsumerData, finish
 from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.names import Queue, Subscription

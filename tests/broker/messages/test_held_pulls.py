@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from rocketlet.broker.messages.held_pulls import HeldPull, HeldPulls
-from rocketlet.broker.runtime import Runtime, Turns
+from rocketlet.broker.runtime.runtime import Runtime
+from rocketlet.broker.runtime.turns import Turns
 from rocketlet.broker.store.index import ConsumeQueue
 from rocketlet.protocol.names import parse_subscription
 from rocketlet.testing.clock import MovableClock

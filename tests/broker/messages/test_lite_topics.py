@@ -18,7 +18,7 @@ from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import BATCH_TURN_MESSAGES, LITE_EXPIRED_AT_ONCE, BrokerConfig, Limits
 from rocketlet.broker.messages.lite import LiteTopic
 from rocketlet.broker.messages.sending import LongBatch
-from rocketlet.broker.runtime import Timer
+from rocketlet.broker.runtime.clock import Timer
 from rocketlet.broker.sessions.refusal import Reason, Refusal
 from rocketlet.broker.store.files import Damaged, StoreFull
 from rocketlet.broker.store.store import Retention

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from rocketlet.broker.config import LIMITS
-from rocketlet.broker.runtime import FairQueue, Turns
+from rocketlet.broker.runtime.turns import FairQueue, Turns
 from rocketlet.broker.store import index
 from rocketlet.protocol.bodies import Work
 from rocketlet.protocol.codes import RequestCode, ResponseCode

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import MAX_TIMER_DELAY_MS
-from rocketlet.broker.runtime import run
+from rocketlet.broker.runtime.jobs import run
 from rocketlet.broker.store import disk
 from rocketlet.broker.store.files import StoreFull
 from rocketlet.protocol import names

@@ -26,7 +26,8 @@ from rocketlet.broker.config import (
 from rocketlet.broker.groups.group import ConsumerGroup
 from rocketlet.broker.groups.members import Rebalances, SubscribedTopic
 from rocketlet.broker.nameserver import Routes
-from rocketlet.broker.runtime import Histogram, Runtime
+from rocketlet.broker.runtime.histogram import Histogram
+from rocketlet.broker.runtime.runtime import Runtime
 from rocketlet.broker.server import Listening, Server
 from rocketlet.broker.store import disk
 from rocketlet.client import AdminClient, Consumer, LiteConsumer, Producer, RocketletError, SharedConsumer

@@ -29,7 +29,9 @@ from rocketlet.broker.pops.pool import Receive
 from rocketlet.broker.pops.pools import Pools
 from rocketlet.broker.pops.pops import Pops
 from rocketlet.broker.pops.requests import AckStatus, PopClient, PopRequest, PopResult
-from rocketlet.broker.runtime import Runtime, Turns, run
+from rocketlet.broker.runtime.jobs import run
+from rocketlet.broker.runtime.runtime import Runtime
+from rocketlet.broker.runtime.turns import Turns
 from rocketlet.broker.sessions.events import GroupChanged, SessionEvent
 from rocketlet.broker.sessions.session import Session
 from rocketlet.broker.store.journals import Frames

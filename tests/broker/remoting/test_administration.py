@@ -10,7 +10,7 @@ import pytest
 from rocketlet.broker.config import Limits
 from rocketlet.broker.groups.settings import GroupConfigs
 from rocketlet.broker.messages.topics import Topics
-from rocketlet.broker.runtime import Runtime
+from rocketlet.broker.runtime.runtime import Runtime
 from rocketlet.broker.store.index import ConsumeQueue
 from rocketlet.protocol import admin_bodies, bodies, names
 from rocketlet.protocol.admin_bodies import QueueProgress

@@ -33,7 +33,11 @@ from rocketlet.broker.groups.offsets import Watch
 from rocketlet.broker.machine import Garbage
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.remoting.dispatch import BROKER_REQUESTS
-from rocketlet.broker.runtime import Moment, OnePerIteration, Runtime, Tasks, Timeouts, Timer, Turns
+from rocketlet.broker.runtime.clock import Timer
+from rocketlet.broker.runtime.runtime import Runtime
+from rocketlet.broker.runtime.tasks import Tasks
+from rocketlet.broker.runtime.timeouts import Timeouts
+from rocketlet.broker.runtime.turns import Moment, OnePerIteration, Turns
 from rocketlet.broker.tls import Tls
 from rocketlet.protocol import bodies
 from rocketlet.protocol.bodies import (
@@ -76,7 +80,7 @@ PIECE = 4 * SLICE  # an honest client waits for that much at most
 
 async def test_all_work_together_gets_a_turn_and_each_piece_goes_round(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = iter(range(10_000))
-    monkeypatch.setattr("rocketlet.broker.runtime.time.perf_counter", lambda: next(now_s))
+    monkeypatch.setattr("rocketlet.broker.runtime.turns.time.perf_counter", lambda: next(now_s))
     done: list[str] = []
     turns = Turns(turn_s=4)
 

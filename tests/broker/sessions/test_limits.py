@@ -22,7 +22,7 @@ from rocketlet.broker.config import (
 from rocketlet.broker.groups.group import ConsumerGroup
 from rocketlet.broker.groups.members import History
 from rocketlet.broker.nameserver import Routes
-from rocketlet.broker.runtime import Runtime
+from rocketlet.broker.runtime.runtime import Runtime
 from rocketlet.protocol import bodies, frame
 from rocketlet.protocol.bodies import ConsumerData, Heartbeat, TopicConfig, finish
 from rocketlet.protocol.codes import RequestCode as Code

@@ -20,7 +20,7 @@ from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import BrokerConfig, Limits
 from rocketlet.broker.messages.delays import tag_code_of
 from rocketlet.broker.messages.timers import waiting_text
-from rocketlet.broker.runtime import run
+from rocketlet.broker.runtime.jobs import run
 from rocketlet.broker.store import disk, schedule
 from rocketlet.broker.store.files import Folder, StoreError
 from rocketlet.broker.store.store import Retention, Store

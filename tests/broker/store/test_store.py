@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from rocketlet.broker import config
 from rocketlet.broker.config import MAX_CLOCK_DOUBT_S, RETENTION_JUMP_S, RETENTION_SWEEP_S
 from rocketlet.broker.metrics import Collector
-from rocketlet.broker.runtime import Clock, run
+from rocketlet.broker.runtime.clock import Clock
+from rocketlet.broker.runtime.jobs import run
 from rocketlet.broker.store import disk
 from rocketlet.broker.store import index as reading
 from rocketlet.broker.store import log as written

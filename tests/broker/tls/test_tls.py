@@ -31,7 +31,7 @@ from rocketlet.broker.config import (
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.remoting import dispatch
 from rocketlet.broker.remoting.connection import RemotingConnection
-from rocketlet.broker.runtime import Turns
+from rocketlet.broker.runtime.turns import Turns
 from rocketlet.broker.server import Handshakes, Listening, Server, TlsDetector
 from rocketlet.broker.tls import Tls, TlsError, TlsFiles, TlsRecords, expires_s
 from rocketlet.client import Access, AdminClient, BrokerRefused, ConnectionFailed, Consumer, Producer
