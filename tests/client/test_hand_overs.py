@@ -438,7 +438,7 @@ async def test_a_commit_waits_for_the_one_before_it(threads: ApacheLocks, apache
         await handled(inbox, 3)
         leaving = asyncio.create_task(consumer.stop())
         await eventually(lambda: not consumer.assignment())
-        await apache.served(RequestCode.GET_ROUTEINFO_BY_TOPIC, 10)  # meanwhile its other requests arrive
+        await apache.served(RequestCode.GET_ROUTEINFO_BY_TOPIC, 2)  # meanwhile its other requests arrive
         threads.run = at_once
         for work in reversed(commits.works):
             work()

@@ -119,31 +119,25 @@ log.warning("again")
     assert (first["event"], first["message"], first["level"], second["event"]) == ("lost", "4711", "warning", "again")
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_knows_nouns_verbs_and_options(shell: str) -> None:
-    script = subprocess.run(
-        [sys.executable, "-m", "rocketlet.command.cli", "completion", shell], capture_output=True, text=True, check=True
-    ).stdout
-    for word in ("topics", "create", "retain-hours"):
-        assert word in script
-    if shutil.which(shell):
-        subprocess.run([shell, "-n"], input=script, text=True, check=True)
-
-
-@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-def test_bash_completes_a_verb(tmp_path: Path) -> None:
-    script = tmp_path / "completion"
-    script.write_text(
-        subprocess.run(
-            [sys.executable, "-m", "rocketlet.command.cli", "completion", "bash"],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
+def test_completion_knows_nouns_verbs_and_options(tmp_path: Path) -> None:
+    shells = ("bash", "zsh", "fish")
+    command = (
+        f"from rocketlet.command.cli import main\nfor shell in {shells}: main(['completion', shell]); print('\\0')"
     )
+    for shell, script in zip(shells, python(command).split("\0\n"), strict=False):
+        for word in ("topics", "create", "retain-hours"):
+            assert word in script
+        (tmp_path / shell).write_text(script)
+        if shutil.which(shell):
+            subprocess.run([shell, "-n", tmp_path / shell], check=True)
+    if shutil.which("bash"):
+        assert completed_by_bash(tmp_path / "bash") == ["create"]
+
+
+def completed_by_bash(script: Path) -> list[str]:
     asking = f"source {script}; COMP_WORDS=(rocketlet topics cr) COMP_CWORD=2; _shtab_rocketlet rocketlet cr topics; "
     found = subprocess.run(["bash", "-c", asking + "echo ${COMPREPLY[@]}"], capture_output=True, text=True, check=True)
-    assert found.stdout.split() == ["create"]
+    return found.stdout.split()
 
 
 # Warnings that repeat are written once a minute.
