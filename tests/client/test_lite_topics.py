@@ -279,9 +279,8 @@ async def test_lite_topic_stays_subscribed_when_an_earlier_eviction_is_reported_
     async with LiteConsumer(node.address, "g", "t", Inbox(), lite_topics=["a"]) as consumer:
         await eventually(lambda: node.broker.pops.lite.count == 1)
         opaque = wire.send(RequestCode.LITE_SUBSCRIPTION_CTL, body=encode_lite_subscription(add))
-        await consumer.subscribe(
-            "a"
-        )  # the broker evicts this member and then the other; both notifications are under way
+        # The broker evicts this member and then the other; both notifications are under way.
+        await consumer.subscribe("a")
         await wire.answer(opaque)
         assert consumer.lite_topics == {"a"}
 

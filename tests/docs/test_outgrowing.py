@@ -35,6 +35,7 @@ SPARK_S = 300.0
 TWO_MINUTES = 6  # the delay level of two minutes
 pytestmark = [
     pytest.mark.java,
+    pytest.mark.long,
     pytest.mark.spark,
     pytest.mark.skipif(
         shutil.which("java") is None or importlib.util.find_spec("pyspark") is None,

@@ -44,7 +44,8 @@ async def run(*command: str, folder: Path, **environment: str) -> str:
 @pytest.mark.skipif(bool(missing("java", "mvn")), reason=missing("java", "mvn"))
 async def test_five_faults_are_shown_with_junit_and_an_unmodified_java_client(control: str) -> None:
     folder = EXAMPLES / "junit"
-    fetched(["mvn", "-q", "-B", "test", "-DskipTests"], folder)
+    if not (folder / "target").exists():
+        fetched(["mvn", "-q", "-B", "test", "-DskipTests"], folder)
     said = await run("mvn", "-B", "test", folder=folder, ROCKETLET_CONTROL=control)
     assert "Tests run: 5, Failures: 0, Errors: 0, Skipped: 0" in said
 

@@ -26,6 +26,7 @@ from .systems import HEAP, SETTINGS
 
 pytestmark = [
     pytest.mark.java,
+    pytest.mark.long,
     pytest.mark.skipif(bool(missing("java", "mvn")), reason=missing("java", "mvn")),
     pytest.mark.timeout(400),
 ]
