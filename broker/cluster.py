@@ -51,12 +51,14 @@ class FrameSigner:
 
 
 class Link:
-    """A connection to one name server or broker, opened when it is needed."""
+    """A connection to one name server or broker, opened when it is needed. `is_informed` is True once the server has
+    responded to a registration of all topics on this connection."""
 
     def __init__(self, address: str, tls: Tls, signer: FrameSigner | None) -> None:
         self.address = address
         self._tls = tls
         self._signer = signer
+        self.is_informed = False
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._frames = FrameReader()
         self._numbers = itertools.count(1)
@@ -98,6 +100,7 @@ class Link:
         return self._streams is None or self._streams[0].at_eof()
 
     def close(self) -> None:
+        self.is_informed = False
         if self._streams is not None:
             self._streams[1].close()
             self._streams = None
@@ -124,28 +127,34 @@ class NameServers:
     @property
     def any_is_fresh(self) -> bool:
         """True if one of them may not have this broker's registration yet."""
-        return any(link.is_fresh for link in self._links)
+        return any(link.is_fresh or not link.is_informed for link in self._links)
 
     async def find_route(self, topic: str) -> Route | None:
         """Return a topic's route, from the name server in this process if there is one; else from the others, one after the
-        other, the first route. Return None without a route."""
+        other, the first route that has this broker's queues. Return None without a route."""
         if self.local is not None:
             return self.local.route(topic)
         request = Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext=write(TopicName(topic)))
         for link in self._links:
             answer = await self._ask(link, request)
             route = _route(link, answer) if answer is not None else None
-            if route is not None:  # a name server that has just started lacks some topics
+            # a name server that has just started lacks topics, and this broker's queues until it has them again
+            if route is not None and link.is_informed:
                 return route
         return None
 
-    async def send(self, frame: Frame) -> bool:
+    async def send(self, frame: Frame, *, informs: bool = False) -> bool:
         """Send a request to all name servers in other processes concurrently, and wait until each has responded or failed.
-        Return True if at least one accepted it."""
-        return any(await asyncio.gather(*(self._send_to(link, frame) for link in self._links)))
+        Return True if at least one accepted it.
 
-    async def _send_to(self, link: Link, frame: Frame) -> bool:
+        Args:
+            informs: True for a registration of all topics.
+        """
+        return any(await asyncio.gather(*(self._send_to(link, frame, informs) for link in self._links)))
+
+    async def _send_to(self, link: Link, frame: Frame, informs: bool) -> bool:
         answer = await self._ask(link, frame)
+        link.is_informed |= informs and answer is not None
         if answer is not None and answer.code != ResponseCode.SUCCESS:
             log.warning("name_server_refused", address=link.address, code=answer.code, remark=answer.remark)
         return answer is not None and answer.code == ResponseCode.SUCCESS
@@ -380,7 +389,7 @@ class Registration:
     async def start(self) -> None:
         """Register all topics, and return when every name server has responded or failed."""
         self._is_running = True
-        await self._register(list(self._topics))
+        await self._register(list(self._topics), is_whole=True)
         if self._name_servers.are_elsewhere:
             self._tasks.spawn(self._run())
             self._tasks.every(REGISTER_POLL_INTERVAL_S, "registration", self._wake_if_due)
@@ -444,21 +453,22 @@ class Registration:
         all_are_due = self._name_servers.any_is_fresh or now_s >= self._due_s or not changed
         if all_are_due:
             self._due_s = now_s + REGISTER_INTERVAL_S
-        await self._register(list(self._topics) if all_are_due else list(changed.values()))
+        await self._register(list(self._topics) if all_are_due else list(changed.values()), is_whole=all_are_due)
         # after the registration, because a notified member requests the route, and must not get the previous number of queues
         for topic in changed.values():
             self._changes.topic_changed(topic)
         if all_are_due:
             self._changes.topics_known()
 
-    async def _register(self, topics: list[TopicConfig]) -> None:
+    async def _register(self, topics: list[TopicConfig], *, is_whole: bool) -> None:
         self._register_locally(topics)
         config = self._settings.now
         header = RegisterBroker(
             config.name, config.address, config.cluster, config.address, 0, external_addr=config.external_address
         )
         body = encode_registration(self._topics.version, map(self._as_permitted, topics))
-        is_known = await self._name_servers.send(Frame(RequestCode.REGISTER_BROKER, ext=write(header), body=body))
+        frame = Frame(RequestCode.REGISTER_BROKER, ext=write(header), body=body)
+        is_known = await self._name_servers.send(frame, informs=is_whole)
         self.is_registered = self._is_running and (is_known or self._name_servers.local is not None)
 
     def _register_locally(self, topics: list[TopicConfig]) -> None:

@@ -11,7 +11,7 @@ from typing import cast
 from unittest import mock
 
 import pytest
-from rocketlet.broker.config import LIMITS, REGISTER_INTERVAL_S, Limits
+from rocketlet.broker.config import LIMITS, REGISTER_INTERVAL_S, REGISTER_POLL_INTERVAL_S, Limits
 from rocketlet.broker.groups.agreement import Agreement
 from rocketlet.broker.groups.group import ConsumerGroup, GroupChanges
 from rocketlet.broker.groups.members import Member, SubscribedTopic
@@ -293,3 +293,22 @@ async def test_all_topics_are_registered_at_the_interval_when_a_topic_changes_mo
             put(node, f"t{number}")
             await eventually(lambda number=number: routes.route(f"t{number}") is not None)  # type: ignore[misc]
         assert routes.route("old") is not None
+
+
+async def test_a_name_server_that_restarted_gets_all_topics_though_a_route_was_requested_before(nodes: Nodes) -> None:
+    """The request opened the connection, which then looked like one over which the topics had been registered."""
+    port, routes = free_port(), Routes()
+    servers = (f"127.0.0.1:{port}",)
+    async with Server(Listening("127.0.0.1", port), broker=None, routes=Routes()):
+        node = await nodes.start(clock=MovableClock(stands=True), name_servers=servers)
+        other = await nodes.start(clock=MovableClock(stands=True), name="broker-b", name_servers=servers)
+        for each in (node, other):
+            put(each)
+    async with Server(Listening("127.0.0.1", port), broker=None, routes=routes):
+        other.clock.advance(REGISTER_POLL_INTERVAL_S)
+        await eventually(lambda: routes.route("t") is not None)
+        assert await node.broker.name_servers.find_route("t") is None, "members would not see this broker's queues"
+        node.clock.advance(REGISTER_POLL_INTERVAL_S)
+        await eventually(lambda: len(routes.route("t").brokers) == 2)  # type: ignore[union-attr]
+        await eventually(lambda: not node.broker.name_servers.any_is_fresh)
+        assert await node.broker.name_servers.find_route("t") == routes.route("t")
