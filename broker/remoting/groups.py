@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -269,9 +270,9 @@ def _list_given(broker: BrokerController, connection: RemotingConnection, frame:
     """Return the response to a member that allocates the queues of all its topics by one member list, as Apache's
     clients do."""
     group = broker.groups.get(name)
-    # A reader that has not joined again since the restart would drop its queues while its handlers run, if it got a list
-    # without itself.
-    if group is None or (connection not in group.members and group.missing_readers):
+    # A client without a heartbeat, such as one that has not joined again since a restart, would drop its queues while its
+    # handlers run, if it got a list without itself.
+    if group is None or connection not in group.members:
         return _listed(frame, name, [])
     return _listed(frame, name, broker.draining.lists.current_list(group, connection))
 
@@ -447,8 +448,8 @@ def check_client(broker: BrokerController, connection: RemotingConnection, frame
 # The next heartbeat of such a consumer comes up to 30 s later (MQClientInstance.startScheduledTask), and no response of
 # a broker makes Java's client send one earlier. The broker therefore queries the client's running info
 # (ClientRemotingProcessor.getConsumerRunningInfo), which contains its subscriptions and its queues, but not its client
-# id. The broker assumes the id of the client that has read the queue last. If it does not know that id, or a member has it,
-# the consumer becomes a member with its heartbeat.
+# id. The broker assumes the id of the client that has read most of these queues last. If there is none, or a member has the
+# id, the consumer becomes a member with its heartbeat.
 
 
 def request_membership(broker: BrokerController, connection: RemotingConnection, frame: Frame, key: LeaseKey) -> None:
@@ -468,31 +469,30 @@ def _join_by_running_info(
     version: int,
     reply: Answer | None,
 ) -> None:
-    members = broker.groups.members_of(key[0])
-    client_id = broker.groups.queue(*key).owner.last_reader_id
-    is_there = client_id is None or any(member.client_id == client_id for member in members.values())
-    if reply is None or not reply.is_ok or connection in members or is_there or connection.is_closed:
+    if reply is None or not reply.is_ok or connection in broker.groups.members_of(key[0]) or connection.is_closed:
         return
     try:
-        beat = _checked_heartbeat(broker, connection, key, str(client_id), reply.body)
+        beat = _presumed_heartbeat(broker, connection, key, reply.body)
         if beat is not None:
             _register_presumed(broker, connection, beat, language, version)
-            log.info("member_known_again", group=key[0], client=client_id)
+            log.info("member_known_again", group=key[0], client=beat.client_id)
     except (BodyError, SubscriptionError, ResponseError, Refusal, LimitExceeded) as fault:
         if connection.is_news("member_unreadable"):
-            log.info("member_unreadable", group=key[0], client=client_id, reason=str(fault))
+            log.info("member_unreadable", group=key[0], peer=connection.peer, reason=str(fault))
 
 
-def _checked_heartbeat(
-    broker: BrokerController, connection: RemotingConnection, key: LeaseKey, client_id: str, body: bytes
+def _presumed_heartbeat(
+    broker: BrokerController, connection: RemotingConnection, key: LeaseKey, body: bytes
 ) -> Heartbeat | None:
-    """Return the heartbeat that the client would send, from its running info; None if the client does not read the
-    queue, is not permitted to read all its topics, or reports too much. Raises BodyError, SubscriptionError."""
+    """Return the heartbeat that the client would send, from its running info; None if its id is not known, or if the client
+    does not read the queue, is not permitted to read all its topics, or reports too much. Raises BodyError,
+    SubscriptionError."""
     if len(body) > MAX_RUNNING_INFO_BYTES:
         return None
     running = decode_running(body)
+    client_id = _presumed_id(broker, key[0], running.commit_offsets)
     is_reader = Queue(key[1], broker.config.name, key[2]) in running.commit_offsets
-    if not is_reader or key[1] not in running.subscriptions:
+    if client_id is None or not is_reader or key[1] not in running.subscriptions:
         return None
     if len(running.subscriptions) > MAX_SUBSCRIPTIONS or not _may_read(broker, connection, running):
         return None
@@ -502,6 +502,19 @@ def _checked_heartbeat(
     )
     where = running.properties.get("consumeFromWhere") or "CONSUME_FROM_LAST_OFFSET"
     return Heartbeat(client_id, (ConsumerData(key[0], "CONSUME_PASSIVELY", "CLUSTERING", where, subscriptions),))
+
+
+def _presumed_id(broker: BrokerController, name: str, queues: Iterable[Queue]) -> str | None:
+    """Return the id of the client that has read most of these queues last; None if no client or several have, or if a member
+    has the id. A client may also claim queues by an old member list, which another one reads."""
+    here = (queue for queue in queues if queue.broker_name == broker.config.name)
+    readers = (broker.groups.queue(name, queue.topic, queue.queue_id).owner.last_reader_id for queue in here)
+    found = Counter(reader for reader in readers if reader is not None).most_common(2)
+    if not found or (len(found) > 1 and found[0][1] == found[1][1]):
+        return None
+    client_id = found[0][0]
+    is_there = any(member.client_id == client_id for member in broker.groups.members_of(name).values())
+    return None if is_there else client_id
 
 
 def _may_read(broker: BrokerController, connection: RemotingConnection, running: Running) -> bool:

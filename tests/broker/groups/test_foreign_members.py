@@ -734,6 +734,36 @@ async def test_a_client_is_not_taken_for_a_reader_that_is_there(node: Node, conn
     assert ids(node) == ["c1"]
 
 
+async def test_a_client_with_an_old_claim_is_taken_for_the_reader_of_most_of_its_queues(
+    nodes: Nodes, connect: Connect
+) -> None:
+    """c1 was not notified that c3 joined, and claims its queue, too."""
+    node = await nodes.start()
+    first, third = await connect(node.address), await connect(node.address)
+    await create_topic(first, "t", 3)
+    await join(first, "c1")
+    await join(third, "c3")
+    await eventually(lambda: not node.broker.draining.is_pending("g"))
+    for wire, queue in ((first, 0), (first, 1), (third, 2)):
+        await send(wire, queue=queue)
+        assert (await wire.call(RequestCode.PULL_MESSAGE, pull(queue=queue, flags=FLAGS))).code == 0
+    await node.stop()
+    again = await nodes.start(port=int(node.address.split(":")[1]))
+    back = await connect(again.address)
+    _, asked = await pulls(back, 2)
+    report(back, asked, 0, 1, 2)
+    await eventually(lambda: ids(again) == ["c1"])
+
+
+async def test_a_client_without_a_heartbeat_gets_no_member_list(node: Node, wire: Wire, connect: Connect) -> None:
+    """A list without itself would make it drop its queues while its handlers run. Java's client keeps them after an error."""
+    await join(wire, "c1")
+    assert await members(wire) == ["c1"]
+    stranger = await connect(node.address)
+    answer = await stranger.call(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g"})
+    assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "no consumer for this group, g")
+
+
 async def test_the_heartbeat_says_who_a_member_is(again: Node, connect: Connect) -> None:
     stranger = await connect(again.address)
     _, asked = await pulls(stranger, 1)
